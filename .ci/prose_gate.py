@@ -1,11 +1,11 @@
-"""The prose gate: finds wording in docstrings, comments and pages that makes them hard to read alone.
+"""The prose gate: finds wording in docstrings, comments and pages that is hard to understand out of context.
 
-- A docstring or comment may not open with "What", "Whoever", "Of", "See", "Those" or "That which": it names the thing.
-- A docstring may not begin or end with "...": each one stands alone.
-- Some phrases have a plainer form, which the message names.
+- A docstring or comment may not open with a word such as `What` or `Of` (RIDDLE below): it names the thing.
+- A docstring may not begin or end with "...", because each must make sense alone.
+- Some phrases have a plainer form (PLAINER below), which the message names.
 - A sentence of a Markdown page has at most 30 words.
 
-python .ci/prose_gate.py PATH...    prints what it finds in these files and folders; exits with 1 if that is anything
+python .ci/prose_gate.py PATH...    prints what it finds in these files and folders; exits with 1 if it finds anything
 """
 
 import ast
@@ -41,7 +41,7 @@ CODE = re.compile(r"`[^`]*`|\]\([^)]*\)")
 
 
 def complaints_about(path: Path) -> Iterator[str]:
-    """A line for each finding in one file."""
+    """Yield a line for each finding in one file."""
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         yield from (f"{path}:{line}: {complaint}" for line, complaint in _of_page(source))
@@ -51,7 +51,7 @@ def complaints_about(path: Path) -> Iterator[str]:
 
 
 def _of_text(text: str, *, is_docstring: bool) -> Iterator[str]:
-    """What is wrong with a docstring, or with a comment."""
+    """Yield the problems of a docstring or comment."""
     if opening := RIDDLE.match(text):
         yield f'opens with "{opening[1]}"; name the thing: {text[:60]!r}'
     if is_docstring and (text.startswith("...") or text.endswith("...")):
@@ -61,7 +61,7 @@ def _of_text(text: str, *, is_docstring: bool) -> Iterator[str]:
 
 
 def _python_prose(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Line, text, and whether it is a docstring, for each docstring and block of comments in a module."""
+    """Yield line, text and whether it is a docstring, for each docstring and comment block of a module."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
@@ -75,12 +75,12 @@ def _python_prose(source: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _c_prose(source: str) -> Iterator[tuple[int, str, bool]]:
-    """The same for the comments of C++ and JavaScript."""
+    """Yield line, text and False for each comment block of C++ or JavaScript."""
     yield from _blocks({source.count("\n", 0, found.start()) + 1: found[1] for found in C_COMMENT.finditer(source)})
 
 
 def _blocks(comments: dict[int, str]) -> Iterator[tuple[int, str, bool]]:
-    """Comments on successive lines as one text."""
+    """Join comments on consecutive lines into one text."""
     starts = [line for before, line in pairwise((-1, *sorted(comments))) if line != before + 1]
     for start in starts:
         lines: list[str] = []
@@ -90,7 +90,7 @@ def _blocks(comments: dict[int, str]) -> Iterator[tuple[int, str, bool]]:
 
 
 def _of_page(source: str) -> Iterator[tuple[int, str]]:
-    """Line and complaint for a page's sentences that are too long, and for its phrases."""
+    """Yield line and complaint for a Markdown page's long sentences and phrases."""
     prose = NOT_PROSE.sub(lambda found: "\n" * found[0].count("\n"), source)
     position = 0
     for block in NEW_BLOCK.split(prose):

@@ -1,8 +1,8 @@
-"""The size gate: files of 40 to 600 lines, functions of at most 60, docstrings and comments included.
+"""The size gate: files have 40 to 600 lines and functions at most 60, including docstrings and comments.
 
-A shorter file says why it is one in a comment that begins with `# Short:`. The faces of packages need none.
+A shorter file needs a comment `# Short: reason`, except `__init__.py` and `__main__.py`.
 
-python .ci/size_gate.py FOLDER...    prints what breaks a limit and exits with 1 if anything does
+python .ci/size_gate.py FOLDER...    prints violations and exits with 1 if there are any
 """
 
 import ast
@@ -17,13 +17,13 @@ FACES = ("__init__", "__main__")
 
 
 def complaints_about(path: Path) -> Iterator[str]:
-    """A line for the file if it is too long or too short, and one for each function in it that is too long."""
+    """Yield a line if the file is too long or too short, and one for each function that is too long."""
     source = path.read_text(encoding="utf-8")
     num_lines = len(source.splitlines())
     if num_lines > MAX_FILE_LINES:
         yield f"{path}: {num_lines} lines, the limit is {MAX_FILE_LINES}"
     if num_lines < MIN_FILE_LINES and path.stem not in FACES and "\n# Short: " not in source:
-        yield f"{path}: {num_lines} lines: merge it with what uses it, or say why not in a line `# Short: ...`"
+        yield f"{path}: {num_lines} lines: merge it with its users, or give the reason in a comment `# Short: ...`"
     for node in ast.walk(ast.parse(source, str(path))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1

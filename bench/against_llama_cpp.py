@@ -1,18 +1,18 @@
-r"""Our server beside llama.cpp's, with the same models, prompts and load client, in turns: one table, one JSON file.
+r"""Benchmark against llama.cpp's server, in turns, with the same models, prompts and load client.
 
-llama.cpp gets 8-bit weights (Q8_0), made by its own converter, and a slot for each client with a KV cache of its own:
-with one cache for all (--kv-unified), which is its other way, prompts took it three times as long. Its prompt cache is
-off, since no prompt comes twice and keeping them would cost it time; all else is as it is by default. While one server
-is measured, the other's processes are stopped. Neither guesses tokens ahead.
+llama.cpp uses 8-bit weights (Q8_0) from its own converter, and a slot with a separate KV cache for each client. Its
+alternative, one cache for all slots (--kv-unified), took three times as long for prompts. Its prompt cache is off,
+because no prompt is repeated and storing them would cost time; everything else is the default. While one server is
+measured, the other's processes are stopped. Neither uses speculation.
 
-To build llama.cpp, for instance of the source package llama-cpp-python 0.3.36 of PyPI, unpacked:
+To build llama.cpp, for instance from the unpacked source package llama-cpp-python 0.3.36 of PyPI:
 
     cd vendor/llama.cpp
     cmake -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF \
         -DLLAMA_BUILD_EXAMPLES=OFF
     cmake --build build --target llama-server
 
-The programs are then build/bin/llama-server and convert_hf_to_gguf.py, which runs on this Python and needs
+The programs are then build/bin/llama-server and convert_hf_to_gguf.py, which runs with this Python and needs
 `pip install sentencepiece`.
 """
 
@@ -53,14 +53,14 @@ EMBEDDED = "embedded"
 MODELS = (EMBEDDED, "llama-1b", "experts")
 PARTS = ("decode", "prefill", "forms", "transformers")
 PREFILL = 512
-"""Tokens of each prompt that is only read."""
+"""Prompt tokens in the prefill measurements."""
 NUM_PREFILLS = 6
 FORM_TOKENS = 32
-"""Of each answer that is held to a form, and of free ones beside them: llama.cpp takes long for those."""
+"""Tokens of an answer in the structured output measurements; few, because llama.cpp is slow at them."""
 MIN_REQUESTS = 4
 WARMUP_TOKENS = 8
 WARMUP_SEED = 0x5EED
-"""Where seeds differ in these bits, prompts do: our prefix cache is to have none of those that are measured."""
+"""XORed to the seed, so that warm-up prompts differ and the prefix cache has none of the measured ones."""
 GOALS = {
     (EMBEDDED, "decode, 1 client"): 1.6,
     (EMBEDDED, "decode, 8 clients"): 3.3,
@@ -70,37 +70,37 @@ GOALS = {
     ("experts", "decode, 8 clients"): 1.5,
     ("experts", "decode, 32 clients"): 2.0,
 }
-"""How many times llama.cpp's tokens per second are to be reached."""
+"""Target ratio of our tokens per second to llama.cpp's, by model and load."""
 TRANSFORMERS_GOAL = 10.0
-"""Of a mixture of experts in a crowd, times plain transformers' tokens per second."""
+"""Target ratio to plain transformers, for a mixture of experts with many clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of both servers."""
+    """A load that both servers are measured under."""
 
     name: str
     clients: int
     num_requests: int
     input_len: int
-    """Tokens, words where a chat template is around them."""
+    """Prompt length in tokens; in words if there is a chat template."""
     output_len: int
     endpoint: Endpoint = "completions"
     fields: dict[str, Any] = field(default_factory=dict)
-    """Further ones of each body."""
+    """Further fields of each body."""
 
     @property
     def is_prefill(self) -> bool:
-        """Whether it is prompts that count."""
+        """Whether prompt tokens are counted instead of output tokens."""
         return self.output_len == 1
 
     def tokens_per_s(self, report: Report) -> float:
-        """Of prompts or of answers. Raises RuntimeError where not all was read and written in full."""
+        """Prompt or output tokens per second. Raises RuntimeError if an answer failed or has the wrong length."""
         if report.failures:
             raise RuntimeError(f"{self.name}: {report.failures[0].count} failed: {report.failures[0].first_message}")
         expected = self.num_requests * self.output_len
         if report.output_tokens != expected:
-            raise RuntimeError(f"{self.name}: {report.output_tokens} tokens came out instead of {expected}")
+            raise RuntimeError(f"{self.name}: {report.output_tokens} output tokens instead of {expected}")
         if self.endpoint == "completions" and report.prompt_tokens != self.num_requests * self.input_len:
             raise RuntimeError(f"{self.name}: the prompts had {report.prompt_tokens} tokens")
         return (report.prompt_tokens if self.is_prefill else report.output_tokens) / report.duration_s
@@ -108,7 +108,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Both servers under one load: tokens per second of each round."""
+    """Tokens per second of both servers under one load, for each round."""
 
     model: str
     load: str
@@ -118,16 +118,16 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Median of the rounds' own: what the machine does meanwhile hits both."""
+        """Median of the rounds' ratios, because disturbances of the machine affect both servers of a round."""
         return statistics.median(one / other for one, other in zip(self.ours, self.theirs, strict=True))
 
     @property
     def goal(self) -> float | None:
-        """What the ratio is to reach, if that is said."""
+        """The target ratio, if there is one."""
         return GOALS.get((self.model, self.load)) if self.other == "llama.cpp" else TRANSFORMERS_GOAL
 
     def cells(self) -> list[str]:
-        """After the HEADINGS."""
+        """The table's cells, in the order of HEADINGS."""
         rates = [f"{statistics.median(rates):,.0f}" for rates in (self.ours, self.theirs)]
         goal = f"{self.goal:.1f} x" if self.goal else ""
         return [self.model, self.load, *rates, f"{self.ratio:.2f} x", goal, self.other]
@@ -140,7 +140,7 @@ HEADINGS = ("model", "load", "tok/s", "of the other", "ratio", "goal", "the othe
 
 
 def make_loads(parts: Sequence[str], model: str, clients: Sequence[int], lengths: tuple[int, int]) -> list[Load]:
-    """Those of the parts that this model has, with (input, output) lengths."""
+    """The loads of the given parts that apply to this model. `lengths` are those for input and output."""
     counts = [(count, f"{count} client{'s' if count > 1 else ''}") for count in clients]
     full = {"temperature": 0.0, "ignore_eos": True}
     loads = []
@@ -168,7 +168,7 @@ def make_loads(parts: Sequence[str], model: str, clients: Sequence[int], lengths
 
 
 def _forms() -> dict[str, dict[str, Any]]:
-    """Fields of free answers, and of those that are held to bench.structured's schemas, which have no end."""
+    """Request fields for free answers and for structured output with bench.structured's endless schemas."""
     held = {
         name: {
             "response_format": {
@@ -182,7 +182,7 @@ def _forms() -> dict[str, dict[str, Any]]:
 
 
 def llama_command(server: Path, model: Path, clients: int, context: int) -> list[str]:
-    """llama.cpp's server on all cores that we may use, with a slot of `context` tokens for each client."""
+    """Command that starts llama.cpp's server on all available cores, with a slot of `context` tokens per client."""
     threads = len(os.sched_getaffinity(0))
     slots = ["--parallel", str(clients), "--ctx-size", str(clients * context)]
     cache = ["--no-cache-prompt", "--cache-ram", "0"]
@@ -190,7 +190,7 @@ def llama_command(server: Path, model: Path, clients: int, context: int) -> list
 
 
 def prepare(model: str, work: Path, converter: Path, console: Console) -> tuple[Path, Path]:
-    """The folder that we serve and llama.cpp's file of it, made at first use. Raises CalledProcessError."""
+    """Our model folder and llama.cpp's file for it, created at first use. Raises CalledProcessError."""
     folder = resolve_model(None, console).path if model == EMBEDDED else work / model
     if not folder.is_dir():
         console.print(f"Making {folder} ...")
@@ -208,7 +208,7 @@ def prepare(model: str, work: Path, converter: Path, console: Console) -> tuple[
 
 
 async def measure(server: LocalServer, load: Load, seed: int, vocab_size: int) -> float:
-    """Tokens per second, after some requests that do not count; `seed` is that of the prompts."""
+    """Tokens per second after a warm-up; `seed` determines the prompts."""
     url = f"{server.url}/v1"
     async with open_client({}) as client:
         target = Target(url, await find_model(client, url), load.endpoint, load.fields)
@@ -226,7 +226,7 @@ async def measure(server: LocalServer, load: Load, seed: int, vocab_size: int) -
 async def compare(
     model: str, ours: Sequence[str], theirs: Sequence[str], loads: Sequence[Load], rounds: int, vocab_size: int
 ) -> list[Comparison]:
-    """Both servers under each load, in turns; who is first changes from round to round."""
+    """Measure both servers under each load, alternating which is first."""
     rates: list[tuple[list[float], list[float]]] = [([], []) for _ in loads]
     async with AsyncExitStack() as stack:
         servers = (
@@ -244,8 +244,8 @@ async def compare(
     ]
 
 
-def beside_transformers(folder: Path, crowd: Comparison) -> list[Comparison]:
-    """Our answers in a crowd beside plain transformers' generate, on one batch of as many such prompts."""
+def against_transformers(folder: Path, crowd: Comparison) -> list[Comparison]:
+    """Compare our decoding for many clients with transformers' generate() on one batch of the same size."""
     compared = []
     for dtype in ("float32", "bfloat16"):
         command = [sys.executable, "-m", "bench.plain_generate", str(folder), "--dtype", dtype]
@@ -266,7 +266,7 @@ def table(compared: Sequence[Comparison]) -> Table:
 
 
 def arguments_of(command: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """Ours, and what is for `samewise serve`."""
+    """Parse our arguments; returns them and the rest, for `samewise serve`."""
     parser = argparse.ArgumentParser(
         description="Measure this server and llama.cpp's in turns.",
         epilog="Further arguments go to `samewise serve`.",
@@ -283,14 +283,14 @@ def arguments_of(command: Sequence[str] | None = None) -> tuple[argparse.Namespa
     parser.add_argument("--json", type=Path, help="also write the result to this JSON file")
     arguments, rest = parser.parse_known_args(command)
     if "transformers" in arguments.parts and "decode" not in arguments.parts:
-        parser.error("--parts transformers: needs decode, beside which it is put")
+        parser.error("--parts transformers: needs decode, which it is compared with")
     return arguments, rest
 
 
 def run_model(
     model: str, arguments: argparse.Namespace, server_arguments: Sequence[str], console: Console
 ) -> list[Comparison]:
-    """All that was asked for of one of the models."""
+    """Measure one model."""
     folder, file = prepare(model, arguments.work, arguments.convert, console)
     lengths = arguments.input_len, arguments.output_len
     loads = make_loads(arguments.parts, model, arguments.clients, lengths)
@@ -303,20 +303,20 @@ def run_model(
     compared = asyncio.run(compare(model, ours, theirs, loads, arguments.rounds, vocab_size))
     if "transformers" in arguments.parts and model == "experts":
         crowd = next(one for one in reversed(compared) if one.load.startswith("decode"))
-        compared += beside_transformers(folder, crowd)
+        compared += against_transformers(folder, crowd)
     return compared
 
 
 def main() -> None:
-    """Measure and print; write JSON if asked to."""
+    """Measure and print; with --json also write the results."""
     arguments, server_arguments = arguments_of()
     console = Console()
     arguments.work.mkdir(parents=True, exist_ok=True)
     compared = [line for model in arguments.models for line in run_model(model, arguments, server_arguments, console)]
     console.print(table(compared))
     console.print(
-        f"Tokens per second, medians of {arguments.rounds} rounds in turns; ratios are medians of the rounds' own. "
-        f"{arguments.input_len} tokens in, {arguments.output_len} out, but for prefill."
+        f"Tokens per second, medians of {arguments.rounds} alternating rounds; each ratio is the median of the rounds. "
+        f"{arguments.input_len} tokens in, {arguments.output_len} out, except for prefill."
     )
     if arguments.json:
         content = {"rounds": arguments.rounds, "comparisons": [one.as_dict() for one in compared]}

@@ -1,4 +1,4 @@
-"""What a batch costs those who wait for answers: the time between tokens and to the first one, with and without it."""
+"""Benchmark of a batch's effect on interactive requests: time to first token and between tokens, with and without."""
 
 import argparse
 import asyncio
@@ -23,7 +23,7 @@ _NUM_PROMPT, _NUM_OUTPUT = 64, 128
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds that clients have waited."""
+    """Clients' waiting times in seconds: to the first token, and between tokens."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -31,14 +31,14 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Some seconds of clients, and the lines of a batch that were answered meanwhile."""
+    """One measurement: the clients' waiting times, and batch lines answered per second."""
 
     waits: Waits
     lines_per_s: float
 
 
 async def ask(client: httpx.AsyncClient, url: str, pick: random.Random, waits: Waits) -> None:
-    """One answer, read as it comes."""
+    """Request one answer and record its waiting times."""
     body = {**_body(pick), "stream": True, "speculation": "off"}
     last, parser = time.perf_counter(), ChunkParser()
     is_first = True
@@ -58,7 +58,7 @@ def _body(pick: random.Random) -> dict[str, object]:
 
 
 async def turn(client: httpx.AsyncClient, url: str, num_clients: int, seconds: float, num_lines: int) -> Turn:
-    """So many clients, with a batch of so many lines beside them, or with none."""
+    """Measure `num_clients` clients for some seconds, with a batch of `num_lines` lines (0: no batch)."""
     batch_id = None if not num_lines else await start_batch(client, url, num_lines)
     waits, pick = Waits(), random.Random(num_lines)
 
@@ -67,7 +67,7 @@ async def turn(client: httpx.AsyncClient, url: str, num_clients: int, seconds: f
             await ask(client, url, pick, waits)
 
     tasks = [asyncio.create_task(keep_asking()) for _ in range(num_clients)]
-    await asyncio.sleep(2)  # until all are being answered
+    await asyncio.sleep(2)  # until all clients are being answered
     waits.first.clear()
     waits.between.clear()
     before = await num_done(client, url, batch_id)
@@ -84,7 +84,7 @@ async def turn(client: httpx.AsyncClient, url: str, num_clients: int, seconds: f
 
 
 async def start_batch(client: httpx.AsyncClient, url: str, num_lines: int) -> str:
-    """Returns its id when it runs."""
+    """Start a batch; returns its id once it runs."""
     pick = random.Random(0)
     lines = [
         {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": _body(pick)}
@@ -100,13 +100,13 @@ async def start_batch(client: httpx.AsyncClient, url: str, num_lines: int) -> st
 
 
 async def batch_of(client: httpx.AsyncClient, url: str, batch_id: str) -> dict[str, object]:
-    """The batch as it is now."""
+    """The batch's current state."""
     answer: dict[str, object] = (await client.get(f"{url}/v1/batches/{batch_id}")).json()
     return answer
 
 
 async def num_done(client: httpx.AsyncClient, url: str, batch_id: str | None) -> int:
-    """Lines that have been answered."""
+    """Number of the batch's lines that have been answered."""
     if batch_id is None:
         return 0
     counts = (await batch_of(client, url, batch_id))["request_counts"]
@@ -115,7 +115,7 @@ async def num_done(client: httpx.AsyncClient, url: str, batch_id: str | None) ->
 
 
 async def measure(concurrency: Sequence[int], rounds: int, seconds: float, num_lines: int) -> list[list[Turn]]:
-    """For each number of clients, turns without and with a batch."""
+    """For each number of clients, alternating turns without and with a batch."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [
             "--served-model-name",
@@ -139,7 +139,7 @@ async def measure(concurrency: Sequence[int], rounds: int, seconds: float, num_l
 
 
 def table(concurrency: Sequence[int], results: Sequence[Sequence[Turn]]) -> Table:
-    """One line for each number of clients: medians, of all turns together."""
+    """One line for each number of clients, with medians over all turns."""
     lines = Table("clients", "between tokens", "with a batch", "", "first token", "with a batch", "lines/s")
     for num_clients, turns in zip(concurrency, results, strict=True):
         without, with_it = turns[::2], turns[1::2]
@@ -157,11 +157,11 @@ def table(concurrency: Sequence[int], results: Sequence[Sequence[Turn]]) -> Tabl
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure what a batch costs those who wait for answers.")
+    parser = argparse.ArgumentParser(description="Measure how much a batch slows down interactive requests.")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each turn")
-    parser.add_argument("--lines", type=int, default=2000, help="of the batch")
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of each turn")
+    parser.add_argument("--lines", type=int, default=2000, help="number of lines of the batch")
     arguments = parser.parse_args()
     results = asyncio.run(measure(arguments.concurrency, arguments.rounds, arguments.seconds, arguments.lines))
     Console().print(table(arguments.concurrency, results))

@@ -1,9 +1,9 @@
-"""Wheels for a machine that reaches no package index: download here what it lacks, and carry the folder there.
+"""Downloads the wheels that a machine without a network lacks, to be copied there.
 
     python -m bench.carry_wheels freeze.txt build/wheels --python 3.12
 
-`freeze.txt` has what `python3 -m pip freeze` prints there. What the server needs and that machine has not is downloaded
-in the versions that are installed here, as they were tested together.
+`freeze.txt` has the output of `python3 -m pip freeze` on that machine. Packages that it lacks are downloaded in the
+versions that are installed here, because these were tested together.
 """
 
 import argparse
@@ -20,26 +20,24 @@ from bench.on_gpu.tests import NEEDED
 
 _PROJECT = "samewise"
 _OLDEST_GLIBC = 5
-"""The first minor version of glibc 2 that wheels are made for."""
+"""The oldest minor version of glibc 2 that wheels exist for."""
 
 
 def read_freeze(text: str) -> dict[str, str]:
-    """Versions by name, without their local part, such as +cu130, which an index does not know."""
+    """Versions by package name, without local parts such as +cu130, which package indexes do not have."""
     lines = (line.partition("==") for line in text.splitlines())
     return {canonicalize_name(name): version.partition("+")[0] for name, equals, version in lines if equals}
 
 
 def packages_to_carry(there: Mapping[str, str], python: str) -> dict[str, str]:
-    """Versions by name of what the project requires, and these packages in turn, and the machine has not.
-
-    Where its version is none that they work with, it gets another one.
+    """Versions by name of direct and indirect requirements that the machine lacks or has in an incompatible version.
 
     Args:
-        there: versions of what it has, by name.
-        python: the version of Python there.
+        there: versions of the machine's packages, by name.
+        python: the machine's Python version.
 
     Raises:
-        ValueError: if it lacks what belongs to the machine, such as torch.
+        ValueError: if the machine lacks a package that depends on its hardware, such as torch.
     """
     markers = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     carried: dict[str, str] = {}
@@ -53,7 +51,7 @@ def packages_to_carry(there: Mapping[str, str], python: str) -> dict[str, str]:
                 continue
             if name in NEEDED:
                 raise ValueError(
-                    f"{requirement} is needed there, and it has {there.get(name, 'none')}: install it first"
+                    f"the machine needs {requirement} and has {there.get(name, 'none')}; install it there first"
                 )
             carried[name] = distribution(name).version
             left.append(requirement)
@@ -61,13 +59,13 @@ def packages_to_carry(there: Mapping[str, str], python: str) -> dict[str, str]:
 
 
 def _applies(requirement: Requirement, extras: Collection[str], markers: Mapping[str, str]) -> bool:
-    """Whether a package asks for this one where it is installed with these extras."""
+    """Whether this requirement applies to a package that is installed with these extras."""
     marker = requirement.marker
     return marker is None or any(marker.evaluate({**markers, "extra": extra}) for extra in ("", *extras))
 
 
 def target_options(python: str, glibc: str, machine: str) -> list[str]:
-    """Pip's options for the other machine. Pip takes wheels of exactly these platforms."""
+    """Pip's options for the other machine. pip accepts only wheels for exactly these platforms."""
     minors = range(int(glibc.removeprefix("2.")), _OLDEST_GLIBC - 1, -1)
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in minors] + [f"manylinux2014_{machine}"]
     options = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp"]
@@ -75,20 +73,20 @@ def target_options(python: str, glibc: str, machine: str) -> list[str]:
 
 
 def download(packages: Mapping[str, str], folder: Path, options: Sequence[str]) -> None:
-    """Their wheels. Raises CalledProcessError after pip has said what is wrong."""
+    """Download the packages' wheels. Raises CalledProcessError after pip has printed its error."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     wanted = [f"{name}=={version}" for name, version in packages.items()]
     subprocess.run([*command, f"--dest={folder}", *options, *wanted], check=True)
 
 
 def main() -> int:
-    """Download them, and say how they are installed there."""
+    """Download the wheels and print how to install them."""
     parser = argparse.ArgumentParser(description="Download the wheels that a machine without a network lacks.")
-    parser.add_argument("freeze", type=Path, help="file with what `python3 -m pip freeze` prints there")
-    parser.add_argument("folder", type=Path, help="takes the wheels")
-    parser.add_argument("--python", default="3.12", help="version of Python there; %(default)s if left out")
-    parser.add_argument("--glibc", default="2.35", help="version of the C library there; %(default)s if left out")
-    parser.add_argument("--machine", default="x86_64", help="architecture; %(default)s if left out")
+    parser.add_argument("freeze", type=Path, help="file with the machine's output of `python3 -m pip freeze`")
+    parser.add_argument("folder", type=Path, help="folder for the wheels")
+    parser.add_argument("--python", default="3.12", help="the machine's Python version; default %(default)s")
+    parser.add_argument("--glibc", default="2.35", help="the machine's glibc version; default %(default)s")
+    parser.add_argument("--machine", default="x86_64", help="the machine's architecture; default %(default)s")
     arguments = parser.parse_args()
     there = read_freeze(arguments.freeze.read_text(encoding="utf-8"))
     options = target_options(arguments.python, arguments.glibc, arguments.machine)
@@ -99,7 +97,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     for name, version in sorted(packages.items()):
-        print(f"{name} {version}" + (f", in place of {there[name]}" if name in there else ""))
+        print(f"{name} {version}" + (f", replaces {there[name]}" if name in there else ""))
     print(f"Install them there: python3 -m pip install --no-index --no-deps {arguments.folder}/*.whl")
     return 0
 

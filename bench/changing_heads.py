@@ -1,4 +1,4 @@
-"""In a learner's place: heads that change every few steps, for no better ones."""
+"""A learner's stand-in whose heads change every few steps without improving."""
 
 from collections.abc import Callable
 from itertools import cycle
@@ -13,19 +13,19 @@ from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import load_config
 
 STEPS = 3
-"""From one change to the next."""
+"""Steps between two changes."""
 _VERSIONS = 2
 _NOISE = 0.2
-"""Of the weights' own deviation."""
+"""Standard deviation of the noise, relative to the weights'."""
 
 
 class ChangingHeads:
-    """Implements LearnerLink: takes pieces and gives the heads that it is begun with, each time with other noise."""
+    """Implements LearnerLink: ignores pieces, and returns the initial heads with varying noise."""
 
     def __init__(self, begin: Begin, prepare: Callable[[bytes], Heads]) -> None:
         """Raises ValueError if there are no heads to begin with."""
         if begin.heads is None:
-            raise ValueError("there are no heads that could change; name some")
+            raise ValueError("no heads were given; name heads that can be changed")
         self.is_open = True
         self.num_dropped = 0
         self.report: LearnerReport | None = None
@@ -35,22 +35,22 @@ class ChangingHeads:
         self._num_steps = 0
 
     def start(self) -> None:
-        """See LearnerLink."""
+        """There is nothing to start."""
 
     def offer(self, piece: Piece) -> None:
-        """See LearnerLink."""
+        """Ignore a piece."""
 
     def take_heads(self) -> Heads | None:
-        """See LearnerLink."""
+        """The next version of the heads at every `STEPS`-th call, otherwise None."""
         self._num_steps += 1
         return next(self._versions) if self._num_steps % STEPS == 0 else None
 
     def close(self) -> None:
-        """See LearnerLink."""
+        """There is nothing to close."""
 
 
 def _noisy(folder: Path, target: TargetShape, seed: int) -> bytes:
-    """The heads in a folder with noise in all of their weights, as they come from a learner."""
+    """The heads in a folder with noise added to all weights, packed as a learner sends them."""
     heads = load_heads(folder, target)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

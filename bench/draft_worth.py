@@ -1,4 +1,4 @@
-"""What drafts of trained heads are worth in time: the best tree for a target whose steps take so long by rows."""
+"""Estimates the speedup by trained heads: finds the best fixed tree, given a step's duration by its rows."""
 
 import heapq
 from collections import Counter
@@ -15,38 +15,38 @@ from model_runner.training.teacher import TargetWeights
 
 _STEP_ROWS = (1, 2, 3, 4, 8, 16, 32)
 _STEP_MS = (5.6, 6.4, 7.0, 7.5, 8.4, 11.7, 19.6)
-"""Of the embedded model on two cores with AVX-512 VNNI, at a context of 200 tokens."""
+"""Step durations for _STEP_ROWS: the embedded model, two cores with AVX-512 VNNI, a context of 200 tokens."""
 _CALL_MS = 0.15
 _BYTES_PER_MS = 30e6
-"""What one depth of drafting takes: a call, and reading the weights in int8."""
+"""Speed of reading int8 weights; drafting one depth takes _CALL_MS plus reading the heads' weights."""
 _MOST_NODES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Of the tree of fixed shape that is worth most."""
+    """Size and speedup of the best tree of fixed shape."""
 
     nodes: int
     tokens_per_step: float
     speedup: float
-    """Over steps without drafts."""
+    """Speedup over steps without drafts."""
 
 
 class NoisyJudge(Judge):
-    """Ranks guesses as drafts of sampled answers are made: with the noise by which the target drew its own token.
+    """Ranks guesses for sampled answers, using the same noise with which the target drew its token.
 
-    Where the target drew token y from p by Gumbel-max, that noise is distributed as follows: the largest of log p + g
-    is Gumbel, and belongs to y; the others are Gumbels truncated there (Maddison et al., arXiv:1411.0030).
+    If the target drew token y from p by Gumbel-max, the largest of log p + g is Gumbel distributed and belongs to y.
+    The others are Gumbel distributed and truncated there (Maddison et al., arXiv:1411.0030).
     """
 
     def __init__(self, target: TargetWeights, draft_ids: Tensor, dtype: torch.dtype) -> None:
         super().__init__(target, draft_ids, torch.device("cpu"), dtype)
         self._head = target.head.to(dtype)
         self.temperature = 0.0
-        """Of the answers that are judged: 0 or 1."""
+        """Temperature of the judged answers: 0 or 1."""
 
     def guessed_best(self, logits: Tensor, tokens: Tensor, teacher: Tensor) -> Tensor:
-        """See Judge."""
+        """Rank guesses with the target's noise at temperature 1, and by probability at 0."""
         if not self.temperature:
             return super().guessed_best(logits, tokens, teacher)
         log_p = (teacher.to(self._head.dtype) @ self._head.T).float().log_softmax(1)
@@ -58,7 +58,7 @@ class NoisyJudge(Judge):
 
 
 def worth(ranks: Tensor, heads: Heads) -> Worth:
-    """Of ranks [rows, depth] as Objective.ranks gives them."""
+    """The best tree for ranks [rows, depth] from Objective.ranks."""
     reached = Counter[tuple[int, ...]]()
     for row in ranks.tolist():
         for depth, rank in enumerate(row):
@@ -85,7 +85,7 @@ def _step_ms(rows: int) -> float:
 
 
 def _draft_ms(heads: Heads, depth: int) -> float:
-    """Drafting so deep, with the weights in int8."""
+    """Estimated milliseconds to draft `depth` tokens with int8 weights."""
     sizes = {name: one.numel() for name, one in heads.named_parameters()}
     if isinstance(heads, HydraHeads):
         shared = sum(size for name, size in sizes.items() if "lm_head" in name)

@@ -1,7 +1,7 @@
-"""What drafting by Hydra heads costs, in one native call and in Python, next to reading the heads once.
+"""Benchmark of drafting with Hydra heads: one native call, the same in Python, and reading the heads' weights once.
 
-The embedded model reads a text; its shipped heads draft after places of it. Between any two drafts as much other memory
-is read as pushes the heads out of all caches, as the model's own weights do between two steps.
+The embedded model reads a text and its shipped heads draft at positions in it. Between two drafts, enough other memory
+is read to evict the heads from all caches, as the model's weights do between two steps.
 """
 
 import argparse
@@ -40,37 +40,37 @@ from model_runner.speculative.proposer import ChoiceStep, Proposer, TargetStep
 TEXT_LENGTH = 1000
 FIRST_PLACE = 50
 OTHER_BYTES = 1 << 26
-"""Read between drafts."""
+"""Bytes read between drafts to evict the heads from the caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTime:
-    """Drafting for so many choices. Times are medians in milliseconds."""
+    """Duration of drafting for a number of choices. Times are medians in milliseconds."""
 
     choices: int
     max_nodes: int
     temperature: float
     num_nodes: float
-    """Of a tree, on average."""
+    """Mean number of nodes of a tree."""
     native_ms: float
     python_ms: float
     read_ms: float
-    """Of reading as many bytes as the heads have."""
+    """Time to read as many bytes as the heads have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """The proposers, and what they draft after."""
+    """The proposers, and the text after which they draft."""
 
     native: Proposer
     python: Proposer
     text: Sequence[int]
     step: TargetStep
-    """Without choices, with the features of the whole text."""
+    """A step with the whole text's features and no choices."""
     heads_bytes: int
 
     def after(self, num_choices: int, max_nodes: int, temperature: float, turn: int) -> TargetStep:
-        """A step of choices that stand at different places of the text, and others in each turn."""
+        """A step with choices at different positions of the text, which vary with `turn`."""
         choices = []
         for slot in range(num_choices):
             place = FIRST_PLACE + (turn * 37 + slot * 29) % (len(self.text) - FIRST_PLACE - 1)
@@ -91,7 +91,7 @@ class Drafting:
 
 
 def load(console: Console) -> Drafting:
-    """The embedded model's heads, after a text that it has read."""
+    """Load the embedded model and its heads, and let the model read a text."""
     embedded = resolve_model(None, console)
     config = RunnerConfig(embedded.path, device="cpu", threads=available_cores())
     platform = choose_platform(config)
@@ -117,7 +117,7 @@ def _packed_bytes(heads: HydraHeads) -> int:
 
 
 def measure(drafting: Drafting, turns: int) -> Iterator[DraftTime]:
-    """All sizes."""
+    """Measure all combinations of temperature, choices and nodes."""
     reader = Reader(OTHER_BYTES)
     for temperature in (0.0, 1.0):
         for choices in (1, 8, 32):
@@ -127,7 +127,7 @@ def measure(drafting: Drafting, turns: int) -> Iterator[DraftTime]:
 
 
 def _measure(drafting: Drafting, steps: Sequence[TargetStep], reader: Reader) -> DraftTime:
-    """One call and Python in turns."""
+    """Measure the native call and the Python version alternately."""
     reads: list[float] = []
     nodes: list[int] = []
     taken: dict[Proposer, list[float]] = {drafting.native: [], drafting.python: []}
@@ -152,7 +152,7 @@ def _measure(drafting: Drafting, steps: Sequence[TargetStep], reader: Reader) ->
 
 
 def table(times: Sequence[DraftTime]) -> Table:
-    """One line for each."""
+    """One line for each measurement."""
     lines = Table("temperature", "choices", "max nodes", "nodes", "one call ms", "Python ms", "faster", "x reading")
     for column in lines.columns:
         column.justify = "right"
@@ -171,10 +171,10 @@ def table(times: Sequence[DraftTime]) -> Table:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked to."""
+    """Measure and print; with --output also write JSON."""
     use_engine_environment()
-    parser = argparse.ArgumentParser(description="Measure drafting by the embedded model's heads, on the CPU.")
-    parser.add_argument("--turns", type=int, default=25, help="drafts of each size, each way")
+    parser = argparse.ArgumentParser(description="Measure drafting with the embedded model's heads on the CPU.")
+    parser.add_argument("--turns", type=int, default=25, help="number of drafts for each measurement")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(available_cores())

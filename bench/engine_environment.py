@@ -1,6 +1,6 @@
-"""Benchmarks of the runner run as the engine process does."""
+"""Gives a benchmark the engine process's environment variables."""
 
-# Short: it runs before anything heavy is imported.
+# Short: it must run before heavy imports.
 import os
 import sys
 
@@ -8,8 +8,8 @@ from server.engine.environment import engine_environment
 
 
 def use_engine_environment() -> None:
-    """Start this program over with the engine process's environment, which libraries read as they are loaded."""
+    """Restart this program with the engine process's environment, which libraries read when they are loaded."""
     environment = engine_environment()
-    environment.pop("PYTHONSAFEPATH", None)  # this program itself is found in the working folder
+    environment.pop("PYTHONSAFEPATH", None)  # this program is imported from the working folder
     if environment.keys() - os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

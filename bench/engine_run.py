@@ -1,4 +1,4 @@
-"""Requests of one choice each through an engine, in process, and what they brought."""
+"""Runs single-choice requests through an in-process engine and records outputs and step times."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from scheduler.interface import BeamSearch, EngineRequest, RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How a prompt is continued."""
+    """A decoding strategy."""
 
     sampling: SamplingParams
     beam_search: BeamSearch | None = None
 
     def requests(self, prompts: Iterable[tuple[int, ...]], num_tokens: int) -> list[EngineRequest]:
-        """One for each prompt, with a seed of its own and without speculation. A guide has the prompt's last token."""
+        """One request per prompt, with its own seed and without speculation. The guide is the prompt's last token."""
         is_guided = self.sampling.guidance is not None
         return [
             EngineRequest(
@@ -35,23 +35,23 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """What requests took and brought."""
+    """Outputs and timing of a run."""
 
     outputs: tuple[tuple[RequestOutput, ...], ...]
-    """Of each request, in the order of the requests: one for each step that brought it something."""
+    """For each request, in order, the outputs of the steps that produced any."""
     step_s: tuple[float, ...]
-    """Of each step."""
+    """Duration of each step."""
     seconds: float
-    """Of it all."""
+    """Duration of the whole run."""
 
     @property
     def tokens(self) -> tuple[tuple[int, ...], ...]:
-        """Of each request."""
+        """Output tokens of each request."""
         return tuple(tuple(chain.from_iterable(one.tokens for one in outputs)) for outputs in self.outputs)
 
     @property
     def prompt_logprobs(self) -> tuple[tuple[TokenLogprobs, ...], ...]:
-        """Of each request, if it asked for them."""
+        """Prompt log-probabilities of each request; requires that all requested them."""
         return tuple(outputs[0].prompt_logprobs for outputs in self.outputs)
 
     @property

@@ -1,4 +1,4 @@
-"""All that a server can tell of itself and count, switched on, with somebody who listens to each of it."""
+"""Turns on all of a server's accounting and telemetry, with a consumer for each."""
 
 import secrets
 import threading
@@ -14,20 +14,20 @@ import yaml
 import zmq
 
 _SCRAPE_S = 5.0
-"""Between two looks at the metrics, as in deploy/prometheus.yml."""
+"""Interval of reading the metrics, as in deploy/prometheus.yml."""
 _PLENTY = 10**9
 _POLL_MS = 100
 
 
 @dataclass(slots=True)
 class Everything:
-    """What a server is told, and what came of it."""
+    """A server's settings with all telemetry on, and counts of what was received."""
 
     environment: Mapping[str, str]
-    """Its settings."""
+    """The server's settings, as environment variables."""
     api_key: str
     heard: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("traces", "KV events", "metrics"), 0))
-    """How many times, each of which shows that it was on."""
+    """Number of messages received by kind, to verify that each was on."""
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ class Everything:
 
     @asynccontextmanager
     async def watching(self, url: str) -> AsyncIterator[None]:
-        """Read the metrics of the server at this address now and then."""
+        """Read the server's metrics periodically."""
 
         def scrape(ends: threading.Event) -> None:
             while not ends.wait(_SCRAPE_S):
@@ -49,9 +49,9 @@ class Everything:
 
 @contextmanager
 def everything_on() -> Iterator[Everything]:
-    """Keys with limits and fair shares, stored usage, KV events with a subscriber, traces with a collector.
+    """Set up keys with limits and fair scheduling, stored usage, KV events with a subscriber, traces with a collector.
 
-    Raises RuntimeError at its end if something that is on was not heard of.
+    Raises RuntimeError at the end if nothing was received of one of them.
     """
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
@@ -71,12 +71,12 @@ def everything_on() -> Iterator[Everything]:
         stack.enter_context(_in_thread(lambda ends: _subscribe(f"ipc://{folder}/kv", made, ends)))
         yield made
         if silent := [name for name, count in made.heard.items() if not count]:
-            raise RuntimeError(f"nothing was heard of {', '.join(silent)}")
+            raise RuntimeError(f"received no {', '.join(silent)}")
 
 
 @contextmanager
 def _collector(made: Everything) -> Iterator[str]:
-    """Takes traces; its address."""
+    """Run a collector that accepts traces; yields its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -86,7 +86,7 @@ def _collector(made: Everything) -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing: the table is what is to be read."""
+            """Log nothing, to keep the output readable."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -110,7 +110,7 @@ def _subscribe(endpoint: str, made: Everything, ends: threading.Event) -> None:
 
 @contextmanager
 def _in_thread(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Beside the block; the event tells it to end."""
+    """Run `work` in a thread during the block; its event is set at the end."""
     ends = threading.Event()
     thread = threading.Thread(target=work, args=(ends,))
     thread.start()

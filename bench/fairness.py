@@ -1,6 +1,6 @@
-"""What keys get of a server that has more to do than it can: first come, first served beside fair shares.
+"""Benchmark of the policies `fcfs` and `fair`: the keys' shares of an overloaded server.
 
-Also how long one request waits behind fifty of another key, and whether the paper's bound holds in simulated runs.
+Also measures how long a request waits behind fifty of another key, and checks the paper's bound in simulated runs.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from server.client.openai_answers import ChunkParser
 
 WEIGHTS = {"one": 1.0, "three": 3.0}
 _CLIENTS = 24
-"""Of each key, that ask again as soon as they are answered."""
+"""Clients of each key, each of which sends its next request as soon as it is answered."""
 _PLACES = 8
-"""Answers that the server makes at a time."""
+"""Maximum choices in flight (max_num_seqs)."""
 _FLOOD = 50
 _MODEL = "served"
 _POLICIES = ("fcfs", "fair")
@@ -36,14 +36,14 @@ _POLICIES = ("fcfs", "fair")
 
 @dataclass(slots=True)
 class Service:
-    """What keys have got, by the tokens as they come."""
+    """The service that each key has received so far."""
 
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, 0))
     service: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, 0.0))
-    """By which shares are measured: tokens of prompts and of answers, each by its cost."""
+    """Prompt and output tokens weighted by their costs, which the scheduler's shares are based on."""
 
     def since(self, before: "Service") -> tuple[float, float]:
-        """The ratio of tokens, and that of service, that the heavier key has got to the lighter one's."""
+        """Ratios of tokens and of service, heavier key to lighter key, since an earlier state."""
         light, heavy = WEIGHTS
         tokens = [self.tokens[name] - before.tokens[name] for name in (heavy, light)]
         service = [self.service[name] - before.service[name] for name in (heavy, light)]
@@ -55,15 +55,15 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Of one request behind many of another key."""
+    """Time to first token of a request behind many of another key."""
 
     seconds: float
     steps: int
-    """That the engine did from the request to its first token."""
+    """Engine steps from the request to its first token."""
 
 
 class Traffic:
-    """Requests of keys to one server."""
+    """Sends requests with different keys to one server."""
 
     def __init__(self, client: httpx.AsyncClient, url: str, seed: int) -> None:
         self._client = client
@@ -73,7 +73,7 @@ class Traffic:
         self.service = Service()
 
     async def ask(self, name: str, num_prompt: int, num_output: int) -> float:
-        """An answer to be read to its end; returns the seconds until its first token."""
+        """Request an answer and read it to the end; returns the seconds to the first token."""
         body = {
             "model": _MODEL,
             "prompt": [self._pick.randrange(1000, 40000) for _ in range(num_prompt)],
@@ -106,13 +106,13 @@ class Traffic:
         self.service.service[name] += count * cost
 
     async def keep_asking(self, name: str) -> None:
-        """One client, for ever. Prompts and answers of the lighter key are longer."""
+        """Run one client for ever. The lighter key has longer prompts and answers."""
         longer = 2 if name == "one" else 1
         while True:
             await self.ask(name, longer * self._pick.randint(16, 64), longer * self._pick.randint(16, 64))
 
     async def steps(self) -> int:
-        """Of the engine so far."""
+        """Number of engine steps so far."""
         text = (await self._client.get(f"{self._url}/metrics", headers=_bearer("one"))).text
         line = next(line for line in text.splitlines() if line.startswith("samewise:engine_steps_total"))
         return int(float(line.split()[-1]))
@@ -127,7 +127,7 @@ async def shares(server: LocalServer, seconds: float) -> tuple[float, float]:
     async with httpx.AsyncClient(timeout=None, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
         traffic = Traffic(client, server.url, seed=1)
         tasks = [asyncio.create_task(traffic.keep_asking(name)) for name in WEIGHTS for _ in range(_CLIENTS)]
-        await asyncio.sleep(5)  # until all places are taken by those that were chosen
+        await asyncio.sleep(5)  # until the policy has chosen all running requests
         before = traffic.service.copy()
         await asyncio.sleep(seconds)
         ratios = traffic.service.since(before)
@@ -141,7 +141,7 @@ async def shares(server: LocalServer, seconds: float) -> tuple[float, float]:
 
 
 async def behind_a_flood(server: LocalServer, flood: int) -> FirstToken:
-    """One request, after so many of another key at once."""
+    """Measure one request that is sent after `flood` simultaneous requests of another key."""
     async with httpx.AsyncClient(timeout=None, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
         traffic = Traffic(client, server.url, seed=flood)
         tasks = [asyncio.create_task(traffic.ask("one", 128, 64)) for _ in range(flood)]
@@ -156,7 +156,7 @@ async def behind_a_flood(server: LocalServer, flood: int) -> FirstToken:
 
 
 async def measure(policy: str, seconds: float, rounds: int) -> tuple[tuple[float, float], dict[int, list[FirstToken]]]:
-    """Shares on a server with few places, then first tokens on one with as many as there are by default."""
+    """Measure shares on a server with few choices in flight, then first tokens with the default number."""
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.yaml"
         entries = [{"name": name, "key": f"{name}-key", "weight": weight} for name, weight in WEIGHTS.items()]
@@ -171,7 +171,7 @@ async def measure(policy: str, seconds: float, rounds: int) -> tuple[tuple[float
 
 
 def table(results: Sequence[tuple[str, tuple[float, float], dict[int, list[FirstToken]]]]) -> Table:
-    """One line for each policy."""
+    """Results with one line for each policy."""
     lines = Table(
         "policy", "tokens, 3 : 1", "service, 3 : 1", "first token alone", "steps", f"behind {_FLOOD}", "steps"
     )
@@ -186,17 +186,17 @@ def table(results: Sequence[tuple[str, tuple[float, float], dict[int, list[First
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure what two keys with weights 1 and 3 get of a busy server.")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of overload, for each policy")
-    parser.add_argument("--rounds", type=int, default=5, help="requests behind a flood")
-    parser.add_argument("--runs", type=int, default=10_000, help="simulated, for the paper's bound")
+    parser = argparse.ArgumentParser(description="Measure the shares of two keys with weights 1 and 3 under overload.")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the overload for each policy")
+    parser.add_argument("--rounds", type=int, default=5, help="number of requests behind a flood")
+    parser.add_argument("--runs", type=int, default=10_000, help="simulated runs for the paper's bound")
     arguments = parser.parse_args()
     results = [(policy, *asyncio.run(measure(policy, arguments.seconds, arguments.rounds))) for policy in _POLICIES]
     console = Console()
     console.print(table(results))
     for policy, runs in (("fair", arguments.runs), ("fcfs", min(arguments.runs, 200))):
         worst = worst_of(runs, policy)  # type: ignore[arg-type]
-        console.print(f"{policy}: in {runs:,} simulated runs the difference was at most {worst:.2f} of the bound")
+        console.print(f"{policy}: in {runs:,} simulated runs, the largest difference was {worst:.2f} times the bound")
 
 
 if __name__ == "__main__":

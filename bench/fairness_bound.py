@@ -1,8 +1,8 @@
-"""How far apart the services of clients come that wait all the time, in simulated runs of the scheduler.
+"""Simulates the scheduler to find how much the services of two permanently waiting clients can differ.
 
-The bound is that of theorem 4.4 in Sheng et al., arXiv:2401.00588: in any interval in which two clients wait all the
-time, what they get differs, each divided by its weight, by at most twice the greater of INPUT_COST * longest prompt and
-OUTPUT_COST * most tokens that run at a time, divided by the smaller weight.
+The bound is theorem 4.4 in Sheng et al., arXiv:2401.00588. In any interval in which both clients always wait, their
+services, each divided by its weight, differ by at most twice the larger of INPUT_COST * longest prompt and
+OUTPUT_COST * maximum tokens in flight, divided by the smaller weight.
 """
 
 import random
@@ -20,30 +20,30 @@ _WEIGHTS = (0.5, 1.0, 1.0, 2.0, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One that has requests waiting from the start to the end."""
+    """A client with random prompts and answers."""
 
     name: str
     weight: float
     prompts: tuple[int, int]
-    """The shortest and the longest of its prompts."""
+    """Shortest and longest prompt."""
     outputs: tuple[int, int]
-    """The same of its answers."""
+    """Shortest and longest answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A simulated server and who uses it."""
+    """A simulated server and its clients."""
 
     config: SchedulerConfig
     num_blocks: int
     clients: Sequence[Client]
     visitors: Sequence[Client]
-    """Those that come and go."""
+    """Clients that have waiting requests only at times."""
     num_steps: int
 
     @property
     def bound(self) -> float:
-        """On the difference between two of the clients' services, each divided by its weight."""
+        """Upper bound of the difference between two clients' services, each divided by its weight."""
         longest = max(client.prompts[1] for client in (*self.clients, *self.visitors))
         most_running = self.num_blocks * self.config.block_size
         lightest = min(client.weight for client in self.clients)
@@ -51,7 +51,7 @@ class Run:
 
 
 def random_run(pick: random.Random, policy: Policy) -> Run:
-    """Small enough to take a few milliseconds."""
+    """A random run that takes only a few milliseconds."""
     block_size, max_len = pick.choice((4, 8)), 32
     num_blocks = max_len // block_size * pick.randint(2, 5)
     config = SchedulerConfig(block_size, pick.randint(2, 8), pick.randint(8, 64), max_len, policy)
@@ -67,25 +67,25 @@ def _client(pick: random.Random, name: str) -> Client:
 
 @dataclass(slots=True)
 class _Server:
-    """The scheduler with a model that answers whatever is computed."""
+    """The real scheduler with a simulated model."""
 
     run: Run
     pick: random.Random
     scheduler: Scheduler = field(init=False)
     service: dict[str, float] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
-    """Of each client, requests that have got nothing yet."""
+    """By client: number of requests that have not been admitted yet."""
     _clients: dict[str, str] = field(default_factory=dict)
-    """By request."""
+    """Client by request."""
     _unread: dict[str, int] = field(default_factory=dict)
-    """By choice that runs: known tokens that are to be computed."""
+    """By running choice: number of known tokens that still have to be computed."""
     _seen: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.run.config, self.run.num_blocks)
 
     def send(self, client: Client) -> None:
-        """One more request of the client's."""
+        """Add a request of this client."""
         name = f"r{len(self._clients)}"
         prompt = tuple(self.pick.choices(range(1000), k=self.pick.randint(*client.prompts)))
         self._clients[name] = client.name
@@ -96,7 +96,7 @@ class _Server:
         )
 
     def step(self) -> None:
-        """One step, with what it brings booked."""
+        """Run one step and record the services."""
         plan = self.scheduler.schedule()
         self._book_prompts(plan)
         for output in self.scheduler.update(plan, self._result(plan)):
@@ -126,12 +126,12 @@ class _Server:
 
 
 def greatest_difference(run: Run, pick: random.Random) -> float:
-    """Between two clients' services in any interval of the run, each divided by its weight."""
+    """The largest difference between two clients' services, each divided by its weight, in any interval of the run."""
     server = _Server(run, pick)
     histories: dict[str, list[float]] = {client.name: [] for client in run.clients}
     for _ in range(run.num_steps):
         for client in run.clients:
-            while server.waiting.get(client.name, 0) < run.config.max_num_seqs + 1:  # more than one step takes in
+            while server.waiting.get(client.name, 0) < run.config.max_num_seqs + 1:  # more than one step can admit
                 server.send(client)
         for visitor in run.visitors:
             if pick.random() < 0.1:
@@ -148,13 +148,13 @@ def _greatest(histories: Mapping[str, Sequence[float]]) -> float:
 
 
 def _range(values: Iterable[float]) -> float:
-    """Between the greatest and the least: what the difference changed by in the worst interval."""
+    """Largest minus smallest value, which is the change of the difference in the worst interval."""
     seen = [0.0, *values]
     return max(seen) - min(seen)
 
 
 def worst_of(num_runs: int, policy: Policy, seed: int = 0) -> float:
-    """The greatest difference of so many random runs, as a share of the bound."""
+    """The largest difference in `num_runs` random runs, divided by the bound."""
     pick = random.Random(seed)
     runs = (random_run(pick, policy) for _ in range(num_runs))
     return max(greatest_difference(run, pick) / run.bound for run in runs)

@@ -1,6 +1,7 @@
-"""All that needs a GPU, in one command of under ten minutes: tests, the machine's limits, steps, kernels, serving.
+"""Tests and benchmarks that need a GPU, in one command of under ten minutes.
 
-What is most important comes first. Whatever fails is shown and the rest goes on; what there is no time for is named.
+Runs tests, the machine's limits, steps, kernels and serving, the most important first. A failure is shown and the rest
+continues; parts for which no time is left are listed.
 """
 
 import argparse
@@ -22,19 +23,19 @@ import torch
 
 from bench.on_gpu.parts import DeviceParts, Settings
 from bench.on_gpu.process import Part, run_apart
-from bench.on_gpu.report import Figure, SavedReport, left_out
+from bench.on_gpu.report import Figure, SavedReport, skipped
 from bench.on_gpu.tests import run_tests
 from bench.on_gpu.variants import decode_kind
 from server.engine.environment import engine_environment
 
 BUDGET_S = 560.0
-"""Ten minutes, less the imports before and what it takes to end."""
+"""Ten minutes minus the time for imports and for ending."""
 TESTS_S, SERVING_S = 220.0, 110.0
-"""At most."""
+"""Time limits of tests and serving."""
 REPEATS, QUICK_REPEATS = 7, 5
 CLIENTS = (1, 16, 64, 256)
 PROMPT, ANSWER = 128, 128
-"""Tokens."""
+"""Lengths in tokens."""
 SERVED = dict.fromkeys(CLIENTS, PROMPT + ANSWER // 2)
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 SERVER_PACKAGES = (
@@ -54,18 +55,18 @@ PARTS = (
     Part("exact-fp8-kv", 35),
     Part("exact-no-graphs", 35),
 )
-"""The most important first."""
+"""All parts, the most important first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Runs parts: tests and server have processes of their own, the others share one."""
+    """Runs the parts: tests and serving in separate processes, the others in a shared one."""
 
     report: SavedReport
     settings: Settings
 
     def measure(self, parts: Sequence[Part], *, is_strict: bool) -> None:
-        """All of them, in order; a strict run goes no further than tests that fail."""
+        """Run the parts in order. A strict run stops if tests fail."""
         own = {"tests": self.tests, "serving": self.serving}
         for name, group in groupby(parts, key=lambda part: part.name if part.name in own else ""):
             print(f"[{max(self.report.left_s, 0):.0f} s left] {name or 'on the device'}", flush=True)
@@ -78,14 +79,14 @@ class Run:
                 run_apart(self.report, list(group), partial(DeviceParts, settings=self.settings))
 
     def tests(self) -> Figure:
-        """Correctness comes first."""
+        """Run the tests."""
         return run_tests(min(TESTS_S, self.report.left_s))
 
     def serving(self) -> Figure:
-        """Over HTTP."""
+        """Measure the server over HTTP."""
         if missing := [package for package in SERVER_PACKAGES if find_spec(package) is None]:
-            return left_out("serving", "", missing)
-        from bench.on_gpu.serving import measure_serving  # noqa: PLC0415  (needs those packages)
+            return skipped("serving", "", missing)
+        from bench.on_gpu.serving import measure_serving  # noqa: PLC0415  (needs SERVER_PACKAGES)
 
         plain = {clients: self.report.plain(decode_kind(clients, context)) for clients, context in SERVED.items()}
         limit_s = min(SERVING_S, self.report.left_s)
@@ -93,7 +94,7 @@ class Run:
 
 
 def describe_machine() -> dict[str, str]:
-    """With the versions that matter."""
+    """Date, device and versions, for the report."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(),
@@ -104,21 +105,23 @@ def describe_machine() -> dict[str, str]:
 
 
 def main() -> int:
-    """Run it all; 1 if anything failed, or if there is no GPU."""
-    parser = argparse.ArgumentParser(description="Test and measure all that needs a CUDA GPU.")
+    """Run all parts; returns 1 if one failed or there is no GPU."""
+    parser = argparse.ArgumentParser(description="Run the tests and benchmarks that need a CUDA GPU.")
     parser.add_argument(
-        "--json", type=Path, default=Path("build/gpu.json"), help="every number; %(default)s if left out"
+        "--json", type=Path, default=Path("build/gpu.json"), help="file for all results; default %(default)s"
     )
-    parser.add_argument("--layers", type=int, default=32, help="of the model, which is else like Llama-3.1-8B")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, and only what is most important")
-    parser.add_argument("--strict", action="store_true", help="measure nothing if tests fail")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds; %(default).0f if left out")
+    parser.add_argument(
+        "--layers", type=int, default=32, help="number of layers of the model, a Llama-3.1-8B otherwise"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, and only the most important parts")
+    parser.add_argument("--strict", action="store_true", help="stop if tests fail")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="time limit in seconds; default %(default).0f")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("bench.gpu measures on a CUDA GPU, and torch finds none here", file=sys.stderr)
+        print("bench.gpu needs a CUDA GPU, but torch finds none", file=sys.stderr)
         return 1
-    os.environ.update(engine_environment())  # of the processes that are started
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # with the table
+    os.environ.update(engine_environment())  # for child processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the table is printed nevertheless
     report = SavedReport(describe_machine(), arguments.json, arguments.budget)
     try:
         with tempfile.TemporaryDirectory(prefix="samewise-bench-") as folder:

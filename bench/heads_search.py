@@ -1,8 +1,8 @@
-"""Which draft heads are worth training: variants trained alike for a while, by what their drafts would save.
+"""Search for good draft heads: trains variants for a short time and compares the estimated speedups.
 
-Uses the work folder of `samewise train-heads`: its answers, of which the last files are kept for comparing, so that the
-held-out prompts stay unseen. Variants are settings such as `hydra depth=3 layers=2 vocab=6144 features=24,27`. Results
-are kept in a file, and variants that are in it are not trained again.
+Uses the answers in the work folder of `samewise train-heads`. The last files are reserved for the comparison, so that
+the held-out prompts stay unseen. A variant is given as `hydra depth=3 layers=2 vocab=6144 features=24,27`. Results are
+stored in a file, and variants in it are not trained again.
 """
 
 import argparse
@@ -35,28 +35,28 @@ _SAMPLE = 64
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Heads and how they are trained; the defaults are what is not said."""
+    """A kind of heads and its training settings; omitted settings keep their defaults."""
 
     kind: str = "hydra"
     depth: int = 3
     layers: int = 1
     vocab: int = 6144
     features: str = "27"
-    """Layers that the hidden states enter, or `last`, joined by commas."""
+    """Comma-separated layers whose input hidden states are used, or `last`."""
     steps: int = 250
     rows: int = 1024
     lr: float = 1e-3
 
     @classmethod
     def parse(cls, text: str) -> "Variant":
-        """From `kind name=value ...`."""
+        """Parse `kind name=value ...`."""
         kind, *settings = text.split()
         values: dict[str, Any] = dict(setting.split("=") for setting in settings)
         return cls(kind, **{name: type(getattr(cls(), name))(value) for name, value in values.items()})
 
     @property
     def needs(self) -> tuple[Feature, ...]:
-        """The features."""
+        """The target's features that the heads need."""
         return tuple(one if one == LAST else entering(int(one)) for one in self.features.split(","))
 
     def __str__(self) -> str:
@@ -66,15 +66,15 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a variant came to, at temperatures 0 and 1."""
+    """A variant's results, at temperatures 0 and 1."""
 
     variant: str
     loss: float
     seconds: float
     mib: float
-    """Of the weights in int8."""
+    """Size of the int8 weights."""
     first: tuple[float, ...]
-    """Shares of places where the first guess was right."""
+    """Accuracy of the first guess, at each temperature."""
     worth: tuple[Worth, ...]
 
 
@@ -87,7 +87,7 @@ class Search:
         self._type = product_type(torch.device("cpu"))
 
     def run(self, variant: Variant) -> Result:
-        """Train and compare."""
+        """Train a variant and evaluate it."""
         examples = self._examples(variant, 0, self._files)
         compared = self._examples(variant, self._files, self._files + self._compared)
         draft_ids = choose_draft_ids(examples, variant.vocab, self._target.shape.vocab_size)
@@ -141,7 +141,7 @@ def _ranks(objective: Objective, judge: NoisyJudge, examples: Sequence[Example],
 
 
 def _table(results: Sequence[Result]) -> Table:
-    table = Table("variant", "MiB", "loss", "first guess", "nodes", "tokens a step", "times as fast")
+    table = Table("variant", "MiB", "loss", "first guess", "nodes", "tokens per step", "speedup")
     for one in results:
         shares = " / ".join(f"{100 * share:.1f} %" for share in one.first)
         trees = [" / ".join(format(getattr(w, name), form) for w in one.worth) for name, form in _COLUMNS]
@@ -162,12 +162,12 @@ def _read(path: Path) -> list[Result]:
 
 
 def main() -> None:
-    """Train what is asked for and is not there yet."""
+    """Train the variants that have no results yet, and print all results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("variants", nargs="*", help="such as 'hydra layers=2 features=24,27'")
+    parser.add_argument("variants", nargs="*", help="for example 'hydra layers=2 features=24,27'")
     parser.add_argument("--work", type=Path, required=True, help="the work folder of train-heads")
-    parser.add_argument("--files", type=int, default=88, help="files of answers to train on")
-    parser.add_argument("--compared", type=int, default=4, help="files after these, to compare with")
+    parser.add_argument("--files", type=int, default=88, help="number of answer files to train on")
+    parser.add_argument("--compared", type=int, default=4, help="number of further files to evaluate on")
     parser.add_argument("--results", type=Path, default=Path("build/heads-search.json"))
     asked = parser.parse_args()
     results = _read(asked.results)

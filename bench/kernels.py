@@ -1,6 +1,6 @@
-"""Each native kernel against what torch has for the same, at the shapes of SmolLM2-135M: time and error.
+"""Compares time and error of the native kernels and their torch equivalents, at the shapes of SmolLM2-135M.
 
-Errors are against float64: of a product, the root mean square of the difference over that of the result.
+Errors are relative to float64: root mean square of the difference divided by root mean square of the result.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Comparison:
 
 
 def compare_linears(kernels: Kernels) -> Iterator[Comparison]:
-    """The linears with packed weights against oneDNN's in float32, whose weight was reordered beforehand."""
+    """Compare linears with packed weights and oneDNN's float32 linear, whose weight is reordered in advance."""
     generator = torch.Generator().manual_seed(0)
     for name, shape in LINEARS.items():
         weight = torch.randn(shape, generator=generator)
@@ -59,7 +59,7 @@ def compare_linears(kernels: Kernels) -> Iterator[Comparison]:
 
 
 def _compare_linear(kernels: Kernels, name: str, weight: Tensor, x: Tensor) -> Iterator[Comparison]:
-    """All of them in turns; the head is never int4."""
+    """Compare all weight kinds alternately; the head is never int4."""
     kinds: list[WeightKind] = ["int8_rotated", "int8"] if name == "head" else ["int8_rotated", "int8", "int4"]
     product = OneDNNPacker()(weight)
 
@@ -75,7 +75,7 @@ def _compare_linear(kernels: Kernels, name: str, weight: Tensor, x: Tensor) -> I
 
 
 def compare_attention(kernels: Kernels) -> Iterator[Comparison]:
-    """Paged attention against torch's scaled_dot_product_attention, which finds keys and values laid out for it."""
+    """Compare paged attention and torch's scaled_dot_product_attention, which gets contiguous keys and values."""
     for rows, context in ((1, 200), (1, 2000), (128, 0), (128, 1024)):
         yield _compare_attention(kernels, rows, context)
 
@@ -125,7 +125,7 @@ def _one_choice(start: int, count: int, blocks: int) -> Batch:
 
 
 def _alternate(*actions: Callable[[], object]) -> list[float]:
-    """Median microseconds of each, run in turns for about a second."""
+    """Median microseconds of each action; they run alternately for about a second."""
     times: list[list[float]] = [[] for _ in actions]
     end = time.perf_counter() + 1.0
     while time.perf_counter() < end or len(times[0]) < 5:
@@ -142,7 +142,7 @@ def _error(result: Tensor, exact: Tensor) -> float:
 
 
 def table(comparisons: list[Comparison]) -> Table:
-    """One line for each."""
+    """One line for each comparison."""
     lines = Table("kernel", "rows", "ours us", "torch us", "faster", "torch's", "our error", "torch's error")
     for column in (*lines.columns[1:5], *lines.columns[6:]):
         column.justify = "right"
@@ -161,8 +161,8 @@ def table(comparisons: list[Comparison]) -> Table:
 
 
 def main() -> None:
-    """Compare, print, and write JSON if asked to."""
-    parser = argparse.ArgumentParser(description="Compare the native kernels with torch's own, on the CPU.")
+    """Compare and print; with --output also write JSON."""
+    parser = argparse.ArgumentParser(description="Compare the native CPU kernels with torch's.")
     parser.add_argument("--isa", choices=("auto", "avx512bf16", "avx512vnni", "avx2", "portable"), default="auto")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Heads that learn while they serve, next to the same heads that do not: traffic whose subject changes twice.
+"""Benchmark of `--learn`: compares a server that trains its heads with one that does not, as the subject changes twice.
 
-Two servers answer the same requests, which arrive at random moments and leave both of them time; they take turns, and
-the one whose turn it is not is stopped. Then both start anew, and at last another model with the same folder for what
-was learnt, which must take none of it.
+Two servers answer the same requests, which arrive at random times and leave idle time. The servers take turns, and
+the other one is stopped meanwhile. Then both restart. Finally another model starts with the same folder of learnt
+heads, and must not use them.
 """
 
 import argparse
@@ -34,26 +34,26 @@ from server.client.openai_answers import AnswerError, EventParser
 
 METHOD = "hydra"
 CALIBRATED = 24
-"""Answers by which it is found out how many a server can give in a second, ..."""
+"""Number of answers that are used to measure a server's maximum rate."""
 CLIENTS = 8
-"""... to so many clients."""
+"""Number of clients in that measurement."""
 NUM_STRANGE = 4
-"""Answers of the other model: too few to learn anything of use from."""
+"""Answers of the other model; too few to learn anything useful from."""
 _LEARNING = "samewise:learning_"
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A server that is asked."""
+    """One of the compared servers, with a client for it."""
 
     server: LocalServer
     client: httpx.AsyncClient
     model: str
     speculation: object
-    """The field of this name."""
+    """Value of the request field `speculation`."""
 
     async def ask(self, question: Question) -> Answer:
-        """One request. Raises AnswerError."""
+        """Send one request. Raises AnswerError."""
         body = question.body(self.model) | {"speculation": self.speculation}
         start = time.perf_counter()
         first, is_done = 0.0, False
@@ -71,12 +71,12 @@ class Side:
                     first = first or (time.perf_counter() if texts and texts[-1] else 0.0)
                     usage = chunk.get("usage") or usage
         if not is_done:
-            raise AnswerError("incomplete stream", f"the answer to {question.text!r} broke off")
+            raise AnswerError("incomplete stream", f"the answer to {question.text!r} is incomplete")
         accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
         return Answer("".join(texts), usage["completion_tokens"], accepted, (first or time.perf_counter()) - start)
 
     async def answer(self, questions: Sequence[Question], arrivals: Arrivals) -> list[Answer]:
-        """All, as they arrive."""
+        """Send all questions at their arrival times; returns the answers."""
         gate = asyncio.Semaphore(arrivals.concurrency or len(questions))
 
         async def one(question: Question, due: float) -> Answer:
@@ -88,7 +88,7 @@ class Side:
         return list(await asyncio.gather(*map(one, questions, due)))
 
     async def metrics(self) -> dict[str, float]:
-        """Those of learning."""
+        """The server's metrics of learning, without prefix."""
         text = (await self.client.get(f"{self.server.url}/metrics")).text
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {
@@ -100,42 +100,42 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The plan of the measurement."""
 
     probe: Sequence[Question]
-    """By which it is found out how many answers a server can give."""
+    """Questions that are used to measure the maximum rate."""
     questions: Sequence[Question]
     again: Sequence[Question]
-    """What is asked after the restart."""
+    """Questions after the restart."""
     turn: int
-    """Answers of one server before it is the other's turn."""
+    """Answers of one server before the other's turn."""
     share: float
-    """Of the answers in a second that a server can give, so many arrive."""
+    """Arrival rate, as a fraction of the maximum rate."""
     num_draft_tokens: int
-    """Verified in each step, on both sides: what a step brings shall not hang on how busy the machine is."""
+    """Draft tokens per step on both servers; fixed, so that results do not depend on the machine's load."""
     server_arguments: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it."""
+    """The result of the measurement."""
 
     rate: float
-    """Requests a second."""
+    """Requests per second."""
     turns: Sequence[Turn]
     metrics: Mapping[str, float]
     restarted: Turn
     strange: Sequence[Answer]
-    """Of the other model."""
+    """Answers of the other model."""
 
     @property
     def num_different(self) -> int:
-        """Answers that are not the same with learning and without."""
+        """Number of answers that differ with and without learning."""
         return sum(len(different(turn.plain, turn.learning)) for turn in (*self.turns, self.restarted))
 
     @property
     def num_taken(self) -> int:
-        """Tokens of the other model that somebody's heads guessed."""
+        """Accepted draft tokens of the other model, which must be 0."""
         return sum(answer.accepted for answer in self.strange)
 
     def as_dict(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Result:
 
 
 def _numbers(turn: Turn) -> dict[str, Any]:
-    """Without texts."""
+    """A turn's numbers for JSON, without texts."""
     sides = {
         side: [{name: value for name, value in asdict(answer).items() if name != "text"} for answer in answers]
         for side, answers in (("plain", turn.plain), ("learning", turn.learning))
@@ -159,11 +159,11 @@ def _numbers(turn: Turn) -> dict[str, Any]:
 
 
 async def measure(plan: Plan, folder: str | None, strange: Path) -> Result:
-    """All of it.
+    """Run the whole measurement.
 
     Args:
-        plan: what is asked.
-        folder: the model, None for the embedded one.
+        plan: questions and settings.
+        folder: the model; None for the embedded one.
         strange: another model of the same shape.
     """
     async with _both(plan, folder) as (plain, learning):
@@ -184,7 +184,7 @@ async def measure(plan: Plan, folder: str | None, strange: Path) -> Result:
 
 
 async def _in_turn(sides: tuple[Side, Side], questions: Sequence[Question], arrivals: Arrivals) -> Turn:
-    """One side and then the other; which is first changes from turn to turn, with the seed."""
+    """Ask one side, then the other; which is first alternates with the seed."""
     answers: dict[int, list[Answer]] = {}
     for side in (0, 1) if arrivals.seed % 2 == 0 else (1, 0):
         with paused(sides[1 - side].server):
@@ -193,7 +193,7 @@ async def _in_turn(sides: tuple[Side, Side], questions: Sequence[Question], arri
 
 
 def another_model(folder: Path, target: Path) -> Path:
-    """A model of the same form, with other weights: its last tensor of one dimension is a little larger."""
+    """Create a model of the same shape with other weights: its last one-dimensional tensor is scaled by 1.01."""
     target.mkdir(parents=True)
     files = sorted(file for file in folder.iterdir() if file.is_file())
     changed = next(file for file in files if file.suffix == ".safetensors")
@@ -209,7 +209,7 @@ def another_model(folder: Path, target: Path) -> Path:
 
 @asynccontextmanager
 async def _both(plan: Plan, folder: str | None) -> AsyncIterator[tuple[Side, Side]]:
-    """Servers without learning and with it."""
+    """Run a server without learning and one with it."""
     arguments = [*filter(None, [folder]), *plan.server_arguments]
     async with _side(arguments, plan) as plain, _side([*arguments, "--learn"], plan) as learning:
         yield plain, learning
@@ -217,7 +217,7 @@ async def _both(plan: Plan, folder: str | None) -> AsyncIterator[tuple[Side, Sid
 
 @asynccontextmanager
 async def _side(arguments: Sequence[str], plan: Plan) -> AsyncIterator[Side]:
-    """A server, asked to speculate if it has heads."""
+    """Run a server; requests use its heads if it has any."""
     async with local_server([*arguments, "--log-level", "warning"]) as server, open_client({}) as client:
         has = (await client.get(f"{server.url}/v1/capabilities")).json()["speculation"]["methods"]
         speculation = {"method": METHOD, "num_tokens": plan.num_draft_tokens} if METHOD in has else "off"
@@ -225,43 +225,45 @@ async def _side(arguments: Sequence[str], plan: Plan) -> AsyncIterator[Side]:
 
 
 async def _most(side: Side, plan: Plan) -> float:
-    """Answers in a second."""
+    """The maximum rate, in answers per second."""
     start = time.perf_counter()
     await side.answer(plan.probe, Arrivals(concurrency=CLIENTS))
     return len(plan.probe) / (time.perf_counter() - start)
 
 
 def arguments_of(command: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """Ours, and what is for `samewise serve`."""
+    """Parse our arguments; returns them and the rest, for `samewise serve`."""
     parser = argparse.ArgumentParser(
         description="Measure heads that learn while they serve.", epilog="Further arguments go to `samewise serve`."
     )
-    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
+    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model by default")
     parser.add_argument("--answers", type=int, default=1000)
-    parser.add_argument("--turn", type=int, default=100, help="answers of one server before it is the other's turn")
+    parser.add_argument("--turn", type=int, default=100, help="answers of one server before the other's turn")
     parser.add_argument("--again", type=int, default=50, help="answers after the restart")
-    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), help="in this order")
     parser.add_argument(
-        "--tokens", type=int, nargs=2, default=(64, 128), metavar=("LEAST", "MOST"), help="of an answer"
+        "--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), help="subjects, in this order"
     )
-    parser.add_argument("--share", type=float, default=0.3, help="of what a server can do, so much is asked of it")
-    parser.add_argument("--draft-tokens", type=int, default=4, help="verified in each step")
+    parser.add_argument(
+        "--tokens", type=int, nargs=2, default=(64, 128), metavar=("MIN", "MAX"), help="length of an answer"
+    )
+    parser.add_argument("--share", type=float, default=0.3, help="arrival rate, as a fraction of the maximum rate")
+    parser.add_argument("--draft-tokens", type=int, default=4, help="number of draft tokens in each step")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--cache", type=Path, default=Path("build/learning"), help="folder for kernels, models and heads"
     )
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
-    parser.add_argument("--plot", type=Path, help="also draw it into this SVG file")
+    parser.add_argument("--plot", type=Path, help="also draw the result to this SVG file")
     arguments, rest = parser.parse_known_args(command)
     if min(arguments.answers, arguments.turn, arguments.again, arguments.draft_tokens) < 1:
         parser.error("--answers, --turn, --again and --draft-tokens must be at least 1")
     if not 0 < arguments.share < 1 or not 1 < arguments.tokens[0] <= arguments.tokens[1]:
-        parser.error("--share must be between 0 and 1, and --tokens from 2 on, the lower number first")
+        parser.error("--share must be between 0 and 1, and --tokens needs 2 <= MIN <= MAX")
     return arguments, rest
 
 
 def make_plan(arguments: argparse.Namespace, server_arguments: Sequence[str]) -> Plan:
-    """The questions are the same for the same arguments."""
+    """Make the plan; the same arguments give the same questions."""
     lengths, subjects = (arguments.tokens[0], arguments.tokens[1]), arguments.subjects
     return Plan(
         probe=make_questions(CALIBRATED, CALIBRATED // 4, subjects, lengths, arguments.seed + 1),
@@ -275,7 +277,7 @@ def make_plan(arguments: argparse.Namespace, server_arguments: Sequence[str]) ->
 
 
 def report(result: Result, console: Console) -> None:
-    """Print it all."""
+    """Print the result."""
     console.print(table(result.turns))
     for line in conclusion(result.turns):
         console.print(line)
@@ -283,17 +285,17 @@ def report(result: Result, console: Console) -> None:
     again, last = result.restarted, result.turns[-1]
     console.print(
         f"The first {len(again.plain)} answers after a restart: {tokens_per_step(again.learning):.2f} tokens per step, "
-        f"{again.ratio:.2f} x those of the first heads; before it {last.ratio:.2f} x."
+        f"{again.ratio:.2f} x the initial heads' (before the restart {last.ratio:.2f} x)."
     )
-    console.print(f"Tokens of another model that heads guessed which were not made for it: {result.num_taken}.")
+    console.print(f"Accepted draft tokens when another model starts with these learnt heads: {result.num_taken}.")
 
 
 def main() -> None:
-    """Measure and print; write JSON and a plot if asked to. Ends with 1 if an answer differs or heads were mixed up."""
+    """Measure and print; optionally write JSON and a plot. Exits with 1 if an answer differs or heads were mixed up."""
     arguments, server_arguments = arguments_of()
     console = Console()
     cache = arguments.cache.resolve()
-    os.environ["SAMEWISE_CACHE"] = str(cache)  # of the servers, too
+    os.environ["SAMEWISE_CACHE"] = str(cache)  # also for the servers
     for made in ("learnt", "another"):
         shutil.rmtree(cache / made, ignore_errors=True)
     another = another_model(resolve_model(arguments.model, console).path, cache / "another")

@@ -1,4 +1,4 @@
-"""Draws tokens per step over the answers, with learning and without."""
+"""Plots tokens per step over the answers, with and without learning."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,19 +9,19 @@ from bench.learning_report import Answer, Turn, tokens_per_step
 _WIDTH, _HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 704, 16, 288
 _SMOOTHED = 50
-"""Answers that a point is made of: those up to it."""
+"""Number of preceding answers that a point averages."""
 _COLORS = {"heads that learn": "#b03a2e", "the same heads": "#1f5fa8"}
 _STEPS = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Between grid lines, in tokens per step: the first that leaves at most six of them."""
+"""Possible distances of grid lines in tokens per step; the first that needs at most six lines is used."""
 
 
 def smoothed(answers: Sequence[Answer]) -> list[float]:
-    """Tokens per step after each answer, of it and some before it."""
+    """Moving average of tokens per step, over each answer and the ones before it."""
     return [tokens_per_step(answers[max(0, end - _SMOOTHED) : end]) for end in range(1, len(answers) + 1)]
 
 
 def draw(results: Sequence[Turn], path: Path) -> None:
-    """Write an SVG file."""
+    """Write the plot to an SVG file."""
     path.write_text("\n".join(_svg(results)) + "\n", encoding="utf-8")
 
 
@@ -63,7 +63,7 @@ def _svg(results: Sequence[Turn]) -> Iterator[str]:
 
 
 def _changes(results: Sequence[Turn]) -> list[tuple[int, str]]:
-    """Where each subject begins."""
+    """Number of the first answer of each subject, with its name."""
     return [
         (turn.first, turn.subject)
         for number, turn in enumerate(results)

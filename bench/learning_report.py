@@ -1,4 +1,4 @@
-"""What heads that learn bring, turn by turn."""
+"""Tables and figures of the benchmark of `--learn`, turn by turn."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from rich.table import Table
 
 GOAL = 1.2
-"""How many times the tokens per step of heads that do not learn, in the last turn."""
+"""Target ratio of tokens per step, with learning to without, in the last turn."""
 FIRST_TOKEN_GOAL = 1.1
-"""How many times the first token's time without learning, at most."""
+"""Maximum ratio of the time to first token, with learning to without."""
 HEADINGS = (
     *("answers", "subject", "tokens/step", "learning", "ratio", "first token ms p50", "learning", "p95", "learning"),
 )
@@ -17,32 +17,32 @@ HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one request."""
+    """The answer to one request."""
 
     text: str
     tokens: int
     accepted: int
-    """Of these tokens, those that were drafts."""
+    """Number of the tokens that were accepted drafts."""
     first_token_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The same questions, answered with learning and without."""
+    """Answers to the same questions with and without learning."""
 
     first: int
-    """Number of the first one."""
+    """Number of the first question."""
     subject: str
     plain: Sequence[Answer]
     learning: Sequence[Answer]
 
     @property
     def ratio(self) -> float:
-        """Of tokens per step."""
+        """Ratio of tokens per step, with learning to without."""
         return tokens_per_step(self.learning) / tokens_per_step(self.plain)
 
     def cells(self) -> list[str]:
-        """After the HEADINGS."""
+        """The table's cells, in the order of HEADINGS."""
         per_step = [f"{tokens_per_step(answers):.2f}" for answers in (self.plain, self.learning)]
         times = [
             f"{1e3 * first_token_s(answers, share):.0f}"
@@ -59,24 +59,24 @@ class Turn:
 
 
 def tokens_per_step(answers: Sequence[Answer]) -> float:
-    """All tokens by the steps that they took: each brings one token, and the drafts that it accepts."""
+    """Tokens divided by steps. Each step yields one token in addition to the drafts that it accepts."""
     tokens = sum(answer.tokens for answer in answers)
     return tokens / (tokens - sum(answer.accepted for answer in answers))
 
 
 def first_token_s(answers: Sequence[Answer], share: float) -> float:
-    """The time within which this share of the answers began."""
+    """Quantile `share` of the time to first token."""
     times = sorted(answer.first_token_s for answer in answers)
     return times[min(int(share * len(times)), len(times) - 1)]
 
 
 def first_token_ratio(plain: Sequence[Answer], learning: Sequence[Answer]) -> float:
-    """How much later the median answer begins where heads learn."""
+    """Ratio of the median time to first token, with learning to without."""
     return first_token_s(learning, 0.5) / first_token_s(plain, 0.5)
 
 
 def different(plain: Sequence[Answer], learning: Sequence[Answer]) -> list[int]:
-    """Numbers of the answers that are not the same."""
+    """Indices of the answers that differ."""
     pairs = zip(plain, learning, strict=True)
     return [number for number, (one, other) in enumerate(pairs) if (one.text, one.tokens) != (other.text, other.tokens)]
 
@@ -92,7 +92,7 @@ def table(results: Sequence[Turn]) -> Table:
 
 
 def conclusion(results: Sequence[Turn]) -> list[str]:
-    """What it came to, next to the goals."""
+    """The overall results, compared with the goals."""
     plain = [answer for turn in results for answer in turn.plain]
     learning = [answer for turn in results for answer in turn.learning]
     gains = statistics.median(turn.ratio for turn in results)

@@ -1,6 +1,6 @@
-"""Traffic whose subject changes: questions, then programs, then records in JSON, each as somebody's users would ask.
+"""Traffic whose subject changes: general questions, then programs, then JSON records.
 
-Templates and topics are those of this file, which no heads are trained on.
+Templates and topics are only in this file, so no heads are trained on them.
 """
 
 import random
@@ -81,7 +81,7 @@ SUBJECTS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "programs": (_PROGRAMS, _TASKS),
     "records": (_RECORDS, _THINGS),
 }
-"""Templates, and what is put into them."""
+"""Templates and the topics that are inserted into them, by subject."""
 _ASIDES = (
     "",
     " Keep it short.",
@@ -94,7 +94,7 @@ _ASIDES = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request."""
+    """A request."""
 
     number: int
     subject: str
@@ -104,7 +104,7 @@ class Question:
     seed: int
 
     def body(self, model: str) -> dict[str, object]:
-        """As a streamed chat completion."""
+        """The body of a streamed chat completion."""
         return {
             "model": model,
             "messages": [{"role": "user", "content": self.text}],
@@ -119,14 +119,14 @@ class Question:
 def make_questions(
     count: int, turn: int, subjects: Sequence[str], lengths: tuple[int, int], seed: int
 ) -> list[Question]:
-    """So many, of each subject about as many turns in a row; every other one is answered greedily.
+    """Make questions, with about the same number of consecutive turns for each subject; every other one is greedy.
 
     Args:
-        count: of all.
-        turn: of each turn.
-        subjects: the order in which they come.
-        lengths: fewest and most tokens of an answer.
-        seed: other seeds give other questions and other draws.
+        count: number of questions.
+        turn: number of questions in a turn.
+        subjects: the subjects in order.
+        lengths: minimum and maximum tokens of an answer.
+        seed: determines the questions and their seeds.
     """
     source = random.Random(seed)
     makers = {subject: _maker(source, *SUBJECTS[subject]) for subject in subjects}
@@ -146,12 +146,12 @@ def make_questions(
 
 
 def turns(count: int, turn: int) -> list[range]:
-    """The answers of each turn, the last of which may be shorter."""
+    """The range of answers in each turn; the last may be shorter."""
     return [range(start, min(start + turn, count)) for start in range(0, count, turn)]
 
 
 def _maker(source: random.Random, templates: Sequence[str], topics: Sequence[str]) -> Callable[[], str]:
-    """Draws questions none of which comes again before all others came."""
+    """Make a function that draws questions without repetition until all are used."""
     left: list[str] = []
 
     def make() -> str:

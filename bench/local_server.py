@@ -1,4 +1,4 @@
-"""A server to measure, ours or another: started on a free port, ended with the block."""
+"""Runs a server to measure, ours or another, on a free port."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ class LocalServer:
     """A server that is ready."""
 
     url: str
-    """Without /v1."""
+    """The address without /v1."""
     pid: int
 
 
@@ -33,10 +33,9 @@ async def local_server(
     program: Sequence[str] = ("-m", "server.cli.main", "serve"),
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[LocalServer]:
-    """Run `samewise serve`, or another program, with these arguments and variables of the environment; wait until it is
-    ready, end it afterwards.
+    """Run `samewise serve`, or another Python program, until the end of the block; yields once it is ready.
 
-    Raises RuntimeError if it does not become ready, or does not end with code 0.
+    Raises RuntimeError if it does not become ready or exits with a code other than 0.
     """
     async with started([sys.executable, *program, *arguments], "/ready", variables) as server:
         yield server
@@ -46,7 +45,10 @@ async def local_server(
 async def started(
     command: Sequence[str], ready_path: str, variables: Mapping[str, str] = MappingProxyType({})
 ) -> AsyncIterator[LocalServer]:
-    """The same for any server that takes --host and --port, and answers 200 at `ready_path` once it is ready."""
+    """Run any server that accepts --host and --port and answers 200 at `ready_path` once it is ready.
+
+    Raises RuntimeError if it does not become ready or exits with a code other than 0.
+    """
     port = _free_port()
     process = await asyncio.create_subprocess_exec(
         *command, "--host", "127.0.0.1", "--port", str(port), env={**environment(), **variables}
@@ -62,12 +64,12 @@ async def started(
             process.kill()
             await process.wait()
     if code != 0:
-        raise RuntimeError(f"the server ended with code {code}")
+        raise RuntimeError(f"the server exited with code {code}")
 
 
 @contextlib.contextmanager
 def paused(server: LocalServer) -> Iterator[None]:
-    """Stop the server's processes, so that they take nothing from what is measured, and let them go on afterwards."""
+    """Suspend the server's processes during the block, so that they do not affect other measurements."""
     family = process_family(server.pid)
     for pid in family:
         os.kill(pid, signal.SIGSTOP)
@@ -79,7 +81,7 @@ def paused(server: LocalServer) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """In which our packages are found though they are not installed, as from the server's engine process."""
+    """Environment variables with which child processes find our packages without installing them."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -93,7 +95,7 @@ def process_family(pid: int) -> list[int]:
 
 
 def resident_mib(pid: int) -> float:
-    """Memory of a process that is its own and in use (private and shared pages), from /proc."""
+    """Resident memory of a process (private and shared pages), from /proc."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -107,7 +109,7 @@ async def _until_ready(url: str, process: asyncio.subprocess.Process) -> None:
                 if (await client.get(url)).status_code == 200:
                     return
             await asyncio.sleep(0.1)
-    raise RuntimeError(f"the server ended with code {process.returncode} before it was ready")
+    raise RuntimeError(f"the server exited with code {process.returncode} before it was ready")
 
 
 def _free_port() -> int:

@@ -1,4 +1,4 @@
-"""What a model's products take at least: bytes of weights and multiply-adds."""
+"""Lower bounds of a model's work: bytes of weights and multiply-adds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,40 +9,40 @@ from model_runner.models.loading import inspect_model, load_config
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """Weights that every token is multiplied with."""
+    """Numbers of weights that every token is multiplied with."""
 
     layers: int
     head: int
     int4_bytes: int
-    """Of all of them, packed with int4."""
+    """Bytes of all weights when packed with int4."""
 
     @classmethod
     def of(cls, folder: Path) -> "ModelWork":
-        """From the model's configuration."""
+        """Compute the numbers from a model's configuration."""
         shape = inspect_model(load_config(folder))
         head = shape.vocab_size * shape.hidden
         return cls(shape.num_multiplied - head, head, shape.packed_bytes("int4"))
 
     @property
     def all(self) -> int:
-        """Layers and head."""
+        """Weights of layers and head."""
         return self.layers + self.head
 
     def weight_bytes(self, dtype: str) -> int:
-        """Of all weights as int8, int4 or float32."""
+        """Bytes of all weights as int8, int4 or float32."""
         return {"int8": self.all, "int4": self.int4_bytes, "float32": 4 * self.all}[dtype]
 
     def read_s(self, machine: Roofline) -> float:
-        """Seconds to read all weights once, in the type that is taken by default."""
+        """Seconds to read all weights once in the default type."""
         return self.weight_bytes("int8" if machine.int8_gmac_per_s else "float32") / machine.read_gb_per_s / 1e9
 
     def bound_tokens_per_s(self, machine: Roofline, concurrency: int, prompt_per_output: float) -> float:
-        """Output tokens a second that nothing could exceed: products at the kernel's best rate, or reading weights.
+        """Upper bound of output tokens per second, by the kernel's best rate and by reading the weights.
 
         Args:
-            machine: what it can do.
+            machine: the machine's limits.
             concurrency: requests that decode together and share one reading of the weights.
-            prompt_per_output: prompt tokens for each output token.
+            prompt_per_output: prompt tokens per output token.
         """
         macs_per_s = (machine.int8_gmac_per_s or machine.fp32_gflop_per_s / 2) * 1e9
         decode_s = max(self.read_s(machine) / concurrency, self.all / macs_per_s)

@@ -1,11 +1,10 @@
-"""What the server costs around the model: CPU time of its two processes for each streamed token.
+"""Benchmark of the server's overhead: CPU time of its two processes per streamed token, without the model.
 
-Everything is the real thing but the runner, which sleeps as long as a forward pass would take and answers with the
-tokens of a text. So all CPU time of the engine process is overhead. CPU time, unlike the clock, does not depend on what
-else the machine does.
+Everything is real except the runner, which sleeps for the duration of a forward pass and answers with a text's tokens.
+So all CPU time of the engine process is overhead. Unlike elapsed time, it does not depend on the machine's other load.
 
-With `--everything` also with all that tells of a server or counts for it, and with `--page` with the page there, closed
-or open in tabs that show what the server does: each in turns with a server without.
+`--everything` also measures with all telemetry and accounting on, and `--page` with the page closed or open in browser
+tabs. Each alternates with a plain server.
 """
 
 import argparse
@@ -57,7 +56,7 @@ STEP_VARIABLE = "SAMEWISE_BENCH_STEP_S"
 
 
 class SleepingRunner(DoneAtLaunch):
-    """A Runner without a model: after each step's sleep, every choice that caught up says the next word."""
+    """A Runner without a model: each step sleeps, then returns the next word for each choice that has caught up."""
 
     num_blocks = NUM_BLOCKS
 
@@ -71,7 +70,7 @@ class SleepingRunner(DoneAtLaunch):
         return ()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """See Runner, but the tokens mean nothing."""
+        """Sleep for a step and return meaningless tokens."""
         time.sleep(self._step_s)
         for key in plan.released:
             self._to_compute.pop(key, None)
@@ -89,7 +88,7 @@ class SleepingRunner(DoneAtLaunch):
 
 
 def load_engine(config: EngineConfig) -> LoadedEngine:
-    """The real engine with a sleeping runner."""
+    """Build the real engine with a sleeping runner."""
     tokenizer = Tokenizer.from_folder(config.runner.model)
     words = tokenizer.encode(" ".join(WORDS), add_special_tokens=False)
     runner = SleepingRunner(words, float(os.environ[STEP_VARIABLE]))
@@ -118,7 +117,7 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
 
 
 async def serve(port: int) -> None:
-    """The HTTP process of `samewise serve`, with that engine."""
+    """Run the HTTP process of `samewise serve` with the sleeping engine."""
     settings = Settings(host="127.0.0.1", port=port, log_level="warning")
     folder = resolve_model(settings.model, Console(stderr=True))
     publishes = settings.kv_events is not None
@@ -140,11 +139,11 @@ async def serve(port: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """CPU time of one load, requests of `output_len` tokens."""
+    """CPU time under one load with answers of `output_len` tokens."""
 
     endpoint: Endpoint
     beside: str
-    """Name of the surroundings."""
+    """Name of the server's surroundings."""
     concurrency: int
     step_ms: float
     output_len: int
@@ -154,24 +153,24 @@ class Overhead:
 
     @property
     def engine_share(self) -> float:
-        """Of the time of a step."""
+        """The engine's CPU time as a fraction of a step's duration."""
         return self.engine_us_per_token * self.concurrency / (1000 * self.step_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of a server."""
+    """The load on a server."""
 
     endpoint: Endpoint
     concurrency: int
     step_ms: float
     output_len: int
     rounds: int
-    """Requests of each stream."""
+    """Requests of each client."""
 
 
 async def measure(load: Load, beside: Surroundings) -> Overhead:
-    """Start a server, put the load on it, and look at the CPU time of its processes before and after."""
+    """Start a server, apply the load, and measure the CPU time of its processes."""
     os.environ[STEP_VARIABLE] = str(load.step_ms / 1000)
     num_requests = load.rounds * load.concurrency
     workload = Workload(num_requests, Lengths(128, 128), Lengths(load.output_len, load.output_len))
@@ -184,7 +183,7 @@ async def measure(load: Load, beside: Surroundings) -> Overhead:
             concurrency=load.concurrency,
         )
         async with beside.watching(server.url):
-            await run_bench(options, lambda outcome: None)  # the first round pays for imports and caches
+            await run_bench(options, lambda outcome: None)  # warm-up: imports and caches
             http, engine = split_cpu_seconds(server.pid)
             with progress_bar(num_requests) as advance:
                 result = await run_bench(options, advance)
@@ -203,7 +202,7 @@ async def measure(load: Load, beside: Surroundings) -> Overhead:
 
 
 def split_cpu_seconds(pid: int) -> tuple[float, float]:
-    """CPU time of a server so far: of its HTTP process with the workers, and of its engine."""
+    """A server's CPU time so far: HTTP process with its workers, and engine."""
     family = process_family(pid)
     engines = [one for one in family if b"server.engine.worker" in Path(f"/proc/{one}/cmdline").read_bytes()]
     return sum(cpu_seconds(one) for one in family if one not in engines), sum(map(cpu_seconds, engines))
@@ -217,8 +216,8 @@ def cpu_seconds(pid: int) -> float:
 
 def table(results: list[Overhead]) -> Table:
     """One line for each load."""
-    numbers = ("streams", "step ms", "tokens/s", "HTTP us/token", "engine us/token", "engine, of a step")
-    lines = Table("endpoint", "beside it", *numbers)
+    numbers = ("streams", "step ms", "tokens/s", "HTTP us/token", "engine us/token", "engine / step")
+    lines = Table("endpoint", "with", *numbers)
     for column in lines.columns[2:]:
         column.justify = "right"
     for result in results:
@@ -236,7 +235,7 @@ def table(results: list[Overhead]) -> Table:
 
 
 def in_turns(load: Load, turns: int, kinds: Sequence[Kind]) -> list[Overhead]:
-    """Medians of so many turns of each kind of surroundings."""
+    """Medians over `turns` alternating turns of each kind of surroundings."""
     results: list[list[Overhead]] = [[] for _ in kinds]
     for _ in range(turns):
         for kind, of_kind in zip(kinds, results, strict=True):
@@ -246,7 +245,7 @@ def in_turns(load: Load, turns: int, kinds: Sequence[Kind]) -> list[Overhead]:
 
 
 def median(results: Sequence[Overhead]) -> Overhead:
-    """Of the same load."""
+    """Medians of results under the same load."""
     return replace(
         results[0],
         tokens_per_s=statistics.median(result.tokens_per_s for result in results),
@@ -260,16 +259,20 @@ def _there(page: Page) -> AbstractContextManager[Surroundings]:
 
 
 def main() -> None:
-    """Measure one stream and many; print, and write JSON if asked to."""
-    parser = argparse.ArgumentParser(description="Measure the CPU time that the server takes around the model.")
+    """Measure and print; with --output also write JSON."""
+    parser = argparse.ArgumentParser(description="Measure the server's CPU time without the model.")
     parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--step-ms", type=float, nargs="+", default=[5.0, 25.0], help="one for each concurrency")
+    parser.add_argument(
+        "--step-ms", type=float, nargs="+", default=[5.0, 25.0], help="step duration for each concurrency"
+    )
     parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=4, help="requests of each stream")
-    parser.add_argument("--turns", type=int, default=1, help="servers of each kind, of which medians are taken")
+    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument("--turns", type=int, default=1, help="number of servers of each kind; results are medians")
     parser.add_argument("--everything", action="store_true", help="also with keys, limits, traces, KV events and more")
-    parser.add_argument("--page", type=int, nargs="+", default=[], metavar="TABS", help="also with it; 0 is closed")
+    parser.add_argument(
+        "--page", type=int, nargs="+", default=[], metavar="TABS", help="also with this many tabs; 0: closed"
+    )
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--host", help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""The page of a server that is measured: not there at all, there and closed, or open in tabs of a browser."""
+"""Runs a measured server without the page, with the page closed, or with the page open in browser tabs."""
 
 import shutil
 from collections.abc import AsyncIterator, Mapping
@@ -13,10 +13,10 @@ _LOADED_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a server is told, and who looks at it."""
+    """A server's settings for the page, and the tabs that show it."""
 
     tabs: int | None
-    """That show what the server does; None for a server without a page."""
+    """Number of tabs that show the server view; None for a server without a page."""
 
     @property
     def name(self) -> str:
@@ -24,22 +24,22 @@ class Page:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The server's settings."""
+        """The server's settings, as environment variables."""
         return {"SAMEWISE_PAGE": "false" if self.tabs is None else "true"}
 
     @property
     def api_key(self) -> None:
-        """There is none."""
+        """No key is needed."""
 
     @asynccontextmanager
     async def watching(self, url: str) -> AsyncIterator[None]:
-        """Look at the server at this address. Raises RuntimeError without a browser."""
+        """Keep the tabs open during the block. Raises RuntimeError if there is no browser."""
         if not self.tabs:
             yield
             return
         program = next(filter(None, map(shutil.which, _BROWSERS)), None)
         if program is None:
-            raise RuntimeError(f"there is no browser to open the page with: none of {', '.join(_BROWSERS)}")
+            raise RuntimeError(f"found no browser to open the page; install one of {', '.join(_BROWSERS)}")
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
             for _ in range(self.tabs):
@@ -49,7 +49,7 @@ class Page:
 
 
 async def _open(browser: Browser, url: str) -> None:
-    """A tab that shows what the server does."""
+    """Open a tab with the server view."""
     tab = await browser.new_page()
     await tab.goto(url)
     await tab.get_by_role("tab", name="Server").click(timeout=_LOADED_MS)

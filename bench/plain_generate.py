@@ -1,6 +1,6 @@
-"""What plain transformers' own `generate` takes for one batch of random prompts, on the CPU, as JSON.
+"""Measures transformers' own `generate` on the CPU, for one batch of random prompts; prints JSON.
 
-The time of each token after the first is taken from a few of them.
+The time per token after the first is measured on a few tokens and extrapolated.
 """
 
 import argparse
@@ -16,7 +16,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Clock(StoppingCriteria):
-    """Stops nothing, but notes when tokens came: it is asked after each of them."""
+    """A stopping criterion that never stops but records the time of each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -28,7 +28,7 @@ class Clock(StoppingCriteria):
 
 @torch.inference_mode()
 def seconds(model: Any, prompts: torch.Tensor, num_tokens: int) -> tuple[float, float]:
-    """Until the first tokens of all prompts [rows, tokens] are there, and for each of `num_tokens` more, greedily."""
+    """Seconds to the first tokens of all prompts [rows, tokens], and per token for `num_tokens` further tokens."""
     clock = Clock()
     start = time.perf_counter()
     model.generate(
@@ -40,7 +40,7 @@ def seconds(model: Any, prompts: torch.Tensor, num_tokens: int) -> tuple[float, 
         stopping_criteria=[clock],
     )
     if len(clock.times) != 1 + num_tokens:
-        raise RuntimeError(f"{len(clock.times)} tokens came instead of {1 + num_tokens}")
+        raise RuntimeError(f"generate returned {len(clock.times)} tokens instead of {1 + num_tokens}")
     return clock.times[0] - start, (clock.times[-1] - clock.times[0]) / num_tokens
 
 

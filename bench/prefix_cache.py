@@ -1,4 +1,4 @@
-"""What the prefix cache brings prompts that share a long beginning: sooner first tokens, and more requests a second."""
+"""Benchmark of the prefix cache with long shared prefixes: time to first token, and requests per second."""
 
 import argparse
 import asyncio
@@ -20,19 +20,19 @@ LOAD_GOAL = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of the requests of a measurement, in tokens."""
+    """Lengths of a measurement's requests in tokens, and the number of clients."""
 
     shared: int
-    """Of the beginning, a system prompt say."""
+    """Length of the shared prefix, such as a system prompt."""
     own: int
-    """Of each prompt after that."""
+    """Length of each prompt after the prefix."""
     output: int
     clients: int
-    """Requests at a time."""
+    """Concurrent requests."""
 
     @property
     def work_ratio(self) -> float:
-        """How many times fewer tokens of a prompt there are to compute when the beginning is known."""
+        """Prompt tokens without the cache divided by prompt tokens with a cached prefix."""
         return (self.shared + self.own) / self.own
 
 
@@ -42,7 +42,7 @@ LOAD = Shape(shared=2048, own=64, output=32, clients=32)
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Median milliseconds to the first token of a request that is alone."""
+    """Median milliseconds to the first token of a single request."""
 
     cold_ms: float
     warm_ms: float
@@ -54,7 +54,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Requests a second under load, the computation of the shared beginning included."""
+    """Requests per second under load, including the first computation of the shared prefix."""
 
     off_per_s: float
     on_per_s: float
@@ -65,7 +65,7 @@ class Throughput:
 
 
 async def measure_first(num_requests: int, server_arguments: Sequence[str]) -> FirstToken:
-    """Prompts that share nothing, and then such as share their beginning."""
+    """Measure prompts that share nothing, then prompts with a shared prefix."""
     async with local_server(["--log-level", "warning", *server_arguments]) as server:
         cold = await _run(server.url, FIRST, num_requests, shared=0.0, warmup=1)
         warm = await _run(server.url, FIRST, num_requests, shared=FIRST.shared / (FIRST.shared + FIRST.own), warmup=1)
@@ -73,7 +73,7 @@ async def measure_first(num_requests: int, server_arguments: Sequence[str]) -> F
 
 
 async def measure_load(per_client: int, server_arguments: Sequence[str]) -> Throughput:
-    """The same requests to a server with a prefix cache and to one without."""
+    """Measure the same requests with and without the prefix cache."""
     per_s = {}
     for flag in ("--no-prefix-caching", "--prefix-caching"):
         async with local_server(["--log-level", "warning", flag, *server_arguments]) as server:
@@ -83,7 +83,7 @@ async def measure_load(per_client: int, server_arguments: Sequence[str]) -> Thro
 
 
 async def _run(url: str, shape: Shape, num_requests: int, shared: float, warmup: int) -> Report:
-    """The first request finds nothing in the cache; those to warm up share another beginning, or none."""
+    """Run the load. Warm-up requests have another prefix, so the first measured request finds nothing in the cache."""
     length = shape.shared + shape.own
     workload = Workload(
         num_requests,
@@ -96,25 +96,27 @@ async def _run(url: str, shape: Shape, num_requests: int, shared: float, warmup:
         options = BenchOptions(f"{url}/v1", workload, concurrency=shape.clients, warmup=warmup)
         report = (await run_bench(options, advance)).report
     if report.num_completed != num_requests:
-        raise RuntimeError("not all requests were answered")
+        raise RuntimeError(f"only {report.num_completed} of {num_requests} requests were answered")
     return report
 
 
 def _first_token_ms(report: Report) -> float:
-    """The median, to which the first request, that finds nothing in the cache, does not matter."""
+    """The median, on which the first, uncached request has hardly any effect."""
     if report.time_to_first_token_ms is None:
-        raise RuntimeError("no request got a token")
+        raise RuntimeError("no request returned a token")
     return report.time_to_first_token_ms.p50
 
 
 def main() -> None:
-    """Measure and print; write JSON if asked to."""
+    """Measure and print; with --output also write JSON."""
     parser = argparse.ArgumentParser(
-        description="Measure what the prefix cache brings prompts with a shared beginning.",
+        description="Measure the effect of the prefix cache on prompts with a shared prefix.",
         epilog="Further arguments go to `samewise serve`.",
     )
     parser.add_argument("--parts", nargs="+", choices=("first", "load"), default=("first", "load"))
-    parser.add_argument("--requests", type=int, default=15, help="for each median time to the first token")
+    parser.add_argument(
+        "--requests", type=int, default=15, help="number of requests for each median time to first token"
+    )
     parser.add_argument("--per-client", type=int, default=2, help="requests of each client under load")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments, server_arguments = parser.parse_known_args()
@@ -124,15 +126,15 @@ def main() -> None:
         content["first"] = asdict(FIRST) | asdict(first)
         console.print(
             f"{FIRST.shared:,} shared and {FIRST.own} own tokens: first token after {first.cold_ms:.0f} ms cold, "
-            f"{first.warm_ms:.0f} ms warm: {first.ratio:.1f} x (goal {FIRST_GOAL:.0f} x; of the prompt's tokens "
-            f"{FIRST.work_ratio:.1f} x fewer are computed)"
+            f"{first.warm_ms:.0f} ms warm: {first.ratio:.1f} x (goal {FIRST_GOAL:.0f} x; "
+            f"{FIRST.work_ratio:.1f} x fewer prompt tokens are computed)"
         )
     if "load" in arguments.parts:
         load = asyncio.run(measure_load(arguments.per_client, server_arguments))
         content["load"] = asdict(LOAD) | asdict(load)
         console.print(
             f"{LOAD.clients} clients, {LOAD.shared:,} shared and {LOAD.own} own tokens in, {LOAD.output} out: "
-            f"{load.off_per_s:.2f} requests a second without the cache, {load.on_per_s:.2f} with it: "
+            f"{load.off_per_s:.2f} requests per second without the cache, {load.on_per_s:.2f} with it: "
             f"{load.ratio:.1f} x (goal {LOAD_GOAL:.0f} x)"
         )
     if arguments.output:

@@ -1,6 +1,6 @@
-"""What quantisation costs in quality: perplexity and greedy agreement with float32, on text that Python ships.
+"""Measures the quality of quantised models: perplexity and greedy agreement with float32, on Python's help texts.
 
-With --strategies instead: what each decoding strategy makes of the beginnings of those texts (see text_quality.py).
+With --strategies it measures the text quality of each decoding strategy instead (text_quality.py).
 """
 
 import argparse
@@ -34,7 +34,7 @@ from model_runner.models.repository import resolve_model
 
 
 def log_probabilities(config: RunnerConfig, texts: Iterable[Sequence[int]]) -> Iterator[Tensor]:
-    """Of what follows each token of each text, [tokens, vocab] float32: each text in one step, one after the other."""
+    """Log-probabilities of the next token, [tokens, vocab] float32 for each text. Each text is computed in one step."""
     parts, info = assemble(config)
     for text in texts:
         positions = np.arange(len(text))
@@ -53,7 +53,7 @@ def log_probabilities(config: RunnerConfig, texts: Iterable[Sequence[int]]) -> I
 
 
 def divergence(reference: Iterable[Tensor], other: Iterable[Tensor]) -> float:
-    """Kullback and Leibler's, of the other from the reference, in nats: the mean over all places [tokens, vocab]."""
+    """Mean Kullback-Leibler divergence of `other` from `reference`, in nats, over all positions."""
     of_texts = [
         (one.exp() * (one - another)).sum(-1).mean().item() for one, another in zip(reference, other, strict=True)
     ]
@@ -72,48 +72,48 @@ CONFIGURATIONS: tuple[tuple[Quantization, Rows, KVCacheDType], ...] = (
     ("int4", "auto", "float32"),
     ("int4", "auto", "bfloat16"),
 )
-"""Of weights, rows and KV cache; the first is what the others are compared with."""
+"""Types of weights, rows and KV cache; the first configuration is the reference."""
 CHUNK = 512
-"""Tokens of a text over which perplexity is taken."""
+"""Tokens of a text that perplexity is computed on."""
 PROMPT = 64
-"""Tokens of a text that are continued greedily."""
+"""Tokens of a text's start that is continued greedily."""
 CONTINUED = 128
 NUM_DIVERGENCE = 16
-"""Texts whose whole distributions are compared: those of float32 are kept, 100 MB for each with the embedded model."""
+"""Texts whose distributions are compared; the reference needs 100 MB of memory per text with the embedded model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one configuration made of the texts."""
+    """One configuration's results on the texts."""
 
     rows: str
-    """What its rows are rounded to."""
+    """Type that the rows are rounded to."""
     logprobs: list[float]
-    """Of each token but the first of each text."""
+    """Log-probability of each token except each text's first."""
     best: list[int]
-    """The most probable token at each of those places."""
+    """The most probable token at each of these positions."""
     continued: Sequence[tuple[int, ...]]
-    """The greedy continuation of each text's beginning."""
+    """The greedy continuation of each text's start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """A configuration against float32."""
+    """A configuration compared with float32."""
 
     quantization: str
     rows: str
     kv_cache_dtype: str
     perplexity: float
     same_best: float
-    """Share of places where the most probable token is that of float32."""
+    """Fraction of positions with the same most probable token as float32."""
     divergence: float
-    """Kullback and Leibler's, of the distributions from those of float32, in nats; see NUM_DIVERGENCE."""
+    """Mean Kullback-Leibler divergence from float32 in nats, on NUM_DIVERGENCE texts."""
     same_tokens: float
-    """Mean number of greedy tokens up to the first that differs, of CONTINUED."""
+    """Mean number of greedy tokens before the first difference, at most CONTINUED."""
 
 
 def read(config: RunnerConfig, texts: Sequence[tuple[int, ...]]) -> Reading:
-    """Run all texts through the engine."""
+    """Compute a configuration's results on all texts with the engine."""
     engines = Engines(config)
     reading = Strategy(SamplingParams(temperature=0.0, prompt_logprobs=1))
     entries = list(chain.from_iterable(run(engines.make(), reading.requests(texts, 0)).prompt_logprobs))
@@ -127,7 +127,7 @@ def read(config: RunnerConfig, texts: Sequence[tuple[int, ...]]) -> Reading:
 
 
 def compare(config: RunnerConfig, reading: Reading, reference: Reading, diverged: float) -> Quality:
-    """Perplexity, and agreement with the reference, from which the distributions have so far diverged."""
+    """Compute perplexity and agreement with the reference; `diverged` is the divergence from it."""
     agreeing = sum(a == b for a, b in zip(reading.best, reference.best, strict=True))
     lengths = [
         next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), len(theirs))
@@ -179,20 +179,20 @@ def quantisation(folder: Path, num_texts: int, console: Console) -> list[Quality
 
 
 def main() -> None:
-    """Measure one or the other; print, and write JSON and the plot if asked to."""
+    """Measure configurations or strategies and print; optionally write JSON and a plot."""
     use_engine_environment()
     parser = argparse.ArgumentParser(
-        description="Measure what quantisation costs in quality, or what decoding strategies are for, on the CPU."
+        description="Measure the quality of quantised models or of decoding strategies, on the CPU."
     )
-    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
+    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model by default")
     parser.add_argument("--strategies", action="store_true", help="continue texts by every decoding strategy instead")
-    parser.add_argument("--texts", type=int, help="at most; 40, or 50 for strategies, when left out")
+    parser.add_argument("--texts", type=int, help="maximum number of texts; default 40, or 50 for strategies")
     parser.add_argument("--plot", type=Path, help="with --strategies: also draw the result to this SVG file")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     if arguments.plot:
         if not arguments.strategies:
-            parser.error("--plot goes with --strategies")
+            parser.error("--plot needs --strategies")
         require_matplotlib()
     console = Console()
     folder = resolve_model(arguments.model, console).path

@@ -1,6 +1,6 @@
-"""Models of known forms with random weights, for measurements that need no sense: `python -m bench.random_models`.
+"""Creates models of known shapes with random weights, for measurements of speed: `python -m bench.random_models`.
 
-The same seed gives the same weights. They have the embedded model's tokenizer, and so its vocabulary.
+The seed is fixed, so the weights are always the same. Tokenizer and vocabulary are the embedded model's.
 """
 
 import argparse
@@ -21,14 +21,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True, slots=True)
 class ModelForm:
-    """What config.json says, but for what all of them share."""
+    """The fields of config.json that differ between the models."""
 
     model_type: str
     fields: dict[str, Any]
 
 
 FORMS = {
-    # Llama-3.2-1B but for the vocabulary: 49,152 tokens instead of 128,256
+    # Llama-3.2-1B except for the vocabulary: 49,152 tokens instead of 128,256
     "llama-1b": ModelForm(
         "llama",
         {
@@ -52,7 +52,7 @@ FORMS = {
             "num_experts": 32,
             "num_experts_per_tok": 4,
             "moe_intermediate_size": 512,
-            "intermediate_size": 2048,  # of layers without experts, which this has none of
+            "intermediate_size": 2048,  # unused: only for layers without experts
             "norm_topk_prob": True,
         },
     ),
@@ -60,7 +60,7 @@ FORMS = {
 
 
 def make(form: ModelForm, folder: Path, tokenizer: Path) -> None:
-    """Write config, bfloat16 weights and the tokenizer of the model in `tokenizer` to a folder."""
+    """Write config, bfloat16 weights, and the tokenizer from the folder `tokenizer`."""
     source = AutoConfig.from_pretrained(tokenizer)
     shared = {name: getattr(source, name) for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
     config = AutoConfig.for_model(
@@ -75,7 +75,7 @@ def make(form: ModelForm, folder: Path, tokenizer: Path) -> None:
 
 
 def main() -> None:
-    """Make one of them."""
+    """Create the model that the arguments name."""
     parser = argparse.ArgumentParser(description="Write a model with random weights to a folder.")
     parser.add_argument("form", choices=sorted(FORMS))
     parser.add_argument("folder", type=Path)

@@ -1,7 +1,7 @@
-"""What this machine can do at best, a CPU or a GPU: read bandwidth, fp32 matrix rate, rate of our int8 kernel.
+"""Measures the limits of a CPU or GPU: read bandwidth, fp32 matrix rate, and the rate of our int8 kernel.
 
-Generating a token reads every weight once, so bandwidth / bytes of weights bounds the tokens a second of one stream;
-the matrix rate bounds prompts and large batches.
+Generating a token reads every weight once, so bandwidth divided by the bytes of weights bounds one stream's tokens per
+second. The matrix rate bounds prompts and large batches.
 """
 
 import argparse
@@ -30,12 +30,12 @@ ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni",
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The best of several measurements."""
+    """A machine's limits: the best of several measurements."""
 
     device: str
     processor: str
     cores: int
-    """That this process may use; of a GPU, its multiprocessors."""
+    """Cores that this process may use; multiprocessors of a GPU."""
     threads: int
     isa: str
     torch: str
@@ -44,17 +44,17 @@ class Roofline:
     copy_gb_per_s: float
     """Bytes read and written by a copy."""
     fp32_gflop_per_s: float
-    """The best square matrix product; TF32 is off."""
+    """Rate of the best square matrix product; TF32 is off."""
     fp32_size: int
-    """Of that product."""
+    """Size of the best square matrix product."""
     int8_gmac_per_s: float | None
-    """The best of our own int8 kernel, 10^9 multiply-adds; None where it cannot run."""
+    """Best rate of our int8 kernel in 10^9 multiply-adds per second; None if it cannot run."""
     int8_isa: str | None
-    """The instruction set that it uses."""
+    """Instruction set of our int8 kernel."""
 
 
 def measure(device: str = "cpu", *, seconds: float = 2.0, buffer_bytes: int | None = None) -> Roofline:
-    """Measure a device for about this long for each number."""
+    """Measure a device, for about `seconds` for each number."""
     size = buffer_bytes or (CPU_BUFFER_BYTES if device == "cpu" else CUDA_BUFFER_BYTES)
     read, copy = _memory_rates(size, device, seconds)
     rates = {n: 2 * n**3 / _best_time(_product(n, device), device, seconds / 2) for n in MATRIX_SIZES}
@@ -78,7 +78,7 @@ def measure(device: str = "cpu", *, seconds: float = 2.0, buffer_bytes: int | No
 
 
 def table(result: Roofline) -> Table:
-    """The result for people."""
+    """The result as a table."""
     lines = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     lines.add_row("Processor", f"{result.processor}, {result.cores} cores, {result.threads} threads")
     lines.add_row("Instructions", result.isa)
@@ -91,7 +91,7 @@ def table(result: Roofline) -> Table:
 
 
 def _int8_rate(seconds: float) -> tuple[float, str] | tuple[None, None]:
-    """Multiply-adds a second of our linear at its best shape, in 10^9, and the instruction set."""
+    """Rate of our int8 linear at its best shape in 10^9 multiply-adds per second, and its instruction set."""
     try:
         kernels = Kernels(build_kernels(cache_folder()), torch.get_num_threads())
     except NoKernelsError:
@@ -103,7 +103,7 @@ def _int8_rate(seconds: float) -> tuple[float, str] | tuple[None, None]:
 
 
 def _memory_rates(size: int, device: str, seconds: float) -> tuple[float, float]:
-    """Bytes a second of reading and of copying a buffer of this many bytes."""
+    """Bytes per second when reading and when copying a buffer of `size` bytes."""
     source = torch.ones(size // 4, device=device)
     target = torch.zeros_like(source)
     read_time = _best_time(source.sum, device, seconds)
@@ -117,7 +117,7 @@ def _product(size: int, device: str) -> Callable[[], object]:
 
 
 def _best_time(action: Callable[[], object], device: str, seconds: float) -> float:
-    """The shortest of at least three runs after a first one."""
+    """Shortest time of at least three runs after a warm-up."""
 
     def run() -> float:
         start = time.perf_counter()
@@ -134,7 +134,7 @@ def _best_time(action: Callable[[], object], device: str, seconds: float) -> flo
 
 
 def _describe_cpu() -> tuple[str, int, str]:
-    """Name, usable cores, and the instruction sets that matter here."""
+    """Name, usable cores and relevant instruction sets."""
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in info.splitlines())}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
@@ -152,14 +152,14 @@ def _describe_cuda() -> tuple[str, int, str]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked to."""
+    """Measure and print; with --output also write JSON."""
     parser = argparse.ArgumentParser(description="Measure the read bandwidth and the matrix rate of this machine.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, help="CPU threads; by default the cores at hand")
+    parser.add_argument("--threads", type=int, help="CPU threads; all available cores by default")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device here")
+        parser.error("--device cuda: torch finds no CUDA device")
     torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
     result = measure(arguments.device)
     Console().print(table(result))

@@ -1,7 +1,7 @@
-"""What it costs to draw a token: CPU time around the forward pass for each row, by the request's settings.
+"""Benchmark of sampling: CPU time per row outside the forward pass, by the request's settings.
 
-Measured on one thread, with the native kernels or without, on logits that fall off with the logarithm of the rank as
-those of language models do.
+Uses one thread, with or without the native kernels. The logits fall with the logarithm of the rank, as language models'
+logits do.
 """
 
 import argparse
@@ -47,17 +47,17 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingCost:
-    """CPU microseconds for each row of a step that decodes."""
+    """CPU microseconds per row of a decoding step."""
 
     settings: str
     rows: int
     gather_us: float
-    """Laying out the batch, and what the sampler needs to know of each row."""
+    """Time to build the batch and the sampler's inputs."""
     sample_us: float
 
 
 def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -> SamplingCost:
-    """The least of many measurements of both parts."""
+    """Measure both parts; each result is the minimum of many runs."""
     device = torch.device("cpu")
     sampling = SamplingState(num_rows, VOCAB_SIZE, device)
     if kernels is None:
@@ -81,7 +81,7 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
 
 
 def table(results: list[SamplingCost]) -> Table:
-    """One line for each of the settings and numbers of rows."""
+    """One line for each combination of settings and number of rows."""
     lines = Table("settings", "rows", "gather us/row", "sample us/row", "step ms")
     for column in lines.columns[1:]:
         column.justify = "right"
@@ -93,7 +93,7 @@ def table(results: list[SamplingCost]) -> Table:
 
 
 def _decoding(sampling: SamplingParams, num_rows: int) -> StepPlan:
-    """A step in which so many choices, all with their context computed, get one token each."""
+    """A step in which `num_rows` choices with computed context each get one token."""
     width = CONTEXT // BLOCK_SIZE
     admitted = tuple(
         AdmittedRequest(
@@ -110,7 +110,7 @@ def _decoding(sampling: SamplingParams, num_rows: int) -> StepPlan:
 
 
 def _logits(num_rows: int) -> Tensor:
-    """[num_rows, VOCAB_SIZE], the tokens in random order."""
+    """Logits [num_rows, VOCAB_SIZE] with the tokens in random order."""
     generator = torch.Generator().manual_seed(0)
     by_rank = -1.6 * torch.arange(1.0, VOCAB_SIZE + 1).log()
     rows = [by_rank[torch.randperm(VOCAB_SIZE, generator=generator)] for _ in range(num_rows)]
@@ -118,7 +118,7 @@ def _logits(num_rows: int) -> Tensor:
 
 
 def _least(action: Callable[[], object], seconds: float) -> float:
-    """CPU microseconds of the fastest run within this time."""
+    """CPU microseconds of the fastest run within `seconds`."""
     action()
     times: list[float] = []
     while sum(times) < seconds:
@@ -129,10 +129,10 @@ def _least(action: Callable[[], object], seconds: float) -> float:
 
 
 def main() -> None:
-    """Measure one row and many; print, and write JSON if asked to."""
-    parser = argparse.ArgumentParser(description="Measure the CPU time of drawing tokens.")
+    """Measure and print; with --output also write JSON."""
+    parser = argparse.ArgumentParser(description="Measure the CPU time of sampling tokens.")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each number")
+    parser.add_argument("--seconds", type=float, default=0.5, help="duration of each measurement")
     parser.add_argument("--torch", action="store_true", help="without the native kernels")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""`samewise bench` at several concurrencies, next to what the machine can do: one run, one table, one JSON file."""
+"""Runs `samewise bench` at several concurrencies and compares the results with the machine's limits."""
 
 import argparse
 import asyncio
@@ -29,7 +29,7 @@ BEGIN, END = "<!-- bench.serving writes from here -->", "<!-- to here -->"
 async def measure(
     concurrencies: list[int], input_len: int, output_len: int, server_arguments: list[str]
 ) -> list[BenchResult]:
-    """Start a server and put each load on it, from few clients to many; prompts never repeat."""
+    """Start a server and measure each concurrency; prompts never repeat."""
     results = []
     async with local_server(["--log-level", "warning", *server_arguments]) as server:
         for concurrency in concurrencies:
@@ -46,7 +46,7 @@ async def measure(
 
 
 def rows(results: list[BenchResult], bounds: list[float]) -> list[list[str]]:
-    """One row for each concurrency, after the HEADINGS."""
+    """One row for each concurrency, with the columns of HEADINGS."""
     cells = []
     for result, bound in zip(results, bounds, strict=True):
         report = result.report
@@ -65,7 +65,7 @@ def rows(results: list[BenchResult], bounds: list[float]) -> list[list[str]]:
 
 
 def table(cells: list[list[str]]) -> Table:
-    """For the terminal."""
+    """The rows as a table for the terminal."""
     lines = Table(*HEADINGS)
     for column in lines.columns:
         column.justify = "right"
@@ -75,10 +75,10 @@ def table(cells: list[list[str]]) -> Table:
 
 
 def write_docs(page: Path, machine: roofline.Roofline, cells: list[list[str]]) -> None:
-    """Replace what stands between the two marks of the page. Raises ValueError if they are not there."""
+    """Replace the text between the page's two markers. Raises ValueError if they are missing."""
     text = page.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
-        raise ValueError(f"{page} has no place for the table: {BEGIN} ... {END}")
+        raise ValueError(f"{page} has no markers for the table: {BEGIN} ... {END}")
     limits = [f"{machine.processor}, {machine.cores} cores", f"memory read {machine.read_gb_per_s:.1f} GB/s"]
     limits.append(f"float32 matrix product {machine.fp32_gflop_per_s:,.0f} GFLOP/s")
     if machine.int8_gmac_per_s is not None:
@@ -90,7 +90,7 @@ def write_docs(page: Path, machine: roofline.Roofline, cells: list[list[str]]) -
 
 
 def served_settings(server_arguments: list[str]) -> Settings:
-    """What `samewise serve` makes of these arguments, its environment and its file; raises as it would."""
+    """The settings of `samewise serve` with these arguments, its environment and file. Raises the same errors."""
     command = typer.main.get_group(app).commands["serve"]
     with command.make_context("serve", list(server_arguments)) as context:
         flags = dict(context.params)
@@ -98,9 +98,9 @@ def served_settings(server_arguments: list[str]) -> Settings:
 
 
 def main() -> None:
-    """Measure the machine, then the server; print both, write both where that is asked for."""
+    """Measure the machine, then the server, and print both; optionally write JSON and a page's table."""
     parser = argparse.ArgumentParser(
-        description="Measure the server at several concurrencies, together with the machine it runs on.",
+        description="Measure the server at several concurrencies, and the machine's limits.",
         epilog="Further arguments go to `samewise serve`.",
     )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
@@ -123,7 +123,7 @@ def main() -> None:
     console.print(table(cells))
     if arguments.docs:
         write_docs(arguments.docs, machine, cells)
-        console.print(f"{arguments.docs} has the new table")
+        console.print(f"Updated the table in {arguments.docs}")
     if arguments.output:
         content: dict[str, Any] = {"machine": asdict(machine), "loads": [result.as_dict() for result in results]}
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The machine's limits and the server under load; arguments go to bench.serving. To replace the table in the page:
+# Measures the machine's limits and the server; arguments go to bench.serving. To replace the table in the page:
 # bench/serving.sh --speculation off --docs docs/performance.md
 set -euo pipefail
 cd "$(dirname "$0")/.."

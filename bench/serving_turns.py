@@ -1,4 +1,4 @@
-"""The server under the load of `bench.serving`, with and without speculation in turns."""
+"""Measures the load of `bench.serving` alternately with and without speculation."""
 
 import argparse
 import asyncio
@@ -20,7 +20,7 @@ WITHOUT = ["--speculation", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Output tokens per second of each round, of as many clients."""
+    """Output tokens per second of each round, with and without speculation."""
 
     concurrency: int
     with_it: Sequence[float]
@@ -28,14 +28,14 @@ class Turns:
 
     @property
     def speedup(self) -> float:
-        """By the medians."""
+        """Ratio of the medians."""
         return statistics.median(self.with_it) / statistics.median(self.without)
 
 
 async def measure(
     concurrencies: Sequence[int], rounds: int, length: int, server_arguments: Sequence[str]
 ) -> list[Turns]:
-    """Two servers, of which one at a time has work. Each round has prompts of its own, the same for both."""
+    """Measure two servers alternately. Both get the same prompts, which differ from round to round."""
     quiet = ["--log-level", "warning", *server_arguments]
     results = []
     async with local_server(quiet) as speculating, local_server([*quiet, *WITHOUT]) as plain:
@@ -75,12 +75,12 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--length", type=int, default=128, help="tokens of each prompt and of each answer")
-    parser.add_argument("--least", type=float, default=0.0, help="fail if it is not so many times as fast somewhere")
+    parser.add_argument("--least", type=float, default=0.0, help="fail if a speedup is below this")
     arguments, server_arguments = parser.parse_known_args()
     results = asyncio.run(measure(arguments.concurrency, arguments.rounds, arguments.length, server_arguments))
     Console().print(table(results))
     if any(result.speedup < arguments.least for result in results):
-        raise SystemExit(f"not everywhere at least {arguments.least:g} x")
+        raise SystemExit(f"a speedup is below {arguments.least:g} x")
 
 
 if __name__ == "__main__":

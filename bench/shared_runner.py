@@ -1,4 +1,4 @@
-"""One loaded model for several engines."""
+"""Engines that share one loaded model."""
 
 import gc
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ from scheduler.scheduler import Scheduler
 
 
 class SharedRunner(DoneAtLaunch):
-    """A runner that several engines use one after the other, with as many blocks as each is given."""
+    """A runner that several engines use one after the other, each with its own number of blocks."""
 
     def __init__(self, runner: ModelRunner, num_blocks: int, known: set[str]) -> None:
         self.num_blocks = num_blocks
@@ -39,11 +39,11 @@ class SharedRunner(DoneAtLaunch):
 
 
 class Engines:
-    """Makes engines on a model that is loaded once."""
+    """Creates engines for a model that is loaded once."""
 
     def __init__(self, config: RunnerConfig, make_link: MakeLink = ProcessLink) -> None:
         self.runner = ModelRunner.load(config, make_link=make_link)
-        gc.collect()  # as the engine process does: else a search for garbage takes a quarter of a second of some run
+        gc.collect()  # as the engine process does; otherwise a later collection would take 0.25 s of some run
         gc.freeze()
         self._config = SchedulerConfig(
             block_size=self.runner.info.block_size,
@@ -54,7 +54,10 @@ class Engines:
         self._known: set[str] = set()
 
     def make(self, *, prefix_caching: bool = False, chunk: int | None = None, num_blocks: int | None = None) -> Engine:
-        """With an empty prefix cache, or none; at most `chunk` tokens in a step. Only one at a time may have work."""
+        """Create an engine with an empty prefix cache or none, and at most `chunk` tokens per step.
+
+        Only one of the engines may have work at a time.
+        """
         config = replace(
             self._config,
             prefix_caching=prefix_caching,

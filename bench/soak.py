@@ -1,4 +1,4 @@
-"""Many mixed requests from many clients, some of which leave early: all others complete, and nothing is left behind."""
+"""Soak test: many clients send mixed requests, some disconnect early. The rest must complete, and nothing may leak."""
 
 import argparse
 import asyncio
@@ -23,7 +23,7 @@ SETTLE_CHECK_S = 0.2
 MEMORY_SLACK_MIB = 24.0
 MEMORY_SLACK_SHARE = 0.05
 SERVER_ARGUMENTS = ("--kv-cache-gib", "0.25", "--log-level", "warning")
-"""A small cache is soon used all over, so that the memory of the engine says something; and requests are preempted."""
+"""A small cache is soon fully used, so that memory growth means a leak; it also causes preemptions."""
 
 Answer = tuple[tuple[str, str | None], ...]
 """Text and finish reason of each choice."""
@@ -31,22 +31,22 @@ Answer = tuple[tuple[str, str | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """What to do to the server at `url` (without /v1)."""
+    """Parameters of a soak test on the server at `url` (without /v1)."""
 
     url: str
     requests: int = 2000
     clients: int = 64
     leave_share: float = 0.2
     checked: int = 50
-    """Completed requests that are sent again, alone, and must give the same answer."""
+    """Number of completed requests that are repeated alone and must return the same answer."""
     pid: int | None = None
-    """Of the server, if it runs here: then the memory of it and its children is watched."""
+    """Process id of a local server, to monitor the memory of it and its children."""
     seed: int = 0
 
 
 @dataclass(slots=True)
 class SoakReport:
-    """What came of it."""
+    """The result of a soak test."""
 
     completed: int = 0
     left: int = 0
@@ -56,11 +56,11 @@ class SoakReport:
     left_behind: dict[str, float] = field(default_factory=dict)
     """Gauges that did not return to zero."""
     memory_mib: dict[int, list[float]] = field(default_factory=dict)
-    """Of each process, over the run."""
+    """Samples of resident memory by process id, in order."""
 
     @property
     def growing(self) -> list[str]:
-        """Processes that use more memory at the end than the first half explains."""
+        """Processes that use much more memory at the end than in the first half."""
         found = []
         for pid, samples in self.memory_mib.items():
             half, end = samples[: len(samples) // 2], samples[-len(samples) // 4 :]
@@ -70,7 +70,7 @@ class SoakReport:
 
     @property
     def problems(self) -> list[str]:
-        """Everything that is not as promised; empty if all is well."""
+        """All failures; empty if the test passed."""
         return [
             *(f"{count} x {failure}" for failure, count in self.failures.most_common()),
             *self.mismatches,
@@ -80,7 +80,7 @@ class SoakReport:
 
 
 async def soak(plan: SoakPlan, progress: Progress | None = None) -> SoakReport:
-    """Run the plan. Failures are in the report; raises only if the server cannot be asked what it can do."""
+    """Run the plan. Failures are in the report; raises only if the server's capabilities cannot be read."""
     report = SoakReport()
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=plan.url, timeout=None, limits=limits, trust_env=False) as client:
@@ -94,7 +94,7 @@ async def soak(plan: SoakPlan, progress: Progress | None = None) -> SoakReport:
 async def _run_clients(
     client: httpx.AsyncClient, plan: SoakPlan, mix: Sequence[SoakRequest], report: SoakReport, progress: Progress | None
 ) -> list[tuple[SoakRequest, Answer]]:
-    """All requests, `clients` at a time. Returns those that were answered."""
+    """Send all requests, `clients` at a time. Returns the requests that were answered."""
     answers: list[tuple[SoakRequest, Answer]] = []
     queue = iter(mix)
     task = progress.add_task("requests", total=len(mix)) if progress else None
@@ -126,7 +126,7 @@ async def _run_clients(
 
 
 async def _send(client: httpx.AsyncClient, request: SoakRequest) -> Answer | None:
-    """The answer; None if the client left before its end. Raises AnswerError and httpx.TransportError."""
+    """Send a request; returns None if the client left early. Raises AnswerError and httpx.TransportError."""
     async with client.stream("POST", request.path, json=request.body) as response:
         if response.status_code != 200:
             raise AnswerError.refusal(response.status_code, await response.aread())
@@ -146,7 +146,7 @@ async def _send(client: httpx.AsyncClient, request: SoakRequest) -> Answer | Non
 
 
 def _answer_of(parts: Sequence[Chunk]) -> Answer:
-    """From the one body, or from the chunks of a stream."""
+    """Assemble the answer from one body or from a stream's chunks."""
     texts: dict[int, str] = {}
     reasons: dict[int, str | None] = {}
     for choice in (choice for part in parts for choice in part.choices):
@@ -158,7 +158,7 @@ def _answer_of(parts: Sequence[Chunk]) -> Answer:
 async def _check_alone(
     client: httpx.AsyncClient, plan: SoakPlan, answers: list[tuple[SoakRequest, Answer]], report: SoakReport
 ) -> None:
-    """Send some requests again, one at a time, neither streamed nor speculating: the answers must be the same."""
+    """Repeat some requests alone, neither streamed nor with speculation: the answers must be the same."""
     sample = random.Random(plan.seed).sample(answers, min(plan.checked, len(answers)))
     for request, answer in sample:
         body = {name: value for name, value in request.body.items() if name != "prediction"}
@@ -166,7 +166,7 @@ async def _check_alone(
         report.checked += 1
         if alone != answer:
             body = {key: value for key, value in request.body.items() if key not in ("prompt", "messages")}
-            report.mismatches.append(f"alone: {alone}, in the crowd: {answer}, for {body}")
+            report.mismatches.append(f"alone: {alone}, under load: {answer}, for {body}")
 
 
 async def _describe(client: httpx.AsyncClient) -> SoakTarget:
@@ -175,7 +175,7 @@ async def _describe(client: httpx.AsyncClient) -> SoakTarget:
 
 
 async def _settle(client: httpx.AsyncClient) -> dict[str, float]:
-    """Wait until nothing runs and nothing is held; returns what does not go away."""
+    """Wait until no request runs and no cache is used; returns the gauges that stay above 0."""
     for _ in range(round(SETTLE_S / SETTLE_CHECK_S)):
         if not await _held(client):
             break
@@ -208,20 +208,20 @@ async def _run(arguments: argparse.Namespace) -> SoakReport:
 
 
 def main() -> None:
-    """Run the soak against a server of its own, or one that runs; exit with 1 if anything is not as promised."""
+    """Run the soak test on a new or a running server; exits with 1 if there are failures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", help="a running server, without /v1; by default one is started")
-    parser.add_argument("--pid", type=int, help="process id of that server, to watch its memory")
+    parser.add_argument("--url", help="address of a running server, without /v1; by default one is started")
+    parser.add_argument("--pid", type=int, help="process id of that server, to monitor its memory")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     report = asyncio.run(_run(parser.parse_args()))
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{report.completed} completed, {report.left} left early, {report.failures.total()} failed")
-    console.print(f"{report.checked - len(report.mismatches)} of {report.checked} give the same answer alone")
+    console.print(f"{report.checked - len(report.mismatches)} of {report.checked} have the same answer when sent alone")
     for pid, samples in report.memory_mib.items():
         console.print(
-            f"process {pid}: {samples[0]:.0f} MiB at first, {max(samples):.0f} at most, {samples[-1]:.0f} in the end"
+            f"process {pid}: {samples[0]:.0f} MiB at start, {max(samples):.0f} peak, {samples[-1]:.0f} at end"
         )
     for problem in report.problems:
         console.print(problem, style="red", markup=False)

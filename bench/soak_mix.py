@@ -1,4 +1,4 @@
-"""The mix of requests for the soak: every shape that a server meets, the same for the same seed."""
+"""Random mix of requests for the soak test; the same seed gives the same requests."""
 
 import random
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ MOST_OUTPUT = 64
 
 @dataclass(frozen=True, slots=True)
 class SoakRequest:
-    """One request, and whether its client waits for the answer."""
+    """A request, and whether its client disconnects early."""
 
     path: str
     body: dict[str, Any]
     leaves_after: int | None
-    """Chunks after which the client closes the connection; None stays to the end."""
+    """Number of chunks after which the client disconnects; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoakTarget:
-    """What of a server the requests depend on."""
+    """The server's properties that requests depend on."""
 
     model: str
     vocab_size: int
@@ -31,9 +31,9 @@ class SoakTarget:
 
 
 def make_mix(num_requests: int, leave_share: float, target: SoakTarget, seed: int) -> list[SoakRequest]:
-    """Completions and chats, short and long, greedy and sampled, streamed and not, speculating by every method.
+    """Make requests for both endpoints: short and long, greedy and sampled, streamed and not, with every draft method.
 
-    Some share their first half.
+    Half of the completions share the first half of their prompt.
     """
     rng = random.Random(seed)
     common = rng.choices(range(target.vocab_size), k=MOST_INPUT)
@@ -66,7 +66,7 @@ def _make_request(rng: random.Random, common: list[int], target: SoakTarget, lea
 
 
 def _sampling(rng: random.Random) -> dict[str, Any]:
-    """Always with a seed or greedy, so that the answer is determined."""
+    """Random sampling fields, always with a seed, so that the answer is deterministic."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 0, "ignore_eos": True},
@@ -80,8 +80,8 @@ def _sampling(rng: random.Random) -> dict[str, Any]:
 
 
 def _speculation(rng: random.Random, methods: Sequence[str]) -> dict[str, Any]:
-    """Half of the requests leave it to the server."""
-    named = [method for method in methods if method != "prediction"]  # that one needs a prediction, and has it by auto
+    """Random `speculation` field; half of the requests have none."""
+    named = [method for method in methods if method != "prediction"]  # needs the field `prediction`; tested by `auto`
     if not named or rng.random() < 0.5:
         return {}
     wanted: dict[str, Any] = {"method": rng.choice(named)}

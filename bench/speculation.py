@@ -1,6 +1,7 @@
-"""What each method of speculation brings: tokens per step, what is accepted, and time with and without in turns.
+"""Benchmark of each speculation method: tokens per step, acceptance, and time, alternately with and without it.
 
-With --matrix instead: every method with every feature of requests, whether the answers are those of no speculation.
+With --matrix it instead checks every method with every request feature: the answers must equal those without
+speculation.
 """
 
 import argparse
@@ -32,26 +33,26 @@ from server.text.tokenizer import Tokenizer
 NUM_TOKENS = 128
 ROUNDS = 5
 PER_CLIENT = 4
-"""Requests in each round, at least: what many clients wait for is not the last answer of one."""
+"""Minimum number of requests per client in a round, so that the end of a round, when few run, matters little."""
 
 WORKLOADS = {"chat": asked, "repeated": repeated, "copied": copied, "random": unrelated}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One method on one workload."""
+    """Result of one method on one workload."""
 
     workload: str
     method: str
     temperature: float
     concurrency: int
     tokens_per_step: float
-    """Of one choice, over all steps, those without drafts included."""
+    """Mean for one choice over all steps, including steps without drafts."""
     accepted: tuple[float, ...]
-    """Share of the drafts of depth 1, 2, ... that were accepted, of those whose predecessors all were."""
+    """Acceptance by depth, from 1: fraction of the draft tokens whose predecessors were all accepted."""
     seconds: float
     seconds_without: float
-    """The medians of rounds that alternate."""
+    """Durations with and without speculation are medians of alternating rounds."""
 
     @property
     def speedup(self) -> float:
@@ -60,11 +61,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Prompts, how they are continued and how many are in flight at a time."""
+    """Prompts, their decoding settings, and the number of concurrent requests."""
 
     prompts: Sequence[tuple[int, ...]]
     before: Sequence[tuple[int, ...]]
-    """What is answered, by the same means, before the clock runs."""
+    """Prompts that are answered before the measurement."""
     temperature: float
     concurrency: int
     stop_token_ids: tuple[int, ...]
@@ -72,7 +73,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a load took once."""
+    """Result of one run of a load."""
 
     seconds: float
     tokens_per_step: float
@@ -83,8 +84,8 @@ class Bench:
     """Runs loads on one loaded model."""
 
     def __init__(self, config: RunnerConfig, num_draft: int | None = None, make_link: MakeLink = ProcessLink) -> None:
-        """Methods draft `num_draft` tokens in each step, or what the budget says. `make_link` is to a learner, if the
-        configuration has one.
+        """`num_draft` is the number of draft tokens per step; None leaves it to the budget. `make_link` connects to a
+        learner, if the configuration has one.
         """
         self.engines = Engines(config, make_link)
         self.runner = self.engines.runner
@@ -92,7 +93,7 @@ class Bench:
         self._num_runs = 0
 
     def measure(self, name: str, method: str, load: Load) -> Result:
-        """With and without speculation in turns."""
+        """Measure a method and no speculation alternately. Raises RuntimeError if the answers differ."""
         with_it: list[Run] = []
         without: list[Run] = []
         before = {stats.method: stats for stats in self.runner.speculation_stats()}
@@ -126,7 +127,7 @@ class Bench:
     def _request(
         self, index: int, prompt: tuple[int, ...], load: Load, speculation: Speculation | None
     ) -> EngineRequest:
-        """With a salt for each run: outputs of one shall not be guessed from those of another."""
+        """Make a request. The salt keeps a run from reusing another run's outputs as drafts."""
         sampling = SamplingParams(temperature=load.temperature, seed=index, stop_token_ids=load.stop_token_ids)
         return EngineRequest(
             f"{index:03}",
@@ -139,7 +140,7 @@ class Bench:
 
 
 def _accepted(before: dict[str, SpeculationStats], after: Sequence[SpeculationStats]) -> tuple[float, ...]:
-    """Over all members that drafted."""
+    """Acceptance by depth since `before`, over all methods that drafted."""
     accepted, verified = [0] * 64, [0] * 64
     for stats in after:
         old = before.get(stats.method)
@@ -155,7 +156,7 @@ def _accepted(before: dict[str, SpeculationStats], after: Sequence[SpeculationSt
 def table(results: Sequence[Result]) -> Table:
     """One line for each result."""
     lines = Table(
-        "workload", "method", "temperature", "clients", "tokens a step", "accepted by depth", "s", "s without", ""
+        "workload", "method", "temperature", "clients", "tokens per step", "accepted by depth", "s", "s without", ""
     )
     for result in results:
         lines.add_row(
@@ -173,7 +174,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def matrix_table(cells: dict[tuple[str, str], Cell], methods: Sequence[str]) -> Table:
-    """Features by methods: accepted of verified drafts where all answers are equal."""
+    """Features by methods: accepted/verified draft tokens if all answers are equal, otherwise `differs`."""
     lines = Table("feature", *methods)
     for feature in FEATURES:
         row = [cells[method, feature] for method in methods]
@@ -185,32 +186,32 @@ def matrix_table(cells: dict[tuple[str, str], Cell], methods: Sequence[str]) -> 
 
 
 def main() -> None:
-    """Measure and print; write JSON if asked to."""
-    parser = argparse.ArgumentParser(description="Measure what speculation brings on the embedded or another model.")
-    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
+    """Measure and print; with --output also write JSON."""
+    parser = argparse.ArgumentParser(description="Measure the effect of speculation on the embedded or another model.")
+    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model by default")
     parser.add_argument("--draft-model", type=Path, help="folder of a smaller model")
     parser.add_argument(
         "--heads",
         type=Path,
         action="append",
         default=[],
-        help="folder of trained heads, in place of those of the model",
+        help="folder of trained heads, instead of the model's",
     )
-    parser.add_argument("--methods", nargs="+", help="all that there are when left out")
-    parser.add_argument("--num-tokens", type=int, help="draft tokens in each step, in place of what pays")
+    parser.add_argument("--methods", nargs="+", help="methods to measure; all by default")
+    parser.add_argument("--num-tokens", type=int, help="draft tokens per step; chosen by the budget by default")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1])
-    parser.add_argument("--prompts", type=int, default=12, help="of each workload")
+    parser.add_argument("--prompts", type=int, default=12, help="number of prompts of each workload")
     parser.add_argument("--matrix", action="store_true", help="check every method with every feature instead")
     parser.add_argument(
-        "--learn", action="store_true", help="with --matrix: choices are recorded, and heads change every few steps"
+        "--learn", action="store_true", help="with --matrix: record choices, and change the heads every few steps"
     )
-    parser.add_argument("--least", type=float, default=0.0, help="fail if something is not so many times as fast")
+    parser.add_argument("--least", type=float, default=0.0, help="fail if a speedup is below this")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     if arguments.learn and not arguments.matrix:
-        parser.error("--learn goes with --matrix; bench.learning measures what it brings")
+        parser.error("--learn needs --matrix; use bench.learning to measure the effect of learning")
     console = Console(width=130)
     model = resolve_model(arguments.model, console)
     folder = model.path
@@ -241,7 +242,7 @@ def main() -> None:
     if arguments.output:
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if slow:
-        raise SystemExit(f"{len(slow)} of the rows are below {arguments.least:g} x")
+        raise SystemExit(f"{len(slow)} speedups are below {arguments.least:g} x")
 
 
 def _loads(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Load]]:
@@ -257,7 +258,7 @@ def _loads(folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Load]
 
 
 def _load(work: Workload, temperature: float, concurrency: int, num_prompts: int, stops: tuple[int, ...]) -> Load:
-    """With the prompts again, and other seeds, where there are fewer than the clients need."""
+    """Make a load; prompts are repeated with other seeds if there are too few for the clients."""
     prompts = islice(cycle(work.prompts), max(min(num_prompts, len(work.prompts)), PER_CLIENT * concurrency))
     return Load(tuple(prompts), work.before, temperature, concurrency, () if work.is_endless else stops)
 

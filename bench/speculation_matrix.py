@@ -1,4 +1,4 @@
-"""Every method of speculation with every feature of requests: is the answer that of no speculation, to the last bit?"""
+"""Checks that every speculation method, with every request feature, returns exactly the answer without speculation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,16 +17,16 @@ _SAMPLED = SamplingParams(temperature=0.8, logprobs=1, seed=5)
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """What a request asks for, and what happens to it."""
+    """A request feature: settings, and the conditions under which the requests run."""
 
     sampling: SamplingParams = _SAMPLED
     num_choices: int = 1
     chunk: int = 256
-    """Tokens in a step at most."""
+    """Maximum tokens per step."""
     is_warm: bool = False
     """Whether the prompts are in the prefix cache."""
     is_short_of_blocks: bool = False
-    """Whether requests are preempted. They are given twice the tokens then, to outgrow the blocks at any speed."""
+    """Whether requests are preempted. They then generate twice as many tokens, to exceed the blocks in any case."""
     is_mixed: bool = False
     """Whether only every other request speculates."""
 
@@ -66,7 +66,7 @@ FEATURES = {
 
 @dataclass
 class Answer:
-    """All that came back for one choice."""
+    """All output of one choice."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One method with one feature."""
+    """Result of one method with one feature."""
 
     is_equal: bool
     num_drafted: int
@@ -85,11 +85,11 @@ class Cell:
 
 
 MakeEngine = Callable[[int, int], Engine]
-"""An engine with an empty prefix cache for a number of tokens in a step and a number of blocks."""
+"""Creates an engine with an empty prefix cache, given maximum tokens per step and number of blocks."""
 
 
 class Matrix:
-    """Answers without speculation, to compare with."""
+    """Runs methods and compares their answers with the answers without speculation."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Matrix:
         self._plain: dict[str, dict[tuple[str, int], Answer]] = {}
 
     def cell(self, method: str, name: str) -> Cell:
-        """Run the requests of a feature with a method."""
+        """Run a feature's requests with a method."""
         feature = self._features[name]
         if name not in self._plain:
             self._plain[name], _, _ = self._run(feature, None)
@@ -144,7 +144,7 @@ class Matrix:
 
 
 def _run(engine: Engine, requests: Sequence[EngineRequest]) -> tuple[dict[tuple[str, int], Answer], tuple[int, int]]:
-    """The answers, and how many draft tokens were verified and accepted."""
+    """Run requests to their end; returns the answers and the numbers of verified and accepted draft tokens."""
     for request in requests:
         engine.add(request)
     answers: dict[tuple[str, int], Answer] = {}
@@ -164,7 +164,7 @@ def _run(engine: Engine, requests: Sequence[EngineRequest]) -> tuple[dict[tuple[
 
 
 def _prompts(vocab_size: int) -> list[tuple[int, ...]]:
-    """Prompts that repeat themselves, so that there is something to guess."""
+    """Repetitive prompts, so that drafts can be accepted."""
     rng = np.random.default_rng(3)
     parts = rng.integers(3, vocab_size, size=(6, 12))
     return [tuple(int(t) for t in np.tile(part, 2 + index)[: 20 + 9 * index]) for index, part in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""Requests for measuring speculation: what people ask, what is asked again, what copies its prompt, and noise."""
+"""Workloads for measuring speculation: questions, repeated questions, copies of the prompt, and random tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ _REPEATED = (
     "Write a polite reminder about an unpaid invoice.",
 )
 _TIMES = 2
-"""How often each of them is asked again."""
+"""Number of repetitions of each question."""
 _COPIED = ("for", "while", "with", "import", "class", "function", "lambda", "raise")
-"""Topics of Python's documentation."""
+"""Topics of Python's documentation that are to be copied."""
 _COPIED_LETTERS = 600
 _RANDOM_TOKENS = 128
 _NUM_RANDOM = 128
@@ -26,17 +26,17 @@ _NUM_RANDOM = 128
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts in tokens."""
+    """Tokenised prompts."""
 
     prompts: list[tuple[int, ...]]
     before: tuple[tuple[int, ...], ...] = ()
-    """What was answered before the measurement begins."""
+    """Prompts that are answered before the measurement."""
     is_endless: bool = False
-    """Answers go on after what would end them."""
+    """Whether answers continue after stop tokens."""
 
 
 def asked(tokenizer: Tokenizer) -> Workload:
-    """Held-out questions, of each kind in turn."""
+    """Held-out questions, alternating between the kinds."""
     kinds = [[prompt.text for prompt in prompts if prompt.kind == "chat"] for prompts in held_out_prompts().values()]
     longest = max(map(len, kinds))
     texts = [texts[place] for place in range(longest) for texts in kinds if place < len(texts)]
@@ -44,26 +44,26 @@ def asked(tokenizer: Tokenizer) -> Workload:
 
 
 def repeated(tokenizer: Tokenizer) -> Workload:
-    """The same questions again, as agents and evaluations send them."""
+    """Repeated questions, as agents and evaluations send them."""
     prompts = [_encode(tokenizer, text) for text in _REPEATED]
     return Workload(prompts * _TIMES, tuple(prompts))
 
 
 def copied(tokenizer: Tokenizer) -> Workload:
-    """Texts that are to be given back unchanged."""
+    """Requests to repeat a text unchanged."""
     texts = [" ".join(topics[name].split())[:_COPIED_LETTERS] for name in _COPIED]
     return Workload([_encode(tokenizer, f"Repeat the following text exactly.\n\n{text}") for text in texts])
 
 
 def unrelated(tokenizer: Tokenizer) -> Workload:
-    """Random tokens, as `bench.serving` sends them. Greedy answers to them come to repeat themselves."""
+    """Random tokens, as `bench.serving` sends them. Greedy answers to them become repetitive."""
     length = Lengths(_RANDOM_TOKENS, _RANDOM_TOKENS)
     requests = make_requests(LoadWorkload(_NUM_RANDOM, length, length), tokenizer.vocab_size)
     return Workload([tuple(map(int, request.prompt)) for request in requests], is_endless=True)
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """A user's message as a prompt."""
+    """Tokenise a user message as a prompt."""
     if tokenizer.chat_template is None:
         return tuple(tokenizer.encode(text, add_special_tokens=True))
     message: Mapping[str, str] = {"role": "user", "content": text}

@@ -1,8 +1,8 @@
-"""What one step of the runner costs, next to what the machine allows: decode at several batch sizes, and prefill.
+"""Benchmark of single runner steps against the machine's limits: decode at several batch sizes, and prefill.
 
-A decode step must read every weight at least once, so the time of reading as many bytes bounds it from below; on shared
-machines that time changes from second to second, so it is taken after every step. A prompt is bound by the rate of the
-matrix kernel.
+A decode step must read every weight at least once, so the time to read as many bytes is a lower bound. On shared
+machines that time varies from second to second, so it is measured after every step. Prefill is bound by the matrix
+kernel's rate.
 """
 
 import argparse
@@ -33,7 +33,7 @@ READ_BUFFER = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One kind of step. Times are medians."""
+    """Duration of one kind of step. Times are medians."""
 
     kind: str
     rows: int
@@ -41,25 +41,25 @@ class StepTime:
     """Tokens before the step's own."""
     step_ms: float
     read_ms: float
-    """Of reading as many bytes as the weights have, between the steps."""
+    """Time to read as many bytes as the weights have, measured between the steps."""
     macs: int
-    """Multiply-adds of the weights' products, in one step."""
+    """Multiply-adds of the weights' products in one step."""
 
     @property
     def gmac_per_s(self) -> float:
-        """Rate of those multiply-adds."""
+        """Rate of the multiply-adds, in 10^9 per second."""
         return self.macs / self.step_ms / 1e6
 
 
 class Reader:
-    """Reads other memory each time, so that none is left in a cache."""
+    """Reads different memory each time, so that none of it is cached."""
 
     def __init__(self, num_bytes: int) -> None:
         self._parts = torch.split(torch.ones(READ_BUFFER // 4), num_bytes // 4)[:-1]
         self._next = 0
 
     def read_s(self) -> float:
-        """Seconds to read that many bytes."""
+        """Seconds to read `num_bytes` bytes."""
         self._next = (self._next + 1) % len(self._parts)
         start = time.perf_counter()
         self._parts[self._next].sum()
@@ -67,7 +67,7 @@ class Reader:
 
 
 class Bench:
-    """Drives a runner with plans of its own, without a scheduler."""
+    """Drives a runner with its own plans instead of a scheduler's."""
 
     def __init__(self, runner: ModelRunner, work: ModelWork) -> None:
         self._runner = runner
@@ -76,7 +76,7 @@ class Bench:
         self._random = np.random.default_rng(0)
 
     def decode(self, rows: int, context: int, repeats: int) -> StepTime:
-        """`rows` choices, each with `context` tokens, get a token each."""
+        """Measure steps in which `rows` choices with `context` tokens get one token each."""
         blocks = -(-(context + repeats + 2) // self._runner.info.block_size)
         keys = [f"decode-{row}" for row in range(rows)]
         for row, key in enumerate(keys):
@@ -92,7 +92,7 @@ class Bench:
         return self._median("decode", rows, context, times, reads)
 
     def prefill(self, rows: int, context: int, repeats: int) -> StepTime:
-        """A chunk of `rows` tokens of one prompt, after `context` that are there."""
+        """Measure steps that compute `rows` tokens of a prompt after `context` computed ones."""
         blocks = tuple(range(-(-(context + rows + 1) // self._runner.info.block_size)))
         times, reads = [], []
         for _ in range(repeats + 1):
@@ -109,7 +109,7 @@ class Bench:
         return self._median("prefill", rows, context, times, reads)
 
     def _median(self, kind: str, rows: int, context: int, times: list[float], reads: list[float]) -> StepTime:
-        """Without the first of each."""
+        """The medians without the first measurement."""
         macs = rows * (self._work.all if kind == "decode" else self._work.layers)
         step_s, read_s = statistics.median(times[1:]), statistics.median(reads[1:])
         return StepTime(kind, rows, context, step_s * 1e3, read_s * 1e3, macs)
@@ -120,14 +120,14 @@ class Bench:
     def _step(
         self, released: tuple[str, ...], admitted: tuple[AdmittedRequest, ...], scheduled: list[ScheduledRequest]
     ) -> float:
-        """Seconds of one step; releasing takes a step of its own, with nothing scheduled."""
+        """Run one step; returns its seconds. Choices are released in a separate step with nothing scheduled."""
         start = time.perf_counter()
         self._runner.execute(StepPlan(released, (), admitted, tuple(scheduled)))
         return time.perf_counter() - start
 
 
 def measure(bench: Bench) -> Iterator[StepTime]:
-    """The steps of the table in docs/performance.md."""
+    """Measure the steps of the table in docs/performance.md."""
     for rows in (1, 2, 4, 8, 16, 32, 64):
         yield bench.decode(rows, 200, 40)
     yield bench.decode(1, 2000, 20)
@@ -155,10 +155,10 @@ def table(times: list[StepTime], machine: roofline.Roofline) -> Table:
 
 
 def main() -> None:
-    """Measure the machine, then the steps; print both, write both."""
+    """Measure the machine, then the steps, and print both; with --output also write JSON."""
     use_engine_environment()
     parser = argparse.ArgumentParser(description="Measure single steps of the runner on the CPU.")
-    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
+    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model by default")
     parser.add_argument("--quantization", choices=("auto", "int8", "int4", "none"), default="auto")
     parser.add_argument("--rows", choices=("auto", "int8", "int16"), default="auto")
     parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16", "int8"), default="auto")

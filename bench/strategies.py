@@ -1,8 +1,8 @@
-"""What decoding strategies cost: tokens a second by each of them and by plain sampling, in turns, without speculation.
+"""Benchmark of decoding strategies: tokens per second of each, alternating with plain sampling, without speculation.
 
-Prompts are beginnings of texts, and answers do not end before they have all their tokens; computing the prompts is
-included. Of a beam search only the best sequence's tokens are counted. Contrastive decoding has the model itself as its
-amateur, so what it costs is a second model of the same size.
+Prompts are the starts of texts, and all answers have the same length. The time includes the prompts. For beam search,
+only the best sequence's tokens are counted. Contrastive decoding uses the model itself as the amateur, so it runs two
+models of the same size.
 """
 
 import argparse
@@ -27,16 +27,16 @@ from model_runner.models.repository import resolve_model
 from scheduler.interface import BeamSearch
 
 PROMPT = 64
-"""Tokens of a text that are continued."""
+"""Length of a prompt in tokens."""
 CONCURRENCY = (1, 8)
 BEAMS = 4
-"""Of the search whose steps are compared with those of as many plain requests."""
+"""Beams of the search whose steps are compared with the steps of as many plain requests."""
 STEP_GOAL = 1.3
 _PLAIN = Strategy(SamplingParams())
 _GREEDY = SamplingParams(temperature=0.0)
 STRATEGIES = {
     "greedy": Strategy(_GREEDY),
-    "plain sampling": _PLAIN,  # against itself: how much the machine's noise weighs
+    "plain sampling": _PLAIN,  # compared with itself, to show the machine's noise
     "top_p 0.9, top_k 40": Strategy(SamplingParams(top_p=0.9, top_k=40)),
     "repetition 1.1, no_repeat_ngram 3": Strategy(SamplingParams(repetition_penalty=1.1, no_repeat_ngram_size=3)),
     "typical_p 0.9": Strategy(SamplingParams(typical_p=0.9)),
@@ -57,7 +57,7 @@ STRATEGIES = {
 
 @dataclass(frozen=True, slots=True)
 class StrategySpeed:
-    """One strategy at one number of requests at a time, next to plain sampling. Medians of the rounds."""
+    """Speed of one strategy and of plain sampling at one concurrency. Medians of the rounds."""
 
     strategy: str
     concurrency: int
@@ -71,9 +71,9 @@ class StrategySpeed:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A step of one beam search next to a step of as many plain requests. Medians of the rounds.
+    """Duration of a beam search's step and of a step of as many plain requests. Medians of the rounds.
 
-    The first step of either is left out: it computes one prompt for the search, and one for each of the requests.
+    The first steps, which compute the prompts, are not counted.
     """
 
     beams_ms: float
@@ -88,7 +88,7 @@ class Bench:
     """Runs prompts on one loaded model."""
 
     def __init__(self, folder: Path, num_texts: int, num_tokens: int, rounds: int) -> None:
-        """`num_texts` prompts, of each of which `num_tokens` come out."""
+        """Uses `num_texts` prompts and generates `num_tokens` tokens for each."""
         self._engines = Engines(RunnerConfig(folder, kv_cache_gib=1.0, aux_model=folder))
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._prompts = longest_topics(tokenizer, num_texts, PROMPT)
@@ -96,7 +96,7 @@ class Bench:
         self._rounds = rounds
 
     def speed(self, name: str, concurrency: int) -> StrategySpeed:
-        """Of one strategy, after a run of both sides that does not count."""
+        """Measure one strategy and plain sampling, after a warm-up of both."""
         strategy, prompts = STRATEGIES[name], self._prompts
         for warming in (_PLAIN, strategy):
             self._run(warming, prompts[:concurrency], concurrency)
@@ -104,7 +104,7 @@ class Bench:
         return StrategySpeed(name, concurrency, _tokens_per_s(runs), _tokens_per_s(plain))
 
     def step(self) -> StepCost:
-        """One beam search, and as many plain requests as it has beams."""
+        """Measure one beam search and as many plain requests as it has beams."""
         search = Strategy(_GREEDY, BeamSearch(BEAMS))
         plain, searches = self._in_turns((_PLAIN, self._prompts[:BEAMS]), (search, self._prompts[:1]), BEAMS)
         return StepCost(_step_ms(searches), _step_ms(plain))
@@ -131,8 +131,8 @@ def _step_ms(runs: Sequence[EngineRun]) -> float:
 
 
 def table(results: Sequence[StrategySpeed]) -> Table:
-    """One line for each strategy and number of requests at a time."""
-    lines = Table("strategy", "requests at a time", "tok/s", "plain sampling, tok/s", "ratio")
+    """One line for each strategy and concurrency."""
+    lines = Table("strategy", "concurrency", "tok/s", "plain sampling, tok/s", "ratio")
     for column in lines.columns[1:]:
         column.justify = "right"
     for result in results:
@@ -142,18 +142,18 @@ def table(results: Sequence[StrategySpeed]) -> Table:
 
 
 def main() -> None:
-    """Measure and print; write JSON if asked to."""
+    """Measure and print; with --output also write JSON."""
     use_engine_environment()
-    parser = argparse.ArgumentParser(description="Measure what decoding strategies cost next to plain sampling.")
-    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
+    parser = argparse.ArgumentParser(description="Measure the speed of decoding strategies against plain sampling.")
+    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model by default")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES), metavar="NAME")
-    parser.add_argument("--texts", type=int, default=8, help="prompts in a run")
-    parser.add_argument("--tokens", type=int, default=64, help="that come out for each")
-    parser.add_argument("--rounds", type=int, default=3, help="of plain sampling and the strategy in turns")
+    parser.add_argument("--texts", type=int, default=8, help="number of prompts in a run")
+    parser.add_argument("--tokens", type=int, default=64, help="output tokens for each prompt")
+    parser.add_argument("--rounds", type=int, default=3, help="number of alternating rounds")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     if arguments.texts < max(CONCURRENCY):
-        parser.error(f"--texts must be at least {max(CONCURRENCY)}: so many run at a time")
+        parser.error(f"--texts must be at least {max(CONCURRENCY)}, the highest concurrency")
     console = Console()
     folder = resolve_model(arguments.model, console).path
     bench = Bench(folder, arguments.texts, arguments.tokens, arguments.rounds)
@@ -162,8 +162,8 @@ def main() -> None:
     step = bench.step()
     console.print(table(results))
     console.print(
-        f"Medians; rounds in turns with plain sampling: {arguments.rounds}; {PROMPT} tokens in, "
-        f"{arguments.tokens} out. The amateur of contrastive decoding is the model itself, a second time."
+        f"Medians of {arguments.rounds} rounds that alternate with plain sampling; {PROMPT} tokens in, "
+        f"{arguments.tokens} out. Contrastive decoding uses a second copy of the model as the amateur."
     )
     console.print(
         f"A step of a beam search with {BEAMS} beams took {step.beams_ms:.2f} ms, one of {BEAMS} plain requests "

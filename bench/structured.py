@@ -1,8 +1,8 @@
-"""What it costs to hold answers to a JSON schema: steps beside those of free answers, in turns, and all around them.
+"""Benchmark of structured output with JSON schemas: steps alternating with free answers' steps, masks, and compilation.
 
-Answers do not end before they have all their tokens. Masks are timed on matchers that replay the answers, one after the
-other on one thread; in a step they are needed only where the model's own choice is not allowed. Where compiling is
-timed in an engine, others decode meanwhile, and their longest step says whether they wait for it.
+All answers have the same length. Masks are timed on matchers that replay the answers on one thread; in a step, a mask
+is computed only if the model's own choice is not allowed. Compilation is timed in an engine while other requests
+decode: their longest step shows whether they are held up.
 """
 
 import argparse
@@ -35,15 +35,15 @@ from server.generation.constraints.json_schema import JsonSchema
 
 CONCURRENCY = (1, 8, 32)
 PROMPT = 64
-"""Tokens of a text that are continued."""
+"""Length of a prompt in tokens."""
 STEP_GOAL = 1.05
 SCHEMA_LINES = 2_000
 NUM_DECODING, NUM_COMPILING = 8, 4
-"""Requests that run while others' grammars are compiled, and those."""
+"""Numbers of requests that decode, and of requests whose grammars are compiled meanwhile."""
 
 
 def _item(**limits: int) -> dict[str, Any]:
-    """One whose strings have these limits."""
+    """Schema of an item whose strings have these limits."""
     return {
         "type": "object",
         "properties": {
@@ -59,32 +59,32 @@ def _item(**limits: int) -> dict[str, Any]:
 
 
 SCHEMAS = {"any strings": _item(), "maxLength 16": _item(maxLength=16)}
-"""Of the items of an array that has no end. Where a string is nearly full, most tokens have to be looked at."""
+"""Schemas of the items of an endless array. Near a string's maximum length, most tokens must be checked one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Held answers next to free ones, at one number of clients. Medians of the rounds."""
+    """Cost of structured ("held") against free answers at one number of clients. Medians of the rounds."""
 
     schema: str
     clients: int
     free_step_ms: float
     held_step_ms: float
     ratio: float
-    """Of the steps, median of the rounds' own."""
+    """Held step divided by free step: median of the rounds' ratios."""
     noise: float
-    """The same of free steps and free ones."""
+    """Free step divided by another free step: median of the rounds' ratios."""
     free_tokens_per_s: float
     held_tokens_per_s: float
     drafted_tokens_per_s: float
-    """Of held answers with speculation by `auto`."""
+    """Speed of held answers with speculation `auto`."""
     accepted: float
-    """Drafts a token of these."""
+    """Accepted draft tokens per output token of held answers with speculation."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskTime:
-    """Microseconds for each mask."""
+    """Time per mask in microseconds."""
 
     schema: str
     count: int
@@ -96,32 +96,32 @@ class MaskTime:
 
 @dataclass(frozen=True, slots=True)
 class CompileCost:
-    """Of a large schema. Times are medians but for the longest."""
+    """Cost of compiling a large schema. Times are medians except the longest ones."""
 
     lines: int
     read_ms: float
-    """From the schema to a grammar that is known to compile, in the HTTP process."""
+    """Time in the HTTP process to turn the schema into a grammar and to check it."""
     compile_ms: float
-    """In the engine, for each choice."""
+    """Time in the engine to compile the grammar, for each choice."""
     step_ms: float
-    """Of others, undisturbed."""
+    """Step of other requests while nothing is compiled."""
     longest_step_ms: float
     steps_meanwhile: int
     longest_step_meanwhile_ms: float
 
 
 def grammar_for(schema: object) -> str:
-    """As the server makes it."""
+    """The grammar that the server makes for a schema."""
     return grammar_of(JsonSchema(schema, "schema"), "schema")
 
 
 def endless(name: str) -> dict[str, Any]:
-    """A list of the items of one of the schemas."""
+    """Schema of an endless list of items."""
     return {"type": "array", "items": SCHEMAS[name], "minItems": 1_000}
 
 
 def large_schema(num_lines: int, variant: int = 0) -> dict[str, Any]:
-    """One that has so many lines, or a few more, when it is indented."""
+    """A schema with at least `num_lines` lines of indented JSON; variants differ in the properties' names."""
     parts: dict[str, Any] = {}
     while True:
         schema = {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
@@ -134,7 +134,7 @@ class Bench:
     """Runs prompts on one loaded model."""
 
     def __init__(self, folder: Path, num_tokens: int, rounds: int) -> None:
-        """Of each prompt come out `num_tokens`."""
+        """Generates `num_tokens` tokens for each prompt."""
         self._engines = Engines(RunnerConfig(folder, kv_cache_gib=1.0))
         self._grammars = Grammars(
             partial((folder / "tokenizer.json").read_text, encoding="utf-8"), self._engines.runner.info.vocab_size
@@ -151,7 +151,7 @@ class Bench:
         return replace(self._free, grammar=grammar, stop_token_ids=self._stop_ids)
 
     def cost(self, name: str, clients: int) -> Cost:
-        """Of one of the schemas, after a run of both sides that does not count."""
+        """Measure one schema against free answers, after a warm-up of both."""
         sampling = self._held(grammar_for(endless(name)))
         for warming in (self._free, sampling):
             self._run(warming, clients)
@@ -182,7 +182,7 @@ class Bench:
         )
 
     def masks(self, name: str) -> MaskTime:
-        """Along the answers so far that one of the schemas held."""
+        """Time the masks along all answers so far with this schema."""
         grammar, times = grammar_for(endless(name)), []
         for answer in self._answers[name]:
             matcher = self._grammars.matcher(grammar, self._stop_ids, ())
@@ -195,12 +195,12 @@ class Bench:
         return MaskTime(name, len(times), p50, p99, statistics.mean(times), max(times))
 
     def compiling(self) -> CompileCost:
-        """Of schemas that differ only in the names of their properties, so that each is compiled."""
+        """Time the compilation of schemas that differ only in their properties' names, so that none is cached."""
         schemas = [large_schema(SCHEMA_LINES, variant) for variant in range(NUM_COMPILING)]
         read_ms = _median_ms([partial(grammar_for, schema) for schema in schemas])
         grammars = [grammar_for(schema) for schema in schemas]
         compile_ms = _median_ms([partial(self._grammars.prepare, grammar, 1) for grammar in grammars])
-        alone, meanwhile = self._steps_beside(grammars)
+        alone, meanwhile = self._steps_while_compiling(grammars)
         return CompileCost(
             lines=len(json.dumps(schemas[0], indent=2).splitlines()),
             read_ms=read_ms,
@@ -211,8 +211,8 @@ class Bench:
             longest_step_meanwhile_ms=1e3 * max(meanwhile, default=0.0),
         )
 
-    def _steps_beside(self, grammars: Sequence[str]) -> tuple[list[float], list[float]]:
-        """Seconds of free requests' steps: as many undisturbed as there is time for, and while these are compiled."""
+    def _steps_while_compiling(self, grammars: Sequence[str]) -> tuple[list[float], list[float]]:
+        """Seconds of free requests' steps: undisturbed, and while the grammars are compiled."""
         engine = self._engines.make()
         free = Strategy(self._free).requests(self._prompts[:NUM_DECODING], 4 * self._num_tokens)
         for request in free:
@@ -229,7 +229,7 @@ class Bench:
         return alone, meanwhile
 
     def _run(self, sampling: SamplingParams, clients: int, speculation: Speculation | None = None) -> EngineRun:
-        """With noise of its own, and of what others said nothing is known."""
+        """Run the prompts with new seeds, and with a salt so that no earlier output is reused."""
         self._num_runs += 1
         requests = Strategy(sampling).requests(self._prompts[:clients], self._num_tokens)
         changed = [
@@ -245,7 +245,7 @@ class Bench:
 
 
 def _step_ms(one: EngineRun) -> float:
-    """Median without the steps that compute prompts, which are the first ones."""
+    """Median step without the first quarter, which includes the prompts."""
     return 1e3 * statistics.median(one.step_s[len(one.step_s) // 4 :])
 
 
@@ -290,12 +290,12 @@ def table(costs: Sequence[Cost]) -> Table:
 
 
 def main() -> None:
-    """Measure and print; write JSON if asked to."""
+    """Measure and print; with --output also write JSON."""
     use_engine_environment()
-    parser = argparse.ArgumentParser(description="Measure what it costs to hold answers to a JSON schema.")
-    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model when left out")
-    parser.add_argument("--tokens", type=int, default=96, help="that come out for each prompt")
-    parser.add_argument("--rounds", type=int, default=3, help="of free and held answers in turns")
+    parser = argparse.ArgumentParser(description="Measure the cost of structured output with a JSON schema.")
+    parser.add_argument("--model", help="folder, GGUF file or hub name; the embedded model by default")
+    parser.add_argument("--tokens", type=int, default=96, help="output tokens for each prompt")
+    parser.add_argument("--rounds", type=int, default=3, help="number of alternating rounds")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     console = Console()
@@ -305,9 +305,8 @@ def main() -> None:
     masks, compiling = [bench.masks(name) for name in SCHEMAS], bench.compiling()
     console.print(table(costs))
     console.print(
-        f"Steps, and tokens a second. Medians of {arguments.rounds} rounds in turns; {PROMPT} tokens in, "
-        f"{arguments.tokens} out. "
-        f"The goal for steps is at most {STEP_GOAL} x free ones."
+        f"Step times and tokens per second, medians of {arguments.rounds} alternating rounds; {PROMPT} tokens in, "
+        f"{arguments.tokens} out. The goal for held steps is at most {STEP_GOAL} x free steps."
     )
     for of_schema in masks:
         console.print(
@@ -317,7 +316,7 @@ def main() -> None:
     console.print(
         f"A schema of {compiling.lines} lines is read in {compiling.read_ms:.1f} ms and compiled in "
         f"{compiling.compile_ms:.1f} ms. Steps of {NUM_DECODING} others took {compiling.step_ms:.1f} ms, at most "
-        f"{compiling.longest_step_ms:.1f} ms; while {NUM_COMPILING} such schemas were compiled, there were "
+        f"{compiling.longest_step_ms:.1f} ms; while {NUM_COMPILING} of these schemas were compiled, there were "
         f"{compiling.steps_meanwhile} steps of at most {compiling.longest_step_meanwhile_ms:.1f} ms."
     )
     if arguments.output:

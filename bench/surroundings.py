@@ -1,33 +1,33 @@
-"""What a server does and who listens to it, beside the load that is measured."""
+"""Interface of a measured server's surroundings: its settings, and consumers of its telemetry or page."""
 
-# Short: a protocol.
+# Short: only a protocol.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
 
 class Surroundings(Protocol):
-    """Of one server."""
+    """Settings and consumers of one server, apart from the measured load."""
 
     @property
     def name(self) -> str:
-        """In the table of results."""
+        """Name in the table of results."""
         ...
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The server's settings."""
+        """The server's settings, as environment variables."""
         ...
 
     @property
     def api_key(self) -> str | None:
-        """That it asks for."""
+        """The API key that the server requires, if any."""
         ...
 
     def watching(self, url: str) -> AbstractAsyncContextManager[None]:
-        """While the load is put on the server at this address."""
+        """Context in which the consumers run while the server at `url` is under load."""
         ...
 
 
 Kind = Callable[[], AbstractContextManager[Surroundings]]
-"""Makes the surroundings of one turn."""
+"""Creates the surroundings for one turn."""

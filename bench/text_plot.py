@@ -1,4 +1,4 @@
-"""Draws what the decoding strategies made of texts: perplexity against repetition, a labelled point for each."""
+"""Plots the text quality of decoding strategies: perplexity against repetition, with a labelled point for each."""
 
 import sys
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ _PLACES = (
     ((14, 16), "left", "bottom"),
     ((14, -16), "left", "top"),
 )
-"""Of a label by its point, in the order of preference: offset in points, horizontal and vertical alignment."""
+"""Positions of a label, in order of preference: offset from its point, horizontal and vertical alignment."""
 
 
 def require_matplotlib() -> None:
-    """Exit with what to do if it is not installed: it is needed for plots alone."""
+    """Exit with an explanation if matplotlib, which only plots need, is not installed."""
     if find_spec("matplotlib") is None:
-        sys.exit("Plots need matplotlib, which is not installed: pip install -e '.[bench]'")
+        sys.exit("--plot needs matplotlib, which is not installed. Install it with: pip install -e '.[bench]'")
 
 
 def draw(results: Sequence[TextQuality], path: Path) -> None:
-    """Write an SVG file."""
+    """Write the plot to an SVG file."""
     from matplotlib import rc_context  # noqa: PLC0415  (optional)
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
 
-    with rc_context({"svg.hashsalt": "samewise"}):  # the same picture is the same file
+    with rc_context({"svg.hashsalt": "samewise"}):  # the same results give the same file
         figure = Figure(figsize=(7.2, 4.5), layout="constrained", facecolor="white")
         axes = figure.subplots()
         axes.set(xlabel="4-grams that repeat an earlier one (%)", ylabel="perplexity, log scale", yscale="log")
@@ -58,7 +58,7 @@ def draw(results: Sequence[TextQuality], path: Path) -> None:
 
 
 def _label(axes: "Axes", results: Sequence[TextQuality]) -> None:
-    """Put each name beside its point, within the axes and over no other name or point, if there is room."""
+    """Label each point within the axes, without overlapping other labels or points if there is room."""
     points = [(100 * result.repeated_4grams, result.perplexity) for result in results]
     taken = [_around(axes, point) for point in points]
     for result, point in zip(results, points, strict=True):
@@ -70,7 +70,7 @@ def _label(axes: "Axes", results: Sequence[TextQuality]) -> None:
                 textcoords="offset points",
                 ha=horizontal,
                 va=vertical,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over grid and line
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # covers grid and line
                 color=_color(result),
             )
             box = label.get_window_extent()
@@ -86,7 +86,7 @@ def _color(result: TextQuality) -> str:
 
 
 def _around(axes: "Axes", point: tuple[float, float]) -> "Bbox":
-    """What a point covers, in pixels."""
+    """The area that a point covers, in pixels."""
     from matplotlib.transforms import Bbox  # noqa: PLC0415
 
     x, y = axes.transData.transform(point)

@@ -1,8 +1,8 @@
-"""What decoding strategies are for: how probable and how repetitive the texts are that each of them makes.
+"""Measures how probable and how repetitive each decoding strategy's texts are.
 
-The beginnings of texts are continued by every strategy. The same model, in float32, says how probable each continuation
-is; what the texts' authors wrote themselves, measured likewise, is what to be near to. Special tokens are ruled out, so
-that all continuations are text, and equally long.
+Every strategy continues the starts of texts. The same model in float32 computes each continuation's probability. The
+original continuations are measured, too: a good strategy is near to them. Special tokens are excluded, so that all
+continuations are text of the same length.
 """
 
 import math
@@ -23,7 +23,7 @@ from model_runner.contract import DoLa, Mirostat, SamplingParams
 from scheduler.interface import BeamSearch
 
 PROMPT = 32
-"""Tokens of a text that are continued."""
+"""Length of a prompt in tokens."""
 CONTINUED = 128
 THE_TEXT_ITSELF = "the text itself"
 _GREEDY = SamplingParams(temperature=0.0)
@@ -38,37 +38,37 @@ STRATEGIES = {
 }
 
 Texts = Sequence[tuple[int, ...]]
-"""In tokens."""
+"""Tokenised texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextQuality:
-    """The continuations that one strategy made."""
+    """Quality of one strategy's continuations."""
 
     strategy: str
     perplexity: float
-    """Over all tokens of all continuations."""
+    """Perplexity over all tokens of all continuations."""
     distinct_1: float
-    """Means over the continuations."""
+    """Mean fraction of distinct 1-grams over the continuations; likewise for 2- and 4-grams."""
     distinct_2: float
     distinct_4: float
     repeated_4grams: float
-    """Share of the 4-grams of a continuation that occurred in it before, the mean over the continuations."""
+    """Mean fraction of a continuation's 4-grams that occurred in it before."""
 
 
 def distinct(tokens: Sequence[int], n: int) -> float:
-    """Different n-grams by all n-grams of a text (Li et al., arXiv:1510.03055); 1 if it is too short to have any."""
+    """Distinct n-grams divided by all n-grams of a text (Li et al., arXiv:1510.03055); 1 if it has none."""
     ngrams = list(zip(*(tokens[start:] for start in range(n)), strict=False))
     return len(set(ngrams)) / len(ngrams) if ngrams else 1.0
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
-    """Of tokens with these log-probabilities, at least one."""
+    """Perplexity of one or more tokens with these log-probabilities."""
     return math.exp(-math.fsum(logprobs) / len(logprobs))
 
 
 def text_quality(strategy: str, continuations: Texts, logprobs: Sequence[float]) -> TextQuality:
-    """Judge continuations by their tokens and the log-probabilities of all these."""
+    """Quality of continuations, from their tokens and the log-probabilities of all tokens."""
 
     def mean_distinct(n: int) -> float:
         return math.fsum(distinct(tokens, n) for tokens in continuations) / len(continuations)
@@ -78,7 +78,7 @@ def text_quality(strategy: str, continuations: Texts, logprobs: Sequence[float])
 
 
 def measure(folder: Path, num_texts: int, console: Console) -> list[TextQuality]:
-    """Of every strategy, after that of the texts themselves. Everything is computed in float32."""
+    """Quality of the original texts, then of every strategy. Everything is computed in float32."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = longest_topics(tokenizer, num_texts, PROMPT + CONTINUED)
     prompts = [text[:PROMPT] for text in texts]
@@ -93,7 +93,7 @@ def measure(folder: Path, num_texts: int, console: Console) -> list[TextQuality]
 
 
 def _logprobs(engines: Engines, prompts: Texts, continuations: Texts) -> list[float]:
-    """Of all tokens of the continuations."""
+    """Log-probabilities of all tokens of the continuations."""
     reading = Strategy(replace(_GREEDY, prompt_logprobs=0))
     whole = [prompt + continuation for prompt, continuation in zip(prompts, continuations, strict=True)]
     logprobs = run(engines.make(), reading.requests(whole, 0)).prompt_logprobs

@@ -58,7 +58,7 @@ def workers() -> "Iterator[WorkerPool]":
     from server.api.body_worker import WorkerPool  # noqa: PLC0415  (tests of the runner need no server)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # some of their work is that of tests
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # needed by child processes that run the tests' code
         made = WorkerPool()
         yield made
         made.close()

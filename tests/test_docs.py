@@ -30,13 +30,13 @@ OF_OTHERS = FAMILIES | {
     *("h_v", "p_j", "p_M", "serveConfigV2", "trust_remote_code"),
     *("runtime_env", "ray_serve_deployment_queued_queries", "ray_serve_deployment_replica_healthy"),
 }
-"""What looks like a name of ours in code spans and drawings: of other programs, hosts, and symbols in formulas."""
+"""Words in code spans and drawings that look like our names: other programs, hosts, symbols in formulas."""
 OPTIONS_OF_OTHERS = {
     *("--help", "--index-url", "--network", "--num-cpus", "--profile"),
     *("--build-arg", "--metrics-export-port"),
     *("--create-namespace", "--install", "--set"),
 }
-"""Of all commands, of pip, of Docker, of Helm and of Ray."""
+"""Options of our commands, pip, Docker, Helm and Ray."""
 
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`]+)`")
@@ -100,7 +100,7 @@ def test_what_does_not_exist_is_noticed(word: str) -> None:
 
 
 def _words(page: str) -> Iterator[str]:
-    """What looks like a name or a path of ours: in code spans, and in the drawings."""
+    """Words in code spans and drawings that look like our names or paths."""
     for span in _SPAN.findall(_FENCED.sub("", page)):
         for word in span.split():
             plain = word.strip("()[],;:\"'")
@@ -163,7 +163,7 @@ def _defined(node: ast.AST) -> Iterator[str]:
 
 @cache
 def _options() -> frozenset[str]:
-    """Of the commands, and of the programs in the repository."""
+    """Options of the commands and of the programs in the repository."""
     root = typer.main.get_command(cli.app)
     parameters = [parameter for command in root.commands.values() for parameter in command.params]
     of_commands = {option for one in [*root.params, *parameters] for option in (*one.opts, *one.secondary_opts)}

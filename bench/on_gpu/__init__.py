@@ -1,1 +1,1 @@
-"""The parts of bench.gpu."""
+"""Parts of bench.gpu: tests, limits, steps, kernels and serving on a GPU."""

@@ -1,6 +1,7 @@
-"""Clients of a server in several processes, so that reading the answers is not what limits it.
+"""Load clients in several processes, so that parsing answers does not limit the measured server.
 
-`python -m bench.on_gpu.clients SHARE` is one of the processes: it warms up, says so, waits for a line, sends its share.
+Each process runs `python -m bench.on_gpu.clients SHARE`: it warms up, reports that it is ready, waits for a line, and
+then sends its share of the requests.
 """
 
 import asyncio
@@ -25,40 +26,40 @@ from server.cli.loadtest.load import (
 )
 
 PER_PROCESS = 64
-"""Clients."""
+"""Clients in one process."""
 READY = b"ready\n"
 LONGEST_LINE = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a server gets. Prompts are token ids, and differ with the seed."""
+    """The load on a server. Prompts are token ids that depend on the seed."""
 
     url: str
-    """With /v1."""
+    """The server's address with /v1."""
     model: str
     vocab_size: int
     clients: int
     num_requests: int
     prompt: int
     answer: int
-    """Tokens; those that end an answer are ignored."""
+    """Length of each answer in tokens; stop tokens are ignored."""
     seed: int
 
     def shares(self) -> list["Load"]:
-        """For so many processes as it takes; clients and requests divide evenly, or there is one."""
+        """Divide the load among processes; there is only one if the clients do not divide evenly."""
         count = self.clients // PER_PROCESS if self.clients % PER_PROCESS == 0 else 1
         part = replace(self, clients=self.clients // count, num_requests=self.num_requests // count)
         return [replace(part, seed=self.seed * PER_PROCESS + index) for index in range(count)]
 
 
 async def put_load(load: Load) -> LoadResult:
-    """Send it, after a request of each client to warm up. Raises RuntimeError if clients cannot run."""
+    """Send the load after one warm-up request per client. Raises RuntimeError if a client process fails."""
     processes = [await _start(share) for share in load.shares()]
     try:
         for process in processes:
             if await _line(process) != READY:
-                raise RuntimeError("clients ended before they were ready")
+                raise RuntimeError("a client process ended before it was ready")
         for process in processes:
             assert process.stdin is not None
             process.stdin.write(b"go\n")
@@ -87,10 +88,10 @@ async def _line(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def _send(load: Load, wait: Callable[[], object]) -> Sequence[Outcome]:
-    """Warm up, wait for the others, and send."""
+    """Warm up, wait for the other processes, and send the load."""
     target = Target(load.url, load.model, "completions", {"temperature": 0.0, "ignore_eos": True})
     lengths = Lengths(load.prompt, load.prompt), Lengths(load.answer, load.answer)
-    warm_up = Workload(load.clients, *lengths, seed=load.seed ^ 0x5EED)  # other prompts: none is in a cache
+    warm_up = Workload(load.clients, *lengths, seed=load.seed ^ 0x5EED)  # other prompts, so that none is cached
     workload = Workload(load.num_requests, *lengths, seed=load.seed)
     async with open_client({}) as client:
         await run_load(client, target, make_requests(warm_up, load.vocab_size), Arrivals(load.clients))
@@ -106,7 +107,7 @@ def _wait() -> None:
 
 
 def main() -> None:
-    """One process."""
+    """Run one client process."""
     outcomes = asyncio.run(_send(Load(**json.loads(sys.argv[1])), _wait))
     sys.stdout.buffer.write(msgspec.json.encode(outcomes) + b"\n")
 

@@ -1,6 +1,6 @@
-"""The CUDA platform, timed: what the device spends on forward passes, be they calls of the model or replays of graphs.
+"""CUDA platform that times the device's forward passes, both calls of the model and replays of graphs.
 
-The host's part of a pass, which lays out the step and copies it to the device, stays out of it.
+The host's part of a pass, which builds the batch and copies it to the device, is not included.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ Result = TypeVar("Result")
 
 
 class TimedGraphs:
-    """A GraphMaker whose replays are spans."""
+    """A GraphMaker that times replays."""
 
     def __init__(self, graphs: GraphMaker, spans: Spans) -> None:
         self._graphs = graphs
         self._spans = spans
 
     def capture(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-        """See GraphMaker.capture."""
+        """Capture a graph whose replay is timed."""
         replay, result = self._graphs.capture(run)
 
         def timed() -> None:
@@ -37,14 +37,14 @@ class TimedGraphs:
 
 
 class TimedCuda(CudaPlatform):
-    """For one model, all whose forward passes are spans."""
+    """The CUDA platform for one model, with all forward passes timed."""
 
     def __init__(self, config: RunnerConfig, device: torch.device, spans: Spans) -> None:
         super().__init__(config, device, self._timed_graphs if config.cuda_graphs else None)
         self._spans = spans
 
     def load(self, folder: Path) -> PreTrainedModel:
-        """See Platform.load."""
+        """Load the model and time its forward passes."""
         model = super().load(folder)
         watch(model, self._spans)
         return model

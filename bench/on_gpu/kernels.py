@@ -1,4 +1,4 @@
-"""The GPU's kernels alone, at the shapes of Llama-3.1-8B, beside the machine's limits and torch's own."""
+"""Measures single GPU kernels at the shapes of Llama-3.1-8B against the machine's limits and torch's kernels."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,20 +31,20 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 DECODING, CONTEXT, PREFILL = 64, 1024, 8192
 BLOCK = 32
 BEYOND_CACHE = 256 << 20
-"""Bytes that repeated runs go round, so that none finds its input in the cache."""
+"""Bytes that repeated runs cycle through, so that no input is cached."""
 BF16 = torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class KernelBench:
-    """Measures kernels one by one."""
+    """Measures attention and linear kernels."""
 
     report: Report
     limits: Limits | None
     device: torch.device
 
     def measure(self) -> Figure:
-        """All of them."""
+        """Measure all kernels."""
         attempt = self.report.attempt
         for exact in (True, False):
             name = "exact" if exact else "fast"
@@ -58,7 +58,7 @@ class KernelBench:
         return Figure("kernels", "", note="done")
 
     def decode_attention(self, name: str, kv_dtype: torch.dtype, *, exact: bool) -> Figure:
-        """One query of each choice, over all it has."""
+        """Decode attention: one query per choice over its whole context."""
         shape = KVShape(KV_HEADS, DIM, DIM)
         num_bytes = DECODING * CONTEXT * shape.num_bytes(kv_dtype)
         layers = _copies(num_bytes)
@@ -77,7 +77,7 @@ class KernelBench:
         return self._figure("attention", what, (num_bytes, flops), ours, theirs)
 
     def prefill_attention(self, name: str, *, exact: bool) -> Figure:
-        """A prompt that attends to itself."""
+        """Prefill attention: a prompt that attends to itself."""
         backend = self._attention(1, PREFILL, BF16, exact=exact)
         self._fill(backend, 1, 1, PREFILL)
         metadata = backend.prepare(make_batch(1, PREFILL, 0))
@@ -91,7 +91,7 @@ class KernelBench:
         return self._figure("attention", f"{name}, prefill {PREFILL:,}", (num_bytes, flops), ours, theirs)
 
     def linears(self, name: str, rows: int) -> Figure:
-        """The products of one layer: each by itself, then their sum."""
+        """The linears of one layer, measured one by one and summed."""
         parts = {shape: self._linear(name, rows, shape) for shape in LINEARS}
         ours = sum(part["ms"] for part in parts.values())
         least_ms = sum(part["least_ms"] for part in parts.values())
@@ -101,7 +101,7 @@ class KernelBench:
             ours,
             of_limit=None if self.limits is None else least_ms / ours,
             plain=sum(part["torch_ms"] for part in parts.values()),
-            note="one layer's, against bf16's rate",
+            note="linears of one layer, limit by the bf16 rate",
             details=parts,
         )
 
@@ -130,14 +130,14 @@ class KernelBench:
         ours: Sequence[Callable[[], object]],
         theirs: Sequence[Callable[[], object]],
     ) -> Figure:
-        """`least` are the bytes and the operations of a run."""
+        """Measure ours and torch's. `least` are the minimum bytes and operations of a run."""
         ours_ms, theirs_ms = graph_ms(ours, self.device), graph_ms(theirs, self.device)
         least_ms = self._least_ms(*least)
         of_limit = None if self.limits is None else least_ms / ours_ms
         return Figure(part, what, ours_ms, of_limit=of_limit, plain=theirs_ms, details={"least_ms": least_ms})
 
     def _least_ms(self, num_bytes: float, flops: float) -> float:
-        """NaN if the limits are not known."""
+        """Lower bound of the time in milliseconds; NaN if the limits are unknown."""
         return math.nan if self.limits is None else self.limits.least_ms(num_bytes, flops)
 
     def _attention(self, layers: int, tokens: int, kv_dtype: torch.dtype, *, exact: bool) -> Any:
@@ -148,7 +148,7 @@ class KernelBench:
         return TritonAttention(cache, exact=exact, num_heads=HEADS)
 
     def _fill(self, backend: Any, layers: int, choices: int, context: int) -> None:
-        """Random keys and values at all positions, as a first step brings them."""
+        """Store random keys and values at all positions, as a prefill step does."""
         metadata = backend.prepare(make_batch(choices, context, 0))
         for layer in range(layers):
             query = self._random(choices * context, HEADS, DIM)
@@ -168,7 +168,7 @@ def _options() -> AttentionOptions:
 
 
 def make_batch(choices: int, context: int, start: int) -> Batch:
-    """The positions from `start` to `context` of each choice, which have all their blocks."""
+    """A batch with positions `start` to `context` of each choice, with all blocks allocated."""
     positions = np.tile(np.arange(start, context), choices)
     choice_of = np.repeat(np.arange(choices), context - start)
     per_choice = -(-context // BLOCK)

@@ -1,4 +1,4 @@
-"""A model with random weights in the shape of Llama-3.1-8B, as a folder that the real loader and server take."""
+"""Creates a folder with a model in the shape of Llama-3.1-8B and random weights, which the real server can load."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ TEMPLATE = """{{ bos_token }}{% for message in messages %}<|special_6|>{{ messag
 
 
 def llama_8b(num_layers: int = 32) -> LlamaConfig:
-    """The released config.json of Llama-3.1-8B, with so many layers."""
+    """The released config.json of Llama-3.1-8B, with `num_layers` layers."""
     return LlamaConfig(
         hidden_size=4096,
         num_hidden_layers=num_layers,
@@ -47,11 +47,11 @@ def llama_8b(num_layers: int = 32) -> LlamaConfig:
 
 
 def write_model(folder: Path, config: LlamaConfig, device: torch.device) -> int:
-    """Fill the folder. Returns how many bytes the weights take.
+    """Write the model to the folder; returns the weights' size in bytes.
 
-    Weights are drawn on the device, one shard for each layer: norms are ones, all else is normal with WEIGHT_STD but
-    for embeddings and, as in GPT-2, what is added to the residual stream, which has less the more layers there are. So
-    a small error stays small to the end, as in trained models, and a large one can be told from it.
+    Weights are drawn on the device, one shard for each layer. Norms are ones; other weights are normal with WEIGHT_STD,
+    except embeddings (EMBEDDING_STD) and, as in GPT-2, projections into the residual stream, which are scaled down by
+    the number of layers. So small errors stay small, as in trained models, and large ones are recognisable.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config.architectures = ["LlamaForCausalLM"]
@@ -73,14 +73,14 @@ def write_model(folder: Path, config: LlamaConfig, device: torch.device) -> int:
 
 
 def _shapes(config: LlamaConfig) -> dict[str, torch.Size]:
-    """Of all weights, by their names in checkpoints."""
+    """Shapes of all weights by their names in checkpoints."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def _shards(shapes: Mapping[str, torch.Size]) -> dict[str, dict[str, torch.Size]]:
-    """One file for each layer, and one for each of the other weights."""
+    """Distribute weights to files: one for each layer, and one for each other weight."""
     shards: dict[str, dict[str, torch.Size]] = {}
     for name, shape in shapes.items():
         parts = name.split(".")
@@ -101,7 +101,7 @@ def _draw(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Byte-level: a token for each byte, then words that no text is encoded as, at last special tokens; all decode."""
+    """Write a byte-level tokenizer: a token per byte, filler words that no text uses, special tokens. All decode."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens += [f"Ġw{index}" for index in range(len(tokens), vocab_size - NUM_SPECIAL)]  # Ġ stands for a space
     special = [f"<|special_{index}|>" for index in range(NUM_SPECIAL)]

@@ -1,4 +1,4 @@
-"""What of the run computes on the device itself, part by part. What a part knows of those before are their figures."""
+"""The parts of the run that compute on the device. Later parts use the figures of earlier ones."""
 
 import gc
 import statistics
@@ -26,12 +26,12 @@ MATRIX_SIZE = 8192
 
 
 def measure_limits(device: torch.device, *, copy_bytes: int = COPY_BYTES, matrix_size: int = MATRIX_SIZE) -> Limits:
-    """Medians, of buffers far beyond the cache and of random numbers: zeros are multiplied faster."""
+    """Measure medians, with buffers much larger than the cache and random numbers (zeros would be faster)."""
     return Limits(_copy_bytes_per_s(device, copy_bytes), _matrix_flop_per_s(device, matrix_size))
 
 
 def _copy_bytes_per_s(device: torch.device, size: int) -> float:
-    """Read and written."""
+    """Bytes per second of a copy, read and written."""
     source = torch.randint(1 << 62, (size // 8,), device=device)
     target = torch.empty_like(source)
     return 2 * size / median_ms(lambda: target.copy_(source), device) * 1e3
@@ -45,23 +45,23 @@ def _matrix_flop_per_s(device: torch.device, size: int) -> float:
 
 PLAIN_REPEATS = 5
 LOGPROBS = "logprobs.npy"
-"""Beside the model: plain transformers', of variants.compared_tokens."""
+"""File in the model's folder with plain transformers' log-probabilities of variants.compared_tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of the run."""
+    """Settings of the run."""
 
     folder: Path
-    """For the model."""
+    """Folder for the model."""
     num_layers: int
     repeats: int
     served: Mapping[int, int]
-    """How many tokens each of so many clients' requests has on average while the server is measured."""
+    """Mean number of tokens in a request's context while the server is measured, by number of clients."""
 
 
 class DeviceParts:
-    """Measures parts by their names: those below, and variants.VARIANTS."""
+    """Measures parts by name: `limits`, `model`, `exact`, `kernels`, and the names in variants.VARIANTS."""
 
     def __init__(self, report: Report, settings: Settings) -> None:
         self._report = report
@@ -76,27 +76,27 @@ class DeviceParts:
         }
 
     def measure(self, name: str, needs_s: float) -> None:
-        """Report a part, and leave its memory to the next."""
+        """Measure and report a part, then free its memory."""
         self._report.attempt(name, "", self._named.get(name) or partial(self.variant, name), needs_s)
         gc.collect()
         torch.cuda.empty_cache()
 
     def limits(self) -> Figure:
-        """What the machine can do at best."""
+        """Measure the machine's limits."""
         found = measure_limits(self._device)
         copy, rate = found.copy_bytes_per_s / 1e9, found.bf16_flop_per_s / 1e12
         self._report.add(Figure("limits", "copy, read and written", copy, "GB/s"))
         return Figure("limits", "bf16 product", rate, "TFLOP/s", details=asdict(found))
 
     def model(self) -> Figure:
-        """Random weights, on disk."""
+        """Write the model with random weights to disk."""
         start = time.perf_counter()
         size = write_model(self._settings.folder, llama_8b(self._settings.num_layers), self._device)
         seconds = time.perf_counter() - start
         return Figure("model", f"{self._settings.num_layers} layers, {size / 1e9:.1f} GB", seconds, "s")
 
     def exact(self) -> Figure:
-        """The first variant, in turns with plain transformers."""
+        """Measure the variant `exact`, alternating with plain transformers."""
         self._report.attempt("load", "plain transformers", self.load_plain)
         try:
             if self._plain is not None:
@@ -109,13 +109,13 @@ class DeviceParts:
             self._plain = None
 
     def load_plain(self) -> Figure:
-        """Plain transformers, with the same weights."""
+        """Load plain transformers with the same weights."""
         start = time.perf_counter()
         self._plain = PlainSteps(self._settings.folder, self._device, torch.bfloat16)
         return Figure("load", "plain transformers", time.perf_counter() - start, "s")
 
     def plain_logprobs(self, plain: PlainSteps) -> Figure:
-        """What the variants are compared with."""
+        """Compute and save plain transformers' log-probabilities, the reference for the variants."""
         vocab_size = DecoderWork.of(self._settings.folder).shape.vocab_size
         logprobs = plain.logprobs(compared_tokens(vocab_size))
         np.save(self._settings.folder / LOGPROBS, logprobs)
@@ -123,7 +123,7 @@ class DeviceParts:
 
     @staticmethod
     def plain_decode(plain: PlainSteps, rows: int, context: int) -> Figure:
-        """A step as when so many clients are served."""
+        """Measure plain transformers' decode step for `rows` clients."""
         plain.admit(rows, context, prefilled=PREFILLED)
         try:
             times = [plain.decode() for _ in range(PLAIN_REPEATS)]
@@ -132,7 +132,7 @@ class DeviceParts:
         return Figure(decode_kind(rows, context), "transformers", plain=statistics.median(times))
 
     def variant(self, name: str) -> Figure:
-        """One way to run the model. Returns what loading took."""
+        """Measure a variant; returns the figure of its loading time."""
         from bench.on_gpu.forward import TimedCuda  # noqa: PLC0415  (needs Triton)
 
         variant, settings = VARIANTS[name], self._settings
@@ -149,19 +149,19 @@ class DeviceParts:
         return Figure("load", variant.name, sum(took.values()), "s", details=parts)
 
     def kernels(self) -> Figure:
-        """Alone."""
+        """Measure single kernels."""
         from bench.on_gpu.kernels import KernelBench  # noqa: PLC0415  (needs Triton)
 
         return KernelBench(self._report, known_limits(self._report.figures), self._device).measure()
 
 
 def known_limits(figures: Sequence[Figure]) -> Limits | None:
-    """If they were measured."""
+    """The machine's limits, if they were measured."""
     found = (figure for figure in figures if figure.part == "limits" and not figure.is_failure)
     return next((Limits(**figure.details) for figure in found if figure.details), None)
 
 
 def known_logprobs(folder: Path) -> NDArray[np.float64] | None:
-    """If plain transformers got so far."""
+    """Plain transformers' log-probabilities, if they were computed."""
     path = folder / LOGPROBS
     return np.load(path) if path.exists() else None

@@ -1,4 +1,4 @@
-"""The same steps by plain transformers: the model's own forward, SDPA attention and its cache that grows, no graphs."""
+"""The same steps by plain transformers: the model's own forward, SDPA attention, dynamic cache, no CUDA graphs."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from bench.on_gpu.timing import synchronize
 
 
 class PlainSteps:
-    """The counterpart of steps.RunnerSteps. Times are of the host's clock, until the device is done."""
+    """Counterpart of steps.RunnerSteps. Times are measured on the host until the device has finished."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         options: Any = {"dtype": dtype, "attn_implementation": "sdpa", "device_map": device}
@@ -31,7 +31,10 @@ class PlainSteps:
 
     @torch.inference_mode()
     def admit(self, rows: int, context: int, *, prefilled: int) -> None:
-        """A cache of `rows` sequences, of which so many are computed and the others copies; rows divide evenly."""
+        """Fill a cache with `rows` sequences: at most `prefilled` are computed, the others are copies of these.
+
+        `prefilled` must divide `rows` if it is smaller.
+        """
         computed = min(rows, prefilled)
         self._cache = DynamicCache()
         self._model(
@@ -42,7 +45,7 @@ class PlainSteps:
 
     @torch.inference_mode()
     def decode(self) -> float:
-        """Milliseconds of a step that gives each of them a token."""
+        """Milliseconds of a step that decodes one token for each sequence."""
         synchronize(self._device)
         start = time.perf_counter()
         output = self._model(self._next, **{self._cache_name: self._cache}, use_cache=True)
@@ -52,7 +55,7 @@ class PlainSteps:
 
     @torch.inference_mode()
     def prefill(self, tokens: int) -> float:
-        """Milliseconds of a prompt and the first token after it."""
+        """Milliseconds to compute a prompt and its first token."""
         prompt = self._tokens(1, tokens)
         synchronize(self._device)
         start = time.perf_counter()
@@ -63,7 +66,7 @@ class PlainSteps:
 
     @torch.inference_mode()
     def logprobs(self, prompt: Sequence[int]) -> NDArray[np.float64]:
-        """Of each token of a prompt but the first."""
+        """Log-probability of each token of a prompt except the first."""
         tokens = torch.tensor([prompt], device=self._device)
         logits: Tensor = self._model(tokens, use_cache=False).logits[0, :-1]  # [tokens - 1, vocab]
         chosen = logits.float().log_softmax(-1).gather(1, tokens[0, 1:, None])
@@ -71,7 +74,7 @@ class PlainSteps:
         return result
 
     def release(self) -> None:
-        """Forget them all."""
+        """Free the cache."""
         self._cache = DynamicCache()
 
     def _tokens(self, rows: int, count: int) -> torch.Tensor:

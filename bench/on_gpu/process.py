@@ -1,6 +1,6 @@
-"""Parts of the run in a process of their own: a fault of the device, or a hang, costs the part that meets it.
+"""Runs parts in a separate process, so that a device fault or a hang affects only the current part.
 
-The process goes from part to part; where it ends, another takes its place from the next part on.
+One process runs part after part. If it ends, another continues with the next part.
 """
 
 import multiprocessing
@@ -14,9 +14,9 @@ import torch
 from bench.on_gpu.report import Figure, Report
 
 SILENCE_S = 150.0
-"""No part goes longer without a figure, unless it hangs: loading a model and compiling its kernels takes longest."""
+"""A part that reports no figure for this long hangs; loading a model and compiling its kernels takes longest."""
 GRACE_S = 10.0
-"""Beyond the budget."""
+"""Time that a part may exceed the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +25,28 @@ class Part:
 
     name: str
     needs_s: float
-    """Left out if less is left."""
+    """Seconds that the part needs; it is skipped if less time is left."""
     is_quick: bool = False
-    """Whether a quick run has it."""
+    """Whether the part belongs to a quick run."""
 
 
 class Parts(Protocol):
-    """Measures parts."""
+    """Measures parts by name."""
 
     def measure(self, name: str, needs_s: float) -> None:
-        """Report one."""
+        """Measure and report a part; skip it if less than `needs_s` seconds are left."""
         ...
 
 
 class SentReport(Report):
-    """Of a process that measures: all it finds goes to the one that has started it."""
+    """The report of a measuring process, which sends all figures to its parent."""
 
     def __init__(self, connection: Connection, budget_s: float, earlier: Sequence[Figure]) -> None:
         super().__init__(budget_s, earlier)
         self._connection = connection
 
     def add(self, figure: Figure) -> None:
-        """Send it. After a fault of the device nothing more can be computed in this process, so it ends."""
+        """Send a figure. After a device fault the process exits, because it cannot compute any more."""
         super().add(figure)
         self._connection.send(figure)
         if figure.is_failure and not _is_device_well():
@@ -56,7 +56,7 @@ class SentReport(Report):
 def run_apart(
     report: Report, parts: Sequence[Part], make: Callable[[Report], Parts], silence_s: float = SILENCE_S
 ) -> None:
-    """Run the parts in order and report what they find. `make` is called in each process that is needed."""
+    """Run the parts in order and report their figures. `make` is called once in each process."""
     left = list(parts)
     while left and report.left_s > 0:
         reason = _run(report, left, make, silence_s)
@@ -64,11 +64,11 @@ def run_apart(
             failed = left.pop(0)
             report.add(Figure(failed.name, "", note=f"FAILED: {reason}", is_failure=True))
     for part in left:
-        report.add(Figure(part.name, "", note="left out: no time"))
+        report.add(Figure(part.name, "", note="skipped: no time left"))
 
 
 def _run(report: Report, left: list[Part], make: Callable[[Report], Parts], silence_s: float) -> str:
-    """Run parts in one process, and remove from the list those that it gets done. Returns how it ended."""
+    """Run parts in one process and remove finished ones from the list; returns why the process ended."""
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     receiver, sender = context.Pipe(duplex=False)
     arguments = sender, tuple(left), make, report.left_s, tuple(report.figures)
@@ -83,10 +83,10 @@ def _run(report: Report, left: list[Part], make: Callable[[Report], Parts], sile
             else:
                 print(f"[{max(report.left_s, 0):.0f} s left] {message} done", flush=True)
                 left.pop(0)
-        return "it hangs" if report.left_s > 0 else "there was no time left"
+        return f"no figure for {silence_s:.0f} s" if report.left_s > 0 else "no time left"
     except (EOFError, OSError):
         process.join(GRACE_S)
-        return f"its process ended with code {process.exitcode}"
+        return f"its process exited with code {process.exitcode}"
     finally:
         process.kill()
         process.join()

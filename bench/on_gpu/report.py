@@ -1,4 +1,4 @@
-"""What `bench.gpu` finds: a line for each figure as it comes, one table in the end, and a JSON file of every number."""
+"""The report of `bench.gpu`: a line for each figure at once, a table at the end, and a JSON file with all numbers."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-HEADINGS = ("part", "what", "found", "of the limit", "plain", "faster", "goals")
+HEADINGS = ("part", "what", "measured", "of the limit", "plain", "faster", "goals")
 WIDTH = 132
 _LONGEST_NOTE = 200
 _OWN = ("bench", "model_runner", "scheduler", "server", "tests")
@@ -20,7 +20,7 @@ _OWN = ("bench", "model_runner", "scheduler", "server", "tests")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A share that should be above or below a bound."""
+    """A fraction that must be above or below a bound."""
 
     what: str
     found: float
@@ -29,7 +29,7 @@ class Goal:
 
     @property
     def is_met(self) -> bool:
-        """NaN meets nothing."""
+        """Whether the goal is met; NaN never meets it."""
         return self.found >= self.bound if self.at_least else self.found <= self.bound
 
     def __str__(self) -> str:
@@ -40,26 +40,26 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing that was measured, or one that was not."""
+    """One measured quantity, or a note why it was not measured."""
 
     part: str
     what: str
     value: float | None = None
-    """A median; None where there is only a note."""
+    """The median; None if there is only a note."""
     unit: str = "ms"
     of_limit: float | None = None
-    """Share of what the machine's measured limits allow, 0 to 1."""
+    """Fraction of the machine's measured limit, 0 to 1."""
     plain: float | None = None
-    """What plain transformers or torch takes for the same, in the same run and unit."""
+    """Result of plain transformers or torch, in the same run and unit."""
     goals: tuple[Goal, ...] = ()
     note: str = ""
-    """Why there is no number, or what to know about it."""
+    """Why there is no number, or a remark."""
     is_failure: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
-    """For the JSON file only."""
+    """Details for the JSON file only."""
 
     def cells(self) -> tuple[str, ...]:
-        """As HEADINGS has them."""
+        """The table's cells, in the order of HEADINGS."""
         faster = self.plain / self.value if self.plain and self.value else None
         if faster is not None and self.unit.endswith("/s"):
             faster = 1 / faster
@@ -78,7 +78,7 @@ class Report:
     """All figures so far."""
 
     def __init__(self, budget_s: float = math.inf, earlier: Sequence[Figure] = ()) -> None:
-        """The budget counts from now on; what does not fit into it is left out. `earlier` figures are known already."""
+        """The budget starts now; measurements that do not fit are skipped. `earlier` are figures already reported."""
         self._ends_at = time.perf_counter() + budget_s
         self.figures = list(earlier)
 
@@ -88,37 +88,37 @@ class Report:
 
     @property
     def left_s(self) -> float:
-        """Seconds of the budget."""
+        """Seconds of the budget that are left."""
         return self._ends_at - time.perf_counter()
 
     def plain(self, part: str) -> float | None:
-        """What plain transformers took for it in an earlier figure."""
+        """Plain transformers' result for this part in an earlier figure."""
         return next((figure.plain for figure in self.figures if figure.part == part and figure.plain is not None), None)
 
     def add(self, figure: Figure) -> None:
-        """Keep it."""
+        """Add a figure."""
         self.figures.append(figure)
 
     def attempt(self, part: str, what: str, measure: Callable[[], Figure], needs_s: float = 5.0) -> None:
-        """Add what it returns; if it raises, add that instead, and go on. The traceback is printed.
+        """Add the figure that `measure` returns; if it raises, print the traceback and add a failure.
 
-        Left out, and no failure: what needs more seconds than are left, or a package that is not installed.
+        The measurement is skipped, without a failure, if too little time is left or a package is not installed.
         """
         if self.left_s < needs_s:
-            self.add(Figure(part, what, note=f"left out: needs {needs_s:.0f} s"))
+            self.add(Figure(part, what, note=f"skipped: needs {needs_s:.0f} s"))
             return
         try:
             figure = measure()
         except ModuleNotFoundError as error:
             name = (error.name or "").split(".")[0]
-            figure = _failure(part, what, error) if name in _OWN else left_out(part, what, [name])
-        except Exception as error:  # noqa: BLE001  (whatever it is, the other parts are worth their time)
+            figure = _failure(part, what, error) if name in _OWN else skipped(part, what, [name])
+        except Exception as error:  # noqa: BLE001  (a failure must not prevent the other parts)
             figure = _failure(part, what, error)
         self.add(figure)
 
 
 class SavedReport(Report):
-    """Prints each figure, and writes the file again with it: a run that is ended early leaves what it has found."""
+    """Prints each figure and rewrites the file at once, so that an aborted run keeps its results."""
 
     def __init__(self, machine: Mapping[str, Any], output: Path, budget_s: float = math.inf) -> None:
         super().__init__(budget_s)
@@ -126,7 +126,7 @@ class SavedReport(Report):
         self._output = output
 
     def add(self, figure: Figure) -> None:
-        """Print and save it."""
+        """Add, print and save a figure."""
         super().add(figure)
         print("  " + " | ".join(cell for cell in figure.cells() if cell), flush=True)
         content = {"machine": dict(self._machine), "figures": [_as_dict(one) for one in self.figures]}
@@ -134,10 +134,10 @@ class SavedReport(Report):
             self._output.parent.mkdir(parents=True, exist_ok=True)
             self._output.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
         except OSError as error:
-            print(f"{self._output} cannot be written: {error}", flush=True)
+            print(f"Cannot write {self._output}: {error}", flush=True)
 
     def print_table(self, console: Console | None = None) -> None:
-        """All figures, and where the file is."""
+        """Print all figures and the file's path."""
         lines = Table(*HEADINGS, box=None, padding=(0, 2, 0, 0))
         for column in lines.columns[2:6]:
             column.justify = "right"
@@ -146,12 +146,12 @@ class SavedReport(Report):
         console = console or Console(width=WIDTH)
         console.print(", ".join(f"{name} {value}" for name, value in self._machine.items()))
         console.print(lines)
-        console.print(f"Every number is in {self._output}", soft_wrap=True)
+        console.print(f"All numbers are in {self._output}", soft_wrap=True)
 
 
-def left_out(part: str, what: str, packages: Sequence[str]) -> Figure:
-    """For want of packages."""
-    return Figure(part, what, note=f"left out: not installed: {', '.join(packages)}")
+def skipped(part: str, what: str, packages: Sequence[str]) -> Figure:
+    """The figure of a measurement that is skipped because packages are missing."""
+    return Figure(part, what, note=f"skipped: not installed: {', '.join(packages)}")
 
 
 def _failure(part: str, what: str, error: Exception) -> Figure:
@@ -170,5 +170,5 @@ def _as_dict(figure: Figure) -> dict[str, Any]:
 
 
 def _number(value: float) -> str:
-    """Four digits, or as many as there are before the point."""
+    """A number with four significant digits, or without decimals if it is larger."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""The server on the GPU under load over HTTP. Needs all the packages that `samewise serve` does."""
+"""Measures the server on the GPU over HTTP. Needs all packages of `samewise serve`."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -22,20 +22,20 @@ def measure_serving(
     limit_s: float,
     add: Callable[[Figure], None],
 ) -> Figure:
-    """Start a server and put loads on it; what is done after `limit_s` seconds counts.
+    """Start a server and measure each load; loads that are not complete after `limit_s` seconds are dropped.
 
     Args:
-        folder: of the model.
-        plain_ms: how many clients there are, and what plain transformers takes for a token of each, if that is known.
+        folder: the model's folder.
+        plain_ms: plain transformers' time for a decode step, if known, by number of clients.
         lengths: tokens of each prompt and of each answer.
-        limit_s: at most.
-        add: takes the figures.
+        limit_s: time limit in seconds.
+        add: called with each figure.
     """
     try:
         asyncio.run(asyncio.wait_for(_measure(folder, plain_ms, lengths, add), limit_s))
     except TimeoutError:
-        return Figure("serving", "all loads", note=f"FAILED: ended after {limit_s:.0f} s", is_failure=True)
-    return Figure("serving", "all loads", note="plain: decoding alone, in one batch")
+        return Figure("serving", "all loads", note=f"FAILED: stopped after {limit_s:.0f} s", is_failure=True)
+    return Figure("serving", "all loads", note="plain: decoding only, in one batch")
 
 
 async def _measure(
@@ -53,7 +53,7 @@ async def _measure(
 
 
 def figure(clients: int, report: Report, plain: float | None) -> Figure:
-    """Of one load; `plain` are the tokens of a second that plain transformers decodes."""
+    """The figure of one load; `plain` is plain transformers' tokens per second."""
     first, gap = report.time_to_first_token_ms, report.inter_token_ms
     times = [f"first {first.p50:.0f}, p99 {first.p99:.0f} ms"] if first else []
     times += [f"next {gap.p50:.1f}, p99 {gap.p99:.1f} ms"] if gap else []

@@ -1,4 +1,4 @@
-"""Single steps of the real runner, without a scheduler: decode of a batch, and the prefill of a prompt."""
+"""Measures single steps of the real runner without a scheduler: decoding a batch, and the prefill of a prompt."""
 
 import time
 from collections.abc import Sequence
@@ -21,34 +21,34 @@ from model_runner.runner import ModelRunner
 GREEDY = SamplingParams(temperature=0.0)
 REPORTING = SamplingParams(temperature=0.0, prompt_logprobs=0)
 STEPS = 12
-"""Of decoding, that are timed together: the first of them finds the device idle, the others are launched ahead."""
+"""Decode steps that are timed together: the first starts on an idle device, the others are launched ahead."""
 MARGIN = 128
-"""Tokens that a choice may get in a measurement."""
+"""Maximum tokens that a choice may generate in a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step as the engine sees it, and the part of it that the device spends on the forward pass."""
+    """Duration of a step, and the device's time for its forward pass."""
 
     step_ms: float
     forward_ms: float
 
 
 class RunnerSteps:
-    """Drives a runner with plans of its own; one measurement after the other. Steps that fail raise RuntimeError."""
+    """Drives a runner with its own plans instead of a scheduler's. Steps that fail raise RuntimeError."""
 
     def __init__(self, runner: ModelRunner, spans: Spans) -> None:
-        """`spans` are of the runner's forward passes."""
+        """`spans` are the timed forward passes of the runner."""
         self._runner = runner
         self._spans = spans
         self._random = np.random.default_rng(0)
         self._keys: list[str] = []
-        """Of the choices that the runner has."""
+        """Keys of the choices that the runner holds."""
         self._released: tuple[str, ...] = ()
-        """Of the next plan: a step needs something to compute."""
+        """Keys to release with the next plan, because a step needs something to compute."""
 
     def admit(self, rows: int, context: int, *, prefilled: int) -> None:
-        """Choices that have `context` tokens each: so many of them computed, the others with copies of their blocks."""
+        """Admit `rows` choices with `context` tokens each: at most `prefilled` are computed, the others get copies."""
         prompts = [self._tokens(context) for _ in range(min(rows, prefilled))]
         size = self._runner.info.block_size
         per_choice = -(-(context + MARGIN) // size)
@@ -68,7 +68,7 @@ class RunnerSteps:
         self._execute(others, tuple(ScheduledRequest(key, 1, ()) for key in keys), copies)
 
     def decode(self) -> StepTime:
-        """A token for each of them: the mean of STEPS steps, launched ahead as the engine does it."""
+        """Measure a decode step for all choices: the mean of STEPS steps, launched ahead as in the engine."""
         plan = StepPlan((), (), (), tuple(ScheduledRequest(key, 1, ()) for key in self._keys))
         results = []
         synchronize(self._spans.device)
@@ -86,11 +86,11 @@ class RunnerSteps:
         return StepTime(step_ms, self._spans.take_ms() / STEPS)
 
     def release(self) -> None:
-        """Have the next measurement's first step forget them all."""
+        """Release all choices in the next measurement's first step."""
         self._released, self._keys = (*self._released, *self._keys), []
 
     def prefill(self, tokens: int) -> StepTime:
-        """A prompt in one step, and the first token after it."""
+        """Measure a step that computes a whole prompt and its first token."""
         admitted = self._prompt(self._tokens(tokens), GREEDY)
         try:
             synchronize(self._spans.device)
@@ -103,7 +103,7 @@ class RunnerSteps:
             self.release()
 
     def logprobs(self, prompt: Sequence[int], *, alone: int) -> NDArray[np.float64]:
-        """Of each token of a prompt but the first; so many of the last are computed in steps of their own."""
+        """Log-probability of each token of a prompt except the first; the last `alone` are computed one per step."""
         admitted, found = [self._prompt(tuple(prompt), REPORTING)], []
         try:
             for count in [len(prompt) - alone, *[1] * alone]:
@@ -126,7 +126,7 @@ class RunnerSteps:
         *,
         is_whole: bool = True,
     ) -> Sequence[ChoiceResult]:
-        """Whatever comes of the step, the runner has the choices from now on, and those that were released no more."""
+        """Run a step. Even if it fails, the runner then holds the admitted choices and no longer the released ones."""
         plan = StepPlan(self._released, tuple(copies), tuple(admitted), scheduled)
         self._released = ()
         self._keys += [entry.key for entry in admitted]
@@ -137,12 +137,12 @@ class RunnerSteps:
 
 
 def checked(result: StepResult, *, is_whole: bool = True) -> Sequence[ChoiceResult]:
-    """Its choices. Raises RuntimeError if one failed or, in a step that ends all prompts, has no token."""
+    """The step's choices. Raises RuntimeError if one failed or, in a step that ends all prompts, has no token."""
     if result.out_of_memory:
         raise RuntimeError(f"out of memory: {result.out_of_memory}")
     for choice in result.choices:
         if choice.error is not None:
             raise RuntimeError(f"{choice.key} failed: {choice.error.message}")
         if is_whole and not choice.tokens:
-            raise RuntimeError(f"{choice.key} got no token")
+            raise RuntimeError(f"{choice.key} has no token")
     return result.choices

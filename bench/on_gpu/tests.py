@@ -1,4 +1,4 @@
-"""The tests that need a GPU, in a process of their own."""
+"""Runs the tests that need a GPU in a separate process."""
 
 import contextlib
 import os
@@ -17,43 +17,43 @@ from bench.on_gpu.report import Figure
 
 ROOT = Path(__file__).parents[2]
 PATHS = ("tests/gpu", "tests/model_runner/triton", "tests/model_runner/test_row_sums.py")
-"""Not all of tests/: elsewhere are imports of packages that a machine for measuring need not have."""
+"""Folders with GPU tests. Other tests import packages that the measured machine may lack."""
 NEEDED = ("torch", "triton", "transformers", "accelerate", "safetensors", "numpy", "pytest")
-"""Packages that the machine must have, and what these require, for all but measurements of the server."""
+"""Packages that the machine must have (with their requirements) for everything except serving."""
 _PROCESSES = 14
-"""Where pytest can share tests out: most of the time goes by in compiling kernels, on one core each."""
+"""Test processes if xdist is installed: most of the time is spent compiling kernels, on one core each."""
 _NAMED = 5
 _GRACE_S = 40.0
-"""For pytest to write its results: xdist waits 10 s for its processes and execnet 15 s more, before that."""
+"""Time for pytest to write its results after an interrupt: xdist waits 10 s for its processes and execnet 15 s more."""
 _GONE_S = 10.0
 
 
 def run_tests(limit_s: float) -> Figure:
-    """Run them for at most so many seconds; their output goes where ours goes. Those that ended in time count."""
+    """Run the tests for at most `limit_s` seconds; tests that end in time are counted. Their output is shown."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.xml")
         is_done = run_limited([*command(), f"--junit-xml={results}"], limit_s)
         if not results.exists():
-            return Figure("tests", "-m gpu", note="FAILED: pytest left no results, see above", is_failure=True)
+            return Figure("tests", "-m gpu", note="FAILED: pytest wrote no results, see its output", is_failure=True)
         found = summary(results.read_text(encoding="utf-8"))
     if is_done:
         return found
-    return replace(found, note=f"FAILED: ended after {limit_s:.0f} s; {found.note}", is_failure=True)
+    return replace(found, note=f"FAILED: stopped after {limit_s:.0f} s; {found.note}", is_failure=True)
 
 
 def run_limited(program: Sequence[str], limit_s: float) -> bool:
-    """Run it in the repository. Returns whether it ended by itself in so many seconds; else it is interrupted.
+    """Run a program in the repository and interrupt it after `limit_s` seconds; returns whether it ended before that.
 
-    In any case it is gone then, and all that it has started: what is measured next has the machine to itself.
+    Kills the program and all its children at the end, so that they do not disturb later measurements.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    # What a shell starts in the background ignores interrupts, and so would all that it starts in turn.
+    # Shells start background programs with interrupts ignored, which child processes would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(program, cwd=ROOT, env=environment, start_new_session=True)
     try:
         process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)  # it writes what it has
+        process.send_signal(signal.SIGINT)  # pytest then writes its results
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
         return False
@@ -63,7 +63,7 @@ def run_limited(program: Sequence[str], limit_s: float) -> bool:
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """Of the process's session, and wait until they are gone."""
+    """Kill all processes of the session, and wait until they are gone."""
     ends_at = time.perf_counter() + _GONE_S
     with contextlib.suppress(ProcessLookupError):
         while time.perf_counter() < ends_at:
@@ -73,9 +73,9 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
 
 
 def command() -> list[str]:
-    """Without the plugins of pyproject.toml that are not installed: none of these tests needs them.
+    """The pytest command, without plugins from pyproject.toml that are not installed; these tests do not need them.
 
-    A file that cannot be imported costs its own tests alone; a warning, which other versions may have, costs none.
+    A file that cannot be imported fails only its own tests, and warnings, which depend on versions, fail none.
     """
     pytest = [sys.executable, "-m", "pytest", "-m", "gpu", *PATHS, "--tb=short", "-W", "default"]
     pytest.append("--continue-on-collection-errors")
@@ -87,9 +87,9 @@ def command() -> list[str]:
 
 
 def summary(junit: str) -> Figure:
-    """Counts, and the first names of what failed, from pytest's XML.
+    """Summarise pytest's XML: counts, and the names of the first failed tests.
 
-    A test after which its process was ended is in there twice.
+    A test that crashed its process is listed twice in the XML, but counted once.
     """
     cases = list(ElementTree.fromstring(junit).iter("testcase"))
     names = [f"{case.get('classname', '').split('.')[-1]}::{case.get('name')}" for case in cases]

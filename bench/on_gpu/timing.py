@@ -1,4 +1,4 @@
-"""Time on a device: by events in its stream, so that the host's own time stays out of it."""
+"""Measures time on a device with events in its stream, so that the host's time is not included."""
 
 import contextlib
 import math
@@ -13,18 +13,18 @@ from torch import nn
 WARM_UPS = 3
 REPEATS = 5
 LEAST_SPAN_MS = 10.0
-"""What is repeated within a span is repeated for so long, so that the launch of the first, some 10 us, is no matter."""
+"""Minimum length of a span of repeated runs, so that the first launch, about 10 us, does not matter."""
 MOST_REPLAYS = 32
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was given."""
+    """Wait until the device has finished all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class Spans:
-    """Adds up stretches of a device's time; of the host's where that is the device. Waits for nothing meanwhile."""
+    """Sums time spans on a device (on the host if that is the device) without synchronising."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -33,14 +33,14 @@ class Spans:
         self._seconds: list[float] = []
 
     def begin(self) -> None:
-        """Before what is given to the device."""
+        """Start a span, before the measured work is launched."""
         if self.device.type == "cuda":
             self._begun = _recorded()
         else:
             self._begun = time.perf_counter()
 
     def end(self) -> None:
-        """After it."""
+        """End the span, after the measured work was launched."""
         if self.device.type == "cuda":
             self._events.append((self._begun, _recorded()))
         else:
@@ -48,18 +48,18 @@ class Spans:
 
     @contextlib.contextmanager
     def span(self) -> Iterator[None]:
-        """Around it."""
+        """Measure the block as a span."""
         self.begin()
         yield
         self.end()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all spans."""
         self._events.clear()
         self._seconds.clear()
 
     def take_ms(self) -> float:
-        """The sum of all since the last call, once the device is done with them."""
+        """Wait for the device; returns the sum of all spans since the last call."""
         synchronize(self.device)
         total: float = sum(start.elapsed_time(end) for start, end in self._events) + 1e3 * sum(self._seconds)
         self.clear()
@@ -67,7 +67,7 @@ class Spans:
 
 
 def watch(model: nn.Module, spans: Spans) -> None:
-    """Make a span of every call of the model, but of none in the capture of a graph, where there is nothing to time."""
+    """Measure every call of the model as a span, except calls that are only captured in a graph."""
 
     def is_captured() -> bool:
         return spans.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -85,7 +85,7 @@ def watch(model: nn.Module, spans: Spans) -> None:
 
 
 def median_ms(action: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Of one run of the action, which must be long beside a launch."""
+    """Median milliseconds of one run of an action, which must take much longer than its launch."""
     for _ in range(WARM_UPS):
         action()
     spans = Spans(device)
@@ -98,7 +98,7 @@ def median_ms(action: Callable[[], object], device: torch.device, repeats: int =
 
 
 def back_to_back_ms(action: Callable[[], object], device: torch.device) -> float:
-    """Of one run of an action that may be short: the median over spans in which one follows the other."""
+    """Milliseconds of one run of an action that may be short: the median over spans of consecutive runs."""
     once = median_ms(action, device, REPEATS)
     count = max(1, min(MOST_REPLAYS, math.ceil(LEAST_SPAN_MS / once)))
 
@@ -110,9 +110,9 @@ def back_to_back_ms(action: Callable[[], object], device: torch.device) -> float
 
 
 def graph_ms(actions: Sequence[Callable[[], object]], device: torch.device) -> float:
-    """Median milliseconds of one of several short actions, which follow each other in a CUDA graph without gaps.
+    """Median milliseconds of one of several short actions, which run without gaps in a CUDA graph.
 
-    Together they should touch more memory than the cache holds; each runs before the graph is recorded.
+    Together they should use more memory than the cache holds. Each runs once before the graph is captured.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))

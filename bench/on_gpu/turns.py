@@ -1,4 +1,4 @@
-"""Two that are measured in turns, so that what the machine does meanwhile hits both; what fails ends its own turns."""
+"""Measures alternatives alternately, so that disturbances affect all of them. A failure ends only its own turns."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -8,33 +8,33 @@ Result = TypeVar("Result")
 
 
 def _nothing() -> None:
-    """There is nothing to do."""
+    """Do nothing."""
 
 
 class Turns(Generic[Result]):
-    """One of them."""
+    """The turns of one alternative."""
 
     def __init__(
         self, step: Callable[[], Result], begin: Callable[[], None] = _nothing, end: Callable[[], None] = _nothing
     ) -> None:
-        """`step` is what is measured; `begin` comes before the first and `end` after the last, or after an error."""
+        """`step` is measured; `begin` is called before the first step and `end` after the last or after an error."""
         self._step = step
         self._begin = begin
         self._end = end
         self.results: list[Result] = []
         self.error: Exception | None = None
-        """What it raised."""
+        """The exception that ended the turns, if any."""
 
     def take(self) -> None:
-        """A step."""
+        """Run and record one step, unless an earlier one failed."""
         self._guarded(lambda: self.results.append(self._step()))
 
     def begin(self) -> None:
-        """To be called once."""
+        """Prepare the first step. Call it once."""
         self._guarded(self._begin)
 
     def end(self) -> None:
-        """To be called once."""
+        """Clean up, unless an error already did. Call it once."""
         if self.error is None:
             self._end()
 
@@ -43,14 +43,14 @@ class Turns(Generic[Result]):
             return
         try:
             action()
-        except Exception as error:  # noqa: BLE001  (the other is worth its time)
-            traceback.clear_frames(error.__traceback__)  # whose tensors the other may need the room of
+        except Exception as error:  # noqa: BLE001  (a failure must not end the other alternative)
+            traceback.clear_frames(error.__traceback__)  # frees tensors whose memory the other may need
             self.error = error
             self._end()
 
 
 def take_turns(contenders: Sequence[Turns[Any]], count: int) -> None:
-    """So many steps of each, unless it fails."""
+    """Run `count` steps of each alternative, alternately."""
     for one in contenders:
         one.begin()
     for _ in range(count):

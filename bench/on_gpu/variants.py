@@ -1,4 +1,4 @@
-"""The ways to run the model on a GPU: their steps beside what the machine allows and beside plain transformers."""
+"""Measures the ways to run the model on a GPU against the machine's limits and plain transformers."""
 
 import statistics
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ from model_runner.platforms.memory import GIB
 
 PREFILL = 8192
 CONTEXT = 1024
-"""Of each choice that decodes. As many as a prefill holds get theirs by one, the others a copy."""
+"""Tokens of each choice that decodes. The first PREFILLED choices are computed, the others get copies."""
 PREFILLED = PREFILL // CONTEXT
 DECODE_OF_BANDWIDTH = 0.80
 PREFILL_OF_RATE = 0.50
 OUTSIDE_FORWARD = 0.05
 COMPARED, COMPARED_ALONE = 1000, 8
-"""Tokens whose log-probabilities are compared with plain transformers', and how many of them are computed one by one,
-as in decoding."""
+"""Number of tokens whose log-probabilities are compared with plain transformers', and how many of these are computed
+one by one, as in decoding."""
 LARGEST_ERROR = {"none": 0.1, "fp8": 0.4, "int4": 0.8}
-"""Of log-probabilities, as a share of how they differ among themselves. Rounding to these types makes about half of it
-in such a model, leaving out the attention of one of 32 layers 0.2, and other numbers 1.4."""
+"""Maximum error of log-probabilities, relative to their standard deviation. In this model, rounding to these types
+causes about half of it; omitting the attention of one of 32 layers would cause 0.2, and unrelated numbers 1.4."""
 UNTIMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run the model, and what is measured of it."""
+    """A way to run the model, and its measurements."""
 
     name: str
     exact: bool = True
@@ -47,11 +47,11 @@ class Variant:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """What it stores keys and values as."""
+        """Type in which keys and values are stored."""
         return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8" else torch.bfloat16
 
     def config(self, folder: Path, work: DecoderWork) -> RunnerConfig:
-        """With a cache that holds what is measured."""
+        """The runner's configuration, with a cache large enough for the measurements."""
         tokens = max(PREFILL + MARGIN, max(self.decode_rows) * (CONTEXT + MARGIN))
         return RunnerConfig(
             folder,
@@ -81,19 +81,19 @@ VARIANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Measures a variant, in turns with plain transformers where that is loaded."""
+    """Measures a variant, alternating with plain transformers if that is loaded."""
 
     variant: Variant
     steps: RunnerSteps
     plain: PlainSteps | None
     work: DecoderWork
     limits: Limits | None
-    """None if they are not known."""
+    """The machine's limits; None if they are unknown."""
     report: Report
     repeats: int
 
     def measure(self, expected: NDArray[np.float64] | None) -> None:
-        """Report its figures. `expected` are plain transformers' log-probabilities of `compared_tokens`."""
+        """Measure and report all figures. `expected` are plain transformers' log-probabilities of `compared_tokens`."""
         attempt, name = self.report.attempt, self.variant.name
         if expected is not None:
             attempt("logprobs", name, partial(self.logprobs, expected))
@@ -103,7 +103,7 @@ class Comparison:
             attempt("prefill", name, self.prefill)
 
     def logprobs(self, expected: NDArray[np.float64]) -> Figure:
-        """How far they are from plain transformers'."""
+        """Compare the log-probabilities with plain transformers'."""
         prompt = compared_tokens(self.work.shape.vocab_size, len(expected) + 1)
         found = self.steps.logprobs(prompt, alone=COMPARED_ALONE)
         whole = slice(None, -COMPARED_ALONE)
@@ -117,13 +117,13 @@ class Comparison:
         return Figure("logprobs", what, 100 * max(prefilled, decoded), "% off", goals=goals, is_failure=is_failure)
 
     def decode(self, rows: int, context: int = CONTEXT) -> Figure:
-        """One token for each of `rows` choices."""
+        """Measure a step that decodes one token for each of `rows` choices."""
         admit = partial(self.steps.admit, rows, context, prefilled=PREFILLED)
         ours = Turns(self.steps.decode, admit, self.steps.release)
         theirs = None
         if (plain := self.plain) is not None:
             theirs = Turns(plain.decode, partial(plain.admit, rows, context, prefilled=PREFILLED), plain.release)
-        # The tokens that a choice sees, its own included: those of its first timed step, and half of what comes then.
+        # Mean number of tokens that a choice attends to, including its own, over the timed steps.
         seen = context + 1.5 + STEPS * (UNTIMED + self.repeats / 2)
         least = (
             self.work.decode_bytes(rows, seen, self.variant.quantization, self.variant.kv_dtype),
@@ -132,7 +132,7 @@ class Comparison:
         return self._figure(decode_kind(rows, context), least, ours, theirs)
 
     def prefill(self, tokens: int = PREFILL) -> Figure:
-        """A prompt of so many tokens in one step."""
+        """Measure a step that computes a prompt of `tokens` tokens."""
         ours = Turns(partial(self.steps.prefill, tokens))
         theirs = None if self.plain is None else Turns(partial(self.plain.prefill, tokens))
         least = self.work.weight_bytes(self.variant.quantization), self.work.prefill_flops(tokens)
@@ -141,7 +141,7 @@ class Comparison:
     def _figure(
         self, kind: str, least: tuple[float, float], ours: Turns[StepTime], theirs: Turns[float] | None
     ) -> Figure:
-        """`least` are the bytes and the operations of a step. Raises what ours raised, having reported theirs."""
+        """Measure a step, given its minimum bytes and operations. If ours fails, report theirs and raise our error."""
         take_turns([ours] if theirs is None else [ours, theirs], UNTIMED + self.repeats)
         plain_ms, note = self.report.plain(kind), ""
         if theirs is not None and theirs.error is None:
@@ -177,7 +177,7 @@ class Comparison:
         )
 
     def _speed_goal(self, kind: str, of_limit: float | None) -> tuple[Goal, ...]:
-        """There is one for the decode of a single choice, and one for prompts, in 16 bits."""
+        """The speed goal, which exists for prefill and for decoding a single choice, both in 16 bits."""
         if self.variant.quantization != "none" or of_limit is None:
             return ()
         if kind.startswith("prefill"):
@@ -187,16 +187,16 @@ class Comparison:
 
 
 def decode_kind(rows: int, context: int) -> str:
-    """The part of the figures that say how long such a step takes."""
+    """The name of the part in the figures of a decode step."""
     return f"decode {rows} x {context:,}"
 
 
 def compared_tokens(vocab_size: int, count: int = COMPARED) -> list[int]:
-    """The same in every process."""
+    """Random tokens of the compared prompt, the same in every process."""
     tokens: list[int] = np.random.default_rng(1).integers(0, vocab_size, count).tolist()
     return tokens
 
 
 def relative_error(found: NDArray[np.float64], expected: NDArray[np.float64], scale: float) -> float:
-    """Root mean square of the differences, as a share of `scale`. NaN if anything is."""
+    """Root mean square of the differences divided by `scale`; NaN if any value is NaN."""
     return float(np.sqrt(np.mean((found - expected) ** 2)) / scale)

@@ -1,1 +1,1 @@
-"""What a client of an OpenAI-compatible server has to know: its answers, and what its metrics say."""
+"""Client side of OpenAI-compatible servers: parses their answers and interprets their metrics."""

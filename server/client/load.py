@@ -1,4 +1,4 @@
-"""The load of a server, computed from its metrics. No I/O in here."""
+"""A server's load, computed from its metrics. No I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,32 +9,32 @@ from server.client.metrics import MEANS, Series, Source, Window
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """An estimate from the buckets of a histogram."""
+    """A quantile estimated from a histogram's buckets."""
 
     seconds: float
     is_less: bool = False
-    """The value lies above all buckets: `seconds` is where they end."""
+    """Whether `seconds` is only a lower bound, because the value exceeds the largest finite bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How well one method of speculation does."""
+    """Acceptance of one speculation method."""
 
     method: str
     """Empty if the server does not report methods separately."""
     acceptance: float | None
-    """Share of the draft tokens."""
+    """Accepted fraction of the draft tokens."""
     tokens_per_step: float
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of one model on one server, or of several together. None: unknown, or it did not happen."""
+    """The load of one model on one server, or the combined load of several. Values that are unknown are None."""
 
     gauges: Mapping[Series, float] = field(default_factory=dict)
     counters: Mapping[Series, float] = field(default_factory=dict)
     rates: Mapping[Series, float] | None = None
-    """Growth of the counters a second; None until there are two readings."""
+    """Growth of the counters per second; None until there are two readings."""
 
     @property
     def state(self) -> str:
@@ -47,18 +47,18 @@ class Load:
 
     @property
     def running(self) -> float | None:
-        """Running choices, also of batches."""
+        """Running choices, including batches' choices."""
         running = _total(self.gauges, "num_requests_running")
         return None if running is None else running + (_total(self.gauges, "num_background_running") or 0.0)
 
     @property
     def waiting(self) -> float | None:
-        """Waiting choices, except of batches, which only wait for room to be left."""
+        """Queued choices, without batches' choices, which run only in spare capacity."""
         return _total(self.gauges, "num_requests_waiting")
 
     @property
     def kv_usage(self) -> float | None:
-        """Used share of the KV cache; of several servers, the mean."""
+        """Used fraction of the KV cache; the mean for several servers."""
         return _total(self.gauges, "kv_cache_usage_perc")
 
     @property
@@ -78,12 +78,12 @@ class Load:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the prompt tokens that were in the prefix cache."""
+        """Fraction of recent prompt tokens that were found in the prefix cache."""
         return _ratio(self.rate("prefix_cache_hits_total"), self.rate("prefix_cache_queries_total"))
 
     @property
     def speculation(self) -> tuple[Speculation, ...]:
-        """The methods that were used lately."""
+        """Recent acceptance of each speculation method in use."""
         drafts, emitted, drafted, accepted = (
             _by_label(self.rates or {}, f"spec_decode_num_{name}_total", "method")
             for name in ("drafts", "emitted_tokens", "draft_tokens", "accepted_tokens")
@@ -100,26 +100,26 @@ class Load:
 
     @property
     def drafting_methods(self) -> tuple[str, ...]:
-        """The methods of speculation that were used since the engine's start."""
+        """Speculation methods used since the engine's start."""
         drafts = _by_label(self.counters, "spec_decode_num_drafts_total", "method")
         return tuple(sorted(method for method, steps in drafts.items() if steps))
 
-    def tells(self, name: str) -> bool:
-        """Whether the server has this metric, even if nothing was counted lately."""
+    def has_metric(self, name: str) -> bool:
+        """Whether the server has this metric, even without recent observations."""
         return any(of == name for samples in (self.gauges, self.counters) for of, _ in samples)
 
     def rate(self, name: str) -> float | None:
-        """A counter's growth a second, over all its labels."""
+        """A counter's growth per second, summed over its labels."""
         return _total(self.rates or {}, name)
 
     def quantile(self, name: str, share: float) -> Quantile | None:
-        """The value that this share of a histogram's recent observations does not exceed."""
+        """The quantile `share` (0 to 1) of a histogram's recent observations."""
         buckets = _by_label(self.rates or {}, f"{name}_bucket", "le")
         return quantile([(float(bound), count) for bound, count in buckets.items()], share)
 
 
 def loads_of(window: Window) -> dict[Source, Load]:
-    """The loads of the last reading's sources, sorted; empty without a reading."""
+    """The load of each source in the last snapshot, sorted by source; empty without a snapshot."""
     latest = window.latest
     if latest is None:
         return {}
@@ -129,8 +129,8 @@ def loads_of(window: Window) -> dict[Source, Load]:
     }
 
 
-def together(loads: Sequence[Load]) -> Load:
-    """The sum of several loads. Histograms with different buckets are left out."""
+def combined(loads: Sequence[Load]) -> Load:
+    """The sum of several loads. Histograms whose buckets differ are omitted."""
     known = [load.rates for load in loads if load.rates is not None]
     mixed = _mixed_histograms(known)
     rates = {series: rate for series, rate in _sum(known).items() if series[0] not in mixed}
@@ -142,9 +142,9 @@ def together(loads: Sequence[Load]) -> Load:
 
 
 def quantile(buckets: Iterable[tuple[float, float]], share: float) -> Quantile | None:
-    """A quantile as Prometheus estimates it, with values spread evenly over their bucket; None without values.
+    """Estimate a quantile as Prometheus does, assuming values spread evenly in their bucket; None without values.
 
-    `buckets` are pairs of a bound and the number of values that do not exceed it.
+    `buckets` are pairs of an upper bound and the number of values that do not exceed it.
     """
     bounds = sorted(buckets)
     if not bounds or bounds[-1][1] <= 0:
@@ -174,7 +174,7 @@ def _total(samples: Mapping[Series, float], name: str) -> float | None:
 
 
 def _by_label(samples: Mapping[Series, float], name: str, label: str) -> dict[str, float]:
-    """The values by one label; they are added up where there are more labels."""
+    """A metric's values by one label, summed over the other labels."""
     found: dict[str, float] = {}
     for labels, value in _matching(samples, name):
         key = labels.get(label, "")
@@ -191,7 +191,7 @@ def _sum(parts: Sequence[Mapping[Series, float]]) -> dict[Series, float]:
 
 
 def _mixed_histograms(parts: Sequence[Mapping[Series, float]]) -> set[str]:
-    """Names of the buckets that are not the same in all of them."""
+    """Names of the bucket series whose bounds differ between the parts."""
     names = {name for part in parts for name, _ in part if name.endswith("_bucket")}
     bounds = {name: {frozenset(_by_label(part, name, "le")) for part in parts} - {frozenset()} for name in names}
     return {name for name in names if len(bounds[name]) > 1}

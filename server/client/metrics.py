@@ -1,4 +1,4 @@
-"""Metrics of a server: what they say at one moment, and how fast they have grown lately. No I/O in here."""
+"""Parses a server's metrics and computes the recent growth of its counters. No I/O."""
 
 import math
 import re
@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
-"""A metric's name without the server's prefix, and its labels sorted; engines of a source are added up."""
+"""A metric's name without the server's prefix, and its sorted labels. A source's engines are summed."""
 
 MEANS = frozenset({"kv_cache_usage_perc"})
-"""Gauges that are averaged instead of added up."""
+"""Gauges that are averaged instead of summed."""
 
 _SEARCHED = ":num_requests_running"
 _COUNTED = ("counter", "histogram")
@@ -24,12 +24,12 @@ _OF_SOURCES = ("model_name", "replica", "engine")
 
 
 class NoMetricsError(Exception):
-    """The text has no metrics of a server of language models."""
+    """The text has no metrics of a language model server."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Source:
-    """A model, and one of the replicas that serve it at one address."""
+    """A model and one of the replicas that serve it at the same address."""
 
     model: str
     replica: str = ""
@@ -38,30 +38,30 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The numbers of one source."""
+    """The metrics of one source."""
 
     started: float | None
-    """Start of its process, on its own clock."""
+    """Unix time of the process's start, by the server's clock."""
     gauges: dict[Series, float] = field(default_factory=dict)
     counters: dict[Series, float] = field(default_factory=dict)
-    """Also the parts of histograms."""
+    """Counters and the parts of histograms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The metrics of one address at one time."""
+    """An address's metrics at one time."""
 
     at: float
-    """Seconds of time.monotonic."""
+    """Seconds of time.monotonic()."""
     sources: dict[Source, Samples]
 
 
 def parse(text: str, at: float) -> Snapshot:
-    """Read what Samewise or vLLM answers to /metrics, whatever the prefix of its names is. Raises NoMetricsError."""
+    """Parse the answer of Samewise's or vLLM's /metrics, with any prefix of the names. Raises NoMetricsError."""
     try:
         families = list(text_string_to_metric_families(text))
-    except (ValueError, LookupError, TypeError):  # whatever the parser stumbles over
-        raise NoMetricsError("this is not the text format of Prometheus") from None
+    except (ValueError, LookupError, TypeError):  # the parser raises all of these for malformed text
+        raise NoMetricsError("this is not in Prometheus' text format") from None
     prefix = _prefix(families)
     started = _started(families)
     sources: dict[Source, Samples] = {}
@@ -71,14 +71,14 @@ def parse(text: str, at: float) -> Snapshot:
             known = samples.counters if family.type in _COUNTED else samples.gauges
             known[series] = known.get(series, 0.0) + value
     if not sources:
-        raise NoMetricsError(f"the metrics that begin with {prefix} have no label model_name")
+        raise NoMetricsError(f"the metrics with the prefix {prefix} have no label model_name")
     return Snapshot(at, sources)
 
 
 def lines_about(names: Iterable[str]) -> re.Pattern[str]:
-    """Matches the lines that `parse` needs for these names, so that it takes a fraction of the time.
+    """A pattern for the lines of these metrics, because parsing only these is much faster.
 
-    The names have neither the server's prefix nor a suffix such as `_total`.
+    Names are given without the server's prefix and without suffixes such as `_total`.
     """
     wanted = "|".join(map(re.escape, (*names, _SEARCHED[1:])))
     suffix = "_total|_bucket|_count|_sum"
@@ -88,7 +88,7 @@ def lines_about(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _prefix(families: Sequence[Metric]) -> str:
-    """The prefix of all names, with the colon. Raises NoMetricsError unless there is exactly one."""
+    """The prefix of the server's metrics, with the colon. Raises NoMetricsError unless there is exactly one."""
     names = {sample.name for family in families for sample in family.samples}
     prefixes = sorted(name.removesuffix(_SEARCHED) + ":" for name in names if name.endswith(_SEARCHED))
     match prefixes:
@@ -96,13 +96,13 @@ def _prefix(families: Sequence[Metric]) -> str:
             return prefix
         case []:
             raise NoMetricsError(
-                "there are no metrics of a server of language models, such as samewise:num_requests_running"
+                "there are no metrics of a language model server, such as samewise:num_requests_running"
             )
-    raise NoMetricsError(f"there are metrics of several servers ({', '.join(prefixes)}): name the address of each")
+    raise NoMetricsError(f"there are metrics of several servers ({', '.join(prefixes)}): give each server's address")
 
 
 def _samples(family: Metric, prefix: str) -> Iterator[tuple[Source, Series, float]]:
-    """Source, series and value of each sample; a value of MEANS is divided by the number of engines."""
+    """Yield source, series and value of each sample. Values of MEANS are divided by the number of engines."""
     of_models = [(_source(sample), sample) for sample in family.samples if _is_known(sample, prefix)]
     for source, sample in of_models:
         labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in _OF_SOURCES))
@@ -117,7 +117,7 @@ def _source(sample: Sample) -> Source:
 
 
 def _is_known(sample: Sample, prefix: str) -> bool:
-    """Whether the sample is a model's and well-formed."""
+    """Whether the sample belongs to a model and is well-formed."""
     if not sample.name.startswith(prefix) or "model_name" not in sample.labels or not math.isfinite(sample.value):
         return False
     return not sample.name.endswith("_bucket") or _is_bound(sample.labels.get("le", ""))
@@ -140,7 +140,7 @@ _OF_HISTOGRAMS = ("_bucket", "_count", "_sum")
 
 
 class Window:
-    """The last snapshots of one address, over some seconds."""
+    """The recent snapshots of one address, over a number of seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -151,17 +151,17 @@ class Window:
         return self._snapshots[-1] if self._snapshots else None
 
     def add(self, snapshot: Snapshot) -> None:
-        """Add the newest snapshot and drop those that are too old."""
+        """Add the newest snapshot and drop old ones."""
         self._snapshots.append(snapshot)
         while len(self._snapshots) > 2 and snapshot.at - self._snapshots[1].at >= self._seconds:
             self._snapshots.popleft()
 
     def clear(self) -> None:
-        """Forget all snapshots: rates over a time in which the server was away would mean nothing."""
+        """Drop all snapshots, because rates that span an outage are meaningless."""
         self._snapshots.clear()
 
     def rates(self, source: Source) -> dict[Series, float] | None:
-        """Growth of a source's counters a second, never negative; None until it was seen twice."""
+        """Growth of a source's counters per second, never negative; None until it was seen twice."""
         seen = [snapshot for snapshot in self._snapshots if source in snapshot.sources]
         seconds = seen[-1].at - seen[0].at if seen else 0.0
         if seconds <= 0:
@@ -174,10 +174,10 @@ class Window:
 
 
 def _increase(before: Samples, after: Samples) -> dict[Series, float]:
-    """Growth of the counters between two readings.
+    """Growth of the counters between two snapshots.
 
-    A restarted process counted all since. Otherwise a new series counts from now on, since the reading before may have
-    left it out; one that has fallen began at 0 again, and with it all parts of its histogram.
+    After a process restart, all counts are new. Otherwise a series that was missing before counts from now on, and a
+    series that has fallen was reset to 0, together with all parts of its histogram.
     """
     now, then = after.counters, before.counters
     if before.started != after.started:
@@ -191,7 +191,7 @@ def _increase(before: Samples, after: Samples) -> dict[Series, float]:
 
 @lru_cache(maxsize=8192)
 def _whole(series: Series) -> Series:
-    """The series without what differs between the parts of a histogram."""
+    """The series without a histogram part's suffix and bound."""
     name, labels = series
     for suffix in _OF_HISTOGRAMS:
         name = name.removesuffix(suffix)

@@ -1,4 +1,4 @@
-"""Answers of OpenAI-compatible servers: chunks, streams, errors, lists of models, addresses. No I/O in here."""
+"""Parses answers of OpenAI-compatible servers: chunks, streams, errors, model lists. No I/O."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,27 +9,27 @@ import msgspec
 
 _DONE = b"[DONE]"
 UNREADABLE = (msgspec.DecodeError, RecursionError)
-"""Errors of decoding a server's JSON. RecursionError: it is nested too deeply."""
+"""Errors of decoding a server's JSON; RecursionError for JSON nested too deeply."""
 _MAX_LINE_BYTES = 16 << 20
-"""Longest line of a stream; no server has that much to say at once."""
+"""Maximum length of a line in a stream, far above any server's."""
 
 
 class AnswerError(Exception):
-    """The server answered, but not what was asked for. The message is for the user."""
+    """The server's answer is an error or cannot be used. The message is for the user."""
 
     def __init__(self, kind: str, message: str) -> None:
-        """`kind` is a few words to count by."""
+        """`kind` is a short name by which errors are counted."""
         super().__init__(message)
         self.kind = kind
 
     @classmethod
     def refusal(cls, status: int, body: bytes) -> Self:
-        """For a status other than 200."""
+        """The error for a status other than 200."""
         return cls(f"HTTP {status}", error_message(body))
 
 
 class Alternative(msgspec.Struct):
-    """A token that the model chose, or might have chosen."""
+    """A candidate token with its log-probability."""
 
     token: str
     logprob: float
@@ -37,13 +37,13 @@ class Alternative(msgspec.Struct):
 
 
 class TokenLogprob(Alternative):
-    """A token of an answer with the most probable tokens in its place, best first."""
+    """A token of an answer, with the most probable candidates at its position, best first."""
 
     top_logprobs: list[Alternative] = []
 
 
 class Logprobs(msgspec.Struct):
-    """Logprobs of a chunk's tokens."""
+    """Log-probabilities of a chunk's tokens."""
 
     content: list[TokenLogprob] | None = None
 
@@ -56,7 +56,7 @@ class Function(msgspec.Struct):
 
 
 class Custom(msgspec.Struct):
-    """A part of a call of a tool that takes text."""
+    """A part of a call to a custom tool, which takes text."""
 
     name: str | None = None
     input: str | None = None
@@ -73,7 +73,7 @@ class ToolCall(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What a chunk adds to a message, or a whole message."""
+    """The part of a message that a chunk adds, or a whole message."""
 
     content: str | None = None
     refusal: str | None = None
@@ -83,7 +83,7 @@ class Delta(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The answer's text, or the refusal in its place."""
+        """The answer's text, or the refusal."""
         return self.content or self.refusal or ""
 
     @property
@@ -93,7 +93,7 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One choice, or what a chunk adds to it: `message` or `delta` of a chat completion, `text` of a completion."""
+    """A choice or a chunk's part of it: `message` or `delta` in chat completions, `text` in completions."""
 
     index: int = 0
     delta: Delta = msgspec.field(default_factory=Delta)
@@ -138,7 +138,7 @@ class Notice(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """A chunk of a streamed completion, or a whole one; fields that are not here are skipped without being parsed."""
+    """A chunk of a streamed completion, or a whole completion. Other fields are skipped without being parsed."""
 
     id: str = ""
     model: str = ""
@@ -156,16 +156,16 @@ class Chunk(msgspec.Struct):
 
 
 class EventParser:
-    """Splits a server-sent event stream into the payloads of its `data` lines; comments and other fields are dropped.
+    """Splits a server-sent event stream into the payloads of its `data` lines and drops all other lines.
 
-    OpenAI's streams have one `data` line for each event, so every line is an event of its own.
+    OpenAI's streams have one `data` line per event, so each line is treated as an event.
     """
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the payloads that these bytes complete. Raises AnswerError for a line that does not end."""
+        """Yield the payloads that these bytes complete. Raises AnswerError for a line that is too long."""
         *lines, rest = data.split(b"\n")
         if lines:
             lines[0] = bytes(self._rest) + lines[0]
@@ -175,20 +175,20 @@ class EventParser:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
         if len(self._rest) > _MAX_LINE_BYTES:
-            raise AnswerError("endless line", "the server sent a line that does not end")
+            raise AnswerError("endless line", f"the server sent a line of more than {_MAX_LINE_BYTES >> 20} MiB")
 
 
 class ChunkParser:
-    """Decodes a streamed answer while its bytes come."""
+    """Decodes a streamed answer incrementally."""
 
     def __init__(self) -> None:
         self._events = EventParser()
         self._decoder = msgspec.json.Decoder(Chunk)
         self.is_done = False
-        """Whether the stream has said that it is complete."""
+        """Whether the stream's final `[DONE]` was received."""
 
     def feed(self, data: bytes) -> Iterator[Chunk]:
-        """Yield the chunks that these bytes complete. Raises AnswerError for one that is malformed or an error."""
+        """Yield the chunks that these bytes complete. Raises AnswerError for malformed chunks and for errors."""
         for payload in self._events.feed(data):
             if payload == _DONE:
                 self.is_done = True
@@ -203,7 +203,7 @@ class ChunkParser:
             yield chunk
 
     def close(self) -> None:
-        """No more bytes come. Raises AnswerError if the answer is not complete."""
+        """Note the end of the bytes. Raises AnswerError if the answer is not complete."""
         if not self.is_done:
             raise AnswerError("incomplete stream", "the server closed the connection before the answer was complete")
 
@@ -221,38 +221,38 @@ def first_model(body: bytes) -> str:
     try:
         models = msgspec.json.decode(body, type=_Models).data
     except UNREADABLE:
-        raise AnswerError("malformed list", "this is not an OpenAI list of models") from None
+        raise AnswerError("malformed list", "the answer is not an OpenAI list of models") from None
     if not models:
-        raise AnswerError("no model", "the server lists no model; name one with --model")
+        raise AnswerError("no model", "the server lists no models; name one with --model")
     return models[0].id
 
 
 def base_url(url: str) -> str:
-    """The address as users write it, with a scheme and without a slash at the end. Raises ValueError."""
+    """Normalise an address: add a missing scheme, remove trailing slashes. Raises ValueError."""
     url = url.rstrip("/")
     if "://" not in url:
         url = f"http://{url}"
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{without_password(url)} is not an http or https address")
     try:
-        urlsplit(url).port  # noqa: B018  (looking at it checks it)
+        urlsplit(url).port  # noqa: B018  (reading the property validates it)
     except ValueError as error:
         raise ValueError(f"{without_password(url)}: {error}") from None
     return url
 
 
 def without_password(url: str) -> str:
-    """The address without user and password, to be shown."""
+    """The address without user and password, for display."""
     return re.sub("//.*@", "//", url)
 
 
 def headers(api_key: str | None) -> dict[str, str]:
-    """Request headers; the key only if there is one."""
+    """Request headers with the API key, if there is one."""
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def error_message(body: bytes) -> str:
-    """The message of an OpenAI error body; the start of the body itself where it is something else."""
+    """The message of an OpenAI error body; the start of the body if it has another form."""
     try:
         return _message_of(msgspec.json.decode(body)) or _shorten(body)
     except UNREADABLE:

@@ -1,1 +1,1 @@
-"""The web page: chat with a model, look inside its answers, watch its server. It knows only the public API."""
+"""The web page: chat, compare answers, inspect tokens and watch the server. It uses only the public API."""

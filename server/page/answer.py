@@ -1,4 +1,4 @@
-"""An answer as it grows, and the words in which all views describe it. No I/O in here."""
+"""A streamed answer, and the helpers that describe it in words for all views. No I/O."""
 
 import re
 from collections.abc import Sequence
@@ -10,27 +10,27 @@ from server.client.openai_answers import Alternative, Choice, Chunk, TokenLogpro
 from server.page.api import ApiError
 
 STOPPED = "stopped"
-"""The finish reason of an answer that the user stopped. No server sends it."""
+"""Finish reason of an answer that the user stopped; servers never send it."""
 ENDINGS = {
     "stop": "ended by itself",
-    "length": "cut off at the most tokens",
-    "content_filter": "cut off by the server's filter",
+    "length": "cut off at the token limit",
+    "content_filter": "cut off by the server's content filter",
     STOPPED: "stopped",
 }
-"""Why an answer ended, by its finish reason."""
+"""Text for the user by finish reason."""
 _MOST_CALLS = 1024
 _SPELLED_BYTES = re.compile(r"bytes:(?:\\x[0-9a-f]{2})+")
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What has come of an answer so far."""
+    """The part of an answer received so far."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: list[dict[str, Any]] = []
     finish_reason: str | None = None
     problem: str | None = None
-    """Why there is no answer, or only a part of one."""
+    """Error that prevented the answer or cut it short."""
     notices: list[str] = []
     """Fields of the request that the server ignored or changed."""
     prompt_tokens: int = 0
@@ -42,7 +42,7 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     request_id: str | None = None
 
     def note(self, chunk: Chunk) -> None:
-        """Take what a chunk says of the whole request."""
+        """Copy a chunk's id, fingerprint, warnings and usage."""
         self.request_id = chunk.id or self.request_id
         self.fingerprint = chunk.system_fingerprint or self.fingerprint
         self.notices += [f"{one.path}: {one.reason}" for one in chunk.warnings]
@@ -52,7 +52,7 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.completion_tokens = chunk.usage.completion_tokens
 
     def add(self, choice: Choice, at_s: float) -> None:
-        """Append a piece that came `at_s` seconds after the request. Raises ApiError for a call with a wild index."""
+        """Append a piece received `at_s` seconds after the request. Raises ApiError for an invalid tool call index."""
         delta = choice.delta
         if self.first_token_s is None and (delta.text or delta.thought or delta.tool_calls):
             self.first_token_s = at_s
@@ -64,7 +64,7 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class MeasuredAnswer(Answer, kw_only=True):
-    """An answer with the numbers that show how it was decoded."""
+    """An answer with log-probabilities, scores and timing."""
 
     tokens: list[TokenLogprob] = []
     """Empty unless log-probabilities were requested."""
@@ -86,7 +86,7 @@ class MeasuredAnswer(Answer, kw_only=True):
 
     @property
     def ending(self) -> str:
-        """Why it ended, in words; empty while it grows."""
+        """Text for the finish reason; empty while the answer is streamed."""
         return ENDINGS.get(self.finish_reason or "", self.finish_reason or "")
 
     @property
@@ -101,16 +101,16 @@ class MeasuredAnswer(Answer, kw_only=True):
         return " · ".join(found)
 
 
-def num_same(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many leading elements two sequences have in common."""
+def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Length of the common prefix of two sequences."""
     for at, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return at
     return min(len(one), len(other))
 
 
-def raw(token: Alternative) -> bytes:
-    r"""A token's bytes, which some servers write into its text, as in `bytes:\xe2\x80`."""
+def token_bytes(token: Alternative) -> bytes:
+    r"""A token's bytes, also from servers that write them into the text, as in `bytes:\xe2\x80`."""
     if token.bytes is not None:
         return bytes(token.bytes)
     if _SPELLED_BYTES.fullmatch(token.token):
@@ -119,29 +119,29 @@ def raw(token: Alternative) -> bytes:
 
 
 def timing(num_tokens: int, first_token_s: float | None, last_token_s: float | None) -> list[str]:
-    """Length and speed of an answer, as far as they are known; both times count from the request."""
+    """Token count, speed and time to first token, as far as known. Both times are measured from the request."""
     facts = [count(num_tokens, "token")] if num_tokens else []
     if first_token_s is not None and last_token_s is not None:
         writing_s = last_token_s - first_token_s
         if num_tokens > 1 and writing_s > 0:
             facts.append(f"{(num_tokens - 1) / writing_s:.0f} tokens/s")
-        facts.append(f"first after {1000 * first_token_s:.0f} ms")
+        facts.append(f"first token after {1000 * first_token_s:.0f} ms")
     return facts
 
 
 def count(number: int, name: str) -> str:
-    """A number with its noun, as in "1 token"."""
+    """A number with its noun, as in "1 token" or "2 tokens"."""
     return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def number(value: float) -> str:
-    """Three digits after the point, and a proper minus."""
+    """Three decimals, with a Unicode minus sign."""
     return f"{value:.3f}".replace("-", "−")
 
 
 def _add_call(calls: list[dict[str, Any]], part: ToolCall) -> None:
     if not 0 <= part.index < _MOST_CALLS:
-        raise ApiError(f"The server sent a call with the index {part.index}.")
+        raise ApiError(f"The server sent a tool call with the invalid index {part.index}.")
     while len(calls) <= part.index:
         calls.append({})
     call = calls[part.index]

@@ -1,4 +1,4 @@
-"""Client of the page's server: of any OpenAI-compatible API, and of what Samewise has beyond that."""
+"""HTTP client for an OpenAI-compatible server and for Samewise's own endpoints."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -20,7 +20,7 @@ from server.page.capabilities import Capabilities
 
 _CONNECT_S = 10.0
 _SHORT_S = 10.0
-"""For requests that need no model."""
+"""Timeout of requests that need no model."""
 _NO_KEY = 401
 _FORBIDDEN = 403
 _SERVER_ERROR = 500
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class ApiError(Exception):
-    """The server did not answer, or refused. The message is the server's own if it sent one."""
+    """The server did not answer, or refused the request. The message is the server's, if it sent one."""
 
     def __init__(self, message: str, status: int | None = None, param: str | None = None) -> None:
-        """`status` is None if no server answered; `param` is the path of the wrong field."""
+        """`status` is None if no server answered; `param` is the path of the invalid field."""
         super().__init__(message)
         self.status = status
         self.param = param
@@ -42,19 +42,19 @@ class ApiError(Exception):
 
 
 class UnexpectedAnswerError(ApiError):
-    """The server answered with 200, but with something else."""
+    """The server answered with 200, but the body is not what the endpoint should return."""
 
 
 def can_be_sent(key: str) -> bool:
-    """Whether a header can carry this key."""
+    """Whether this key can be sent in a header."""
     return key.isascii() and key.isprintable()
 
 
 class Api:
-    """One server for all pages. Each call has the key of its page, empty for none, and may raise ApiError."""
+    """Client shared by all pages. Each call takes its page's key (empty for none) and may raise ApiError."""
 
     def __init__(self, base_url: str) -> None:
-        """`base_url` ends with the version, as in http://127.0.0.1:8000/v1."""
+        """`base_url` includes the version, as in http://127.0.0.1:8000/v1."""
         self.base_url = base_url
         self.server_url = base_url.removesuffix("/v1")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
@@ -66,11 +66,11 @@ class Api:
         await self._client.aclose()
 
     async def models(self, key: str) -> list[str]:
-        """Names of models."""
+        """Names of the models that the server lists."""
         return [model.id for model in (await self._get("/models", key, _Models)).data or ()]
 
     async def capabilities(self, key: str) -> Capabilities | None:
-        """The answer of /v1/capabilities; None for servers that lack it, or have another one."""
+        """The answer of /v1/capabilities; None if the server has no such endpoint, or a different one."""
         try:
             return await self._get("/capabilities", key, Capabilities)
         except UnexpectedAnswerError:
@@ -85,7 +85,7 @@ class Api:
         return await self._get(path, key, dict[str, Any])
 
     async def version(self) -> str:
-        """The version of the server's program; empty if it does not have one."""
+        """The server's version; empty if it does not report one."""
         try:
             response = await self._request(f"{self.server_url}/version", "")
             return msgspec.json.decode(response.content, type=_Version).version
@@ -98,7 +98,7 @@ class Api:
 
     @asynccontextmanager
     async def stream(self, path: str, body: Mapping[str, Any], key: str) -> AsyncIterator[AsyncIterator[Chunk]]:
-        """The chunks of a streamed answer. Leaving the context ends the request."""
+        """The chunks of a streamed answer. Leaving the context aborts the request."""
         with _problems(self.server_url):
             async with self._client.stream(
                 "POST", f"{self.base_url}{path}", json=dict(body), headers=headers(key)
@@ -112,7 +112,7 @@ class Api:
         try:
             return msgspec.json.decode(response.content, type=kind)
         except UNREADABLE as error:
-            raise UnexpectedAnswerError(f"{path} answered with something else than was expected: {error}") from None
+            raise UnexpectedAnswerError(f"The server's answer to {path} cannot be read: {error}") from None
 
     async def _request(self, url: str, key: str) -> httpx.Response:
         with _problems(self.server_url):
@@ -120,7 +120,7 @@ class Api:
 
 
 async def _chunks(response: httpx.Response, server_url: str) -> AsyncIterator[Chunk]:
-    """Raises ApiError if the server says so, or ends before the answer does."""
+    """Decode a stream. Raises ApiError for an error event, and if the stream ends too early."""
     parser = ChunkParser()
     with _problems(server_url):
         async for data in response.aiter_bytes():
@@ -167,15 +167,15 @@ class _Refusal(msgspec.Struct):
 
 @contextmanager
 def _problems(server_url: str) -> Iterator[None]:
-    """Turn errors of the connection into ApiError, with words for the user."""
+    """Turn connection errors into ApiError with a message for the user."""
     server_url = without_password(server_url)
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout):
         raise ApiError(f"No server answers at {server_url}.") from None
     except httpx.TimeoutException:
-        raise ApiError(f"The server at {server_url} takes too long to answer.") from None
+        raise ApiError(f"The server at {server_url} did not answer in time.") from None
     except AnswerError as error:
         raise ApiError(str(error)) from None
     except (httpx.RequestError, httpx.InvalidURL) as error:
-        raise ApiError(f"The connection to the server broke: {str(error) or type(error).__name__}.") from None
+        raise ApiError(f"The connection to the server failed: {str(error) or type(error).__name__}.") from None

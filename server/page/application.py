@@ -10,33 +10,33 @@ from starlette.types import Send
 
 from server.page.api import Api
 from server.page.entrance import SecurityHeaders
-from server.page.load.poller import Watches
-from server.page.nicegui_hardening import Sockets, harden
+from server.page.load.poller import SharedPollers
+from server.page.nicegui_hardening import WebsocketGuard, harden
 from server.page.shell import Shell
-from server.page.throttle import Room, Turns
+from server.page.throttle import PageLimit, VisitorQueue
 
 _STATIC = Path(__file__).parent / "static"
 _RECONNECT_S = 30.0
-"""An answer goes on so long for a browser that does not respond, such as a telephone that was put away."""
+"""An answer continues this long for a disconnected browser, for example on a locked phone."""
 _MESSAGES_KEPT = 2000
-"""Messages for a browser that comes back within that time."""
+"""Messages kept for a browser that reconnects within `_RECONNECT_S`."""
 
 
-def make_page(base_url: str, path: str, send_back: Callable[[Send], Awaitable[None]]) -> FastAPI:
-    """The page below `path` for the API at `base_url`, with /v1. Once in a process, because NiceGUI has one app only.
+def make_page(base_url: str, path: str, force_reload: Callable[[Send], Awaitable[None]]) -> FastAPI:
+    """Build the page below `path` for the API at `base_url`, which includes /v1.
 
-    `send_back` ends a websocket whose page is gone.
+    Call it once in a process, because NiceGUI has one global app. `force_reload` ends an unknown websocket.
     """
     api = Api(base_url)
-    watches = Watches(api)
+    pollers = SharedPollers(api)
     host = FastAPI(openapi_url=None)
     nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
-    turns = Turns()
-    harden(turns)
+    visitors = VisitorQueue()
+    harden(visitors)
 
     @ui.page("/", title="Samewise", favicon=_STATIC / "favicon.svg", language="en-US", dark=None)
     async def page() -> None:
-        await Shell(api, watches).build()
+        await Shell(api, pollers).build()
 
     ui.run_with(
         host,
@@ -48,7 +48,7 @@ def make_page(base_url: str, path: str, send_back: Callable[[Send], Awaitable[No
         show_welcome_message=False,
     )
     host.add_middleware(SecurityHeaders)
-    host.add_middleware(Sockets, send_back=send_back)
-    host.add_middleware(Room, turns=turns, path=f"{path}/")
+    host.add_middleware(WebsocketGuard, force_reload=force_reload)
+    host.add_middleware(PageLimit, visitors=visitors, path=f"{path}/")
     nicegui_app.on_shutdown(api.close)
     return host

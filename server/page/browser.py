@@ -1,4 +1,4 @@
-"""What the browser keeps: conversations and settings for good, the API key until its tab is closed."""
+"""The browser's storage: conversations and settings are permanent; the API key lasts until its tab is closed."""
 
 import contextlib
 import json
@@ -17,11 +17,11 @@ _ID_LENGTH = 64
 _ANSWER_S = 10.0
 _MOST_LISTED = 200
 _MOST_KEPT = 10_000_000
-"""UTF-16 units of a conversation; browsers keep fewer for all of them."""
+"""UTF-16 units of a conversation; browsers store less than this in total."""
 
 
-class Listed(msgspec.Struct):
-    """An entry of the list of conversations."""
+class ConversationEntry(msgspec.Struct):
+    """A conversation's entry in the list."""
 
     id: str
     title: str
@@ -29,10 +29,10 @@ class Listed(msgspec.Struct):
     """Unix time in seconds."""
 
 
-class Memory(msgspec.Struct):
-    """What the browser remembered when the page was opened."""
+class StoredState(msgspec.Struct):
+    """The browser's stored state when the page was opened."""
 
-    conversations: list[Listed] = []
+    conversations: list[ConversationEntry] = []
     key: str = ""
     current: str | None = None
     """The conversation that this tab showed last."""
@@ -42,21 +42,21 @@ class Memory(msgspec.Struct):
 
 
 class Browser:
-    """The store of one tab. Tabs of one address share everything except the key."""
+    """Access to one tab's storage. Tabs with the same address share everything except the key."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def begin(self) -> Memory:
-        """Everything except the conversations themselves."""
-        return remembered(await self._call("begin"))
+    async def begin(self) -> StoredState:
+        """Load everything except the conversations' contents."""
+        return parse_state(await self._call("begin"))
 
-    async def conversations(self) -> list[Listed]:
-        """The last used first."""
-        return listed(await self._call("conversations"))
+    async def conversations(self) -> list[ConversationEntry]:
+        """List the conversations, most recently used first."""
+        return parse_list(await self._call("conversations"))
 
     async def load(self, conversation_id: str) -> str | None:
-        """A conversation's JSON; None if it is gone. Raises TimeoutError if the browser does not answer."""
+        """A conversation's JSON; None if it was deleted. Raises TimeoutError if the browser does not answer."""
         parts: list[str] = []
         length = 0
         while length < _MOST_KEPT:
@@ -74,26 +74,26 @@ class Browser:
         return await self._call("save", conversation_id, text) is True
 
     def save_soon(self, conversation_id: str, text: str) -> None:
-        """Save without waiting for whether there was room."""
+        """Save a conversation without waiting for the result."""
         self._send("save", conversation_id, text)
 
     def remove(self, conversation_id: str) -> None:
         self._send("remove", conversation_id)
 
     def remember(self, name: str, value: Any) -> None:
-        """Keep a field of `Memory`."""
+        """Store a field of `StoredState`."""
         self._send("remember", name, value)
 
     def remember_key(self, key: str) -> None:
-        """Keep the key until the tab is closed; "" deletes it."""
+        """Store the key until the tab is closed; "" deletes it."""
         self._send("rememberKey", key)
 
-    def look(self, conversation_id: str) -> None:
+    def set_current(self, conversation_id: str) -> None:
         """Remember that the tab shows this conversation."""
-        self._send("look", conversation_id)
+        self._send("setCurrent", conversation_id)
 
     def copy(self, text: str) -> None:
-        """Copy to the clipboard."""
+        """Copy text to the clipboard."""
         self._send("copy", text)
 
     def focus(self, element: Element) -> None:
@@ -114,19 +114,19 @@ class Browser:
         return await self._client.run_javascript(_call_of(function, arguments), timeout=_ANSWER_S)
 
 
-def remembered(found: Any) -> Memory:
-    """Read the script's first answer. Each field that cannot be read keeps its default."""
-    memory = Memory()
-    for field in msgspec.structs.fields(Memory):
+def parse_state(found: Any) -> StoredState:
+    """Read the browser's stored state. A field that cannot be read keeps its default."""
+    state = StoredState()
+    for field in msgspec.structs.fields(StoredState):
         with contextlib.suppress(msgspec.ValidationError, KeyError, TypeError):
-            setattr(memory, field.name, msgspec.convert(found[field.name], field.type))
-    return memory
+            setattr(state, field.name, msgspec.convert(found[field.name], field.type))
+    return state
 
 
-def listed(found: Any) -> list[Listed]:
-    """Read the script's list of conversations, of which only the last used ones are shown."""
+def parse_list(found: Any) -> list[ConversationEntry]:
+    """Read the browser's list of conversations, limited to the most recently used ones."""
     try:
-        return msgspec.convert(found, list[Listed])[:_MOST_LISTED]
+        return msgspec.convert(found, list[ConversationEntry])[:_MOST_LISTED]
     except msgspec.ValidationError:
         return []
 
@@ -136,7 +136,7 @@ def _call_of(function: str, arguments: tuple[Any, ...]) -> str:
 
 
 class _Recent(dict[str, None]):
-    """The last ids of conversations, because browsers can name any number of them."""
+    """The most recent conversation ids, bounded because browsers can send any number of them."""
 
     def add(self, conversation_id: str) -> None:
         if len(conversation_id) <= _ID_LENGTH:
@@ -149,8 +149,8 @@ class _Recent(dict[str, None]):
         self.pop(conversation_id, None)
 
 
-class Keeper:
-    """Keeps one tab's conversations in the browser, whose tabs may all write the same one."""
+class ConversationStore:
+    """Loads and saves one tab's conversations. Other tabs may write the same conversation."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -160,11 +160,11 @@ class Keeper:
         """Conversations that another tab has written since this one read or wrote them."""
 
     def on_saved(self, handler: Callable[[], Awaitable[None]]) -> None:
-        """Have the handler called after each conversation that was saved."""
+        """Call the handler after each save."""
         self._on_saved.append(handler)
 
     async def load(self, conversation_id: str) -> Conversation:
-        """Raises ValueError if it is gone, or cannot be read."""
+        """Load a conversation. Raises ValueError if it was deleted or cannot be read."""
         self._written_elsewhere.discard(conversation_id)
         try:
             text = await self._browser.load(conversation_id)
@@ -173,11 +173,11 @@ class Keeper:
         return Conversation.from_json(text or "")
 
     async def save(self, conversation: Conversation) -> bool:
-        """Save it with what another tab has added meanwhile; returns whether there was room for it."""
+        """Merge turns that another tab added, then save; returns whether there was room for it."""
         if conversation.id in self._forgotten:
             return True
         if conversation.id in self._written_elsewhere:
-            with contextlib.suppress(ValueError):  # gone, or broken: this one is whole
+            with contextlib.suppress(ValueError):  # deleted or unreadable: this tab's version replaces it
                 conversation.merge(await self.load(conversation.id))
         conversation.updated = time.time()
         has_room = await self._browser.save(conversation.id, conversation.to_json())
@@ -186,15 +186,15 @@ class Keeper:
         return has_room
 
     def save_meanwhile(self, conversation: Conversation) -> None:
-        """Save a growing conversation without waiting, unless another tab writes it, too."""
+        """Save a growing conversation without waiting, unless another tab has written it, too."""
         if conversation.id not in self._forgotten and conversation.id not in self._written_elsewhere:
             self._browser.save_soon(conversation.id, conversation.to_json())
 
     def note_change(self, conversation_id: str) -> None:
-        """Note that another tab has written it."""
+        """Note that another tab has written this conversation."""
         self._written_elsewhere.add(conversation_id)
 
     def forget(self, conversation_id: str) -> None:
-        """Delete it, and do not save it again while parts of it still come."""
+        """Delete a conversation, and do not save it again if its answer is still being streamed."""
         self._forgotten.add(conversation_id)
         self._browser.remove(conversation_id)

@@ -1,4 +1,4 @@
-"""The fields of a chat request, from what /v1/capabilities says of them. No I/O in here."""
+"""The fields of a chat request, as described by /v1/capabilities. No I/O."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class Schema(msgspec.Struct, frozen=True, rename="camel"):
         return [one for one in self.any_of or (self,) if one.type != "null"]
 
 
-class Described(msgspec.Struct, frozen=True):
-    """The server's description of a field of requests."""
+class FieldDescription(msgspec.Struct, frozen=True):
+    """The server's description of a request field."""
 
     support: Support = "refused"
     description: str | None = None
@@ -39,26 +39,26 @@ class Described(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether the server supports it."""
+        """Whether the server supports this field."""
         return self.support in ("honoured", "hint")
 
 
-Fields = Mapping[str, Described]
-"""Descriptions by the name of the field; empty for a server without /v1/capabilities."""
+Fields = Mapping[str, FieldDescription]
+"""Descriptions by field name; empty for a server without /v1/capabilities."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):
     """The answer of /v1/capabilities."""
 
-    endpoints: dict[str, dict[str, Described]]
-    """The fields of requests, by path."""
+    endpoints: dict[str, dict[str, FieldDescription]]
+    """Request fields by path of the endpoint."""
     logprobs: str = ""
-    """`raw` or `processed`."""
+    """Whether log-probabilities are `raw` or `processed`."""
 
 
 Kind = Literal["boolean", "choice", "integer", "number", "text", "texts", "json"]
 
-OF_THE_PAGE = frozenset(
+PAGE_FIELDS = frozenset(
     {
         *("messages", "model", "stream", "stream_options", "n", "best_of"),
         *("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "return_token_sources"),
@@ -66,16 +66,16 @@ OF_THE_PAGE = frozenset(
         *("length_penalty", "early_stopping", "functions", "function_call", "user", "safety_identifier"),
     }
 )
-"""Fields that the page itself sets, or shows in other views than the form."""
+"""Fields that are not in the form, because the page sets them itself or shows them in other views."""
 _NO_BOUND = 2**31 - 1
-"""A bound of an integer type, which is no bound of the field."""
+"""A limit of the integer type, not of the field: not shown."""
 _MOST_EXACT = 2**53
 _FIRST = ("temperature", "top_p", "top_k", "min_p", "max_completion_tokens", "max_tokens", "seed", "stop")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of requests as the form shows it."""
+    """A request field as the form shows it."""
 
     name: str
     kind: Kind
@@ -87,7 +87,7 @@ class Field:
     excludes: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     is_hint: bool = False
-    """Ignored and reported where it does not apply."""
+    """Whether the field is ignored, with a warning, where it does not apply."""
 
     @property
     def range(self) -> str:
@@ -103,7 +103,7 @@ class Field:
         return above and (self.maximum is None or value <= self.maximum)
 
     def shows(self, value: Any) -> bool:
-        """Whether a control of its kind can show this value. Browsers round integers that are too large."""
+        """Whether a control of this kind can show the value. Browsers round integers above 2**53."""
         match self.kind:
             case "boolean":
                 return isinstance(value, bool)
@@ -127,7 +127,7 @@ class Field:
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise ValueError(f"This is no JSON: {error}") from None
+            raise ValueError(f"This is not valid JSON: {error}") from None
 
     def format(self, value: Any) -> str:
         """The text that `parse` reads as this value."""
@@ -136,20 +136,20 @@ class Field:
         return msgspec.json.format(msgspec.json.encode(value)).decode() if self.kind == "json" else str(value)
 
 
-def has_fields(described: Fields, names: Iterable[str]) -> bool:
-    """Whether the server supports all of these; without descriptions, whether OpenAI's does."""
-    if not described:
+def has_fields(descriptions: Fields, names: Iterable[str]) -> bool:
+    """Whether the server supports all of these fields; without descriptions, whether OpenAI's API does."""
+    if not descriptions:
         return _OPENAI_NAMES.issuperset(names)
-    return all(name in described and described[name].is_known for name in names)
+    return all(name in descriptions and descriptions[name].is_known for name in names)
 
 
-def fields_of(described: Fields, also: Collection[str] = ()) -> dict[str, Field]:
-    """The fields of the form, the usual ones first; without descriptions, OpenAI's.
+def fields_of(descriptions: Fields, also: Collection[str] = ()) -> dict[str, Field]:
+    """The form's fields, the most common first; without descriptions, OpenAI's.
 
-    `also` names fields of the page that the form shows nevertheless.
+    `also` names hidden fields that the form must show nevertheless.
     """
-    hidden = OF_THE_PAGE.difference(also)
-    known = {name: one for name, one in described.items() if one.is_known}
+    hidden = PAGE_FIELDS.difference(also)
+    known = {name: one for name, one in descriptions.items() if one.is_known}
     found = {name: _field_of(name, one) for name, one in known.items() if name not in hidden} or OPENAI
     order = {name: at for at, name in enumerate(_FIRST)}
     return dict(sorted(found.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
@@ -161,20 +161,20 @@ def conflicts(name: str, fields: Mapping[str, Field], chosen: Iterable[str]) -> 
     return [other for other in chosen if other != name and other in excluded]
 
 
-def _field_of(name: str, described: Described) -> Field:
-    alternatives = described.values.alternatives
+def _field_of(name: str, description: FieldDescription) -> Field:
+    alternatives = description.values.alternatives
     one = alternatives[0] if len(alternatives) == 1 else Schema()
     return Field(
         name,
         _kind_of(one),
-        description=described.description or "",
-        default=described.default,
+        description=description.description or "",
+        default=description.default,
         minimum=one.exclusive_minimum if one.minimum is None else one.minimum,
         maximum=one.exclusive_maximum if one.maximum is None else one.maximum,
         choices=one.enum,
-        excludes=described.excludes,
-        requires=described.requires,
-        is_hint=described.support == "hint",
+        excludes=description.excludes,
+        requires=description.requires,
+        is_hint=description.support == "hint",
     )
 
 
@@ -195,18 +195,18 @@ OPENAI: Mapping[str, Field] = {
     field.name: field
     for field in (
         Field("temperature", "number", "0 picks the most probable token.", 1, 0, 2),
-        Field("top_p", "number", "Draws from the most probable tokens of this mass.", 1, 0, 1),
-        Field("max_completion_tokens", "integer", "Most tokens of an answer.", minimum=1),
+        Field("top_p", "number", "Samples from the most probable tokens whose probabilities add up to this.", 1, 0, 1),
+        Field("max_completion_tokens", "integer", "Maximum number of tokens in the answer.", minimum=1),
         Field("max_tokens", "integer", "Older name of max_completion_tokens.", minimum=1),
-        Field("seed", "integer", "The same seed gives the same answer, as far as the server can."),
-        Field("stop", "texts", "Texts, one a line, before which an answer ends."),
-        Field("presence_penalty", "number", "Against tokens that were there.", 0, -2, 2),
-        Field("frequency_penalty", "number", "Against tokens, by how often they were there.", 0, -2, 2),
-        Field("reasoning_effort", "choice", "How much to think first.", choices=("minimal", "low", "medium", "high")),
-        Field("response_format", "json", 'Such as {"type": "json_object"}.'),
-        Field("tools", "json", "What the model may call."),
-        Field("tool_choice", "json", 'Such as "auto".'),
+        Field("seed", "integer", "The same seed gives the same answer, if the server supports it."),
+        Field("stop", "texts", "Stop sequences, one per line. The answer ends before the first one that appears."),
+        Field("presence_penalty", "number", "Penalises tokens that have already appeared.", 0, -2, 2),
+        Field("frequency_penalty", "number", "Penalises tokens by how often they have appeared.", 0, -2, 2),
+        Field("reasoning_effort", "choice", "How much to reason first.", choices=("minimal", "low", "medium", "high")),
+        Field("response_format", "json", 'For example {"type": "json_object"}.'),
+        Field("tools", "json", "Tools that the model may call."),
+        Field("tool_choice", "json", 'For example "auto".'),
     )
 }
-"""The form of a server without /v1/capabilities."""
+"""The form's fields for a server without /v1/capabilities."""
 _OPENAI_NAMES = frozenset({*OPENAI, "n", "logprobs", "top_logprobs"})

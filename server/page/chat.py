@@ -1,4 +1,4 @@
-"""The conversation that is shown."""
+"""The chat view: shows a conversation and requests its answers."""
 
 import asyncio
 import re
@@ -10,29 +10,29 @@ from nicegui import app, background_tasks, context, ui
 from server.client.openai_answers import Chunk
 from server.page.answer import STOPPED
 from server.page.api import ApiError
-from server.page.browser import Keeper
+from server.page.browser import ConversationStore
 from server.page.conversation import Conversation, Turn, name_of_call
 from server.page.elements import Composer, icon_button
 from server.page.inside.view import InsideView
 from server.page.session import Session
 from server.page.settings import SettingsPanel, new_seed
-from server.page.throttle import now_and_then
+from server.page.throttle import throttled
 from server.page.turn_view import TurnView
 
 _SAVED_EVERY_S = 3.0
-"""While an answer grows, so that its beginning outlives a page that is closed."""
-_FULL = "This conversation is as long as the page can keep it. Begin a new chat."
-_LEFT = "The page was closed before the answer had ended."
+"""Interval of saving a growing answer, so that a closed page does not lose it."""
+_FULL = "This conversation has reached the page's length limit. Start a new chat."
+_LEFT = "The page was closed before the answer was complete."
 
 
 class ChatView:
-    """Shows a conversation, asks the server for its answers, and keeps it in the browser."""
+    """Shows a conversation, requests its answers and saves it in the browser."""
 
     def __init__(self, session: Session, settings: SettingsPanel) -> None:
         self.session = session
         self.settings = settings
         self.conversation = _new_conversation()
-        self.keeper = Keeper(session.browser)
+        self.store = ConversationStore(session.browser)
         self._shown: list[TurnView] = []
         self._growing: Turn | None = None
         self._answering: asyncio.Task[None] | None = None
@@ -49,39 +49,39 @@ class ChatView:
         context.client.on_delete(self.stop)
 
     def begin(self) -> None:
-        """Show a new conversation."""
+        """Start a new conversation."""
         self._set(_new_conversation())
         self.settings.show_system(None)
         self._composer.focus()
 
     async def reopen(self) -> None:
-        """Show the conversation that this tab showed last, or a new one."""
-        current = self.session.memory.current
-        if current is not None and any(one.id == current for one in self.session.memory.conversations):
+        """Show this tab's last conversation, or a new one."""
+        current = self.session.stored.current
+        if current is not None and any(one.id == current for one in self.session.stored.conversations):
             await self.open(current)
         else:
             self.begin()
 
     async def open(self, conversation_id: str) -> None:
-        """Show a conversation that the browser has."""
+        """Show a stored conversation."""
         if conversation_id != self.conversation.id:
             await self._load(conversation_id)
             self.session.browser.to_end()
 
     async def note_change(self, conversation_id: str) -> None:
-        """Another tab has written this conversation."""
-        self.keeper.note_change(conversation_id)
+        """Handle that another tab has written this conversation: reload it if it is shown and idle."""
+        self.store.note_change(conversation_id)
         if conversation_id == self.conversation.id and self._growing is None:
             await self._load(conversation_id)
 
     def forget(self, conversation_id: str) -> None:
         """Delete a conversation."""
-        self.keeper.forget(conversation_id)
+        self.store.forget(conversation_id)
         if conversation_id == self.conversation.id:
             self.begin()
 
     def show(self) -> None:
-        """Show the conversation as it is now; elements of turns that stay are kept."""
+        """Update the view to the conversation; elements of unchanged turns are reused."""
         path = self.conversation.path()
         pairs = zip(self._shown, path, strict=False)
         num_same = next((at for at, (view, turn) in enumerate(pairs) if view.turn is not turn), len(path))
@@ -95,19 +95,19 @@ class ChatView:
         self._export.set_visibility(bool(path))
 
     async def ask(self, text: str) -> bool:
-        """Send the next message; returns whether that was possible."""
+        """Send a message; returns whether it was accepted."""
         if not self._can_send():
             return False
         path = self.conversation.path()
         last = path[-1] if path else None
         if calls := self.conversation.open_calls():
-            self._go_on(self.conversation.add(last, "tool", text, tool_call_id=calls[0].get("id")))
+            self._continue(self.conversation.add(last, "tool", text, tool_call_id=calls[0].get("id")))
         else:
-            self._go_on(self.conversation.add(last, "user", text))
+            self._continue(self.conversation.add(last, "user", text))
         return True
 
     def choose(self, turn: Turn) -> None:
-        """Show this version."""
+        """Show this version of a turn, unless an answer is being streamed."""
         if self._growing is None:
             self.conversation.choose(turn)
             self.show()
@@ -115,22 +115,22 @@ class ChatView:
             self._save_soon()
 
     def edit(self, turn: Turn, text: str) -> None:
-        """Add another version of a message, with an answer of its own."""
+        """Add a new version of a message, and request its answer."""
         if self._can_send():
             before = None if turn.parent is None else self.conversation.turns[turn.parent]
-            self._go_on(self.conversation.add(before, turn.role, text, tool_call_id=turn.tool_call_id))
+            self._continue(self.conversation.add(before, turn.role, text, tool_call_id=turn.tool_call_id))
 
     def regenerate(self, turn: Turn, prefix: str | None = None) -> None:
-        """Have the same message answered once more, beginning with `prefix` if there is one."""
+        """Request another answer to the same message, optionally starting with `prefix`."""
         if turn.parent is not None and self._can_send():
             self.answer(self.conversation.turns[turn.parent], prefix)
 
     def look_inside(self, turn: Turn) -> None:
-        """Show the tokens of an answer, and their alternatives."""
+        """Show an answer's tokens and their alternatives."""
         self._inside.open(turn, self.conversation.messages_before(turn))
 
     def answer(self, asked: Turn, prefix: str | None = None) -> None:
-        """Have the server answer this turn, always with a seed, so that the same answer can be had again."""
+        """Request an answer to this turn, always with a seed, so that it can be reproduced."""
         self.conversation.system = self.settings.system
         request = {"seed": new_seed(), **self.settings.request}
         turn = self.conversation.add(
@@ -144,13 +144,13 @@ class ChatView:
         self.session.browser.to_end()
 
     def stop(self) -> None:
-        """End the answer that is being written, and keep what there is of it."""
+        """Stop the answer being streamed, and keep the part received."""
         if self._answering is not None:
             self._answering.cancel()
         self._growing = self._answering = None
 
-    def _go_on(self, said: Turn) -> None:
-        """Have a message answered, unless other tool calls still need their results."""
+    def _continue(self, said: Turn) -> None:
+        """Request an answer to a message, unless other tool calls still need results."""
         if self.conversation.open_calls():
             self.show()
             self._save_soon()
@@ -160,14 +160,14 @@ class ChatView:
 
     async def _answer(self, conversation: Conversation, turn: Turn, view: TurnView) -> None:
         self._composer.set_answering(True)
-        self._status.set_text("The model answers.")
+        self._status.set_text("The model is answering.")
         turn.problem = _LEFT
         try:
             await self._fill(conversation, turn, view)
             turn.problem = None
         except ApiError as problem:
             turn.problem = str(problem)
-            self.settings.blame(problem)
+            self.settings.show_error(problem)
         except asyncio.CancelledError:
             turn.problem, turn.finish_reason = None, STOPPED
         finally:
@@ -190,10 +190,10 @@ class ChatView:
                     turn.add(choice, at_s)
             more()
 
-        save = partial(self.keeper.save_meanwhile, conversation)
+        save = partial(self.store.save_meanwhile, conversation)
         saving = app.timer(_SAVED_EVERY_S, save, immediate=False)
         try:
-            async with now_and_then(view.grow) as more:
+            async with throttled(view.grow) as more:
                 await self.session.stream_chat(turn.request_body(conversation.messages_before(turn)), add)
         finally:
             saving.cancel()
@@ -209,10 +209,10 @@ class ChatView:
 
     async def _load(self, conversation_id: str) -> None:
         try:
-            found = await self.keeper.load(conversation_id)
+            found = await self.store.load(conversation_id)
         except ValueError as problem:
             with self._turns:
-                ui.notify(f"This conversation cannot be shown: {problem}.", type="negative")
+                ui.notify(f"Cannot show this conversation: {problem}.", type="negative")
             return
         self._set(found)
         self.settings.show_system(found.system)
@@ -232,7 +232,7 @@ class ChatView:
         self._welcome.set_visibility(not conversation.turns)
         self._show_whose_turn()
         self._export.set_visibility(False)
-        self.session.browser.look(conversation.id)
+        self.session.browser.set_current(conversation.id)
         self.session.browser.follow()
 
     def _append(self, turn: Turn) -> None:
@@ -253,12 +253,14 @@ class ChatView:
 
     def _show_whose_turn(self) -> None:
         calls = self.conversation.open_calls() if self._growing is None else []
-        self._composer.ask_for(f"What {name_of_call(calls[0])} returned" if calls else "Say something")
+        self._composer.ask_for(f"What {name_of_call(calls[0])} returned" if calls else "Type a message")
 
     async def _save(self, conversation: Conversation) -> None:
-        if not await self.keeper.save(conversation):
+        if not await self.store.save(conversation):
             with self._turns:
-                ui.notify("The browser has no room for this conversation: delete others.", type="negative")
+                ui.notify(
+                    "The browser's storage is full. Delete other conversations to save this one.", type="negative"
+                )
 
     def _make_export_menu(self) -> None:
         self._export = icon_button("download", "Export").props("aria-haspopup=menu")
@@ -284,6 +286,6 @@ def _new_conversation() -> Conversation:
 
 def _make_welcome(model: str) -> ui.element:
     with ui.column().classes("welcome") as welcome:
-        ui.label(f"Talk to {model}" if model else "This server has no model").classes("title")
-        ui.label("What you write stays in this browser, and goes to this server only.").classes("quiet")
+        ui.label(f"Chat with {model}" if model else "This server has no model").classes("title")
+        ui.label("Your messages are stored in this browser and sent only to this server.").classes("quiet")
     return welcome

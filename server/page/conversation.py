@@ -1,4 +1,4 @@
-"""A conversation as a tree of turns, each of which may have several versions. No I/O in here."""
+"""A conversation as a tree of turns, each of which may have several versions. No I/O."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -12,31 +12,31 @@ Role = Literal["user", "assistant", "tool"]
 _TITLE_LENGTH = 60
 _MOST_TURNS = 5_000
 _MOST_CHARACTERS = 5_000_000
-"""About what a browser keeps for all conversations together."""
+"""Roughly a browser's storage limit for all conversations together."""
 
 
 class Turn(Answer, kw_only=True, omit_defaults=True):
     """A message of the user, of the assistant, or of a tool."""
 
     id: int
-    """Unique, whichever tab makes it; later turns have larger ids."""
+    """Microseconds since 1970 or later: unique across tabs, and larger than all earlier turns' ids."""
     parent: int | None = None
     role: Role
     chosen: int | None = None
-    """The following turn that is shown."""
+    """Id of the child that is shown."""
     tool_call_id: str | None = None
     """The call that a tool's turn answers."""
     request: dict[str, Any] | None = None
-    """The request of an answer without its messages; its seed is the one that was drawn."""
+    """The answer's request without messages, including its seed."""
     system: str | None = None
-    """The system message of an answer when it was written; None for the conversation's."""
+    """The system message that an answer was requested with; None: use the conversation's."""
     prefix: str | None = None
-    """The given text that an answer begins with, where it continues another from a token."""
+    """Given text that the answer starts with, if it branches off another answer."""
     seconds: float | None = None
-    """Set once the answer has ended."""
+    """Seconds from the request to the end; None until the answer has ended."""
 
     def request_body(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The request that makes this answer, and makes it again. `messages` are the earlier ones."""
+        """The request that produces (and reproduces) this answer to `messages`."""
         body = {**(self.request or {}), "messages": list(messages), "stream": True}
         body["stream_options"] = {"include_usage": True}
         if self.prefix is not None:
@@ -45,19 +45,20 @@ class Turn(Answer, kw_only=True, omit_defaults=True):
         return body
 
     def message(self) -> dict[str, Any]:
-        """The message of a chat request."""
+        """The turn as a message of a chat request."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             message |= {"tool_calls": self.tool_calls, "content": self.content or None}
             if self.reasoning:
-                message["reasoning_content"] = self.reasoning  # thinking goes on after the call; else it has ended
+                # Only with calls: the model continues this reasoning once it has their results.
+                message["reasoning_content"] = self.reasoning
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
 
 
 class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """All turns, of which one path from the first to the last is shown."""
+    """A tree of turns, of which one path from root to leaf is shown."""
 
     id: str
     title: str = ""
@@ -66,26 +67,26 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     system: str = ""
     turns: dict[int, Turn] = {}
     first: int | None = None
-    """The turn without a parent that is shown."""
+    """Id of the root turn that is shown."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError for an invalid conversation."""
+        """Parse a stored conversation. Raises ValueError if it is invalid."""
         try:
             found = msgspec.json.decode(text, type=cls)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         if len(found.turns) > 2 * _MOST_TURNS:
-            raise ValueError(f"it has {len(found.turns):,} turns, and at most {2 * _MOST_TURNS:,} can be shown")
+            raise ValueError(f"it has {len(found.turns):,} turns; at most {2 * _MOST_TURNS:,} are supported")
         for number, turn in found.turns.items():
             if turn.id != number:
-                raise ValueError(f"turn {number} calls itself {turn.id}")
+                raise ValueError(f"turn {number} has the id {turn.id}")
             if turn.parent is not None and (turn.parent not in found.turns or turn.parent >= number):
-                raise ValueError(f"turn {number} follows no earlier one")
+                raise ValueError(f"turn {number} has the parent {turn.parent}, which is not an earlier turn")
         chosen = [(None, found.first), *((turn.id, turn.chosen) for turn in found.turns.values())]
         for parent, child in chosen:
             if child is not None and (child not in found.turns or found.turns[child].parent != parent):
-                raise ValueError(f"turn {child} does not follow the one that it is chosen for")
+                raise ValueError(f"turn {child} is chosen for turn {parent}, which is not its parent")
         return found
 
     def to_json(self) -> str:
@@ -93,12 +94,12 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def is_full(self) -> bool:
-        """Whether it is as long as browser and page can keep it."""
+        """Whether the conversation has reached the limit of the browser or the page."""
         num_characters = sum(len(turn.content) + len(turn.reasoning) for turn in self.turns.values())
         return len(self.turns) >= _MOST_TURNS or num_characters >= _MOST_CHARACTERS
 
     def path(self) -> list[Turn]:
-        """The turns that are shown, in order."""
+        """The shown turns, from the root."""
         turns = []
         at = self.first
         while at is not None and at in self.turns:
@@ -107,7 +108,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return turns
 
     def path_to(self, turn: Turn | None) -> list[Turn]:
-        """The turns before this one, and itself; empty for None."""
+        """The turns from the root to this one, included; empty for None."""
         turns: list[Turn] = []
         while turn is not None:
             turns.append(turn)
@@ -115,7 +116,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return turns[::-1]
 
     def merge(self, other: Self) -> None:
-        """Add the turns of another tab; the same turns are shown as before."""
+        """Add another tab's turns without changing which turns are shown."""
         for number, turn in other.turns.items():
             self.turns.setdefault(number, turn)
 
@@ -124,7 +125,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return [other for _, other in sorted(self.turns.items()) if other.parent == turn.parent]
 
     def add(self, parent: Turn | None, role: Role, content: str = "", **properties: Any) -> Turn:
-        """Add a turn after `parent`, or at the start, and show it."""
+        """Add a turn after `parent` (None: a new root), and show it."""
         turn = Turn(
             id=max(time.time_ns() // 1000, max(self.turns, default=0) + 1),
             parent=None if parent is None else parent.id,
@@ -139,14 +140,14 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return turn
 
     def choose(self, turn: Turn) -> None:
-        """Show this version."""
+        """Select this version of a turn to be shown."""
         if turn.parent is None:
             self.first = turn.id
         else:
             self.turns[turn.parent].chosen = turn.id
 
     def open_calls(self) -> list[dict[str, Any]]:
-        """The tool calls at the end of the path that have no result yet."""
+        """Tool calls at the end of the shown path that have no result yet."""
         path = self.path()
         answered = set()
         while path and path[-1].role == "tool":
@@ -154,14 +155,14 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return [call for call in path[-1].tool_calls if call.get("id") not in answered] if path else []
 
     def messages_before(self, turn: Turn) -> list[dict[str, Any]]:
-        """The messages of the request for this turn, with the system message."""
+        """The messages that precede this turn, with the system message."""
         before = self.path_to(None if turn.parent is None else self.turns[turn.parent])
         system = self.system if turn.system is None else turn.system
         start = [{"role": "system", "content": system}] if system else []
         return [*start, *(one.message() for one in before)]
 
     def to_markdown(self) -> str:
-        """The path that is shown, as a document."""
+        """The shown path as a Markdown document."""
         parts = [f"# {self.title or 'Conversation'}"]
         if self.system:
             parts.append(f"**System**\n\n{self.system}")
@@ -171,7 +172,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return "\n\n".join(parts) + "\n"
 
     def to_messages(self, request: Mapping[str, Any]) -> str:
-        """The path that is shown, as the body of a request that continues it."""
+        """The shown path as the JSON body of a request that continues it."""
         start = [{"role": "system", "content": self.system}] if self.system else []
         body = {**request, "messages": [*start, *(turn.message() for turn in self.path())]}
         return msgspec.json.format(msgspec.json.encode(body)).decode()

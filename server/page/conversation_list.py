@@ -1,18 +1,18 @@
-"""The list of this browser's conversations, the last used first."""
+"""The list of this browser's conversations, most recently used first."""
 
 from collections.abc import Awaitable, Callable
 
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-from server.page.browser import Listed, listed
+from server.page.browser import ConversationEntry, parse_list
 from server.page.chat import ChatView
 from server.page.elements import icon_button, name_button
 from server.page.session import Session
 
 
 class ConversationList:
-    """Opens, begins and deletes conversations."""
+    """The drawer's list, which opens, creates and deletes conversations."""
 
     def __init__(self, session: Session, chat: ChatView) -> None:
         self._session = session
@@ -23,20 +23,20 @@ class ConversationList:
             self._new.classes("wide")
             self._list = ui.element("ul").classes("conversations")
         ui.on("conversations", self._on_change)
-        chat.keeper.on_saved(self._look)
-        self._show(session.memory.conversations)
+        chat.store.on_saved(self._reload)
+        self._show(session.stored.conversations)
 
     async def _on_change(self, event: GenericEventArguments) -> None:
-        """Another tab has written a conversation."""
+        """Handle that another tab has written a conversation."""
         conversations, changed = event.args
-        self._show(listed(conversations))
+        self._show(parse_list(conversations))
         if isinstance(changed, str):
             await self._chat.note_change(changed)
 
-    async def _look(self) -> None:
+    async def _reload(self) -> None:
         self._show(await self._session.browser.conversations())
 
-    def _show(self, conversations: list[Listed]) -> None:
+    def _show(self, conversations: list[ConversationEntry]) -> None:
         for row in self._rows[len(conversations) :]:
             row.delete()
         del self._rows[len(conversations) :]
@@ -48,20 +48,20 @@ class ConversationList:
 
     async def _begin(self) -> None:
         self._chat.begin()
-        await self._look()
+        await self._reload()
 
     async def _open(self, conversation_id: str) -> None:
         await self._chat.open(conversation_id)
-        await self._look()
+        await self._reload()
 
     async def _remove(self, conversation_id: str) -> None:
         self._chat.forget(conversation_id)
-        await self._look()
-        self._session.browser.focus(self._new)  # the button that had it is gone
+        await self._reload()
+        self._session.browser.focus(self._new)  # the deleted button had the focus
 
 
 class _Row:
-    """A row of the list, used for several conversations because new elements take much more time."""
+    """A row of the list, reused for other conversations because creating elements is slow."""
 
     def __init__(self, on_open: Callable[[str], Awaitable[None]], on_remove: Callable[[str], Awaitable[None]]) -> None:
         self._shown: tuple[str, str, bool] | None = None
@@ -71,7 +71,7 @@ class _Row:
             self._open.classes("open")
             self._remove = icon_button("delete", "Delete", lambda: on_remove(self._id), small=True)
 
-    def show(self, one: Listed, is_current: bool) -> None:
+    def show(self, one: ConversationEntry, is_current: bool) -> None:
         shown = one.id, one.title or "Conversation", is_current
         if shown == self._shown:
             return

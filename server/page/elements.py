@@ -12,7 +12,7 @@ from server.page.markdown import GrowingText
 def icon_button(
     icon: str, name: str, on_click: Callable[[], object] | None = None, *, small: bool = False
 ) -> ui.button:
-    """A round button without text; `name` is its label and its title."""
+    """A round button with an icon; `name` is its accessible label and its tooltip."""
     button = ui.button(icon=icon, on_click=on_click).props("flat round dense")
     if small:
         button.props("size=sm")
@@ -20,13 +20,13 @@ def icon_button(
 
 
 def name_button(button: ui.button, name: str) -> ui.button:
-    """Say what a button does. A tooltip would not find its button where that is made in a hidden panel."""
+    """Set a button's label and title. NiceGUI's tooltips do not work in panels that are hidden at first."""
     button.props["aria-label"] = button.props["title"] = name
     return button
 
 
 class Blocks(Element, component="static/blocks.js"):
-    """Markdown whose HTML grows at its end without being sent again. The browser sanitises each block."""
+    """Growing Markdown: only changed blocks of HTML are sent. The browser sanitises each block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,11 +35,11 @@ class Blocks(Element, component="static/blocks.js"):
         self._num_characters = 0
         self._blocks: list[str] = []
         self._is_there = False
-        """Whether the browser has the element, which is false in a hidden panel."""
+        """Whether the browser has created the element; False in a hidden panel."""
         self.on("ready", self._begin)
 
     def show(self, text: str) -> None:
-        """Show this text: the one that is shown already with more at its end, or, if it is shorter, another one."""
+        """Show this text. A longer text must start with the shown one; a shorter text replaces it."""
         if self.is_deleted or len(text) == self._num_characters:
             return
         if len(text) < self._num_characters:
@@ -52,13 +52,13 @@ class Blocks(Element, component="static/blocks.js"):
             self.run_method("show", start, blocks)
 
     def _begin(self) -> None:
-        """The browser has a new, empty element, perhaps not for the first time."""
+        """Send all blocks, because the browser has created a new, empty element."""
         self._is_there = True
         self.run_method("show", 0, self._blocks)
 
 
 class AnswerText:
-    """The reasoning and the text of an answer, which grow."""
+    """The reasoning and the text of a growing answer."""
 
     def __init__(self) -> None:
         with ui.element("details").classes("reasoning"):
@@ -69,29 +69,29 @@ class AnswerText:
             self._text = Blocks()
 
     def show(self, answer: Answer) -> None:
-        """Show what has come since the last time, or a new answer from its beginning."""
+        """Show what was added since the last call, or a new answer from its start."""
         self._reasoning.show(answer.reasoning)
         self._text.show(answer.content)
 
 
 def show_outcome(answer: Answer) -> None:
-    """Say why an answer is not as it was requested."""
+    """Show an answer's error and the request fields that were ignored or changed."""
     if answer.problem:
         ui.label(answer.problem).classes("problem").props("role=alert")
     for notice in answer.notices:
-        ui.label(f"Left out or changed: {notice}").classes("warning")
+        ui.label(f"Ignored or changed: {notice}").classes("warning")
 
 
 class Composer:
-    """The text field for the next message: Enter sends, Shift+Enter begins a line, Escape stops an answer."""
+    """The text field for the next message: Enter sends, Shift+Enter starts a new line, Escape stops the answer."""
 
     def __init__(self, on_send: Callable[[str], Awaitable[bool]], on_stop: Callable[[], None]) -> None:
-        """`on_send` returns whether it took the text, which stays here otherwise."""
+        """`on_send` returns whether it accepted the text; otherwise the text stays in the field."""
         self._on_send = on_send
         with ui.element("div").classes("composer") as self.row:
-            self._text = ui.textarea(placeholder="Say something").classes("grow")
+            self._text = ui.textarea(placeholder="Type a message").classes("grow")
             self._text.props('outlined autogrow dense rows=1 maxlength=300000 aria-label="Your message"')
-            # Not while an input method composes a character, which Enter only ends.
+            # While an input method composes a character, Enter only confirms that character.
             self._text.on(
                 "keydown",
                 lambda event: self._send(event.args),
@@ -109,7 +109,7 @@ class Composer:
         self._text.run_method("focus")
 
     def set_answering(self, answering: bool) -> None:
-        """Offer to stop, or to send."""
+        """Show the stop button while the model answers, otherwise the send button."""
         self._send_button.set_visibility(not answering)
         self._stop_button.set_visibility(answering)
 

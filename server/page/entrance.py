@@ -1,6 +1,6 @@
-"""The entrance to the page: an API key, where the API wants one, and the headers that secure every answer.
+"""Access control for the page: asks for an API key where the API requires one, and sets security headers.
 
-Nothing of NiceGUI runs for visitors without a key.
+NiceGUI runs only for visitors with a valid key.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ _TICKET_S = 12 * 3600
 _POLICY = "; ".join(
     (
         "default-src 'self'",
-        # Vue makes functions of its templates. What a model writes comes to no place where it could be one: it is
-        # sanitised, and neither inline handlers nor javascript: links run without 'unsafe-inline'.
+        # Vue compiles its templates, which needs 'unsafe-eval'. Model output never becomes a template: it is sanitised,
+        # and without 'unsafe-inline' neither inline handlers nor javascript: links run.
         "script-src 'self' 'unsafe-eval' 'nonce-{nonce}'",
         "style-src 'self' 'unsafe-inline'",
-        "img-src 'self' data:",  # or an answer with a picture would tell another host that it was read, and by whom
+        "img-src 'self' data:",  # an answer with a picture must not reveal its reader to another host
         "font-src 'self' data:",
         "connect-src 'self'",
         "object-src 'none'",
@@ -39,10 +39,10 @@ _POLICY = "; ".join(
 
 
 class Entrance:
-    """Passes on requests for the page, and asks for a key where the API wants one.
+    """Forwards requests to the page, and asks for a key where the API requires one.
 
-    A key is exchanged for a ticket, a cookie that opens the page and nothing else. The browser's tab keeps the key,
-    and its script sends it again when the ticket has expired.
+    A key is exchanged for a ticket, a cookie that gives access to the page only. The tab stores the key, and its script
+    sends the key again when the ticket has expired.
     """
 
     def __init__(self, base_url: str, page: ASGIApp) -> None:
@@ -61,7 +61,7 @@ class Entrance:
         await app(scope, receive, send)
 
     async def take_key(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that brings a key with a ticket, or with the reason for none."""
+        """Exchange the key in the `authorization` header for a ticket, or answer with the API's reason for refusing."""
         key = Request(scope).headers.get("authorization", "").removeprefix("Bearer ")
         problem = await self._problem(key if can_be_sent(key) else "")
         response: Response
@@ -74,7 +74,7 @@ class Entrance:
         await SecurityHeaders(response)(scope, receive, send)
 
     async def _problem(self, key: str) -> ApiError | None:
-        """Why the API refuses this key; None if it accepts it, or has another problem than the key."""
+        """Why the API refuses this key or cannot be reached; None if it accepts the key or fails otherwise."""
         try:
             await self._api.models(key)
         except UnexpectedAnswerError:
@@ -94,14 +94,14 @@ class Entrance:
 
 
 def _ask_for_key(problem: ApiError) -> Response:
-    """A form, also if the API cannot be reached, because it may want a key."""
+    """The HTML that asks for a key, or reports that the API cannot be reached."""
     wanted = "key" if problem.wants_key else "nothing"
     html = _HTML.replace("{wanted}", wanted).replace("{reason}", escape(str(problem)))
     return HTMLResponse(html, headers={"cache-control": "no-store"})
 
 
 class SecurityHeaders:
-    """Adds a content security policy to all answers, and its nonce to the scripts of HTML."""
+    """Middleware that adds a content security policy to all answers and its nonce to HTML's scripts."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -120,7 +120,7 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 _secure(headers, nonce)
                 if headers.get("content-type", "").startswith("text/html"):
-                    start = message  # its length is not known before its scripts have their nonce
+                    start = message  # the nonces change the content length
                     return
             elif start is not None and message["type"] == "http.response.body":
                 html += message.get("body", b"")
@@ -133,7 +133,7 @@ class SecurityHeaders:
                 return
             await send(message)
 
-        # Compressed, the scripts could not be found.
+        # The scripts could not be found in a compressed body.
         headers = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
         is_html = scope["path"].endswith("/")
         await self._app({**scope, "headers": headers} if is_html else scope, receive, secured)

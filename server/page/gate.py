@@ -1,6 +1,6 @@
-"""The gate before an API: passes the page's paths to the page, and all others to the API. Pure ASGI.
+"""Middleware that routes the page's paths to the page and all other paths to the API. Pure ASGI.
 
-It is the only module of the page that is imported before somebody opens the page.
+This is the page's only module that is imported before the page is first opened.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 PATH = "/page"
 WEBSOCKETS = {f"{PATH}/": 3 << 20}
-"""The most bytes of a message by path: browsers send at most a million UTF-16 units of three bytes."""
+"""Maximum message size in bytes by path: browsers send at most a million UTF-16 units of up to three bytes."""
 MAX_WEBSOCKETS = 256
-"""Open at a time, one for each page."""
+"""Websockets open at a time; each open page has one."""
 _SOCKET_PATH = f"{PATH}/_nicegui_ws/"
 _OPENED = "0" + json.dumps({"sid": "none", "upgrades": [], "pingInterval": 1000, "pingTimeout": 1000, "maxPayload": 1})
 _REFUSED = "44" + json.dumps({"message": "Implicit handshake failed"})
 
 
 def is_installed() -> bool:
-    """Whether the page's dependencies are there (`samewise[page]`)."""
+    """Whether the page's dependencies (`samewise[page]`) are installed."""
     return find_spec("nicegui") is not None
 
 
 class PageGate:
-    """Middleware for the page below `/page/`, to which it redirects from `/`.
+    """Serves the page below `/page/`, and redirects `/` to it.
 
-    The page is loaded with its first request that has a key, if the API wants one. That takes a second or two.
+    The page is loaded, in a second or two, by its first request (with a valid key, if the API requires one).
     """
 
     def __init__(self, api: ASGIApp, base_url: str) -> None:
@@ -58,7 +58,7 @@ class PageGate:
                 await to(scope, receive, send)
                 return
             if path in ("/", PATH) and scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
-                # Relative, so that it also holds behind a proxy that has put all of this below a path of its own.
+                # Relative, so that it also works behind a proxy that adds a path prefix.
                 await RedirectResponse(PATH[1:] + "/")(scope, receive, send)
                 return
         await self._api(scope, receive, send)
@@ -73,7 +73,7 @@ class PageGate:
         elif path == f"{PATH}/key" and scope["method"] == "POST":
             await (await self._found_entrance()).take_key(scope, receive, send)
         elif self._page is None or path.startswith(_SOCKET_PATH):
-            await PlainTextResponse("There is no such page.", 404)(scope, receive, send)
+            await PlainTextResponse("Page not found.", 404)(scope, receive, send)
         else:
             await self._page(scope, receive, send)
 
@@ -81,7 +81,7 @@ class PageGate:
         if self._websockets >= MAX_WEBSOCKETS:
             await send({"type": "websocket.close", "code": 1013, "reason": "too many pages are open"})
         elif self._page is None:
-            await send_back(send)
+            await force_reload(send)
         else:
             self._websockets += 1
             try:
@@ -92,7 +92,7 @@ class PageGate:
     async def _found_entrance(self) -> "Entrance":
         async with self._loading:
             if self._entrance is None:
-                # In a thread, so that running answers go on.
+                # Imported in a thread, so that the event loop keeps serving requests.
                 await asyncio.to_thread(import_module, "server.page.entrance")
                 from server.page.entrance import Entrance  # noqa: PLC0415
 
@@ -110,17 +110,17 @@ class PageGate:
                 await asyncio.to_thread(import_module, "server.page.application")
                 from server.page.application import make_page  # noqa: PLC0415
 
-                page = make_page(self._base_url, PATH, send_back)
+                page = make_page(self._base_url, PATH, force_reload)
                 await self._running.enter_async_context(page.router.lifespan_context(page))
-                gc.freeze()  # as the server does with everything that was there when it began to answer
+                gc.freeze()  # as the server does after its own start: these objects live for ever
                 self._page = page
         return self._page
 
 
-async def send_back(send: Send) -> None:
-    """End a websocket and have its browser load the page again, in the words of Socket.IO and NiceGUI.
+async def force_reload(send: Send) -> None:
+    """End the websocket of an unknown page so that its browser reloads the page, by Socket.IO's and NiceGUI's protocol.
 
-    A browser whose page this server does not know would try for ever if its websocket were only refused.
+    If the websocket were only refused, the browser would reconnect for ever.
     """
     await send({"type": "websocket.accept"})
     await send({"type": "websocket.send", "text": _OPENED})

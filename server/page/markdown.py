@@ -1,4 +1,4 @@
-"""Markdown as HTML, block by block, so that only the end of a growing answer is parsed again. No I/O in here."""
+"""Converts Markdown to HTML block by block, so that only the end of a growing answer is parsed again. No I/O."""
 
 import html
 import io
@@ -17,16 +17,16 @@ from pygments.lexers import get_lexer_by_name
 from pygments.token import Text, _TokenType
 
 MAX_BLOCK = 2_000
-"""Characters of a block: a longer one is read as several, because reading it again would take too long."""
+"""Characters of a block. A longer block is split, because parsing it again would take too long."""
 MAX_FENCE = 16_000
-"""Characters of a block of code, which takes less time."""
+"""Characters of a code block, which is faster to parse."""
 _PIECE = 2_000
-"""Characters that are read at once."""
+"""Characters parsed at once."""
 _MAX_OPENING = 100
-"""Longer opening lines of fences are not repeated in the next block."""
+"""Opening lines of fences up to this length are repeated when a code block is split."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 _FOREIGN = "noopener noreferrer nofollow"
-"""The attribute `rel` of links, which open in new tabs."""
+"""Value of `rel` for links, which open in new tabs."""
 MAX_CHARACTERS = 4_000
 _LONGEST_S = 0.02
 _LANGUAGES = (
@@ -34,23 +34,23 @@ _LANGUAGES = (
     *("json", "kotlin", "lua", "perl", "php", "python", "ruby", "rust", "scala", "sql", "swift", "toml"),
     *("typescript", "xml", "yaml"),
 )
-"""Languages whose lexers find a single token in linear time, whatever the code is."""
+"""Languages whose lexers need at most linear time per token for any code."""
 _LEXERS = {alias: lexer for lexer in map(get_lexer_by_name, _LANGUAGES) for alias in lexer.aliases}
-"""Made beforehand, because it takes long."""
+"""Built at import, because building a lexer is slow."""
 _FORMATTER = HtmlFormatter(nowrap=True)
 
 
 class Highlighter:
-    """Colours code for at most one step of the event loop; the rest stays plain.
+    """Highlights code within a time limit, because it blocks the event loop; the rest stays plain.
 
-    Code can be written so that most lexers take a time that grows with the square of its length.
+    Most lexers need quadratic time for code that is crafted for it.
     """
 
     def __init__(self) -> None:
         self._left_s = _LONGEST_S
 
     def html(self, code: str, language: str) -> str:
-        """The code as HTML, coloured as far as there is a lexer and time."""
+        """The code as HTML, highlighted if there is a lexer, until the time is used up."""
         lexer = _LEXERS.get(language.lower())
         if lexer is None or len(code) > MAX_CHARACTERS or self._left_s <= 0:
             return html.escape(code)
@@ -62,7 +62,7 @@ class Highlighter:
 
 
 def _tokens(lexer: Lexer, code: str, until: float) -> Iterator[tuple[_TokenType, str]]:
-    """Tokens until the time is over, and the rest in one piece."""
+    """Yield tokens until the time `until`, then the rest of the code as one token."""
     end = 0
     for _, kind, text in lexer.get_tokens_unprocessed(code):
         if time.perf_counter() > until:
@@ -73,7 +73,7 @@ def _tokens(lexer: Lexer, code: str, until: float) -> Iterator[tuple[_TokenType,
 
 
 class _Renderer(RendererHTML):
-    """Renders code with a copy button, links that do not reveal the page, and no pictures of other hosts."""
+    """Renders code with a copy button, links without referrer, and links instead of images."""
 
     def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[idx]
@@ -90,7 +90,7 @@ class _Renderer(RendererHTML):
         return self.renderToken(tokens, idx, options, env)
 
     def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        """A link, because loading the picture would tell another host who reads this."""
+        """Render a link, because loading the image would reveal the reader to another host."""
         token = tokens[idx]
         text = html.escape(token.content or "picture")
         source = html.escape(str(token.attrs.get("src", "")), quote=True)
@@ -109,16 +109,16 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_c
 
 
 class GrowingText:
-    """Text that grows at its end, as blocks of HTML of which only the last may still change."""
+    """Growing Markdown as blocks of HTML, of which only the last may still change."""
 
     def __init__(self) -> None:
         self._tail = ""
-        """The text of the last block."""
+        """Markdown of the last block."""
         self.num_final = 0
-        """The number of blocks that will not change any more."""
+        """Number of blocks that will not change any more."""
 
     def feed(self, text: str) -> list[str]:
-        """Append text; returns the blocks from number `num_final`, as it was before this call, to the end."""
+        """Append text; returns the blocks from index `num_final` (its value before this call) to the end."""
         blocks: list[str] = []
         highlighter = Highlighter()
         for start in range(0, len(text), _PIECE):
@@ -142,32 +142,32 @@ class GrowingText:
         self._tail = source if len(blocks) < 2 else _from_line(starts[-1], source)
         fence = tokens[-1] if tokens and tokens[-1].type == "fence" else None
         if len(self._tail) > (MAX_BLOCK if fence is None else MAX_FENCE):
-            self.num_final += bool(blocks)  # link targets alone are none
+            self.num_final += bool(blocks)  # text with only link definitions has no blocks
             self._tail = _opening(fence)
             blocks.append("")
         return blocks or [""]
 
 
 def _is_closed(fence: Token) -> bool:
-    """Whether its closing line is there, not only the end of the text so far."""
+    """Whether the fence has a closing line, rather than ending with the text so far."""
     begin, end = fence.map or (0, 0)
     return len(fence.content.splitlines()) == end - begin - 2
 
 
 def _opening(fence: Token | None) -> str:
-    """The beginning of the next block when this one has become too long."""
+    """The start of the next block when a block is split: the fence's opening line, if it is short."""
     opening = "" if fence is None else f"{fence.markup}{fence.info}\n"
     return opening if len(opening) <= _MAX_OPENING else ""
 
 
 def _from_line(number: int, text: str) -> str:
-    """The text without its first lines. Markdown has fewer line ends than str.splitlines()."""
+    """The text without its first `number` lines. str.splitlines() splits at characters that Markdown does not."""
     ends = [line.end() for line in islice(_LINE.finditer(text), number)]
     return text[ends[-1] :] if ends else text
 
 
 def _code(shown: str, language: str) -> str:
-    """`shown` is HTML."""
+    """A code block; `shown` is HTML."""
     return (
         f'<figure class="code"><figcaption>{html.escape(language) or "text"}'
         f'<button type="button" class="copy">Copy</button></figcaption>'

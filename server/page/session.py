@@ -1,4 +1,4 @@
-"""What one tab knows: its key, and the server's models and capabilities."""
+"""One tab's session: its key, and the server's models and capabilities."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from server.client.openai_answers import Chunk
 from server.page.api import Api, ApiError, can_be_sent
-from server.page.browser import Browser, Memory
+from server.page.browser import Browser, StoredState
 from server.page.capabilities import Capabilities, Fields, has_fields
 
 _CHAT = "/chat/completions"
@@ -14,23 +14,23 @@ T = TypeVar("T")
 
 
 class Session:
-    """State of one tab."""
+    """The session of one tab."""
 
     def __init__(self, api: Api, browser: Browser, ask_key: Callable[[str], Awaitable[str]]) -> None:
-        """`ask_key` shows why a key is needed and returns one, empty if there is none."""
+        """`ask_key` shows the reason that it is given and returns the user's key, empty for none."""
         self.api = api
         self.browser = browser
-        self.memory = Memory()
+        self.stored = StoredState()
         self.key = ""
         self.models: list[str] = []
         self.model = ""
         self.capabilities: Capabilities | None = None
-        """None for servers without /v1/capabilities."""
+        """None if the server has no /v1/capabilities."""
         self._ask_key = ask_key
 
     @property
     def fields(self) -> Fields:
-        """The server's description of a chat request's fields; empty where it has none."""
+        """The server's description of chat request fields; empty if it has none."""
         return {} if self.capabilities is None else self.capabilities.endpoints.get(f"/v1{_CHAT}", {})
 
     def has_field(self, name: str) -> bool:
@@ -38,17 +38,17 @@ class Session:
         return has_fields(self.fields, [name])
 
     async def open(self) -> None:
-        """Load what the browser remembers and what the server offers. Raises ApiError."""
-        self.memory = await self.browser.begin()
-        if can_be_sent(self.memory.key):
-            self.key = self.memory.key
+        """Load the browser's stored state and the server's models and capabilities. Raises ApiError."""
+        self.stored = await self.browser.begin()
+        if can_be_sent(self.stored.key):
+            self.key = self.stored.key
         self.models = await self.with_key(self.api.models)
         self.capabilities = await self.with_key(self.api.capabilities)
         if self.model not in self.models:
             self.model = self.models[0] if self.models else ""
 
     async def with_key(self, call: Callable[[str], Awaitable[T]]) -> T:
-        """Call with the key, and ask for another key as long as the server refuses it. Raises ApiError."""
+        """Call with the key. If the server refuses it, ask for another key and retry. Raises ApiError."""
         while True:
             key = self.key
             try:
@@ -60,9 +60,9 @@ class Session:
                     raise
 
     async def stream_chat(self, body: Mapping[str, Any], on_chunk: Callable[[Chunk, float], object]) -> None:
-        """Stream a chat completion to `on_chunk`, with the seconds since the request.
+        """Stream a chat completion; `on_chunk` receives each chunk and the seconds since the request.
 
-        Ends the request early if `on_chunk` returns True. Raises ApiError.
+        Aborts the request if `on_chunk` returns True. Raises ApiError.
         """
 
         async def stream(key: str) -> None:

@@ -1,4 +1,4 @@
-"""The settings of requests: a form with ranges and exclusions, and the drawer that shows it."""
+"""Request settings: a form that knows ranges and exclusions, and the drawer that shows it."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -13,20 +13,20 @@ from server.page.elements import icon_button
 from server.page.session import Session
 
 _SEEDS = 1 << 31
-"""All servers accept seeds below this."""
+"""Upper limit of seeds that all servers accept."""
 
 
 def new_seed() -> int:
-    """A random seed."""
+    """A random seed that all servers accept."""
     return secrets.randbelow(_SEEDS)
 
 
 class ParametersForm:
-    """The chosen settings. All others are not sent, so that the server's defaults apply."""
+    """The form of request settings. Settings that are not added are not sent, so the server's defaults apply."""
 
-    def __init__(self, described: Fields, values: Mapping[str, Any], on_change: Callable[[], None]) -> None:
-        """`described` is the server's description of its fields, `values` the settings at first."""
-        self._fields = fields_of(described, also=values)
+    def __init__(self, descriptions: Fields, values: Mapping[str, Any], on_change: Callable[[], None]) -> None:
+        """`descriptions` is the server's description of its fields, `values` the initial settings."""
+        self._fields = fields_of(descriptions, also=values)
         self._on_change = on_change
         self._rows: dict[str, _Row] = {}
         with ui.column().classes("form"):
@@ -34,7 +34,7 @@ class ParametersForm:
             self._choice = ui.select(names, label="Add a setting", with_input=True, on_change=self._choose)
             self._choice.props("outlined dense options-dense").classes("wide")
             self._list = ui.column().classes("wide settings")
-            ui.label("What is not set here is as the server has it.").classes("quiet")
+            ui.label("Settings that are not listed use the server's defaults.").classes("quiet")
         for name, value in values.items():
             self._add_row(name, value)
         self._show_relations()
@@ -49,8 +49,8 @@ class ParametersForm:
         """The first invalid setting and its error; empty if all are valid."""
         return next((f"{name}: {row.problem}" for name, row in self._rows.items() if row.problem), "")
 
-    def blame(self, param: str | None, message: str) -> None:
-        """Show the server's error at the setting that it names, if it names one."""
+    def show_error(self, param: str | None, message: str) -> None:
+        """Show the server's error next to the setting that it names, if any."""
         row = self._rows.get((param or "").partition(".")[0].partition("[")[0])
         if row is not None:
             row.show_problem(message)
@@ -66,7 +66,7 @@ class ParametersForm:
         self._rows[name].focus()
 
     def _add_row(self, name: str, value: Any) -> None:
-        field = self._fields.get(name, Field(name, "json", "The server does not know it."))
+        field = self._fields.get(name, Field(name, "json", "The server does not support this field."))
         with self._list:
             self._rows[name] = _Row(field, value, self._changed, self._remove)
 
@@ -82,24 +82,24 @@ class ParametersForm:
         for name, row in self._rows.items():
             said = []
             if found := conflicts(name, self._fields, self._rows):
-                said.append(f"Not together with {', '.join(found)}.")
+                said.append(f"Cannot be combined with {', '.join(found)}.")
             if missing := [one for one in row.field.requires if one not in self._rows]:
-                said.append(f"Needs {', '.join(missing)}.")
+                said.append(f"Requires {', '.join(missing)}.")
             row.show_relations(" ".join(said))
 
 
 class _Row:
-    """One setting."""
+    """The form's row for one setting."""
 
     def __init__(
         self, field: Field, value: Any, on_change: Callable[[], None], on_remove: Callable[[str], None]
     ) -> None:
-        if not field.shows(value):  # from elsewhere, or of another server
+        if not field.shows(value):  # for example stored while another server was used
             field = replace(field, kind="json")
         self.field = field
         self.value = value
         self.problem = ""
-        """Why the input is invalid."""
+        """Why the input is invalid; empty if it is valid."""
         self._on_change = on_change
         with ui.element("div").classes("setting") as self._row:
             with ui.row().classes("between"):
@@ -158,11 +158,11 @@ class _Row:
 
     def _set_number(self, value: float | None) -> None:
         if value is None:
-            self._set(None, "A number is missing.")
+            self._set(None, "Enter a number.")
         elif self.field.kind == "integer" and value != int(value):
-            self._set(value, "It takes whole numbers.")
+            self._set(value, "Enter a whole number.")
         elif not self.field.has_in_range(value):
-            self._set(value, f"It takes {self.field.range}.")
+            self._set(value, f"Must be {self.field.range}.")
         else:
             self._set(int(value) if self.field.kind == "integer" else value)
 
@@ -174,7 +174,7 @@ class _Row:
 
 
 def _start_of(field: Field) -> Any:
-    """The value of a setting that was just added."""
+    """Initial value of a setting that is added to the form."""
     if field.default is not None:
         return field.default
     match field.kind:
@@ -195,36 +195,36 @@ def _start_of(field: Field) -> Any:
 def _help_of(field: Field) -> str:
     default = "" if field.default is None else f"Default: {field.default}."
     bounds = f"{field.range[:1].upper()}{field.range[1:]}." if field.range else ""
-    hint = "A hint: left out where it means nothing." if field.is_hint else ""
+    hint = "A hint: ignored where it does not apply." if field.is_hint else ""
     said = field.description.replace("`", "")
     return " ".join(part for part in (said, bounds, default, hint) if part)
 
 
 class SettingsPanel:
-    """The chat's system message and settings, which the browser remembers."""
+    """The chat's system message and settings, stored in the browser."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._is_of_conversation = False
         with ui.column().classes("panel"):
             ui.label("Settings").classes("title").props("role=heading aria-level=2")
-            self._system = ui.textarea("System message", value=session.memory.system or "")
+            self._system = ui.textarea("System message", value=session.stored.system or "")
             self._system.props("outlined autogrow dense").classes("wide").on_value_change(self._remember_system)
             self._place = ui.element("div").classes("wide")
-        self._show(session.memory.settings or {})
+        self._show(session.stored.settings or {})
 
     @property
     def system(self) -> str:
         return str(self._system.value or "").strip()
 
     def show_system(self, text: str | None) -> None:
-        """Show a conversation's system message; None stands for the one of new conversations."""
+        """Show a conversation's system message; None shows the default for new conversations."""
         self._is_of_conversation = text is not None
-        self._system.set_value(self._session.memory.system or "" if text is None else text)
+        self._system.set_value(self._session.stored.system or "" if text is None else text)
 
     @property
     def request(self) -> dict[str, Any]:
-        """The model and the settings."""
+        """The request fields: model and settings."""
         return {"model": self._session.model, **self._form.values}
 
     @property
@@ -237,9 +237,9 @@ class SettingsPanel:
         self._show(settings)
         self._remember()
 
-    def blame(self, problem: ApiError) -> None:
-        """Show the server's error at the setting that it names, if it names one."""
-        self._form.blame(problem.param, str(problem))
+    def show_error(self, problem: ApiError) -> None:
+        """Show the server's error next to the setting that it names, if any."""
+        self._form.show_error(problem.param, str(problem))
 
     def _show(self, settings: Mapping[str, Any]) -> None:
         self._place.clear()
@@ -251,5 +251,5 @@ class SettingsPanel:
 
     def _remember_system(self) -> None:
         if not self._is_of_conversation:
-            self._session.memory.system = self.system
+            self._session.stored.system = self.system
             self._session.browser.remember("system", self.system)

@@ -1,4 +1,4 @@
-"""The frame of the page: its head, its drawers, and the views between them."""
+"""The page's frame: header, drawers and the views."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from server.page.chat import ChatView
 from server.page.compare.view import CompareView
 from server.page.conversation_list import ConversationList
 from server.page.elements import icon_button, name_button
-from server.page.load.poller import Watches
+from server.page.load.poller import SharedPollers
 from server.page.load.view import LoadView
 from server.page.session import Session
 from server.page.settings import SettingsPanel
@@ -33,18 +33,18 @@ _THEMES: dict[str, tuple[bool | None, str]] = {
 
 
 class Shell:
-    """One page in one tab."""
+    """The page in one tab."""
 
-    def __init__(self, api: Api, watches: Watches) -> None:
+    def __init__(self, api: Api, pollers: SharedPollers) -> None:
         self._client = context.client
-        self._watches = watches
+        self._pollers = pollers
         self._browser = Browser(self._client)
         self._key_dialog = KeyDialog()
         self._session = Session(api, self._browser, self._key_dialog.ask)
         self._try_again = asyncio.Event()
 
     async def build(self) -> None:
-        """Show the frame, and the views once the browser and the server have answered. Cancelled with the tab."""
+        """Show the frame, then the views once browser and server have answered. Cancelled when the tab is closed."""
         building = asyncio.current_task()
         self._client.on_delete(lambda: building and building.cancel())
         ui.add_head_html(_HEAD)
@@ -74,17 +74,17 @@ class Shell:
             icon_button("tune", "Settings", self._right.toggle)
 
     async def _problem(self) -> ApiError | None:
-        """Open the session; returns why that failed."""
+        """Open the session; returns the error, or None."""
         try:
             await self._session.open()
         except ApiError as problem:
             return problem
         except TimeoutError:
-            return ApiError("The browser takes too long to answer.")
+            return ApiError("The browser did not answer in time.")
         return None
 
     async def _show_problem(self, problem: ApiError) -> None:
-        """Show it until the user wants to try again, or for a moment while the server starts."""
+        """Show the error until the user tries again; while the server starts, only for `_RETRY_S`."""
         self._try_again.clear()
         with self._main, ui.column().classes("center"):
             ui.label(str(problem)).classes("problem").props("role=alert")
@@ -95,12 +95,12 @@ class Shell:
         self._main.clear()
 
     async def _show(self) -> None:
-        self._theme.set(self._session.memory.theme)
+        self._theme.set(self._session.stored.theme)
         self._models.set_options(self._session.models, value=self._session.model or None)
         with self._right:
             settings = SettingsPanel(self._session)
         with self._main:
-            chosen = self._tabs.value or self._chat_tab  # the user may have chosen before the views were there
+            chosen = self._tabs.value or self._chat_tab  # the user may have selected a tab before the views exist
             panels = ui.tab_panels(self._tabs, value=chosen, animated=False, keep_alive=True).classes("panels")
         with panels, ui.tab_panel(self._chat_tab):
             chat = ChatView(self._session, settings)
@@ -112,12 +112,12 @@ class Shell:
             await chat.reopen()
         except TimeoutError:
             chat.begin()
-            ui.notify("The browser takes too long to bring the last conversation.", type="negative")
+            ui.notify("The browser did not load the last conversation in time.", type="negative")
         with self._left:
             ConversationList(self._session, chat)
 
     def _make_when_chosen(self, tab: ui.tab, make: Callable[[], object]) -> None:
-        """Make a view here once its tab is first chosen, because it costs nothing before."""
+        """Create a view here when its tab is first selected, so that unused views cost nothing."""
         place = context.slot
         is_made = False
 
@@ -132,7 +132,7 @@ class Shell:
         look(self._tabs.value)
 
     def _make_load_view(self) -> None:
-        view = LoadView(self._session, self._watches)
+        view = LoadView(self._session, self._pollers)
         self._tabs.on_value_change(lambda event: view.set_chosen(event.value == self._server_tab.props["name"]))
         view.set_chosen(True)
 
@@ -141,7 +141,7 @@ class Shell:
 
 
 class ThemeButton:
-    """Switches between light, dark, and the system's theme."""
+    """Button that switches between the light, the dark and the system's theme."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -150,7 +150,7 @@ class ThemeButton:
         self.set("auto")
 
     def set(self, theme: str | None) -> None:
-        """Use this theme, or for None and unknown names the system's."""
+        """Use this theme; None and unknown names mean the system's theme."""
         self._theme = theme if theme in _THEMES else "auto"
         self._dark.value, icon = _THEMES[self._theme]
         self._button.set_icon(icon)
@@ -163,16 +163,16 @@ class ThemeButton:
 
 
 class KeyDialog:
-    """Asks for an API key, once for all requests that want one."""
+    """Dialog that asks for an API key, once for all requests that wait for it."""
 
     def __init__(self) -> None:
         self._waiting: asyncio.Future[str] | None = None
         with ui.dialog().props('aria-label="API key"') as self._dialog, ui.card().classes("dialog"):
-            ui.label("This server wants an API key").classes("title").props("role=heading aria-level=2")
+            ui.label("This server requires an API key").classes("title").props("role=heading aria-level=2")
             self._reason = ui.label().classes("problem").props("role=alert")
             self._input = ui.input("API key", password=True, password_toggle_button=True).props("outlined autofocus")
             self._input.classes("wide").on("keydown.enter", self._use)
-            ui.label("It is kept until this tab is closed, and sent to this server only.").classes("quiet")
+            ui.label("The key is kept until this tab is closed and sent only to this server.").classes("quiet")
             with ui.row().classes("end"):
                 ui.button("Cancel", on_click=self._dialog.close).props("flat no-caps")
                 ui.button("Use this key", on_click=self._use).props("no-caps unelevated")
@@ -180,7 +180,7 @@ class KeyDialog:
         context.client.on_delete(self._leave)
 
     async def ask(self, reason: str) -> str:
-        """Returns the key, or "" if the user has none. Cancelled with the tab."""
+        """Show `reason` and wait for the key; "" if the user cancels. Cancelled when the tab is closed."""
         if self._waiting is None:
             self._waiting = asyncio.get_running_loop().create_future()
             self._reason.set_text(reason)
@@ -194,7 +194,7 @@ class KeyDialog:
             self._end(key)
             self._dialog.close()
         else:
-            self._reason.set_text("This is no API key: it has characters that no request can bring to the server.")
+            self._reason.set_text("This is not an API key: it contains characters that cannot be sent in a header.")
 
     def _change(self, event: ValueChangeEventArguments[bool]) -> None:
         if not event.value:

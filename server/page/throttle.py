@@ -1,4 +1,4 @@
-"""Limits to what the page takes from answers: for views that grow, and for visitors without a key."""
+"""Limits on the page's use of the event loop, so that API requests stay fast."""
 
 import asyncio
 import time
@@ -13,25 +13,25 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_PAGES = 256
-"""Open at a time, including those that were loaded within the last minute and never shown."""
+"""Pages open at a time, including pages loaded in the last minute that never connected."""
 MOST_PAGES_OF_ORIGIN = MOST_PAGES // 2
-"""So many, because no address may keep all others out."""
+"""Pages open at a time for one origin, so that one address cannot lock out all others."""
 _SHOWN_EVERY_S = 0.05
 _SHARE = 0.1
-"""The share of the time that may go into showing what grows."""
+"""Maximum fraction of the time spent on showing growing answers."""
 _REST = 2.0
-"""Rest after the work of visitors, as a multiple of its time: they get at most a third of the event loop."""
+"""Pause after visitors' work, as a multiple of its duration: visitors get at most a third of the event loop."""
 _LEAST_WORK_S = 0.0002
-"""Charged for any piece of work, because the libraries around it take time that is not measured."""
+"""Minimum charged per piece of work, because the surrounding libraries take time that is not measured."""
 _LEAST_REST_S = 0.005
-"""Shorter rests are saved up, because timers are not as fine."""
+"""Shorter pauses accumulate, because timers are too coarse for them."""
 _MOST_REST_S = 0.5
-"""The longest rest, also after work during which the whole server was slow."""
+"""Maximum pause."""
 
 
 @asynccontextmanager
-async def now_and_then(show: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
-    """Yields a function that notes that there is more: `show` follows it, but not too often, and at the end."""
+async def throttled(show: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
+    """Throttle `show`: yields a function that schedules a call of it. `show` is also called at the end."""
     more = asyncio.Event()
 
     async def show_now_and_then() -> None:
@@ -50,11 +50,11 @@ async def now_and_then(show: Callable[[], None]) -> AsyncIterator[Callable[[], N
         show()
 
 
-class Turns:
-    """Runs the work of visitors one piece at a time, with rests between the pieces.
+class VisitorQueue:
+    """Runs visitors' work one piece at a time, with pauses between the pieces.
 
-    This work needs no key, so however much there is, it must leave the event loop to others. It waits for its turn and
-    is never refused. Origins alternate: one that sends a lot delays itself.
+    This work needs no key, so no amount of it may block the event loop. It waits for its turn and is never refused.
+    Origins take turns, so an origin that sends a lot delays only itself.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, origin: str) -> AsyncIterator[None]:
-        """Wait for a turn of this origin; the context is one piece of its work."""
+        """Wait for this origin's turn; the context is one piece of its work."""
         of_origin = self._locks_of.setdefault(origin, asyncio.Lock())
         async with of_origin, self._lock:
             started = time.thread_time()
@@ -78,9 +78,9 @@ class Turns:
 
 
 def origin_of(scope: Scope) -> str:
-    """The address of a connection; for IPv6 the network that providers give to one customer.
+    """The client address of a connection; for IPv6 its /64 network, which usually belongs to one customer.
 
-    A proxy is one origin, because anybody could send the headers in which it names its clients.
+    All clients of a proxy are one origin, because forwarding headers can be forged.
     """
     host: str = (scope.get("client") or ("", 0))[0]
     try:
@@ -92,15 +92,15 @@ def origin_of(scope: Scope) -> str:
     return str(ip_network((int(address), 64), strict=False))
 
 
-class Room:
-    """Middleware that makes pages in turns while there is room for them. Pure ASGI."""
+class PageLimit:
+    """Middleware that limits the number of open pages and builds pages in turns. Pure ASGI."""
 
-    def __init__(self, app: ASGIApp, turns: Turns, path: str) -> None:
+    def __init__(self, app: ASGIApp, visitors: VisitorQueue, path: str) -> None:
         self._app = app
-        self._turns = turns
+        self._visitors = visitors
         self._path = path
         self._waiting: Counter[str] = Counter()
-        """Pages that are being made, by origin."""
+        """Number of pages being built, by origin."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != self._path:
@@ -122,12 +122,12 @@ class Room:
         return pages.total() < MOST_PAGES and pages[origin] < MOST_PAGES_OF_ORIGIN
 
     async def _made(self, scope: Scope, receive: Receive, origin: str) -> list[Message]:
-        """The whole answer, because sending it during the turn would make others wait for a slow reader."""
+        """Build the whole answer, because a slow reader must not hold up the turn."""
         messages: list[Message] = []
 
         async def keep(message: Message) -> None:
             messages.append(message)
 
-        async with self._turns.turn(origin):
+        async with self._visitors.turn(origin):
             await self._app(scope, receive, keep)
         return messages

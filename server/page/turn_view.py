@@ -1,4 +1,4 @@
-"""One turn of a conversation: its text, its actions, and its other versions."""
+"""The element for one turn of a conversation: its text, actions and versions."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -16,7 +16,7 @@ _NAMES = {"user": "You", "assistant": "Model", "tool": "Tool"}
 
 
 class TurnActions(Protocol):
-    """What the buttons of a turn do with its conversation."""
+    """Callbacks for the buttons of a turn."""
 
     def choose(self, turn: Turn) -> None: ...
     def edit(self, turn: Turn, text: str) -> None: ...
@@ -25,7 +25,7 @@ class TurnActions(Protocol):
 
 
 class TurnView:
-    """The element of one turn."""
+    """The element that shows one turn."""
 
     def __init__(
         self, session: Session, conversation: Conversation, turn: Turn, actions: TurnActions, *, is_growing: bool
@@ -50,11 +50,11 @@ class TurnView:
             self.finish()
 
     def grow(self) -> None:
-        """Show what an answer has gained since the last time."""
+        """Show the text that was added since the last call."""
         self._answer.show(self.turn)
 
     def finish(self) -> None:
-        """Show what comes below a turn that is complete."""
+        """Show the tool calls, errors and actions of a complete turn."""
         self._end.clear()
         self._show_calls()
         with self._end:
@@ -94,7 +94,7 @@ class TurnView:
         if len(versions) < 2:
             return
         at = versions.index(self.turn)
-        before = icon_button("chevron_left", "Version before", lambda: choose(versions[at - 1]), small=True)
+        before = icon_button("chevron_left", "Previous version", lambda: choose(versions[at - 1]), small=True)
         before.set_enabled(at > 0)
         ui.label(f"{at + 1} / {len(versions)}").classes("quiet")
         after = icon_button("chevron_right", "Next version", lambda: choose(versions[at + 1]), small=True)
@@ -112,7 +112,7 @@ class TurnView:
 
 
 def _arguments_of(called: Mapping[str, str]) -> str:
-    """Indented, if they are JSON."""
+    """A call's arguments as text, indented if they are JSON."""
     text = called.get("arguments") or called.get("input") or ""
     try:
         return msgspec.json.format(text)

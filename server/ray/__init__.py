@@ -1,1 +1,1 @@
-"""Replicas by Ray Serve: `serve run server.ray.application:build`. See docs/ray.md."""
+"""Replicas on Ray Serve: `serve run server.ray.application:build`. docs/ray.md explains the setup."""

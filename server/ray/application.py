@@ -20,24 +20,25 @@ from server.config import Settings, misspelt_variables
 from server.errors import InternalError, UnavailableError
 from server.logs import configure_logging
 from server.ray.autoscaling import LoadPolicy
-from server.ray.exchange import ForwardedRequest, Taken
+from server.ray.exchange import Accepted, ForwardedRequest
 from server.ray.front import create_front
 from server.ray.options import Options, read_arguments
 from server.ray.replica import Replica
 from server.ray.router import PromptStartRouter
 
 _ANY_NUMBER = 100_000
-"""Requests at a time. Replicas bound their work themselves and refuse the rest; Ray would let it wait in silence."""
+"""Concurrent requests, effectively unlimited: replicas bound their own queues and refuse requests, Ray would not."""
 _STATS_PERIOD_S = 2.0
 _HEALTH_PERIOD_S = 5.0
 _END_S = 10.0
-"""Time after the last request for the engine to end, and for storage and traces to be written."""
+"""Time after the last request for the engine to stop and for storage and traces to be written."""
 _logger = logging.getLogger("samewise.ray")
 
 
 def build(arguments: dict[str, Any]) -> Application:
-    """The application. Arguments are fields of `Options` and settings of `samewise serve`; others come from the
-    environment. Raises OptionsError.
+    """Build the application from fields of `Options` and settings of `samewise serve`.
+
+    Settings that are not given come from the environment. Raises OptionsError.
     """
     for warning in misspelt_variables():
         _logger.warning(warning)
@@ -46,7 +47,7 @@ def build(arguments: dict[str, Any]) -> Application:
     warn_if_open(settings, "the address of Ray's proxies", "The setting api_key sets a key.")
     warn_if_unused(settings)
     if options.most > 1 and settings.api_keys_file is not None and settings.redis_url is None:
-        _logger.warning("Each of the replicas counts by itself what keys use; with redis_url they count together.")
+        _logger.warning("Each replica enforces the keys' limits separately. Set redis_url to share the counts.")
     ends = {
         "max_ongoing_requests": _ANY_NUMBER,
         "graceful_shutdown_wait_loop_s": 1.0,
@@ -67,14 +68,14 @@ def build(arguments: dict[str, Any]) -> Application:
 
 @serve.ingress()
 class Ingress:
-    """Gets the requests of Ray's proxies."""
+    """The deployment that receives requests from Ray's proxies and forwards them to replicas."""
 
     def __init__(self, replicas: DeploymentHandle, settings: Settings, options: Options) -> None:
         configure_logging(settings.log_format, settings.log_level)
         self._replicas = HandleReplicas(replicas)
         self._settings = settings
         self._has_many = options.most > 1
-        # Each counts for itself, and whichever is asked tells only what it has counted.
+        # Each ingress process counts its own requests, so the metrics need distinct names.
         tag = "" if options.ingress_replicas == 1 else f"-{serve.get_replica_context().replica_tag}"
         self._name = f"ingress{tag}"
 
@@ -93,50 +94,50 @@ def _autoscaling(options: Options) -> AutoscalingConfig:
 
 
 NO_REPLICA_S = 30.0
-"""A request that no replica takes for this long is refused: replicas take all requests, so there is none."""
+"""Time to wait for a replica to accept a request. Running replicas accept at once, so after this there is none."""
 METRICS_S = 5.0
-"""Time for each replica to send its metrics."""
+"""Time limit for the replicas' metrics."""
 _NO_METRICS = "No replica answers. Please try again later."
 
 
 class HandleReplicas:
-    """The replicas behind Ray's handle, with Ray's errors as clients see them. Implements Replicas."""
+    """Implements Replicas with Ray's handle, and turns Ray's errors into API errors."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
-        """Pass on a replica's messages, as `Replicas.answer` says."""
+    async def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Accepted | Message]:
+        """Yield a replica's messages. Raises UnavailableError if there is no replica or it ends, else InternalError."""
         response = self._handle.options(stream=True, session_id=session).answer.remote(request)
         try:
             try:
                 async with asyncio.timeout(NO_REPLICA_S):
-                    taken = await anext(response)
+                    accepted = await anext(response)
             except TimeoutError:
                 raise UnavailableError("No replica is ready. Please try again later.") from None
-            yield taken
+            yield accepted
             async for message in response:
                 yield message
         except RayTaskError as error:
             _logger.exception("A replica failed on request %s.", request.scope["path"])
-            raise InternalError("The replica had an error while processing your request.") from error
+            raise InternalError("The server had an error while processing your request.") from error
         except (RayError, RayServeException) as error:
-            message = f"The replica that had this request has ended, and its answer with it ({type(error).__name__})."
+            message = f"The replica that processed this request has stopped ({type(error).__name__})."
             raise UnavailableError(f"{message} Please send the request again.") from error
         finally:
             response.cancel()
 
     async def metrics(self) -> Sequence[tuple[str, Sequence[Metric]]]:
-        """See Replicas."""
-        asked = self._handle.broadcast("metrics")
+        """Names and metrics of the replicas that answer in time. Raises UnavailableError if none does."""
+        responses = self._handle.broadcast("metrics")
         try:
-            # In a thread, since `results_async` has one time limit for all of them, after which it tells none.
-            told = await asyncio.to_thread(asked.results, timeout_s=METRICS_S, return_exceptions=True)
+            # In a thread, because `results_async` has one time limit for all replicas and then returns no results.
+            results = await asyncio.to_thread(responses.results, timeout_s=METRICS_S, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError):
             raise UnavailableError(_NO_METRICS) from None
-        pages = [one for one in told if not isinstance(one, BaseException)]
-        if errors := [type(one).__name__ for one in told if isinstance(one, BaseException)]:
-            _logger.warning("%d of %d replicas told no metrics: %s", len(errors), len(told), ", ".join(errors))
+        pages = [one for one in results if not isinstance(one, BaseException)]
+        if errors := [type(one).__name__ for one in results if isinstance(one, BaseException)]:
+            _logger.warning("%d of %d replicas returned no metrics: %s", len(errors), len(results), ", ".join(errors))
         if not pages:
             raise UnavailableError(_NO_METRICS)
         return pages

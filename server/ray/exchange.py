@@ -1,4 +1,4 @@
-"""Requests and answers between the ingress and the replicas, as messages of ASGI."""
+"""Requests and answers between ingress and replicas, as ASGI messages."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -9,20 +9,20 @@ from prometheus_client.core import Metric
 from starlette.types import ASGIApp, Message, Scope
 
 _KEPT = ("type", "asgi", "http_version", "method", "scheme", "path", "root_path", "query_string", "client", "server")
-"""Keys of a scope that are sent; others concern only the ingress, or cannot be pickled."""
+"""Keys of a scope that are sent to the replica; the others concern only the ingress or cannot be pickled."""
 _REPLACED = frozenset({b"content-length", b"transfer-encoding", b"x-request-id"})
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardedRequest:
-    """A whole request, which can be pickled."""
+    """A complete request that can be pickled."""
 
     scope: dict[str, Any]
     body: bytes
 
     @classmethod
     def of(cls, scope: Scope, body: bytes, request_id: str) -> "ForwardedRequest":
-        """The request with this body, and this id, which logs on both sides show."""
+        """Build the request with this body and with the request id that both logs show."""
         kept = {name: scope[name] for name in _KEPT if name in scope}
         headers = [(name, value) for name, value in scope["headers"] if name not in _REPLACED]
         headers += [(b"content-length", str(len(body)).encode()), (b"x-request-id", request_id.encode())]
@@ -30,23 +30,23 @@ class ForwardedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A replica's first message: it has the request."""
+class Accepted:
+    """A replica's first message: it has accepted the request."""
 
     replica: str
 
 
-class Answers:
-    """Answers requests by the application, and yields its messages as they come."""
+class AnswerStreams:
+    """Runs requests through a replica's ASGI application and streams its messages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._running: set[asyncio.Task[None]] = set()
 
     async def to(self, request: ForwardedRequest) -> AsyncGenerator[Message]:
-        """All messages of the answer. Raises what the application raises.
+        """Yield the answer's messages. Raises any exception of the application.
 
-        If the reader stops before the end, the application sees a client that has left.
+        If the reader stops early, the application sees a client disconnect.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         is_gone = asyncio.Event()
@@ -74,15 +74,15 @@ class Answers:
 
 
 class Replicas(Protocol):
-    """The replicas, as the front sees them."""
+    """The ingress's interface to the replicas."""
 
-    def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
-        """The answer of the replica that the session belongs to. Raises UnavailableError, also in the middle.
+    def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Accepted | Message]:
+        """The answer of the replica that the session is routed to. Raises UnavailableError, also during the answer.
 
-        If the reader stops before the end, the replica stops, too.
+        If the reader stops early, the replica aborts the request.
         """
         ...
 
     async def metrics(self) -> Sequence[tuple[str, Sequence[Metric]]]:
-        """Names and metrics of the replicas that answer. Raises UnavailableError if none does."""
+        """Names and metrics of the replicas that answer in time. Raises UnavailableError if none does."""
         ...

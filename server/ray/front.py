@@ -1,4 +1,4 @@
-"""The application before the replicas: refuses what they cannot serve together, and passes on everything else."""
+"""The ingress's application: refuses requests that several replicas cannot serve, and forwards all others."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -25,7 +25,7 @@ from server.http.handshake import HandshakeMiddleware
 from server.http.middleware import log_access, record_in, report, request_id_of
 from server.http.origins import Origins, allow_origins, guarded
 from server.http.responses import error_response, unless_gone
-from server.ray.exchange import ForwardedRequest, Replicas, Taken
+from server.ray.exchange import Accepted, ForwardedRequest, Replicas
 from server.ray.routing_fields import SHORT_BYTES, check_body, check_path, read_fields, session_of, unstored
 from server.telemetry.metrics import Families, HttpRequests, exposition
 from server.telemetry.request_trace import CLIENT_CLOSED, RequestTrace
@@ -33,20 +33,20 @@ from server.tenants.keys import KeyRing
 
 _REPLICA_HEADER = "x-samewise-replica"
 _FORM_MIB = 1.0
-"""Size of a form without its file."""
+"""Maximum size of a multipart form without its file."""
 
 
-class OwnAnswers:
-    """Counts and logs what the ingress answers itself, mostly errors: no replica knows of these."""
+class IngressRequests:
+    """Counts and logs the requests that the ingress answers itself, mostly with errors."""
 
     def __init__(self, name: str, prefix: str) -> None:
-        """`name` is the label `replica` of its metrics; `prefix` that of all metrics' names."""
+        """`name` is the value of the label `replica`; `prefix` is the prefix of all metrics' names."""
         self._name = name
         self._registry = CollectorRegistry()
         self._requests = HttpRequests(Families(prefix, ""), self._registry)
 
     def note(self, scope: Scope, dialect: Dialect, status: int) -> None:
-        """Count a finished request; a stream that broke off has the status of its error."""
+        """Count a finished request; for a stream that failed, `status` is its error's."""
         route = _route(scope, dialect)
         record = record_in(scope)
         record.status = status
@@ -54,35 +54,35 @@ class OwnAnswers:
         log_access(scope, route, record)
 
     def metrics(self) -> tuple[str, list[Metric]]:
-        """The name, and the counters."""
+        """The value of the label `replica`, and the counters."""
         return self._name, list(self._registry.collect())
 
 
 def _route(scope: Scope, dialect: Dialect) -> str:
-    """The path with names in place of ids, also of a route with other methods."""
+    """The route's path template, such as /v1/models/{model}, even if the method is not allowed."""
     matches = [(route.matches(scope)[0].value, getattr(route, "path", "")) for route in dialect.router.routes]
     return max((match for match in matches if match[0] != Match.NONE.value), default=(0, "unmatched"))[1]
 
 
 def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name: str = "ingress") -> Starlette:
-    """The application. `has_many`: there may be several replicas, so nothing can be stored.
+    """Build the ingress's application.
 
-    `name` is the label `replica` of its own metrics. Raises KeysError and OSError if the configured API keys cannot be
-    used.
+    `has_many` means that there may be several replicas, so that nothing can be stored. `name` is the value of the label
+    `replica` in the ingress's own metrics. Raises KeysError and OSError if the configured API keys cannot be used.
     """
-    front = Front(replicas, settings, OwnAnswers(name, settings.metrics_prefix), has_many=has_many)
+    front = Front(replicas, settings, IngressRequests(name, settings.metrics_prefix), has_many=has_many)
     checked = guarded(front, settings.allowed_hosts, has_keys=settings.has_keys)
     app = Starlette(routes=[Route("/{path:path}", checked)])
     origins = Origins.of(settings.cors_origins, has_keys=settings.has_keys)
     allow_origins(app, origins, exposed=(_REPLICA_HEADER,))
-    app.add_middleware(HandshakeMiddleware, origins=origins)  # replicas get no websockets, and say so
+    app.add_middleware(HandshakeMiddleware, origins=origins)  # websockets are refused, they cannot be forwarded
     return app
 
 
 class Front:
-    """Implements ASGI."""
+    """ASGI application that authenticates and forwards requests, and merges the replicas' metrics."""
 
-    def __init__(self, replicas: Replicas, settings: Settings, own: OwnAnswers, *, has_many: bool) -> None:
+    def __init__(self, replicas: Replicas, settings: Settings, own: IngressRequests, *, has_many: bool) -> None:
         self._replicas = replicas
         self._settings = settings
         self._own = own
@@ -98,9 +98,9 @@ class Front:
         path = self._paths.full(scope["path"].removeprefix(prefix))
         dialect = self._dialect_of(path)
         state = {"record": RequestTrace(request_id_of(scope)), "error_writer": dialect.errors}
-        scope = {**scope, "path": path, "root_path": _harmless(prefix, path), "state": state}
+        scope = {**scope, "path": path, "root_path": _root_path_for_links(prefix, path), "state": state}
         send = _with_ids(scope, send)
-        passing = _Passing(scope, send, dialect)
+        forwarded_answer = _ForwardedAnswer(scope, send, dialect)
         try:
             if self._keys and path not in self._open_paths:
                 owner_of(key_in(Headers(scope=scope)), self._keys)
@@ -108,15 +108,15 @@ class Front:
                 await self._answer_metrics(scope, receive, send)
                 self._own.note(scope, dialect, HTTPStatus.OK)
             else:
-                await self._pass_on(scope, receive, passing)
+                await self._forward(scope, receive, forwarded_answer)
         except ClientDisconnect:
-            if not passing.was_taken:
+            if not forwarded_answer.was_accepted:
                 self._own.note(scope, dialect, CLIENT_CLOSED)
         except Exception as error:  # noqa: BLE001 - the last line of defence
             known = report(error, scope)
             try:
-                if passing.has_begun:
-                    await passing.break_off(known)
+                if forwarded_answer.has_begun:
+                    await forwarded_answer.end_with(known)
                 else:
                     await error_response(known, scope)(scope, receive, send)
             finally:
@@ -127,7 +127,7 @@ class Front:
         content = exposition(metrics, of_tenants=sees_all_usage(Headers(scope=scope), self._keys))
         await Response(content, media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
 
-    async def _pass_on(self, scope: Scope, receive: Receive, passing: "_Passing") -> None:
+    async def _forward(self, scope: Scope, receive: Receive, forwarded_answer: "_ForwardedAnswer") -> None:
         request, path = Request(scope, receive), scope["path"]
         if self._has_many:
             check_path(path)
@@ -141,10 +141,10 @@ class Front:
                 content, session = self._route(path, content, session_key)
         forwarded = ForwardedRequest.of(scope, content, record_in(scope).request_id)
         answer = self._replicas.answer(forwarded, session)
-        await unless_gone(request, passing.all_of(answer))
+        await unless_gone(request, forwarded_answer.all_of(answer))
 
     def _route(self, path: str, content: bytes, key: str) -> tuple[bytes, str]:
-        """The body for the replica, and its session. Raises InvalidRequestError."""
+        """The body for the replica and the request's session. Raises InvalidRequestError."""
         fields = read_fields(content)
         if fields is None:
             return content, ""
@@ -154,14 +154,14 @@ class Front:
         return content, session_of(fields, key)
 
     def _max_mib(self, path: str) -> float:
-        """Size of the largest body; the replica checks what is in it."""
+        """Maximum body size; the replica checks the content."""
         if _is_of_files(path):
             return self._settings.max_file_mib + _FORM_MIB
         return self._settings.max_body_mib
 
 
-class _Passing:
-    """An answer on its way to the client."""
+class _ForwardedAnswer:
+    """An answer that is being forwarded to the client."""
 
     def __init__(self, scope: Scope, send: Send, dialect: Dialect) -> None:
         self._scope = scope
@@ -174,12 +174,12 @@ class _Passing:
         self.has_begun = False
 
     @property
-    def was_taken(self) -> bool:
-        """Whether a replica has the request."""
+    def was_accepted(self) -> bool:
+        """Whether a replica has accepted the request."""
         return bool(self._replica)
 
-    async def all_of(self, answer: AsyncGenerator[Taken | Message]) -> None:
-        """Pass on the whole answer. Raises what the answer raises before its end."""
+    async def all_of(self, answer: AsyncGenerator[Accepted | Message]) -> None:
+        """Forward the whole answer. Raises the ApiError of an answer that is incomplete."""
         try:
             async with aclosing(answer):
                 async for message in answer:
@@ -188,16 +188,16 @@ class _Passing:
             if not self._is_over:
                 raise
 
-    async def break_off(self, error: ApiError) -> None:
-        """End an answer that has begun: a stream gets the error, any other raises it, which ends the connection."""
+    async def end_with(self, error: ApiError) -> None:
+        """End an answer that has begun: send the error in a stream, otherwise raise it, which closes the connection."""
         if not self._is_stream:
             raise error
         record_in(self._scope).stream_error = error.status
         end = self._dialect.stream_error(error, self._scope, self._num_frames)
         await self._send({"type": "http.response.body", "body": end, "more_body": False})
 
-    async def _pass(self, message: Taken | Message) -> None:
-        if isinstance(message, Taken):
+    async def _pass(self, message: Accepted | Message) -> None:
+        if isinstance(message, Accepted):
             self._replica = message.replica
             return
         if message["type"] == "http.response.start":
@@ -215,7 +215,7 @@ class _Passing:
 
 
 def _with_ids(scope: Scope, send: Send) -> Send:
-    """Add the request's id to answers, under OpenAI's name and Anthropic's."""
+    """Add the request id to answers, in OpenAI's and Anthropic's headers."""
     request_id = record_in(scope).request_id
     is_known = Headers(scope=scope).get("x-request-id") == request_id
 
@@ -224,24 +224,24 @@ def _with_ids(scope: Scope, send: Send) -> Send:
             headers = MutableHeaders(scope=message)
             headers["request-id"] = headers["x-request-id"] = request_id
             if is_known:
-                del headers["x-request-id"]  # Ray gives every request an id, and sends it back by itself
+                del headers["x-request-id"]  # Ray adds this header itself
         await send(message)
 
     return send_with_ids
 
 
-def _harmless(prefix: str, path: str) -> str:
-    """The prefix for links of pages; none if the router would strip it from the path once more."""
+def _root_path_for_links(prefix: str, path: str) -> str:
+    """The root path for links in pages; empty if the router would strip it from the path again."""
     return "" if f"{path}/".startswith(f"{prefix}/") else prefix
 
 
 def _is_of_files(path: str) -> bool:
-    """Whether the path takes uploads, which are large and not JSON."""
+    """Whether the path accepts uploads, which are large and not JSON."""
     return path.startswith("/v1/files")
 
 
 def merged(of_replicas: Iterable[tuple[str, Sequence[Metric]]]) -> list[Metric]:
-    """All replicas' metrics on one page, given pairs of a replica's name and its metrics; the name becomes a label."""
+    """Merge pairs of a replica's name and its metrics; the name becomes the label `replica`."""
     families: dict[str, Metric] = {}
     for replica, metrics in of_replicas:
         for metric in metrics:

@@ -1,7 +1,7 @@
-"""Which replica gets a request: the one that its session belongs to, unless that is overloaded.
+"""Chooses a replica for a request: its session's replica, unless that is overloaded.
 
-Consistent hashing with bounded loads (arXiv:1608.01350), on rendezvous hashes: a replica that comes or goes moves only
-the sessions that it gets or had.
+Consistent hashing with bounded loads (arXiv:1608.01350) on rendezvous hashes: adding or removing a replica moves only
+that replica's sessions.
 """
 
 import hashlib
@@ -12,34 +12,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LOAD_FACTOR = 1.25
-"""A replica with more than this multiple of the mean load is chosen only if all others are, too."""
+"""A replica above this multiple of the mean load is overloaded: chosen only if all replicas are."""
 LEAST_BOUND = 8
-"""Requests that every replica takes in any case: a batch of so few takes little more time than one request."""
+"""Requests below which a replica is never overloaded: so small a batch takes little more time than one request."""
 
 
 _SENT_WITHIN_S = 5.0
-"""A request that was not sent within this time after the choice has been given up."""
+"""A request that is not sent within this time after its replica was chosen is assumed to be abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A replica."""
+class ReplicaState:
+    """A replica's load and state."""
 
     name: str
     num_ongoing: int
-    """Requests on this replica."""
+    """Requests in flight on the replica."""
     is_ready: bool
-    """False while its engine is replaced: it takes requests, but they wait."""
+    """False while the engine restarts: the replica accepts requests, but they wait."""
 
 
-def by_preference(session: str, places: Sequence[Place]) -> list[Place]:
-    """The replicas, best first; without a session, by their numbers of requests."""
-    total = sum(place.num_ongoing for place in places)
-    bound = max(LEAST_BOUND, math.ceil(LOAD_FACTOR * (total + 1) / max(1, len(places))))
+def ranked_replicas(session: str, states: Sequence[ReplicaState]) -> list[ReplicaState]:
+    """The replicas, best first; without a session, those with the fewest requests first."""
+    total = sum(state.num_ongoing for state in states)
+    bound = max(LEAST_BOUND, math.ceil(LOAD_FACTOR * (total + 1) / max(1, len(states))))
     if not session:
-        return sorted(places, key=lambda place: (not place.is_ready, place.num_ongoing))
+        return sorted(states, key=lambda state: (not state.is_ready, state.num_ongoing))
     return sorted(
-        places, key=lambda place: (not place.is_ready, place.num_ongoing >= bound, _distance(session, place.name))
+        states, key=lambda state: (not state.is_ready, state.num_ongoing >= bound, _distance(session, state.name))
     )
 
 
@@ -48,34 +48,34 @@ def _distance(session: str, name: str) -> bytes:
 
 
 class OngoingRequests:
-    """Requests that this process has sent to replicas or is about to send, and that have not ended.
+    """Unfinished requests that this process has sent to replicas or is about to send.
 
-    What replicas report of their queues comes late: simultaneous requests would not know of each other.
+    The replicas' own reports arrive too late to balance simultaneous requests.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._chosen: dict[str, tuple[str, float]] = {}
-        """Replica and time, by request, the oldest first: not sent yet."""
+        """Replica and time by request, oldest first: chosen but not sent yet."""
         self._sent: dict[str, str] = {}
 
     def choose(self, request: str, replica: str) -> None:
-        """The request is about to be sent there."""
+        """Note that the request is about to be sent to the replica."""
         self._chosen.pop(request, None)
         self._chosen[request] = replica, self._clock()
 
     def send(self, request: str, replica: str) -> None:
-        """The replica has taken it."""
+        """Note that the replica has accepted the request."""
         self._chosen.pop(request, None)
         self._sent[request] = replica
 
     def end(self, request: str) -> None:
-        """It has ended, however it did."""
+        """Note that the request has ended, successfully or not."""
         self._chosen.pop(request, None)
         self._sent.pop(request, None)
 
     def counts(self) -> Counter[str]:
-        """By replica."""
+        """Number of ongoing requests by replica."""
         given_up = self._clock() - _SENT_WITHIN_S
         while self._chosen and next(iter(self._chosen.values()))[1] < given_up:
             del self._chosen[next(iter(self._chosen))]

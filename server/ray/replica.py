@@ -1,4 +1,4 @@
-"""One replica: an engine process, and before it the application that `samewise serve` has."""
+"""A replica: an engine process and the same application as in `samewise serve`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -15,17 +15,17 @@ from server.config import Settings
 from server.engine.client import EngineState
 from server.engine.process import EngineProcess
 from server.logs import configure_logging
-from server.ray.exchange import Answers, ForwardedRequest, Taken
+from server.ray.exchange import Accepted, AnswerStreams, ForwardedRequest
 
 if TYPE_CHECKING:
     from server.api.services import Services
 
 
 class Replica:
-    """A server without a port. Ray calls its methods."""
+    """A server without a port, whose methods Ray calls."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # awaited by Ray
-        """Returns when the model answers: Ray sends no requests before.
+        """Start the engine and wait until it is ready; Ray sends no requests before that.
 
         Raises StartError, ModelNotFoundError and EngineUnavailableError.
         """
@@ -40,40 +40,40 @@ class Replica:
         app = await asyncio.to_thread(make_app, self._engine, settings, checkpoints)
         await self._parts.enter_async_context(app.router.lifespan_context(app))
         self._services: Services = app.state.services
-        self._answers = Answers(app)
+        self._answers = AnswerStreams(app)
         await asyncio.gather(self._engine.wait_ready(), self._services.fingerprint.wait_known())
 
-    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[Taken | Message]:
-        """Yields that the request was taken, and then the application's messages."""
-        yield Taken(self._name)
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[Accepted | Message]:
+        """Yield that the request was accepted, then the application's messages."""
+        yield Accepted(self._name)
         async with aclosing(self._answers.to(request)) as messages:
             async for message in messages:
                 yield message
 
     async def metrics(self) -> tuple[str, Sequence[Metric]]:
-        """The replica's name, and its metrics as they are now."""
+        """The replica's name and its current metrics."""
         return self._name, self._services.metrics.collect()
 
     def check_health(self) -> None:
-        """Raises RuntimeError if the engine has failed for good: another replica has to take its place.
+        """Raise RuntimeError if the engine has failed permanently, so that Ray replaces the replica.
 
-        An engine that is being replaced keeps its streams, so that is no reason to end the replica.
+        An engine that restarts keeps its streams, so then the replica stays.
         """
         if self._services.engine.state is EngineState.FAILED:
-            raise RuntimeError("the engine failed and could not be restarted; the log says why")
+            raise RuntimeError("the engine failed and could not be restarted; see the log for the reason")
 
     def record_routing_stats(self) -> dict[str, bool]:
-        """Whether requests are answered right now, as GET /ready says, for PromptStartRouter."""
+        """For PromptStartRouter: whether the replica is ready, as GET /ready reports."""
         return {"is_ready": self._services.is_ready}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """The replica's load, for LoadPolicy."""
+        """For LoadPolicy: running and waiting choices divided by max_num_seqs."""
         engine = self._services.engine
         num_choices = engine.stats.num_running + engine.stats.num_waiting + engine.num_held
         return {"load": num_choices / engine.info.max_num_seqs}
 
     async def __del__(self) -> None:
-        """Ray awaits it when the last request has ended. Work without a client may go on at another start."""
+        """Drain the engine and close. Ray awaits this after the last request. Background work can resume later."""
         if self._engine is not None:
             await self._engine.drain(self._grace_s)
         await self._parts.aclose()

@@ -1,4 +1,4 @@
-"""What the ingress reads of a body: which session it belongs to, and whether it is about what replicas store."""
+"""Reads a request body in the ingress: its session, and whether it needs stored objects."""
 
 import hashlib
 import re
@@ -10,12 +10,12 @@ from msgspec import Raw
 from server.errors import InvalidRequestError
 
 SHORT_BYTES = 64 << 10
-"""Longer values are not decoded: a body of megabytes makes millions of objects, and all streams wait meanwhile."""
+"""Longer values are not decoded, because decoding megabytes would block all streams."""
 _ABSENT = Raw()
 
 
 class RoutingFields(msgspec.Struct, gc=False, frozen=True):
-    """The fields of a body that routing needs, not decoded; a missing one is empty."""
+    """The body's fields that routing needs, as raw JSON; a missing field is empty."""
 
     system: Raw = _ABSENT
     instructions: Raw = _ABSENT
@@ -31,12 +31,12 @@ class RoutingFields(msgspec.Struct, gc=False, frozen=True):
     store: Raw = _ABSENT
 
     def value_of(self, name: str) -> object:
-        """A field's value, as `decoded` returns it."""
+        """A field's value, decoded by `decoded`."""
         return decoded(getattr(self, name))
 
 
 def read_fields(content: bytes) -> RoutingFields | None:
-    """The routing fields of a body; None if it is not a JSON object, about which the replica has the better error."""
+    """A body's routing fields; None if it is not a JSON object, which the replica refuses with a better message."""
     try:
         return msgspec.json.decode(content, type=RoutingFields)
     except (ValueError, RecursionError):
@@ -44,7 +44,7 @@ def read_fields(content: bytes) -> RoutingFields | None:
 
 
 def decoded(written: Raw) -> object:
-    """The value; the bytes themselves if they are many; None if there is none, or it is not JSON."""
+    """The decoded value; the raw JSON if it is long; None if it is missing or invalid."""
     if len(written) > SHORT_BYTES:
         return written
     try:
@@ -54,28 +54,28 @@ def decoded(written: Raw) -> object:
 
 
 START_BYTES = 1024
-"""A session is made of so much of a prompt. Longer common prefixes stay on one replica; shorter ones, of some hundred
-tokens, are soon in the cache of every replica."""
+"""Bytes of a prompt that identify its session. Prompts with a longer common prefix stay on one replica; shorter
+prefixes, of a few hundred tokens, are soon cached on every replica."""
 _BEFORE = ("system", "instructions", "tools")
 """Fields that chat templates put before the conversation."""
 _CONVERSATION = ("messages", "input", "input_prefix", "prompt")
 _NUM_FIRST = 16
-"""Messages of a long conversation that are read."""
+"""Number of a long conversation's messages that are read."""
 _First = msgspec.defstruct(
     "_First", [(f"item_{number}", Raw, Raw()) for number in range(_NUM_FIRST)], array_like=True, gc=False
 )
-"""The first items of an array, however many there are."""
+"""The first items of an array of any length, as raw JSON."""
 
 
 def session_of(fields: RoutingFields, key: str = "") -> str:
-    """A hash that bodies share if their prompts begin alike and they have the same `cache_salt` and key.
+    """A hash that is equal for bodies with the same start of the prompt, `cache_salt` and key; empty without a prompt.
 
-    Empty without a prompt. Of a conversation, only the messages up to the user's first count, so that it stays on its
-    replica. Long values count as they are written, others as what they mean.
+    Only messages up to the user's first are hashed, so that a conversation stays on its replica as it grows. Long
+    values are hashed as written, shorter ones in canonical form.
     """
     try:
         start = b"\n".join(_canonical(part) for part in _parts(fields))
-    except RecursionError:  # far too deep for the replica, too
+    except RecursionError:  # nested too deeply, which the replica will refuse
         return ""
     if not start:
         return ""
@@ -85,7 +85,7 @@ def session_of(fields: RoutingFields, key: str = "") -> str:
 
 
 def _canonical(part: object) -> bytes:
-    """The value's JSON in a canonical form, or the beginning of a long value as it is written."""
+    """The value's canonical JSON; the start of a long value as written."""
     return bytes(memoryview(part)[:START_BYTES]) if isinstance(part, Raw) else msgspec.json.encode(part, order="sorted")
 
 
@@ -129,27 +129,27 @@ _PATHS = re.compile(
 _RESPONSES = re.compile(r"/v1/responses(/|$)")
 _FIELDS = ("previous_response_id", "conversation", "background", "store")
 _REFERENCE = frozenset({"type", "id"})
-_WHY = "This server runs as several replicas, and each would store it for itself"
-_HELP = "Run it as one replica (max_replicas=1) for that"
+_WHY = "This server runs several replicas, which do not share stored objects"
+_HELP = "To store objects, run one replica (max_replicas=1)"
 
 
 def check_path(path: str) -> None:
-    """Raise InvalidRequestError for the paths of stored objects, which only one replica has."""
+    """Raise InvalidRequestError for paths of stored objects, which replicas do not share."""
     if _PATHS.match(path):
-        message = f"{path} is not served here. {_WHY}. {_HELP}."
+        message = f"Unsupported path: {path}. {_WHY}. {_HELP}."
         raise InvalidRequestError(message, code="unsupported_value")
 
 
 def check_body(path: str, fields: RoutingFields) -> None:
-    """Raise InvalidRequestError if a body names stored objects, or asks to store its answer.
+    """Raise InvalidRequestError if a body refers to stored objects or asks to store its answer.
 
-    References in a long `input` are not looked for: the replica has stored nothing and refuses them.
+    References in a long `input` are left to the replica, which has stored nothing and refuses them.
     """
     if not _RESPONSES.match(path):
         return
     for name in _FIELDS:
         if fields.value_of(name):
-            raise _refused(name, "send the conversation's items in 'input', and 'store' as false or not at all")
+            raise _refused(name, "send the conversation's items in 'input', and set 'store' to false or omit it")
     items = fields.value_of("input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict) and "id" in item and item.keys() <= _REFERENCE:
@@ -157,7 +157,7 @@ def check_body(path: str, fields: RoutingFields) -> None:
 
 
 def unstored(path: str, content: bytes, fields: RoutingFields) -> bytes:
-    """The body with `store` set to false if it is absent, so that the answer says so, too."""
+    """Set `store` to false if the body has no such field, so that the answer reports it."""
     if path != "/v1/responses" or fields.value_of("store") is not None:
         return content
     if fields.store:

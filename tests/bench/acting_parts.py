@@ -16,7 +16,7 @@ def _fault() -> None:
 
 @dataclass
 class Acting:
-    """See bench.on_gpu.process.Parts. Each says first how many figures it knows."""
+    """Implements bench.on_gpu.process.Parts. Each part first reports how many figures it knows."""
 
     report: Report
 

@@ -1,4 +1,4 @@
-"""The benchmark beside llama.cpp: what it asks for, what it accepts as an answer, and its table."""
+"""The benchmark against llama.cpp: its requests, its checks of answers, and its table."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def test_prompts_count_where_one_token_comes_out_and_else_answers() -> None:
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (_answered(4, 128, 63), "252 tokens came out instead of 256"),
+        (_answered(4, 128, 63), "252 output tokens instead of 256"),
         (_answered(4, 129, 64), "the prompts had 516 tokens"),
         (LoadResult((Outcome(0.0, failure=Failure("timeout", "too slow")),), 1.0), "1 failed: too slow"),
     ],
@@ -53,7 +53,7 @@ def test_answers_of_other_lengths_are_no_measurement(result: LoadResult, reason:
 
 def test_the_ratio_is_the_median_of_the_rounds_own(capsys: pytest.CaptureFixture[str]) -> None:
     compared = Comparison("embedded", "decode, 8 clients", (100.0, 40.0, 900.0), (50.0, 10.0, 300.0))
-    assert compared.ratio == 3.0  # not 100 / 50, that of the medians
+    assert compared.ratio == 3.0  # not 100 / 50, the ratio of the medians
     assert compared.cells() == ["embedded", "decode, 8 clients", "100", "50", "3.00 x", "3.3 x", "llama.cpp"]
     assert Comparison("llama-1b", "decode, 8 clients", (1.0,), (1.0,)).goal is None
     Console(width=150).print(table([compared]))

@@ -1,4 +1,4 @@
-"""What a machine without a network has to be brought, by what it says that it has."""
+"""Packages that a machine without a network needs, given the packages that it has."""
 
 from importlib.metadata import distributions
 
@@ -37,7 +37,9 @@ def test_what_does_not_go_with_what_is_carried_is_replaced(here: dict[str, str])
 def test_torch_is_not_carried(here: dict[str, str], version: str | None) -> None:
     """A build for the machine's GPU must be there."""
     there = {name: one for name, one in here.items() if name != "torch"} | ({"torch": version} if version else {})
-    with pytest.raises(ValueError, match=rf"torch.*is needed there, and it has {version or 'none'}: install it first"):
+    with pytest.raises(
+        ValueError, match=rf"the machine needs torch.* and has {version or 'none'}; install it there first"
+    ):
         packages_to_carry(there, "3.12")
 
 

@@ -1,4 +1,4 @@
-"""Divergences of distributions: scipy's, and those of a model that is compared with itself."""
+"""Divergences of distributions: equal to scipy's, and zero between equal models."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What of the GPU's benchmark needs no GPU: its arithmetic, its report, its model, and how it drives a runner."""
+"""Parts of the GPU benchmark that need no GPU: arithmetic, report, model, and driving a runner."""
 
 import json
 import time
@@ -193,7 +193,7 @@ def test_results_without_tokens_are_refused() -> None:
     assert checked(StepResult((ChoiceResult("a", (1,)),)))
     assert checked(StepResult((ChoiceResult("a", ()),)), is_whole=False)
     for bad in (ChoiceResult("a", ()), ChoiceResult("a", (1,), error=Failure("NaN"))):
-        with pytest.raises(RuntimeError, match=r"a (got no token|failed: NaN)"):
+        with pytest.raises(RuntimeError, match=r"a (has no token|failed: NaN)"):
             checked(StepResult((bad,)))
 
 
@@ -344,4 +344,4 @@ def test_every_variant_has_room_for_what_it_measures() -> None:
         assert config.kv_cache_gib is not None
         tokens = config.kv_cache_gib * 2**30 / work.kv_bytes(1, variant.kv_dtype)
         assert tokens > max(variant.decode_rows) * (1024 + 64)
-        assert config.kv_cache_gib < 40  # twice beside twice the weights, on 139 GiB
+        assert config.kv_cache_gib < 40  # twice this and twice the weights fit into 139 GiB

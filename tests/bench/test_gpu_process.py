@@ -1,4 +1,4 @@
-"""What keeps a run on the GPU going: processes for its parts, for its tests, and for clients. All without a GPU."""
+"""Processes of the GPU benchmark for its parts, tests and clients, tested without a GPU."""
 
 import asyncio
 import os
@@ -28,12 +28,12 @@ def test_what_a_part_does_to_its_process_costs_the_others_nothing() -> None:
     assert [(found.part, found.what, found.note) for found in report.figures] == [
         ("first", "found", ""),
         ("dies", "found", ""),
-        ("dies", "", "FAILED: its process ended with code -11"),
+        ("dies", "", "FAILED: its process exited with code -11"),
         ("hangs", "found", ""),
-        ("hangs", "", "FAILED: it hangs"),
+        ("hangs", "", "FAILED: no figure for 12 s"),
         ("faults", "found", ""),
         ("faults", "in it", "FAILED: ZeroDivisionError: division by zero"),
-        ("faults", "", "FAILED: its process ended with code 1"),
+        ("faults", "", "FAILED: its process exited with code 1"),
         ("last", "found", ""),
     ]
     assert [found.value for found in report.figures if found.what == "found"] == [0, 1, 3, 5, 8]  # all know all
@@ -42,7 +42,7 @@ def test_what_a_part_does_to_its_process_costs_the_others_nothing() -> None:
 def test_parts_that_come_too_late_are_named() -> None:
     report = Report(budget_s=0)
     run_apart(report, [Part("late", 1)], Acting)
-    assert [found.note for found in report.figures] == ["left out: no time"]
+    assert [found.note for found in report.figures] == ["skipped: no time left"]
 
 
 def test_a_program_in_time() -> None:
@@ -100,7 +100,7 @@ def test_clients_share_a_load(clients: int) -> None:
 
 def test_clients_that_cannot_run_are_an_error() -> None:
     load = Load("http://127.0.0.1:1/v1", "none", 0, 1, 1, prompt=7, answer=4, seed=5)
-    with pytest.raises(RuntimeError, match="before they were ready"):
+    with pytest.raises(RuntimeError, match="before it was ready"):
         asyncio.run(put_load(load))
 
 

@@ -31,7 +31,7 @@ def test_the_report_has_what_was_measured_and_what_was_not(tmp_path: Path, capsy
     content = json.loads((tmp_path / "new" / "gpu.json").read_text())
     decode, serving, kernels, fast = content["figures"]
     assert [goal["is_met"] for goal in decode["goals"]] == [True, False]
-    assert serving["note"] == "left out: not installed: msgspec"
+    assert serving["note"] == "skipped: not installed: msgspec"
     assert not serving["is_failure"]
     assert kernels["is_failure"]
     assert fast["note"] == "FAILED: ValueError: first line"
@@ -47,7 +47,7 @@ def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:
     report = SavedReport({}, tmp_path / "gpu.json", budget_s=20)
     report.attempt("late", "", _raises(AssertionError("never called")), needs_s=21)
     assert not report.has_failures
-    assert json.loads((tmp_path / "gpu.json").read_text())["figures"][0]["note"] == "left out: needs 21 s"
+    assert json.loads((tmp_path / "gpu.json").read_text())["figures"][0]["note"] == "skipped: needs 21 s"
 
 
 def test_nan_meets_no_goal() -> None:

@@ -1,4 +1,4 @@
-"""What drafts are worth: the best tree, found by trying all, and the noise by which sampled tokens came about."""
+"""The worth of drafts: the best tree, found by trying all, and the noise that sampled tokens came from."""
 
 import itertools
 

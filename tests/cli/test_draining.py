@@ -77,7 +77,7 @@ class Running:
             return (await client.get(f"{self.url}/stream")).text
 
     async def begin_to_read(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A client that has the first byte of a large answer, and reads on when it is told."""
+        """A client that has the first byte of a large answer and continues to read later."""
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
         connection.connect(self.listener.getsockname())

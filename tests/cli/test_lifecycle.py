@@ -57,7 +57,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 
 
 class Printed:
-    """What the server has said so far."""
+    """The server's output so far."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -69,7 +69,7 @@ class Printed:
 
     @property
     def address(self) -> str:
-        """Of the server that listens, as its first line has it."""
+        """The address that the server listens on, from its first line."""
         return self.text.split()[1].removesuffix(",")
 
 

@@ -192,8 +192,8 @@ async def test_a_server_that_goes_away_while_it_is_asked_what_it_can_do() -> Non
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (200, b"<html>", "http://x/v1/models: this is not an OpenAI list of models"),
-        (200, b'{"data": []}', "http://x/v1/models: the server lists no model; name one with --model"),
+        (200, b"<html>", "http://x/v1/models: the answer is not an OpenAI list of models"),
+        (200, b'{"data": []}', "http://x/v1/models: the server lists no models; name one with --model"),
         (404, b'{"detail": "Not Found"}', "http://x/v1/models: HTTP 404: Not Found"),
     ],
 )

@@ -19,7 +19,7 @@ from server.cli.page import _api_address
 from server.page import gate
 
 CHROMIUM = Path("/usr/bin/chromium")
-# What a shell runs in the background, as these tests perhaps, ignores SIGINT, and so would what it starts.
+# Shells start background programs, such as these tests, with SIGINT ignored, which child processes inherit.
 HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import server.cli.main as cli"
 
 
@@ -70,8 +70,8 @@ def test_a_server_that_tells_nothing_of_itself(base_url: str) -> None:
             page.keyboard.press("Enter")
             page.get_by_text("Paris is it.").wait_for()
             page.get_by_role("tab", name="Server").click()
-            page.get_by_text("it has no metrics at /metrics").wait_for()
-            assert page.get_by_text("Your last requests").count() == 0
+            page.get_by_text("This server has no metrics at /metrics").wait_for()
+            assert page.get_by_text("Your recent requests").count() == 0
         assert end(process)[0] == 0
 
 

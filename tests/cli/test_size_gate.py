@@ -29,7 +29,7 @@ def function(lines: int, header: str = "def f():") -> str:
         ("x = 1\n" * 40, ""),
         (
             "x = 1\n" * 39,
-            "a.py: 39 lines: merge it with what uses it, or say why not in a line `# Short: ...`\n",
+            "a.py: 39 lines: merge it with its users, or give the reason in a comment `# Short: ...`\n",
         ),
         ('"""A module."""\n\n# Short: it is imported alone.\nx = 1\n', ""),
         (function(60), ""),

@@ -48,7 +48,7 @@ class Planted:
 
     @property
     def was_used(self) -> str:
-        """What of it was."""
+        """The parts that were used."""
         return self._mark.read_text() if self._mark.exists() else ""
 
 

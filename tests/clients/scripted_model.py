@@ -16,7 +16,7 @@ _WORD = re.compile(r"word-[a-z]+")
 
 
 def agents_model(tokenizer: Tokenizer, call: str) -> Script:
-    """What it writes depends on the prompt alone, so a client that loses a part of the history gets another answer.
+    """A script whose output depends only on the prompt: a client that loses some history gets another answer.
 
     `call` is the text of the call that reads the file.
     """

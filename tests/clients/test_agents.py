@@ -23,15 +23,15 @@ class Agent:
     program: str
     """Below the folder of npm's packages."""
     first: Sequence[str]
-    """Its arguments, before what it is told; for a later turn ..."""
+    """Arguments of the first turn, before the prompt."""
     again: Sequence[str]
-    """... these."""
+    """Arguments of later turns, before the prompt."""
     tool: str
     arguments: Mapping[str, Any]
-    """Of the call that reads the file."""
+    """Arguments of the call that reads the file."""
     env: Callable[[str], Mapping[str, str]] = lambda address: {}
     files: Callable[[str], Mapping[str, str]] = field(default=lambda address: {})
-    """What it reads from the folder that it is started in, and from its home (`~/`)."""
+    """Files that the agent reads from its working folder and from its home (`~/`), given the server's address."""
     num_websockets: int = 0
     """How many it opens in both turns."""
 

@@ -25,7 +25,7 @@ def read_values(file: Path) -> dict[str, Any]:
 def render_files(
     values: Mapping[str, Any] | None = None, name: str = "samewise", namespace: str = "llm"
 ) -> dict[str, str]:
-    """What each template makes of the values. Raises HelmError."""
+    """Render each template with the values. Raises HelmError."""
     return _chart().render(dict(values or {}), name=name, namespace=namespace)
 
 

@@ -1,7 +1,8 @@
-"""What the custom resources' API references say of the fields that the chart writes; it may write no others.
+"""Schemas of the custom resources' fields that the chart writes, from their API references; others are refused.
 
-These schemas are our own, of these fields alone: the references of KEDA (keda.sh/docs), of the Prometheus Operator
-(prometheus-operator.dev), of Gateway API (gateway-api.sigs.k8s.io) and of its inference extension.
+These schemas are our own and contain only these fields. The references are the documentation of KEDA
+(keda.sh/docs), the Prometheus Operator (prometheus-operator.dev), Gateway API (gateway-api.sigs.k8s.io) and its
+inference extension.
 """
 
 from typing import Any

@@ -133,10 +133,13 @@ def test_what_a_cluster_would_refuse_is_noticed() -> None:
         ({"replicas": 2, "cache": {"persistent": True, "existingClaim": "a"}}, "cache.accessModes needs ReadWriteMany"),
         ({"cache": {"existingClaim": "a"}}, "cache.existingClaim needs cache.persistent"),
         ({"data": {"existingClaim": "a"}}, "data.existingClaim needs data.enabled"),
-        ({"replicas": 2, "data": {"enabled": True, "existingClaim": "a"}}, "two servers must not share a data folder"),
+        (
+            {"replicas": 2, "data": {"enabled": True, "existingClaim": "a"}},
+            "several replicas cannot share a data folder",
+        ),
         ({"replicas": 2, "autoscaling": {"type": "hpa"}}, "replicas: leave it out"),
         ({"replicas": 0, "autoscaling": {"type": "hpa"}}, "replicas: leave it out"),
-        ({"autoscaling": {"type": "hpa", "minReplicas": 9}}, "minReplicas is more than autoscaling.maxReplicas"),
+        ({"autoscaling": {"type": "hpa", "minReplicas": 9}}, "minReplicas must not exceed autoscaling.maxReplicas"),
         (
             {"autoscaling": {"waitingPerReplica": None, "runningPerReplica": None}},
             "waitingPerReplica, runningPerReplica",
@@ -145,8 +148,11 @@ def test_what_a_cluster_would_refuse_is_noticed() -> None:
         ({"apiKeys": {"keys": KEYS, "existingSecret": "a"}}, "existingSecret or keys, not both"),
         ({"apiKeys": {"keys": [{"key": "a"}]}}, "'/apiKeys/keys/0': missing property 'name'"),
         ({"apiKeys": {"keys": [{"name": "a", "tokens_per_hour": 1}]}}, "properties 'tokens_per_hour' not allowed"),
-        ({"data": {"enabled": True}, "autoscaling": {"type": "hpa"}}, "autoscaling would end replicas with the files"),
-        ({"redis": {"existingSecret": "a"}}, "limits that replicas share need apiKeys"),
+        (
+            {"data": {"enabled": True}, "autoscaling": {"type": "hpa"}},
+            "autoscaling would remove replicas and lose the files",
+        ),
+        ({"redis": {"existingSecret": "a"}}, "redis: shared limits need apiKeys"),
         ({"inferencePool": {"enabled": True}}, "inferencePool.endpointPicker.name is needed"),
         ({"ingress": {"enabled": True}}, "ingress.host is needed"),
         ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is needed"),
@@ -239,15 +245,15 @@ def test_the_notes_say_what_is_open_and_what_is_lost() -> None:
     def notes(**values: Any) -> str:
         return render_files(values)["samewise/templates/NOTES.txt"]
 
-    assert "Whoever reaches it may use it" in notes()
+    assert "everyone who can reach the server may use it" in notes()
     assert "Authorization: Bearer" in notes(apiKeys={"keys": KEYS})
-    assert "Whoever" not in notes(apiKeys={"keys": KEYS})
+    assert "everyone" not in notes(apiKeys={"keys": KEYS})
     variable = [{"name": "SAMEWISE_API_KEY", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]
     assert "Authorization: Bearer" in notes(extraEnv=variable)
-    assert "Whoever" not in notes(extraEnv=variable)
+    assert "everyone" not in notes(extraEnv=variable)
     events = {"settings": {"served_model_name": "a"}, "kvEvents": {"enabled": True}}
     policy = {"enabled": True, "kvEventsFrom": [{"podSelector": {}}]}
-    assert "Whoever reaches port 5557 or 5558 of the pods" in notes(**events)
-    assert "networkPolicy.kvEventsFrom alone, if the cluster" in notes(**events, networkPolicy=policy)
-    assert "is on the replica" in notes(replicas=2, data={"enabled": True})
-    assert "is gone with the pod" in notes(settings={"learn": True})
+    assert "everyone who can reach port 5557 or 5558 of the pods" in notes(**events)
+    assert "Only networkPolicy.kvEventsFrom can reach it, if the cluster" in notes(**events, networkPolicy=policy)
+    assert "keep each client on one replica" in notes(replicas=2, data={"enabled": True})
+    assert "lost with the pod" in notes(settings={"learn": True})

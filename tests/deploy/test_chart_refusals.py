@@ -21,7 +21,7 @@ INSTEAD = {
     "kv_events_topic": "settings.served_model_name",
     **{name: f"settings.{name}" for name in GIVEN},
 }
-"""What to set in place of a variable."""
+"""The value to set instead of a variable, by setting."""
 BY_VARIABLE = {"extraEnv": [{"name": "SAMEWISE_API_KEY", "value": "x"}]}
 POOL = {"enabled": True, "endpointPicker": {"name": "picker"}}
 
@@ -45,21 +45,21 @@ def scaled(running: int | None, type_: str = "hpa", **values: Any) -> dict[str, 
     ("values", "message"),
     [
         ({"settings": {"isolate_keys": True}}, "settings.isolate_keys needs apiKeys"),
-        ({"gpu": {"enabled": True}, "settings": {"device": "cpu"}}, "settings.device is cuda then"),
+        ({"gpu": {"enabled": True}, "settings": {"device": "cpu"}}, "gpu.enabled sets settings.device to cuda"),
         ({"settings": {"host": "127.0.0.1"}}, "settings.host: pods are reached at their own addresses"),
-        ({"settings": {"otlp_traces_endpoint": "collector:4318"}}, "is no URL of a collector"),
+        ({"settings": {"otlp_traces_endpoint": "collector:4318"}}, "is not a collector's URL"),
         ({"kvEvents": {"enabled": True}}, "set settings.served_model_name"),
         (events(settings={"prefix_caching": False}), "kvEvents needs settings.prefix_caching"),
-        (events(settings={"isolate_keys": True}, apiKeys={"keys": KEYS}), "kvEvents has nothing to tell"),
+        (events(settings={"isolate_keys": True}, apiKeys={"keys": KEYS}), "kvEvents is useless"),
         (events(networkPolicy={"enabled": True}), "networkPolicy.kvEventsFrom is needed with kvEvents"),
         (
             events(networkPolicy={"enabled": True, "from": [{"podSelector": {}}]}),
             "networkPolicy.kvEventsFrom is needed with kvEvents",
         ),
-        (events(kvEvents={"port": 8000}), "8000 is the API's"),
-        (events(kvEvents={"replayPort": 8000}), "8000 is the API's"),
-        (events(kvEvents={"port": 5558}), "kvEvents.port and kvEvents.replayPort have to differ"),
-        (events(extraEnv=[{"name": "POD_IP", "value": "x"}]), "POD_IP is the pod's address"),
+        (events(kvEvents={"port": 8000}), "8000, the API's port"),
+        (events(kvEvents={"replayPort": 8000}), "8000, the API's port"),
+        (events(kvEvents={"port": 5558}), "kvEvents.port and kvEvents.replayPort must differ"),
+        (events(extraEnv=[{"name": "POD_IP", "value": "x"}]), "POD_IP is reserved for the pod's address"),
         ({"apiKeys": {"keys": KEYS}, "serviceMonitor": {"enabled": True}}, "serviceMonitor.existingSecret is needed"),
         ({**BY_VARIABLE, "serviceMonitor": {"enabled": True}}, "serviceMonitor.existingSecret is needed"),
         ({**BY_VARIABLE, "inferencePool": POOL}, "endpoint pickers have no key for /metrics"),
@@ -73,7 +73,9 @@ def test_what_would_be_at_odds_is_refused_with_a_reason(values: dict[str, Any], 
 
 @pytest.mark.parametrize("prefix", ["", "_x", "my_", "a" * 64, "1a", "a-b", "a.b"])
 def test_a_prefix_of_metrics_that_is_no_label_is_refused(prefix: str) -> None:
-    assert f'settings.metrics_prefix: "{prefix}" is to be a label' in refusal({"settings": {"metrics_prefix": prefix}})
+    assert f'settings.metrics_prefix: "{prefix}" must also be valid as a pod label' in refusal(
+        {"settings": {"metrics_prefix": prefix}}
+    )
 
 
 @pytest.mark.parametrize("prefix", ["a", "A_1", "a" * 63])
@@ -108,7 +110,7 @@ def test_a_key_may_be_a_variable_so_that_it_comes_from_a_secret() -> None:
 
 def test_labels_of_the_chart_are_not_given_again() -> None:
     for name in render_pod()["metadata"]["labels"]:
-        assert f"podLabels: {name} is a label of the chart's own" in refusal({"podLabels": {name: "x"}})
+        assert f"podLabels: {name} is set by the chart" in refusal({"podLabels": {name: "x"}})
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_labels_of_the_chart_are_not_given_again() -> None:
 )
 def test_a_load_that_no_replica_reaches_is_refused(values: dict[str, Any], at_most: int) -> None:
     values["autoscaling"].setdefault("keda", {"prometheusAddress": "http://a"})
-    assert f"a replica runs {at_most} at most" in refusal(values)
+    assert f"a replica runs at most {at_most} choices" in refusal(values)
     values["autoscaling"]["runningPerReplica"] = at_most - 1
     render(values)
     values["autoscaling"]["runningPerReplica"] = None

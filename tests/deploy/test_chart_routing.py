@@ -1,4 +1,4 @@
-"""What the chart tells autoscalers, Prometheus and routers is what the server has."""
+"""The chart passes the server's real properties to autoscalers, Prometheus and routers."""
 
 import re
 from typing import Any, get_args

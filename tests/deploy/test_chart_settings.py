@@ -1,4 +1,4 @@
-"""What the chart's values say of the server's settings is what the server reads."""
+"""The server reads the settings that the chart's values contain."""
 
 import base64
 import json
@@ -27,9 +27,9 @@ from tests.deploy.chart import (
 from tests.deploy.test_docker import image_environment
 
 EXAMPLES = {**EXAMPLES_OF_FLAGS, "host": ("::", "::"), "lenient": ("false", False)}
-"""Of addresses to listen on, pods may have only those that mean all; and no server is strict and lenient."""
+"""Pods may only listen on all addresses, and strict and lenient exclude each other."""
 OWN = {"port", "api_key", "api_keys_file", "redis_url", "data_dir", "kv_events", "kv_events_replay", "kv_events_topic"}
-"""What the chart sets itself."""
+"""Settings that the chart sets itself."""
 GIVEN = sorted(EXAMPLES.keys() - OWN)
 EVENTS = {"kvEvents": {"enabled": True}, "settings": {"served_model_name": "a"}}
 KEYS = [

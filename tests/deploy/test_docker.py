@@ -95,7 +95,7 @@ def test_torch_and_the_embedded_model_are_those_of_the_other_files() -> None:
 
 
 def mounts_of(name: str) -> dict[str, Path]:
-    """Of files of ours: where they are in the container, and here."""
+    """Paths of our files in the container, and here."""
     pairs = [mount.split(":") for mount in SERVICES[name]["volumes"] if mount.startswith(".")]
     return {inside: ROOT / "deploy" / outside for outside, inside, _ in pairs}
 

@@ -1,4 +1,4 @@
-"""Beam search against transformers' own, and beside others."""
+"""Beam search against transformers' implementation, and together with other requests."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def search(
 
 
 def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, list[Found]]:
-    """What each request's choices came to."""
+    """Run requests; returns the results of each request's choices."""
     found = {request.request_id: [Found() for _ in request.choices] for request in requests}
     for request in requests:
         engine.add(request)
@@ -126,7 +126,7 @@ def test_the_embedded_models_are_too(load: Callable[..., Harness], embedded_fold
 def test_forks_that_take_over_what_was_counted_change_nothing(
     load: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens and scores are those of forks for which prompt and output are counted anew."""
+    """Tokens and scores equal the ones of forks whose prompt and output are counted anew."""
     harness = load("llama", "int8", SMALL_VOCAB)
     pick = random.Random(5)
     penalties: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A drafter attends to keys and values of the tokens that are there, whoever held their blocks before."""
+"""A drafter attends to keys and values of the current tokens, even if blocks were used by others before."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

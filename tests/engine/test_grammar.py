@@ -70,7 +70,7 @@ def test_preempted_chunked_or_resumed_it_goes_on_as_if_nothing_had_been(load: Ca
         assert harness.run(harness.engine(), [resumed])[one.request_id, 0].tokens == answer.tokens
 
 
-# -- beside every other setting ----------------------------------------------------------------------------------------
+# -- together with every other setting ---------------------------------------------------------------------------------
 
 WORDS = HEAD + r"start: /(ab|ba){2,8}[0-3]{1,3}e/"
 OBJECT = HEAD + "start: %json " + json.dumps(
@@ -98,7 +98,7 @@ STOPS = (tiny_vocabulary.EOS,)
 
 @dataclass(frozen=True)
 class Pair:
-    """Settings beside a grammar, and what comes of it."""
+    """Settings combined with a grammar, and the result."""
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)

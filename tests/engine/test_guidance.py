@@ -1,4 +1,4 @@
-"""Classifier-free guidance against transformers' own, and beside others."""
+"""Classifier-free guidance against transformers' implementation, and together with other requests."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A runner with a real learner beside it: what earlier servers learnt is used, and nobody misses a learner."""
+"""A runner with a real learner process: it uses heads learnt by earlier servers, and works without a learner."""
 
 import logging
 import os
@@ -49,7 +49,7 @@ def config(tiny_model: Callable[..., Path], tmp_path: Path) -> RunnerConfig:
 
 @pytest.fixture
 def learnt(config: RunnerConfig, cache: Path, tmp_path: Path) -> bytes:
-    """What an earlier server has left: good heads, and behind them a file that was damaged."""
+    """Write an earlier server's files: good heads, and a newer file that is damaged."""
     torch.manual_seed(2)
     target = TargetShape.of(load_config(config.model))
     heads = load_heads(write_hydra(tmp_path / "second", SMALL_VOCAB), target)

@@ -65,8 +65,8 @@ class Learner:
         return self.harness.run(self.harness.engine(**limits), requests)  # type: ignore[arg-type]
 
     def pieces(self) -> list[Piece]:
-        """Those that came since the last call."""
-        self.harness.forget()  # what has ended is told with the next step
+        """Pieces recorded since the last call."""
+        self.harness.forget()  # finished choices are reported with the next step
         taken, self.link.pieces = self.link.pieces, []
         return taken
 

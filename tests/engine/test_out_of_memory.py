@@ -48,7 +48,7 @@ SHORTAGES: Sequence[Callable[[], object]] = (
     lambda: np.empty(1 << 60, dtype=np.int8),
     lambda: throw(MemoryError()),
 )
-"""What says that memory ran out: the device, a kernel on the CPU, torch and numpy on the host, and Python."""
+"""Out-of-memory errors of the device, a CPU kernel, torch and numpy on the host, and Python."""
 METHODS = ["auto", "draft_model", "eagle", "hydra", "lookahead"]
 
 
@@ -92,7 +92,7 @@ class Case:
 
 
 class Outcome:
-    """What came of the requests."""
+    """Results of the requests."""
 
     def __init__(self, answers: dict[tuple[str, int], Answer], num_failed: int) -> None:
         self.num_failed = num_failed

@@ -17,7 +17,7 @@ MODELS = [
     *((family, "none") for family in ("llama", "qwen2_moe", "gemma3")),
     pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),
 ]
-"""Families, and how their weights are multiplied: their type, and that of rows where it is not left open."""
+"""Model families with types of weights and, optionally, of rows."""
 SETTINGS = [
     SamplingParams(seed=1, logprobs=2),
     GREEDY,

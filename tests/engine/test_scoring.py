@@ -59,7 +59,7 @@ def jensen_shannon(p: Rows, q: Rows) -> float:
 
 
 def picked(scores: Rows, sampling: SamplingParams) -> list[int]:
-    """What the sampler draws from these scores, with its noise."""
+    """Tokens that the sampler draws from these scores with its noise."""
     if sampling.temperature == 0:
         return [int(token) for token in scores.argmax(-1)]
     tokens = np.arange(scores.shape[1])

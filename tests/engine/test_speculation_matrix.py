@@ -16,7 +16,7 @@ METHODS = [
     "auto", "draft_model", "eagle", "hydra", "lookahead", "medusa", "prediction", "suffix"
 ]  # fmt: skip
 _ITEMS = '%llguidance {"no_forcing": true}\nstart: ("{\\"" /[ab]{1,3}/ "\\":" /[0-3]{2}/ "}" )+'
-"""What it forces comes again and again, and in between there is something to choose."""
+"""A grammar whose forced parts repeat, with free choices in between."""
 _CALLS = (
     '%llguidance {"no_forcing": true}\nstart: (begin "\\"a\\":" /[0-3]{2}/ "}" )* /(.|\\n)*/\n'
     'begin[lazy]: /(.|\\n)*/ "{"\n'

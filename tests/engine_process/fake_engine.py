@@ -25,7 +25,7 @@ def next_token(prompt: tuple[int, ...], output: tuple[int, ...], seed: int, choi
 
 
 def expected(request: EngineRequest, choice: int = 0) -> tuple[int, ...]:
-    """What an undisturbed engine generates."""
+    """Tokens that an undisturbed engine generates."""
     output: tuple[int, ...] = ()
     while len(output) < request.max_tokens:
         output += (next_token(request.prompt, output, request.sampling.seed, choice),)

@@ -7,7 +7,7 @@ from scheduler.history import ChoiceHistory
 
 @dataclass
 class Recorded:
-    """Keeps what it is told."""
+    """Records all notifications."""
 
     histories: list[tuple[int, ChoiceHistory | None]] = field(default_factory=list)
     num_interruptions: int = 0

@@ -14,12 +14,12 @@ END = b"\xff" * 8
 
 
 def own_key(parent, tokens):
-    """Not that of the server: routers hash by themselves."""
+    """A hash that differs from the server's, because routers hash by themselves."""
     return sha256(f"{parent} {tokens}".encode()).hexdigest()
 
 
 class Index:
-    """What one server holds."""
+    """The prefixes that one server holds."""
 
     def __init__(self):
         self.held = set()  # hashes of the server
@@ -75,7 +75,7 @@ class Router:
         self.expected = 0
         """Number of the next batch."""
         self.numbers = []
-        """Of all messages, in the order in which they came."""
+        """Numbers of all messages, in order of arrival."""
         self.late = self.context.socket(zmq.DEALER)
         self.can_ask = replay is not None
         if replay is not None:

@@ -1,4 +1,4 @@
-"""What a client promises, whether the engine is a process or a thread."""
+"""Guarantees of a client, with the engine in a process or in a thread."""
 
 import asyncio
 import time
@@ -133,7 +133,7 @@ async def test_each_beam_of_a_search_takes_a_place(running):
 
 @pytest.mark.parametrize("other", ["ann", "bob"])
 async def test_what_one_client_holds_keeps_no_other_out(running, other):
-    """Of two clients each has half of the places for certain; a client that has more than that waits."""
+    """Two clients each have half of the places guaranteed; a client that has more waits."""
     room = MAX_NUM_SEQS + MAX_WAITING
     async with running() as client:
         stream = outputs_of(client, replace(request("many", max_tokens=LONG, n=room), client="ann"))

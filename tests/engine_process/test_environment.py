@@ -1,4 +1,4 @@
-"""What the engine process finds in its environment."""
+"""The engine process's environment variables."""
 
 import os
 import subprocess

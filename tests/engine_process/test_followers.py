@@ -1,4 +1,4 @@
-"""What is told of requests beside their outputs: each choice's end once, whatever ends it."""
+"""Notifications about requests apart from outputs: each choice's end is reported once, for any reason."""
 
 import asyncio
 

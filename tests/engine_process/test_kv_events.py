@@ -42,7 +42,7 @@ def name(index):
 
 
 def test_the_form_is_that_of_vllm():
-    """Its fields and their order are those of vLLM's `kv_events.py`, up to `lora_name`."""
+    """Fields and their order equal vLLM's `kv_events.py`, up to `lora_name`."""
     large = 2**64 - 1
     events = [
         AllBlocksCleared(),

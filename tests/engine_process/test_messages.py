@@ -1,4 +1,4 @@
-"""What is encoded comes back equal, and stays cheap to import."""
+"""Messages survive encoding, and their module stays cheap to import."""
 
 import math
 import subprocess

@@ -1,4 +1,4 @@
-"""What only a process can do: be killed, hang, be orphaned."""
+"""Failures that only a process can have: it is killed, hangs, or is orphaned."""
 
 import asyncio
 import os
@@ -197,7 +197,7 @@ asyncio.run(main())
 
 
 async def test_the_worker_notices_between_steps_that_its_parent_is_not_the_expected_one():
-    """What stands in for the kernel's help where there is none, or when the parent died before it was asked for."""
+    """The fallback if the kernel cannot help, or if the parent died before that was requested."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         descriptor = theirs.fileno()

@@ -1,4 +1,4 @@
-"""Which steps are remembered, and what is told of them."""
+"""Which steps are remembered, and what is reported about them."""
 
 import time
 

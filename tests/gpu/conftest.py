@@ -1,4 +1,4 @@
-"""Runners on the GPU. Without one, all tests of this folder are skipped, unless they are told to run elsewhere."""
+"""Runners on the GPU. Without a GPU, all tests of this folder are skipped unless another device is requested."""
 
 from collections.abc import Callable
 from dataclasses import replace

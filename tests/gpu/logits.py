@@ -15,7 +15,7 @@ from model_runner.runner import ModelRunner
 
 @dataclass
 class Trace:
-    """What one prompt brought."""
+    """Results of one prompt."""
 
     rows: list[Tensor] = field(default_factory=list)  # each [vocab]
     """One for each token whose logits were wanted."""

@@ -1,4 +1,4 @@
-"""Fewer bits change the answers a little, and only a little: the distributions stay near those of 16 bits."""
+"""Fewer bits change the answers only a little: distributions stay near the 16-bit ones."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ CASES = [
 
 
 def divergence(expected: Tensor, found: Tensor) -> float:
-    """Of each row's distribution from the expected one [rows, vocab], on average."""
+    """Mean divergence of each row's distribution from the expected one [rows, vocab]."""
     p, q = expected.double().log_softmax(-1), found.double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).mean().item()
 

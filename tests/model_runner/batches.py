@@ -16,10 +16,10 @@ class Chunk:
     start: int
     blocks: list[int]
     parents: Sequence[int] | None = None
-    """Of a tree: each token's parent among the tokens, before it; -1 for the choice's last token before the tree."""
+    """For a tree: index of each token's parent, which comes earlier; -1 for the choice's last token before the tree."""
 
     def paths(self) -> list[list[int]]:
-        """For each token, those of the tree from its root to itself; nothing where there is no tree."""
+        """For each token, the path from the tree's root to it; empty without a tree."""
         paths: list[list[int]] = []
         for token, parent in enumerate(self.parents or ()):
             paths.append([*(paths[parent] if parent >= 0 else ()), token])

@@ -83,7 +83,7 @@ _SIGMOID_EXPERTS = {
     "routed_scaling_factor": 1.7,
 }
 
-# From a case's name, which begins with the type of the model, to what its configuration has beside the sizes.
+# Configuration apart from the sizes, by a case's name, which begins with the model type.
 CASES: dict[str, dict[str, Any]] = {
     "cwm": {"layer_types": _ALTERNATING, "sliding_window": 16, "rope_parameters": _LLAMA3_ROPE},
     "dots1": {
@@ -190,7 +190,7 @@ def tiny_model(case: str, **changes: Any) -> PreTrainedModel:
 
 
 def layer_runs(model: PreTrainedModel, num_tokens: int) -> list[LayerRun]:
-    """What each decoder layer saw and answered when the model read random tokens."""
+    """Inputs and outputs of each decoder layer for random tokens."""
     runs: list[LayerRun] = []
 
     def note(layer: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any], answer: Tensor) -> None:

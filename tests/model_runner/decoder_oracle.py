@@ -1,4 +1,4 @@
-"""What a DecoderForm says, in plain torch and float64."""
+"""Reference implementation of a DecoderForm in plain torch and float64."""
 
 from functools import partial
 
@@ -70,7 +70,7 @@ def sum_of_experts(experts: Experts, x: Tensor, chosen: Tensor, weights: Tensor)
 
 
 def run_experts(experts: Experts, x: Tensor, beside: Tensor) -> Tensor:
-    """What they add, with what the MLP beside them makes of the rows; all [tokens, hidden]."""
+    """The experts' output plus the output of the parallel MLP, all [tokens, hidden]."""
     gate = 1.0 if experts.mlp_gate is None else (x @ experts.mlp_gate.double()).sigmoid().unsqueeze(-1)
     return sum_of_experts(experts, x, *route(experts, x)) + gate * beside
 

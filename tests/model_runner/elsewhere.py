@@ -91,7 +91,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure, which for torch's own named tuples is made of one sequence, as is that of plain ones."""
+    """Map a nested structure. torch's named tuples are constructed from one sequence, as plain tuples are."""
     if isinstance(tree, Mapping):
         return {name: _map(one, change) for name, one in tree.items()}
     if isinstance(tree, tuple | list):

@@ -41,7 +41,7 @@ Make = Callable[[KVCache], AttentionBackend[Any]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the attention of one layer."""
+    """Sizes of one layer's attention."""
 
     heads: int
     kv_heads: int
@@ -58,11 +58,11 @@ class Storage:
     seed: int = 0
     """Blocks are dealt out in an order that depends on this."""
     background: float = 0.0
-    """What the cache is filled with before."""
+    """Value that the cache is filled with at first."""
     num_blocks: int = NUM_BLOCKS
     device: torch.device = CPU
     whole_keys: bool | None = None
-    """See KVCache."""
+    """KVCache's argument of this name."""
 
     def cache(self, shape: KVShape) -> KVCache:
         """A cache of one layer."""
@@ -82,7 +82,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Sequences:
-    """What the queries, keys and values of some sequences are; with trees in them, as they are stored."""
+    """Queries, keys and values of some sequences, including trees, in storage order."""
 
     query: list[torch.Tensor]  # each [length, heads, key_dim]
     key: list[torch.Tensor]  # each [length, kv_heads, key_dim]
@@ -104,7 +104,7 @@ class Sequences:
 
     @property
     def shape(self) -> KVShape:
-        """Of keys and values."""
+        """Shape of keys and values."""
         return KVShape(self.key[0].shape[1], self.key[0].shape[2], self.value[0].shape[2])
 
     def branch(self, sequence: int, tokens: Sequence[int]) -> "Sequences":
@@ -160,7 +160,7 @@ class Sequences:
         return result
 
     def rounded_definition(self, sequence: int, options: AttentionOptions, block_size: int) -> np.ndarray:
-        """The same with queries and weights in bfloat16, as the native attention has them beside such a cache.
+        """The definition with queries and weights in bfloat16, as in native attention with a bfloat16 cache.
 
         A weight is rounded as 2 to the power of its score minus the highest score up to the end of its block.
         """
@@ -212,7 +212,7 @@ def random_tree(size: int, seed: int) -> list[int]:
 
 
 def stored_as(vectors: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
-    """What a cache of that type makes of vectors [..., dim], in float64."""
+    """Vectors [..., dim] after storage in a cache of that type, in float64."""
     if dtype not in LARGEST:
         return vectors.to(dtype).double().numpy()
     largest, single = np.float32(127 if dtype == torch.int8 else 448), vectors.float().numpy()

@@ -1,4 +1,4 @@
-"""What is written for any device mixes no tensors of two: run on a pretended one, it says what the CPU says."""
+"""Device-independent code never mixes tensors of two devices: on a simulated device it returns the CPU's results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ SIZE = 1003
 
 
 def both(run: Callable[[torch.device, Callable[[Tensor], Tensor]], Any]) -> tuple[Any, Any]:
-    """What it returns on the CPU and elsewhere; it is given the device and what brings a tensor there."""
+    """Results on the CPU and on the other device; `run` gets the device and a function that moves a tensor to it."""
     on_cpu = run(CPU, Tensor.clone)
     with elsewhere() as device:
         return on_cpu, run(device, there)

@@ -22,7 +22,7 @@ TOKENS = [1, 17, 203, 5, 88]
 
 
 def leaving_the_last_layer(model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """What `run` returns, and what leaves the last layer meanwhile."""
+    """The result of `run`, and the last layer's output meanwhile."""
     kept: list[Tensor] = []
     layers: Any = model.get_decoder().layers  # type: ignore[operator]
     hook = layers[-1].register_forward_hook(lambda module, arguments, output: kept.append(output[0].clone()))
@@ -69,7 +69,7 @@ def without_last_layer(folder: Path, to: Path) -> Path:
 def test_with_the_model_as_served_to_the_last_bit(
     tiny_model: Callable[[str], Path], tmp_path: Path, family: str, quantization: Quantization
 ) -> None:
-    """What enters the last layer makes the logits of a model that has not that layer."""
+    """The last layer's input gives the logits of a model without that layer."""
     target, early_exit = as_served(tiny_model(family), quantization, (entering(2),))
     batch = prompt_batch([TOKENS], 32)
     target.forward(batch)

@@ -1,4 +1,4 @@
-"""What keys and values are stored as."""
+"""Storage types of keys and values."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is found out, planned and refused before a model runs."""
+"""Inspection, planning and refusals before a model runs."""
 
 import json
 import shutil
@@ -205,7 +205,7 @@ SHAPE = ModelShape(
 @pytest.mark.parametrize(
     ("quantization", "rows", "expected"),
     [
-        ("none", "auto", 4 * 1_100_000),  # the shared head is packed beside the embedding
+        ("none", "auto", 4 * 1_100_000),  # the shared head is packed in addition to the embedding
         ("int8", "int16", 900_000 + 4 * 200_000),
         ("int8", "int8", 910_000 + 4 * 200_000),
         ("int4", "auto", 640_000 * 5 // 8 + 260_000 + 4 * 200_000),
@@ -324,7 +324,7 @@ def test_a_control_group_without_a_limit_has_the_machine(limit: str | None, tmp_
 
 
 def write_control_group(folder: Path, limit: str | None) -> None:
-    """What the kernel shows of a group that uses 2.5 MB, of which 1.7 MB are pages of files that nobody uses."""
+    """Write the kernel's files for a group that uses 2.5 MB, of which 1.7 MB are unused pages of files."""
     if limit is not None:
         (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text("2500000\n")

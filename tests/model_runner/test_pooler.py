@@ -23,7 +23,7 @@ NUM_TOKENS, WIDTH = 700, 24
 def pooled(
     hidden: torch.Tensor, pooling: Pooling, ends: Sequence[int], head: ClassificationHead | None = None
 ) -> Verdict:
-    """The verdict on a choice that is computed in steps with these ends, beside another that asks for nothing."""
+    """The verdict on a choice that is computed in steps with these ends, together with another plain choice."""
     pool, sampling = Pooler(head), SamplingParams(pooling=pooling)
     assert pool.needs([SamplingParams(), sampling]) == {LAST}
     choice = Choice(0, [0] * len(hidden), len(hidden), 0, array("i"), sampling)

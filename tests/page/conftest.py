@@ -1,4 +1,4 @@
-"""What tests of the page without a browser share."""
+"""Fixtures shared by the page's tests without a browser."""
 
 from collections.abc import Iterator
 
@@ -17,6 +17,6 @@ def fake_address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(fake_address: str) -> Iterator[httpx.Client]:
-    """Of that server."""
+    """A client of the fake server."""
     with fake_site.client_of(fake_address) as client:
         yield client

@@ -27,7 +27,7 @@ from server.page.gate import WEBSOCKETS, PageGate
 LIMIT_S = 60.0
 """For whatever is waited for, however busy the machine is."""
 SENT_BACK = '44{"message": "Implicit handshake failed"}'
-"""What a browser is sent that has to load the page again."""
+"""The message that makes a browser reload the page."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def client_of(address: str, from_host: str = "127.0.0.1") -> httpx.Client:
 
 
 def id_in(html: str) -> str:
-    """Of the page."""
+    """The page's id."""
     (client_id,) = set(re.findall(r"client_id\W+([0-9a-f-]{36})", html))
     assert isinstance(client_id, str)
     return client_id
@@ -68,7 +68,7 @@ def socket_url(address: str, **query: str) -> str:
 
 
 def query_of(client_id: str) -> dict[str, str]:
-    """What a browser puts into that query."""
+    """The query that a browser sends."""
     ids = {"tab_id": str(uuid4()), "document_id": str(uuid4()), "old_tab_id": "null"}
     return {"client_id": client_id, "next_message_id": "0", "implicit_handshake": "true"} | ids
 
@@ -101,7 +101,7 @@ async def loaded(request: Request) -> Response:
 
 
 async def held(request: Request) -> Response:
-    """What is kept for visitors, after the cleaning up that is done now and then."""
+    """The state kept for visitors, after a cleanup."""
     from nicegui import core  # noqa: PLC0415
     from nicegui.app.app import prune_tab_storage  # noqa: PLC0415
 

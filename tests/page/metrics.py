@@ -8,7 +8,7 @@ BOUNDS = (0.01, 0.1, 1.0, 10.0)
 
 
 class Metrics:
-    """Those of a server, made by Prometheus's own library."""
+    """A server's metrics, made with Prometheus' own library."""
 
     def __init__(self, prefix: str = "samewise", engines: tuple[str, ...] = ("0",), started: float = 1.0) -> None:
         self._registry = CollectorRegistry()

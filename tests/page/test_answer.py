@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from server.client.openai_answers import Choice, Chunk, Delta, Logprobs, TokenLogprob
-from server.page.answer import MeasuredAnswer, num_same
+from server.page.answer import MeasuredAnswer, common_prefix_length
 from server.page.api import Api, ApiError
-from server.page.compare.answering import compared
+from server.page.compare.answering import comparison
 from server.page.conversation import Turn
 from server.page.session import Session
 from tests.cli.fake_openai import FakeOpenAI, running
@@ -154,7 +154,10 @@ def test_an_answer_grows_chunk_by_chunk():
     answer.add(Choice(finish_reason="stop", score=-1.5, cumulative_logprob=-3.0), 1.1)
     assert (answer.content, answer.completion_tokens) == ("Hello", 2)
     assert (answer.score, answer.cumulative_logprob) == (-1.5, -3.0)
-    assert answer.facts == "2 tokens · 2 tokens/s · first after 500 ms · ended by itself · mean log-probability −1.500"
+    assert (
+        answer.facts
+        == "2 tokens · 2 tokens/s · first token after 500 ms · ended by itself · mean log-probability −1.500"
+    )
 
 
 def test_tokens_are_counted_by_their_ids_where_there_are_no_logprobs():
@@ -173,25 +176,25 @@ def test_reasoning_stands_beside_the_text():
 
 def test_endings_in_words():
     assert MeasuredAnswer().ending == ""
-    assert MeasuredAnswer(finish_reason="length").ending == "cut off at the most tokens"
+    assert MeasuredAnswer(finish_reason="length").ending == "cut off at the token limit"
     assert MeasuredAnswer(finish_reason="of another server").ending == "of another server"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("abc", "The same as the first."),
-        ("xbc", "Differs from the first from its beginning."),
-        ("axc", "The same as the first for 1 character."),
-        ("ab", "The same as the first for 2 characters."),
-        ("abcd", "The same as the first for 3 characters."),
+        ("abc", "Same as the first."),
+        ("xbc", "Differs from the first from the start."),
+        ("axc", "Same as the first for 1 character."),
+        ("ab", "Same as the first for 2 characters."),
+        ("abcd", "Same as the first for 3 characters."),
     ],
 )
 def test_where_a_text_parts_with_the_first(text, said):
-    assert compared(text, "abc") == said
+    assert comparison(text, "abc") == said
 
 
 def test_num_same_of_any_sequences():
-    assert num_same([], [1]) == 0
-    assert num_same([1, 2, 3], [1, 2, 4]) == 2
-    assert num_same("ab", "abc") == 2
+    assert common_prefix_length([], [1]) == 0
+    assert common_prefix_length([1, 2, 3], [1, 2, 4]) == 2
+    assert common_prefix_length("ab", "abc") == 2

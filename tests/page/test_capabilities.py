@@ -5,16 +5,16 @@ import pytest
 
 from server.api.capabilities import describe_fields
 from server.api.chat.schema import ChatCompletionRequest
-from server.page.capabilities import OF_THE_PAGE, Described, Field, Kind, conflicts, fields_of
+from server.page.capabilities import PAGE_FIELDS, Field, FieldDescription, Kind, conflicts, fields_of
 
 _BODY = describe_fields(ChatCompletionRequest, {})
-DESCRIBED = msgspec.convert(msgspec.to_builtins(_BODY), dict[str, Described])
+DESCRIBED = msgspec.convert(msgspec.to_builtins(_BODY), dict[str, FieldDescription])
 FIELDS = fields_of(DESCRIBED)
 
 
 def test_every_field_that_does_something_is_in_the_form_or_of_the_page():
     known = {name for name, one in DESCRIBED.items() if one.support in ("honoured", "hint")}
-    assert known == FIELDS.keys() | (OF_THE_PAGE & known)
+    assert known == FIELDS.keys() | (PAGE_FIELDS & known)
     assert len(FIELDS) > 50
 
 
@@ -61,5 +61,5 @@ def test_a_value_of_another_type_is_shown_as_it_is(kind: Kind, value: object, sh
 
 
 def test_what_is_no_json_is_said():
-    with pytest.raises(ValueError, match="This is no JSON"):
+    with pytest.raises(ValueError, match="This is not valid JSON"):
         FIELDS["response_format"].parse("{")

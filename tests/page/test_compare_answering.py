@@ -3,13 +3,13 @@ from collections.abc import Mapping
 import pytest
 
 from server.page.answer import MeasuredAnswer
-from server.page.capabilities import Described
+from server.page.capabilities import FieldDescription
 from server.page.compare.answering import Question, ask
 from server.page.compare.beams import num_returned
-from server.page.compare.presets import asked
+from server.page.compare.presets import settings_text
 
 QUESTION = Question(system="Be brief.", prompt="Why?", seed=7, max_tokens=20, wants_logprobs=True)
-DESCRIBED = {"return_token_ids": Described(support="honoured")}
+DESCRIBED = {"return_token_ids": FieldDescription(support="honoured")}
 
 
 def test_all_answers_have_their_question_in_common():
@@ -47,7 +47,7 @@ def test_how_many_beams_are_shown(settings, number):
 
 async def test_a_failure_is_a_problem_of_each_answer():
     class Failing:
-        fields: Mapping[str, Described] = {}
+        fields: Mapping[str, FieldDescription] = {}
         model = "any"
 
         async def stream_chat(self, body, on_chunk):
@@ -59,8 +59,8 @@ async def test_a_failure_is_a_problem_of_each_answer():
 
 
 def test_settings_in_a_line():
-    assert asked({}) == "nothing set"
-    assert asked({"temperature": 0, "ignore_eos": True}) == "temperature 0 · ignore_eos true"
-    assert asked({"beam_search": {"width": 4, "num_return": 2}, "contrastive": {}}) == (
+    assert settings_text({}) == "default settings"
+    assert settings_text({"temperature": 0, "ignore_eos": True}) == "temperature 0 · ignore_eos true"
+    assert settings_text({"beam_search": {"width": 4, "num_return": 2}, "contrastive": {}}) == (
         "beam_search width 4, num_return 2 · contrastive on"
     )

@@ -4,7 +4,7 @@ import pytest
 
 from server.client.openai_answers import TokenLogprob
 from server.page.answer import MeasuredAnswer
-from server.page.compare.beams import Branch, Piece, described, pieces_of, tree_of
+from server.page.compare.beams import Branch, Piece, pieces_of, tree_json, tree_of
 
 
 def beam(text: str) -> list[Piece]:
@@ -57,7 +57,7 @@ def test_a_tree_as_it_is_shown():
         MeasuredAnswer(content="a b", score=-0.5, cumulative_logprob=-1.0, completion_tokens=2, finish_reason="stop"),
         MeasuredAnswer(content="a c"),
     ]
-    tree = described(tree_of([pieces_of(answer) for answer in answers]), answers)
+    tree = tree_json(tree_of([pieces_of(answer) for answer in answers]), answers)
     assert (tree["text"], tree["best"], tree["through"], tree["share"]) == ("a", True, "2 beams", "")
     first, second = tree["branches"]
     assert first["ending"] == [{"name": "Beam 1", "facts": "score −0.500 · sum −1.000 · 2 tokens · ended by itself"}]
@@ -69,5 +69,5 @@ def test_shares_are_rounded_for_people():
         MeasuredAnswer(tokens=[TokenLogprob("a", math.log(0.994))]),
         MeasuredAnswer(tokens=[TokenLogprob("b", math.log(0.001))]),
     ]
-    tree = described(tree_of([pieces_of(answer) for answer in answers]), answers)
+    tree = tree_json(tree_of([pieces_of(answer) for answer in answers]), answers)
     assert [branch["share"] for branch in tree["branches"]] == ["99 %", "< 1 %"]

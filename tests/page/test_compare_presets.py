@@ -5,12 +5,12 @@ import pytest
 
 from server.api.capabilities import describe_fields
 from server.api.chat.schema import ChatCompletionRequest
-from server.page.capabilities import Described, fields_of, has_fields
+from server.page.capabilities import FieldDescription, fields_of, has_fields
 from server.page.compare.presets import BEAM_PRESETS, FIRST, PRESETS, offered
 
 DESCRIBED = msgspec.convert(
     msgspec.to_builtins(describe_fields(ChatCompletionRequest, {})),
-    dict[str, Described],
+    dict[str, FieldDescription],
 )
 ALL = (*PRESETS, *BEAM_PRESETS)
 
@@ -30,12 +30,12 @@ def test_samewise_is_offered_all_presets():
 
 
 def test_presets_whose_fields_are_refused_are_not_offered():
-    described = {**DESCRIBED, "dola": Described(support="refused")}
+    described = {**DESCRIBED, "dola": FieldDescription(support="refused")}
     assert set(offered(PRESETS, DESCRIBED)) - set(offered(PRESETS, described)) == {"DoLa"}
 
 
 def test_presets_whose_fields_the_server_lacks_are_not_offered():
-    described = {"temperature": Described(support="honoured"), "top_p": Described(support="no_effect")}
+    described = {"temperature": FieldDescription(support="honoured"), "top_p": FieldDescription(support="no_effect")}
     assert list(offered(PRESETS, described)) == ["Greedy", "Sampling"]
 
 

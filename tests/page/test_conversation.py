@@ -157,5 +157,5 @@ def test_a_conversation_is_full_at_some_time(number: int, length: int, is_full: 
 
 def test_what_has_too_many_turns_to_be_shown_is_refused() -> None:
     turns = {str(at): {"id": at, "role": "user"} for at in range(10_001)}
-    with pytest.raises(ValueError, match="10,001 turns, and at most 10,000 can be shown"):
+    with pytest.raises(ValueError, match="10,001 turns; at most 10,000 are supported"):
         read(turns)

@@ -1,4 +1,4 @@
-"""What strangers can do to the page, and what happens to those who have gone."""
+"""Attacks by strangers on the page, and handling of visitors who have left."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from server.page.shell import KeyDialog
 def test_what_is_not_there_takes_no_room(client: httpx.Client) -> None:
     for _ in range(300):
         answer = client.get("/page/none")
-        assert (answer.status_code, answer.text) == (404, "There is no such page.")
+        assert (answer.status_code, answer.text) == (404, "Page not found.")
     assert client.get("/page/").status_code == 200
 
 
@@ -81,7 +81,7 @@ def test_a_line_in_many_pieces_takes_time_in_proportion_and_has_an_end() -> None
     for _ in range(16 << 10):
         assert list(parser.feed(b"x" * 1024)) == []
     assert time.process_time() - start < 5
-    with pytest.raises(AnswerError, match="does not end"):
+    with pytest.raises(AnswerError, match="more than 16 MiB"):
         list(parser.feed(b"x"))
 
 

@@ -1,4 +1,4 @@
-"""What stands before the page of a server that wants a key: nothing of the page runs for those who have none."""
+"""Access to the page of a server with keys: nothing of the page runs without a key."""
 
 from collections.abc import Iterator
 from http.cookies import SimpleCookie

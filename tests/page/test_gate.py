@@ -1,4 +1,4 @@
-"""What stands before an API: paths, headers, websockets, and that it costs nothing before the first visit."""
+"""The gate in front of the API: paths, headers, websockets, and no cost before the first visit."""
 
 import asyncio
 import re

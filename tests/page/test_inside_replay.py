@@ -24,13 +24,13 @@ def replayed(first: Turn, *chunks: Chunk) -> Replayed:
     return again
 
 
-def proof(first: Turn, *chunks: Chunk, heeds_seeds: bool = True) -> Proof:
-    return proof_of(replayed(first, *chunks), heeds_seeds=heeds_seeds)
+def proof(first: Turn, *chunks: Chunk, supports_seeds: bool = True) -> Proof:
+    return proof_of(replayed(first, *chunks), supports_seeds=supports_seeds)
 
 
 def test_the_same_again():
     assert proof(turn("Hello!"), chunk("Hel", "lo"), chunk("!")) == Proof(
-        True, "The same again: 3 tokens, equal to the last character.", ["Fingerprint fp_1, both times."]
+        True, "The same again: 3 tokens, equal to the last character.", ["Same fingerprint: fp_1."]
     )
 
 
@@ -43,7 +43,7 @@ def test_the_usage_counts_where_there_are_no_logprobs():
 
 def test_another_fingerprint_with_the_same_text():
     found = proof(turn("Hi"), chunk("Hi", fingerprint="fp_2"))
-    assert (found.is_same, found.notes) == (True, ["Fingerprints fp_1 and fp_2."])
+    assert (found.is_same, found.notes) == (True, ["Fingerprints: fp_1, then fp_2."])
 
 
 def test_an_answer_that_begins_with_a_given_text():
@@ -62,7 +62,7 @@ def test_an_answer_that_begins_with_a_given_text():
 def test_where_they_part(texts, said):
     found = proof(turn("The cat sat"), chunk(*texts))
     assert not found.is_same
-    assert found.said == f"Not the same: it differs {said}."
+    assert found.said == f"Not the same: differs {said}."
 
 
 def test_tokens_that_are_not_the_text_count_for_no_place():
@@ -74,12 +74,12 @@ def test_tokens_that_are_not_the_text_count_for_no_place():
             )
         ]
     )
-    assert proof(turn("bc", reasoning="x"), different).said == "Not the same: it differs after 1 character."
+    assert proof(turn("bc", reasoning="x"), different).said == "Not the same: differs after 1 character."
 
 
 def test_reasoning_is_compared_too():
     found = proof(turn("b", reasoning="xyz"), chunk("b", reasoning="xz"))
-    assert found.said == "Not the same: it differs within the reasoning, after 1 character."
+    assert found.said == "Not the same: differs within the reasoning, after 1 character."
 
 
 def test_calls_are_compared_without_their_ids():
@@ -88,7 +88,7 @@ def test_calls_are_compared_without_their_ids():
     end = ToolCall(index=0, function=Function(arguments="}"))
     assert proof(first, chunk(tool_calls=[part]), chunk(tool_calls=[end])).is_same
     other = ToolCall(index=0, function=Function(arguments="]"))
-    assert proof(first, chunk(tool_calls=[part]), chunk(tool_calls=[other])).said.endswith("in what it calls.")
+    assert proof(first, chunk(tool_calls=[part]), chunk(tool_calls=[other])).said.endswith("in its tool calls.")
 
 
 @pytest.mark.parametrize("first", [turn("Hel", finish_reason="stopped"), turn("Hel", problem="It broke.")])
@@ -98,7 +98,9 @@ def test_an_answer_that_broke_off_is_compared_up_to_there(first):
     again.add(chunk("llo", ", you"), 1.0)
     assert again.is_enough
     assert [token.text for token in again.tokens.all] == ["He", "llo"]
-    assert proof_of(again, heeds_seeds=True).said == "The same again: 2 tokens, equal up to where the answer broke off."
+    assert (
+        proof_of(again, supports_seeds=True).said == "The same again: 2 tokens, equal up to where the answer broke off."
+    )
 
 
 def test_a_whole_answer_is_never_enough_before_its_end():
@@ -106,15 +108,15 @@ def test_a_whole_answer_is_never_enough_before_its_end():
 
 
 @pytest.mark.parametrize(
-    ("request_", "fingerprint", "heeds_seeds", "said"),
+    ("request_", "fingerprint", "supports_seeds", "said"),
     [
-        (SEEDED, "fp_2", True, "The fingerprint was fp_1 and is fp_2"),
-        (SEEDED, None, True, "gives no fingerprint"),
-        (SEEDED, "fp_1", False, "heeds no seeds"),
+        (SEEDED, "fp_2", True, "The fingerprint changed from fp_1 to fp_2"),
+        (SEEDED, None, True, "returns no fingerprint"),
+        (SEEDED, "fp_1", False, "does not support seeds"),
         (SEEDED | {"speculation": {"verify": "rejection"}}, "fp_1", True, "“rejection”"),
-        (SEEDED | {"speculation": "off"}, "fp_1", True, "both times"),
+        (SEEDED | {"speculation": "off"}, "fp_1", True, "is the same (fp_1)"),
     ],
 )
-def test_why_it_may_not_be_the_same(request_, fingerprint, heeds_seeds, said):
-    found = proof(turn("a", request=request_), chunk("b", fingerprint=fingerprint), heeds_seeds=heeds_seeds)
+def test_why_it_may_not_be_the_same(request_, fingerprint, supports_seeds, said):
+    found = proof(turn("a", request=request_), chunk("b", fingerprint=fingerprint), supports_seeds=supports_seeds)
     assert any(said in note for note in found.notes), found.notes

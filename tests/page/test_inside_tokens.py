@@ -3,7 +3,7 @@ import math
 import pytest
 
 from server.client.openai_answers import Alternative, TokenLogprob
-from server.page.inside.tokens import Tokens, is_part, probability, raw, spelled
+from server.page.inside.tokens import Tokens, is_part, probability, spelled, token_bytes
 
 
 def token(text: str, share: float = 0.5, *others: tuple[str, float]) -> TokenLogprob:
@@ -39,10 +39,10 @@ def test_a_part_of_a_character_may_come_with_another_chunk():
 
 def test_bytes_are_those_that_the_server_tells():
     told = Alternative(token=r"bytes:\xe2", logprob=0.0, bytes=list(rb"bytes:\xe2"))
-    assert raw(told) == rb"bytes:\xe2"
+    assert token_bytes(told) == rb"bytes:\xe2"
     assert spelled(told) == r"bytes:\xe2"
     assert not is_part(told)
-    assert raw(Alternative(token=r"bytes:\xe2\x9c", logprob=0.0)) == b"\xe2\x9c"
+    assert token_bytes(Alternative(token=r"bytes:\xe2\x9c", logprob=0.0)) == b"\xe2\x9c"
 
 
 def test_the_rank_and_the_rest():
@@ -86,11 +86,11 @@ def test_another_answer_begins_with_the_prefix_the_text_before_and_the_alternati
     [
         (1, " ran", "The cat sat", ""),
         (1, "<b>", "The cat sat", ""),
-        (1, r"bytes:\xf0\x9f", "The cat sat", "a part of a character"),
-        (1, "<|im_end|>", "The cat sat", "a mark"),
-        (1, "</s>", "The cat sat", "a mark"),
-        (3, "a", "The cat sat", "The token before it"),
-        (1, " ran", "sat", "not the text"),
+        (1, r"bytes:\xf0\x9f", "The cat sat", "part of a character"),
+        (1, "<|im_end|>", "The cat sat", "a control token"),
+        (1, "</s>", "The cat sat", "a control token"),
+        (3, "a", "The cat sat", "inside a character"),
+        (1, " ran", "sat", "not only text"),
     ],
 )
 def test_where_no_answer_can_go_on(place, alternative, content, said):

@@ -1,8 +1,8 @@
-"""What the view of the server says of numbers, and that it says nothing of those that are not there."""
+"""Figures of the server view, and that unknown numbers are not shown."""
 
 import pytest
 
-from server.client.load import Load, loads_of, together
+from server.client.load import Load, combined, loads_of
 from server.client.metrics import Window, lines_about, parse
 from server.page.load.figures import (
     NAMES,
@@ -34,11 +34,11 @@ def samewise(metrics: Metrics) -> Metrics:
 
 
 def load_of(*texts: str) -> Load:
-    """Of readings ten seconds apart."""
+    """The load from readings ten seconds apart."""
     window = Window(1000.0)
     for at, text in enumerate(texts):
         window.add(parse(text, 10.0 * at))
-    return together(list(loads_of(window).values()))
+    return combined(list(loads_of(window).values()))
 
 
 def test_what_is_told_is_shown() -> None:
@@ -51,7 +51,7 @@ def test_what_is_told_is_shown() -> None:
         "State": "up",
         "Model": "m",
         "Version": "1.2",
-        "Up for": "1 h 1 min",
+        "Uptime": "1 h 1 min",
     }
     assert queue_figures(load) == {
         "Running choices": "3",

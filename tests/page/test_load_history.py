@@ -30,7 +30,7 @@ def test_a_column_is_the_mean_of_the_steps_of_a_second() -> None:
     assert found[-2:] == [(64, 0, 0, 0), (0, 6, 2, 1)]
     assert set(found[:-2]) == {(0, 0, 0, 0)}
     assert history.last_step == 3
-    assert history.figures(NOW) == {"Time of a step": "20 ms"}
+    assert history.figures(NOW) == {"Step time": "20 ms"}
 
 
 def test_steps_that_were_missed_change_nothing() -> None:
@@ -53,7 +53,7 @@ def test_a_clock_that_is_ahead_is_followed() -> None:
 def test_nothing_yet() -> None:
     history = history_of()
     assert set(columns(history)) == {(0, 0, 0, 0)}
-    assert history.figures(NOW) == {"Time of a step": "–"}
+    assert history.figures(NOW) == {"Step time": "–"}
     assert history.chart(NOW).top == 1
 
 

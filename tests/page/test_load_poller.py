@@ -9,7 +9,7 @@ import pytest
 
 from server.page.api import ApiError
 from server.page.load import poller
-from server.page.load.poller import Poller, Watches
+from server.page.load.poller import Poller, SharedPollers
 from tests.page.metrics import Metrics
 from tests.waiting import until
 
@@ -21,7 +21,7 @@ class FakeApi:
         self.asked: Counter[str] = Counter()
         self.keys: set[str] = set()
         self.answers: dict[str, Any] = {"/metrics": Metrics().text()}
-        """What is not in here is not there."""
+        """Answers by path; other paths do not exist."""
 
     async def version(self) -> str:
         self.asked["/version"] += 1
@@ -49,14 +49,14 @@ def api() -> FakeApi:
 
 
 @pytest.fixture
-def watches(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> Watches:
+def pollers(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> SharedPollers:
     monkeypatch.setattr(poller, "INTERVAL_S", 0.01)
-    return Watches(api)  # type: ignore[arg-type]
+    return SharedPollers(api)  # type: ignore[arg-type]
 
 
-async def test_all_with_a_key_share_one_reading(watches: Watches, api: FakeApi) -> None:
+async def test_all_with_a_key_share_one_reading(pollers: SharedPollers, api: FakeApi) -> None:
     seen: list[list[dict[str, Any]]] = [[], [], []]
-    ends: list[Callable[[], None]] = [watches.look("k", one.append) for one in seen]
+    ends: list[Callable[[], None]] = [pollers.subscribe("k", one.append) for one in seen]
     await until(lambda: all(len(one) >= 3 for one in seen))
     assert all(mine is theirs for mine, theirs in zip(seen[0], seen[1], strict=False))
     assert api.asked["/metrics"] <= len(seen[0]) + 1
@@ -66,21 +66,21 @@ async def test_all_with_a_key_share_one_reading(watches: Watches, api: FakeApi) 
     await until(lambda: len(seen[1]) > before)
     ends[1]()
     ends[2]()
-    await until(lambda: not any(task.get_name() == "watch the server" for task in asyncio.all_tasks()))
+    await until(lambda: not any(task.get_name() == "poll the server" for task in asyncio.all_tasks()))
     assert len(seen[0]) < len(seen[1])
 
 
 async def test_who_comes_later_sees_the_latest_at_once_and_only_with_the_same_key(
-    watches: Watches, api: FakeApi
+    pollers: SharedPollers, api: FakeApi
 ) -> None:
     first: list[dict[str, Any]] = []
     later: list[dict[str, Any]] = []
-    ends = [watches.look("k", first.append)]
+    ends = [pollers.subscribe("k", first.append)]
     await until(lambda: bool(first))
-    ends.append(watches.look("k", later.append))
+    ends.append(pollers.subscribe("k", later.append))
     assert later == first[-1:]
     other: list[dict[str, Any]] = []
-    ends.append(watches.look("another", other.append))
+    ends.append(pollers.subscribe("another", other.append))
     assert other == []
     await until(lambda: bool(other))
     assert api.keys == {"k", "another"}
@@ -106,7 +106,7 @@ async def test_a_server_without_metrics(api: FakeApi, text: str | None) -> None:
     watched = Poller(api, "k")  # type: ignore[arg-type]
     readings = [await watched.poll() for _ in range(3)]
     assert {reading.problem for reading in readings} == {
-        "This server does not tell what it does: it has no metrics at /metrics."
+        "This server has no metrics at /metrics, so its load is unknown."
     }
     assert api.asked["/metrics"] == 1
 
@@ -115,7 +115,7 @@ async def test_a_server_that_goes_and_comes_again(api: FakeApi) -> None:
     watched = Poller(api, "k")  # type: ignore[arg-type]
     assert (await watched.poll()).problem == ""
     there, api.answers["/metrics"] = api.answers["/metrics"], ApiError("No server answers.")
-    assert (await watched.poll()).problem == "No server answers. Trying again."
+    assert (await watched.poll()).problem == "No server answers. Retrying."
     api.answers |= {"/metrics": there, "/requests": {"object": "list", "data": []}}
     assert (await watched.poll()).problem == ""
     assert api.asked["/version"] == 2
@@ -137,39 +137,39 @@ async def test_steps_are_asked_for_after_the_last_one(api: FakeApi) -> None:
     readings = [await watched.poll() for _ in range(4)]
     assert paths == ["/steps?after=0", "/steps?after=40", "/steps?after=0", "/steps?after=3"]
     assert {reading.problem for reading in readings} == {""}
-    assert [chart.title for chart in readings[-1].charts] == ["Tokens that a step computes"]
+    assert [chart.title for chart in readings[-1].charts] == ["Tokens per step"]
 
 
 async def test_an_answer_of_another_kind_is_a_problem(api: FakeApi) -> None:
     api.answers["/steps"] = {"steps": []}
     reading = await Poller(api, "k").poll()  # type: ignore[arg-type]
-    assert reading.problem.startswith("The server's answer is not what was expected")
+    assert reading.problem.startswith("The server's answer to /steps cannot be read")
 
 
 async def test_a_watch_that_fails_says_so_and_makes_room(
-    watches: Watches, api: FakeApi, caplog: pytest.LogCaptureFixture
+    pollers: SharedPollers, api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     api.answers["/metrics"] = 5
     seen: list[dict[str, Any]] = []
-    end = watches.look("k", seen.append)
+    end = pollers.subscribe("k", seen.append)
     await until(lambda: bool(seen))
-    assert "failed" in seen[0]["problem"]
-    assert "cannot watch" in caplog.text
+    assert "Internal error" in seen[0]["problem"]
+    assert "while polling the server" in caplog.text
     api.answers["/metrics"] = Metrics().text()
     again: list[dict[str, Any]] = []
-    other = watches.look("k", again.append)
+    other = pollers.subscribe("k", again.append)
     end()
     await until(lambda: len(again) > 1)
     assert again[-1]["problem"] == ""
     other()
 
 
-async def test_who_fails_to_look_hinders_nobody(watches: Watches) -> None:
+async def test_who_fails_to_look_hinders_nobody(pollers: SharedPollers) -> None:
     def fail(reading: dict[str, Any]) -> None:
         raise RuntimeError
 
     seen: list[dict[str, Any]] = []
-    ends = [watches.look("k", fail), watches.look("k", seen.append)]
+    ends = [pollers.subscribe("k", fail), pollers.subscribe("k", seen.append)]
     await until(lambda: len(seen) > 1)
     for end in ends:
         end()

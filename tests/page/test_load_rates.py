@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.client.load import Load, Quantile, quantile, together
+from server.client.load import Load, Quantile, combined, quantile
 from server.client.metrics import NoMetricsError, Snapshot, Source, Window, parse
 from server.ray.front import merged
 from server.telemetry.metrics import exposition
@@ -144,7 +144,7 @@ def test_each_replica_has_its_own_numbers() -> None:
     assert generated == {"a": 5.0, "b": 10.0, "c": 15.0}
     loads = {source: Load(samples.gauges, samples.counters) for source, samples in last.sources.items()}
     assert [load.kv_usage for load in loads.values()] == [0.3, 0.1, 0.2]
-    assert together(list(loads.values())).kv_usage == pytest.approx(0.2)
+    assert combined(list(loads.values())).kv_usage == pytest.approx(0.2)
 
 
 def test_replicas_come_and_go_without_a_jump() -> None:
@@ -196,7 +196,7 @@ def test_the_total_adds_up() -> None:
         metrics.observe(TTFT, *of_server)
         metrics.observe("e2e_request_latency_seconds", 1.0, bounds=(usage, 5.0))
         loads.append(load_of(before, metrics.snapshot(2.0)))
-    total = together(loads)
+    total = combined(loads)
     assert (total.state, total.running, total.waiting, total.kv_usage) == ("ready", 18, 6, pytest.approx(0.4))
     assert total.rate(f"{TTFT}_count") == 250
     found = total.quantile(TTFT, 0.9)
@@ -208,8 +208,8 @@ def test_the_total_adds_up() -> None:
 
 def test_a_server_that_has_just_come_back_does_not_hide_the_others() -> None:
     known = Load({}, {}, {("generation_tokens_total", ()): 5.0})
-    assert together([known, Load()]).rate("generation_tokens_total") == 5.0
-    assert together([Load(), Load()]).rates is None
+    assert combined([known, Load()]).rate("generation_tokens_total") == 5.0
+    assert combined([Load(), Load()]).rates is None
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_garbage_is_told_as_such(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("vllm:num_requests_running 1\n", "begin with vllm: have no label model_name"),
+        ("vllm:num_requests_running 1\n", "with the prefix vllm: have no label model_name"),
         (Metrics("vllm").text() + Metrics("samewise").text(), "of several servers (samewise:, vllm:)"),
     ],
 )

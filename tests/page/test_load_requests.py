@@ -1,4 +1,4 @@
-"""What a request's row and its details say."""
+"""A request's row and its details."""
 
 import msgspec
 import pytest
@@ -9,7 +9,7 @@ DRAFTS = [{"method": "ngram", "accepted_tokens": 3, "rejected_tokens": 1}]
 
 
 def record(**changes: object) -> RequestRecord:
-    """One that has ended well, but for the changes."""
+    """A record of a successful request, with changes."""
     told = {
         "id": "req_1",
         "object": "request",
@@ -39,7 +39,7 @@ def test_a_row() -> None:
     )
     assert row.time is not None
     assert [part.percent for part in row.time.parts] == [1.0, 4.0, 15.0, 80.0, 0.0]
-    assert row.time.summary.startswith("Where the time went: before 1.0 ms, queue 4.0 ms")
+    assert row.time.summary.startswith("Time by phase: before 1.0 ms, queue 4.0 ms")
 
 
 def test_while_it_runs_nobody_knows_where_its_time_goes() -> None:
@@ -75,7 +75,7 @@ def test_details() -> None:
     assert figures["Request"] == "req_1"
     assert (figures["Steps"], figures["Preemptions"], figures["Engine restarts"]) == ("9", "0", "1")
     assert figures["Drafts by ngram"] == "3 of 4 accepted"
-    assert figures["Choices"] == "40, of which the first 2 are shown"
+    assert figures["Choices"] == "40 (first 2 shown)"
     assert "Prefill chunks" not in figures
     assert details.choices is not None
     first, second = details.choices.rows

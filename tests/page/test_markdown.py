@@ -1,4 +1,4 @@
-"""What becomes of text while it grows, and how long that takes."""
+"""Rendering of growing text, and its duration."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What strangers can do to the page by its websocket, and what is kept of them."""
+"""Attacks by strangers through the page's websocket, and the state kept for them."""
 
 import asyncio
 import json
@@ -14,13 +14,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from server.page import nicegui_hardening
-from server.page.nicegui_hardening import BrowserPacket, Socket, Sparing
+from server.page.nicegui_hardening import BrowserPacket, RateLimitFilter, Socket
 from tests.page import fake_site
 from tests.page.fake_site import SENT_BACK, connect, id_in, opened, query_of, socket_url, visit
 from tests.waiting import until
 
 MEGABYTE = 1_000_000 - 100
-"""What browsers send at most."""
+"""Maximum message size of browsers."""
 
 
 @pytest.fixture(scope="module")
@@ -187,10 +187,10 @@ def test_the_log_says_how_much_was_left_out(monkeypatch: pytest.MonkeyPatch, cap
     now = 0.0
     monkeypatch.setattr(nicegui_hardening.time, "monotonic", lambda: now)
     logger = logging.getLogger("tests.sparing")
-    logger.addFilter(Sparing())
+    logger.addFilter(RateLimitFilter())
     for now in (100.0, 101.0, 159.0, 161.0, 162.0):
         logger.warning("at %d", now)
-    assert caplog.messages == ["at 100", "at 161 (2 earlier records were left out)"]
+    assert caplog.messages == ["at 100", "at 161 (2 earlier records were suppressed)"]
 
 
 async def test_a_prefetched_page_has_the_ids_of_its_query(fake_address: str, query: dict[str, str]) -> None:

@@ -12,19 +12,19 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from server.page import throttle
-from server.page.throttle import MOST_PAGES, MOST_PAGES_OF_ORIGIN, Room, Turns, origin_of
+from server.page.throttle import MOST_PAGES, MOST_PAGES_OF_ORIGIN, PageLimit, VisitorQueue, origin_of
 
 
 async def test_origins_alternate() -> None:
     """However much one of them sends."""
-    turns = Turns()
+    visitors = VisitorQueue()
     done: list[str] = []
 
     async def work(origin: str) -> None:
-        async with turns.turn(origin):
+        async with visitors.turn(origin):
             done.append(origin)
 
-    async with turns.turn("first"):
+    async with visitors.turn("first"):
         waiting = [asyncio.create_task(work(origin)) for origin in ["greedy"] * 50 + ["modest"] * 3]
         await asyncio.sleep(0)
     await asyncio.wait(waiting)
@@ -41,14 +41,14 @@ async def test_work_is_followed_by_rests(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(throttle.time, "thread_time", lambda: now)
     monkeypatch.setattr(throttle.asyncio, "sleep", rest)
-    turns = Turns()
+    visitors = VisitorQueue()
     for took in (0.01, 0.04, 10.0):
-        async with turns.turn("a"):
+        async with visitors.turn("a"):
             now += took
     assert rests == pytest.approx([0.02, 0.08, 0.5])
     rests.clear()
     for _ in range(100):
-        async with turns.turn("a"):
+        async with visitors.turn("a"):
             now += 1e-6
     assert 1 < len(rests) < 100
     assert sum(rests) == pytest.approx(100 * 0.0002 * 2, rel=0.2)
@@ -99,7 +99,7 @@ async def test_room_is_shared_between_addresses(
     open_pages: Full, pages: dict[str, int], host: str, status: int
 ) -> None:
     open_pages(pages)
-    room = Room(PlainTextResponse("a page"), Turns(), "/page/")
+    room = PageLimit(PlainTextResponse("a page"), VisitorQueue(), "/page/")
     transport = httpx.ASGITransport(room, client=(host, 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as visitor:
         answer = await visitor.get("/page/")
@@ -115,7 +115,7 @@ async def test_pages_that_are_being_made_take_room(open_pages: Full) -> None:
         await made.wait()
         await PlainTextResponse("a page")(scope, receive, send)
 
-    transport = httpx.ASGITransport(Room(page, Turns(), "/page/"), client=("a", 1))
+    transport = httpx.ASGITransport(PageLimit(page, VisitorQueue(), "/page/"), client=("a", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://x", timeout=None) as visitor:
         asked = [asyncio.create_task(visitor.get("/page/")) for _ in range(MOST_PAGES_OF_ORIGIN + 1)]
         done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

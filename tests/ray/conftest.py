@@ -19,7 +19,7 @@ def ray() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[Server]:
-    """What several replicas are compared with."""
+    """A single server that several replicas are compared with."""
     server = Server("--threads", "1")
     yield server
     server.terminate()

@@ -1,4 +1,4 @@
-"""What is said when the application is put together, without a cluster."""
+"""Messages while the application is built, without a cluster."""
 
 import importlib
 import logging
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_is_imported() -> None:
-    """What Ray warns of while it is imported is not ours to mend."""
+    """Import Ray first, because its own warnings are not tested."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("server.ray.application")

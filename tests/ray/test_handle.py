@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.errors import ApiError, InternalError, UnavailableError
-from server.ray.exchange import ForwardedRequest, Taken
+from server.ray.exchange import Accepted, ForwardedRequest
 
 pytestmark = pytest.mark.ray
 
@@ -19,7 +19,7 @@ START = {"type": "http.response.start", "status": 200, "headers": []}
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_is_imported() -> None:
-    """What Ray warns of while it is imported is not ours to mend."""
+    """Import Ray first, because its own warnings are not tested."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("server.ray.application")
@@ -106,13 +106,13 @@ def failed() -> Exception:
 
 
 async def test_all_is_passed_on_in_the_session() -> None:
-    got, error, handle = await said(Taken("one"), START)
-    assert (got, error) == ([Taken("one"), START], None)
+    got, error, handle = await said(Accepted("one"), START)
+    assert (got, error) == ([Accepted("one"), START], None)
     assert handle.options_ == {"stream": True, "session_id": "session"}
 
 
 @pytest.mark.parametrize("make", [died, unavailable, undeployed])
-@pytest.mark.parametrize("before", [(), (Taken("one"), START)])
+@pytest.mark.parametrize("before", [(), (Accepted("one"), START)])
 async def test_the_end_of_a_replica_is_told(make: Callable[[], Exception], before: tuple[Any, ...]) -> None:
     got, error, handle = await said(*before, make())
     assert got == list(before)
@@ -122,7 +122,7 @@ async def test_the_end_of_a_replica_is_told(make: Callable[[], Exception], befor
 
 
 async def test_a_bug_in_a_replica_is_told_as_one() -> None:
-    _, error, _ = await said(Taken("one"), failed())
+    _, error, _ = await said(Accepted("one"), failed())
     assert isinstance(error, InternalError)
     assert "a bug" not in error.message
 
@@ -136,7 +136,7 @@ async def test_nobody_waits_for_ever_for_a_replica(monkeypatch: pytest.MonkeyPat
 
 
 class Result:
-    """What Ray has of a replica that was asked."""
+    """Ray's result of a call to a replica."""
 
     def __init__(self, said: Any) -> None:
         self._said = said

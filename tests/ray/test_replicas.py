@@ -31,7 +31,7 @@ DIFFERENT = frozenset(
     {"id", "item_id", "request_id", "created", "created_at", "completed_at"}
     | {"accepted_prediction_tokens", "rejected_prediction_tokens"}
 )
-"""What no two answers share: names, times, and how well was guessed, which hangs on time."""
+"""Fields that differ between equal answers: ids, times, and acceptance, which depends on timing."""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_answers_are_those_of_one_server(two: str, one: Server, case: str, strea
 
 
 def told_by(answer: httpx.Response) -> Any:
-    """What an answer says; of a stream, the texts of its choices, without the places where they were cut."""
+    """An answer's content; for a stream, the texts of its choices regardless of how they were split."""
     if not answer.headers["content-type"].startswith("text/event-stream"):
         return [(key, value) for key, value in _leaves(answer.json()) if key not in DIFFERENT]
     texts: dict[int, str] = {}

@@ -20,7 +20,7 @@ def replicas_told(address: str) -> int:
 
 
 async def sessions_of_both(client: httpx.AsyncClient, address: str) -> list[int]:
-    """The number of a story for each replica, which is told there."""
+    """For each replica, the number of a story that is routed there."""
     homes: dict[str, int] = {}
     for number in itertools.count(100):
         answer = await client.post(address + CHAT, json={**story(number, 1), "stream": False})

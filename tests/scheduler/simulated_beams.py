@@ -15,7 +15,7 @@ def hash_of(tokens):
 
 
 def expected_sequences(request):
-    """What the request's search ends with, the best first."""
+    """The sequences that the request's search returns, best first."""
     rules = Rules(request.beam_search, request.sampling.stop_token_ids, request.max_tokens)
     sampling = replace(request.sampling, beam_candidates=rules.num_candidates)
     searcher = BeamSearcher(rules)

@@ -39,7 +39,7 @@ def token_logprobs(history, token):
 
 
 def offers(history, sampling):
-    """What beams may go on with: different tokens, the best first."""
+    """Candidates for the beams: different tokens, best first."""
     best = sorted(range(VOCAB), key=lambda token: (hash((history, token)) % 1000, token))[: sampling.beam_candidates]
     reports = [None if sampling.logprobs is None else token_logprobs(history, token) for token in best]
     values = [-(hash((history, token)) % 1000) / 100 for token in best]
@@ -139,7 +139,7 @@ class SimulatedRunner(DoneAtLaunch):
         return StepResult((), out_of_memory="tried to allocate more than there is")
 
     def _follow(self, share, result, drafts):
-        """What a guide gets: the tokens of the choice that it guides, whose last known token goes with its own."""
+        """The result of a guide, which gets the tokens of the choice that it guides."""
         live = self.live[share.key]
         is_ready = live.num_computed == len(live.tokens)
         assert is_ready == (result is not None and bool(result.tokens or result.error)), "a guide out of step"

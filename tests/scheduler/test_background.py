@@ -33,7 +33,7 @@ class Device:
 
 
 def drive(room, device, num_steps, rows_of=lambda step: 1, *, only_decodes=True):
-    """What steps took more than without background work, in all; and the tokens that were added."""
+    """Time of all steps relative to steps without background work, and the mean number of added tokens per step."""
     took = alone = added = 0.0
     for step in range(num_steps):
         others = OthersLoad(rows_of(step), only_decodes)

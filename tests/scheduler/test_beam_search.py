@@ -128,7 +128,7 @@ def test_beams_share_the_prompt_and_copy_only_the_last_block():
 
 
 def test_forks_share_their_histories():
-    """However long the prompt: the tokens that a plan has for a fork are those of the beam that it was forked from."""
+    """For any prompt length, a plan's tokens for a fork equal the beam's that it was forked from."""
     engine = make_engine(num_blocks=400, max_model_len=400, max_num_batched_tokens=400)
     run(engine, make_search(num_prompt=300, width=3, max_tokens=5))
     forks = [admitted.tokens for plan in engine.runner.plans[1:] for admitted in plan.admitted]

@@ -1,4 +1,4 @@
-"""Whoever follows the log knows what the cache holds, told from the KV itself."""
+"""Followers of the log know the cache's contents, compared with the KV itself."""
 
 from dataclasses import replace
 

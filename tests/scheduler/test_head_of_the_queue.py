@@ -1,4 +1,4 @@
-"""What a choice that waits at the head of the queue costs every step, and what it is told when the cache changes."""
+"""Cost per step of a choice that waits at the head of the queue, and its updates when the cache changes."""
 
 from dataclasses import replace
 

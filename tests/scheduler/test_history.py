@@ -1,4 +1,4 @@
-"""What a choice's history says is what an onlooker counts who sees the plans and a clock."""
+"""A choice's history equals the counts of an observer who sees the plans and a clock."""
 
 import random
 from concurrent.futures import Future
@@ -60,7 +60,7 @@ class Onlooker(SimulatedRunner):
 
 @dataclass
 class Truth:
-    """Of a choice: all that came of it, and when."""
+    """Everything that happened to a choice, with times."""
 
     arrived_at: float
     outputs: list = field(default_factory=list)

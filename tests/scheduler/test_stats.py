@@ -1,4 +1,4 @@
-"""What an engine counts: by hand, or off the plans."""
+"""An engine's counters, against counts by hand or from the plans."""
 
 from dataclasses import fields, replace
 

@@ -281,7 +281,7 @@ def test_lower_tiers_go_first_whatever_the_policy():
 
 @pytest.mark.parametrize(("removed", "left"), [(0, [2, 3, 1]), (1, [2, 0, 3]), (2, [0, 1, 3]), (3, [2, 0, 1])])
 def test_a_choice_can_be_taken_out_wherever_it_stands(removed, left):
-    """Those of a client with two salts, of which one has two choices, and of another client."""
+    """The queue has a client with two salts, one of them with two choices, and another client."""
     queue = make_queue("fair")
     requests = [
         make(arrival, client=client, salt=salt) for arrival, (client, salt) in enumerate(["ax", "ay", "by", "ax"])

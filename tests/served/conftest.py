@@ -26,7 +26,7 @@ class Server:
             text=True,
         )
         self.log = ""
-        """What it said since it listened; known when it has ended."""
+        """Output since the server listened; known when it has ended."""
         self.address = self._read_address()
         self._wait_ready()
 

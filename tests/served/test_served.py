@@ -136,7 +136,7 @@ HELD: dict[str, dict[str, Any]] = {
 
 
 async def stream_held(server: Server, fields: dict[str, Any], begun: asyncio.Event) -> dict[str, str]:
-    """What a chat streams, by what it is; sets the event when it has begun."""
+    """Text that a chat streams, by kind; sets the event when it has begun."""
     parts = {"content": "", "reasoning_content": "", "arguments": "", "end": ""}
     async with server.async_client() as client:
         async for chunk in await client.chat.completions.create(

@@ -73,7 +73,7 @@ def make_with_keys(make_app: Callable[..., FastAPI], tmp_path: Path) -> Callable
 
 @pytest.fixture
 def client_with(make_app: Callable[..., FastAPI], tmp_path: Path) -> Callable[..., httpx.AsyncClient]:
-    """Of a model with this chat template."""
+    """A client of a model with this chat template."""
     return lambda template, **settings: client_of(make_app(write_folder(tmp_path / "m", template=template), **settings))
 
 

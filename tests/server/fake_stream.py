@@ -1,4 +1,4 @@
-"""What an engine client gives for a request, fed by a coroutine."""
+"""An engine client's output stream, fed by a coroutine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -7,7 +7,7 @@ from scheduler.interface import RequestOutput
 
 
 class FakeStream:
-    """Implements OutputStream. A task takes what the outputs bring; `ended` is told when nothing more comes."""
+    """Implements OutputStream. A task receives the outputs; `ended` is notified when nothing more comes."""
 
     def __init__(
         self, outputs: AsyncIterator[RequestOutput], wake: Callable[[], None], ended: Callable[[bool], None]

@@ -81,7 +81,7 @@ def error_of(response: httpx.Response, status: int = 400, kind: str = "invalid_r
 
 
 async def requested(client: httpx.AsyncClient, engine: FakeEngine, path: str, body: object) -> EngineRequest:
-    """What the engine is asked for, of the last prompt."""
+    """The engine request for the last prompt of a body."""
     response = await client.post(path, json=body)
     assert response.status_code == 200, response.text
     return engine.requests[-1]

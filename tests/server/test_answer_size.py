@@ -1,4 +1,4 @@
-"""What an answer repeats of its prompts and reports of its tokens: bounded, and made once for all choices."""
+"""Prompts and token details repeated in an answer: limited in size, and built once for all choices."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion,
 from tests.server.test_streams import events
 
 LONG = "the low " * 3000
-"""Of 9,000 tokens."""
+"""A text of 9,000 tokens."""
 LETTERS = [*range(ord("a"), ord("z") + 1)]
 """All that the model writes."""
 REPEATED = {"echo": True, "logprobs": 2, "prompt_logprobs": 3, "return_token_ids": True}

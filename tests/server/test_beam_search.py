@@ -20,7 +20,7 @@ async def asked(client: httpx.AsyncClient, engine: FakeEngine, **fields: Any) ->
 
 @pytest.fixture
 def scoring(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """An engine whose answers end as those of a beam search do."""
+    """An engine whose answers end like a beam search's."""
     step = FakeEngine._step
 
     def with_score(

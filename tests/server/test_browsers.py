@@ -1,4 +1,4 @@
-"""What browsers and monitors ask for beside the API: CORS, and HEAD."""
+"""CORS for browsers, and HEAD for monitors."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -25,7 +25,7 @@ def preflight(origin: str = PAGE, method: str = "POST") -> dict[str, str]:
 
 @pytest.fixture
 async def for_pages(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a server with a key, for pages of one origin."""
+    """A client of a server with a key, for pages of one origin."""
     async with client_of(make_app(api_key="main-key", cors_origins=[PAGE])) as client:
         yield client
 
@@ -114,7 +114,7 @@ async def may_read(client: httpx.AsyncClient, origin: str) -> bool:
 
 @pytest.mark.parametrize("settings", [{}, {"api_key": "main-key", "cors_origins": "localhost"}])
 async def test_pages_on_localhost_may_use_a_server(make_app: Callable[..., FastAPI], settings: dict):
-    """Without keys by default, with keys if the server is told."""
+    """Allowed by default without keys; with keys, only by a setting."""
     async with client_of(make_app(**settings)) as client:
         assert all([await may_read(client, origin) for origin in OF_THIS_MACHINE])
         assert not any([await may_read(client, origin) for origin in OF_OTHERS])

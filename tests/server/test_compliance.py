@@ -1,4 +1,4 @@
-"""What a public tester of compliance asks of each API: all but images, which are refused."""
+"""Requests of a public compliance test for each API: all except images, which are refused."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,13 +26,13 @@ from tests.server.tiny_model import END, write_folder
 
 SPECS = Path(llm_comply.schema.__file__).parent / "specs"
 TEMPLATE = ECHOING.replace("message.role == 'assistant' and loop.first", "false")
-"""Of a model that may have begun the conversation."""
+"""Template of a model whose conversations may begin with an assistant message."""
 pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver:DeprecationWarning")  # used by the tester
 
 
 @dataclass(frozen=True)
 class Api:
-    """What the tester knows of it."""
+    """Properties of an API that the tests use."""
 
     cases: Sequence[Case]
     spec: str

@@ -19,7 +19,7 @@ SEARCH = SamplingParams(temperature=0.0, penalty_alpha=0.6, top_k=4, stop_token_
 
 
 async def asked(client: httpx.AsyncClient, engine: FakeEngine, **fields: Any) -> SamplingParams:
-    """What the engine was asked for, without the drawn seed."""
+    """The engine's sampling parameters for a request, without the drawn seed."""
     request = await helpers.requested(client, engine, COMPLETIONS, completion(**fields))
     return replace(request.sampling, seed=0)
 

@@ -66,7 +66,7 @@ class Served:
                 self.series.setdefault(sample.name, []).append({**sample.labels, **added})
 
     def labels_of(self, expression: promql.Expr) -> set[str] | None:
-        """Of the result; None of a number. Raises AssertionError where there would be no result."""
+        """Labels of an expression's result; None for a number. Raises AssertionError if there is no result."""
         match expression:
             case promql.NumberLiteral():
                 return None
@@ -117,7 +117,7 @@ def _fits(matcher: promql.Matcher, value: str) -> bool:
 
 @pytest.fixture
 async def busy(make_with_keys: Callable[..., FastAPI], engine: FakeEngine) -> Callable[[str], Any]:
-    """A server of which there is something to tell: its metrics as text, and those of two of it by Ray's front."""
+    """A server with activity: its metrics as text, and two replicas' metrics merged by Ray's front."""
 
     async def metrics(prefix: str) -> tuple[str, str]:
         app = make_with_keys({"ann": {"metrics": True}}, metrics_prefix=prefix)

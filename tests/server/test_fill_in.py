@@ -19,7 +19,7 @@ FIRST = 304
 """The id of the first token that a test adds; those after it follow."""
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>", "<|fim_pad|>")
 PRE, SUF, MID = range(FIRST, FIRST + 3)
-"""Of a family whose tokens were added in this order."""
+"""Ids of a family whose tokens were added in this order."""
 FAMILIES = {
     "qwen": (QWEN, [PRE, *b"ab", SUF, *b"(x", MID], {*range(FIRST, FIRST + 6)}),
     "starcoder": (("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>"), [PRE, *b"ab", SUF, *b"(x", MID],

@@ -86,7 +86,7 @@ def bare(request: EngineRequest) -> EngineRequest:
 
 
 async def told(client: httpx.AsyncClient, path: str, body: Fields) -> tuple[Fields, list[str]]:
-    """What an answer says but for its id and time; and what the first chunk of its stream reports."""
+    """An answer's content without id and time, and the warnings in its stream's first chunk."""
     response = await client.post(path, json=body)
     assert response.status_code == 200, response.text
     chunks = events_of((await client.post(path, json={**body, "stream": True})).text)
@@ -491,7 +491,7 @@ def problems_of(model: type[RequestModel], value: Fields) -> object:
 
 @pytest.mark.parametrize("model", sorted({*models_of(RequestModel)}, key=lambda one: one.__module__ + one.__name__))
 def test_null_is_absent_in_every_object(model: type[RequestModel]):
-    """Of a known name or not, and where the field is required, too."""
+    """For known and unknown names, and for required fields, too."""
     nothing = problems_of(model, {})
     assert problems_of(model, dict.fromkeys([*names_of(model), "unheard_of"])) == nothing
     for name in names_of(model):

@@ -1,4 +1,4 @@
-"""What is taken from generation_config.json, and that nothing else in it goes unnoticed."""
+"""Fields taken from generation_config.json; all others are reported."""
 
 import json
 from pathlib import Path

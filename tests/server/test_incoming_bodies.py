@@ -1,4 +1,4 @@
-"""What all request bodies that have come in part may take together."""
+"""Total memory of request bodies that have been received in part."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ class Client:
         await self._pieces.join()
 
     async def end(self) -> bytes:
-        """What was read. Raises what the reading raised."""
+        """The body that was read. Raises the reader's errors."""
         return await self._task
 
 

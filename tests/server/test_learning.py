@@ -1,4 +1,4 @@
-"""What requests say of learning, what they are told, and what the metrics show of it."""
+"""The request field for learning, its effect, and its metrics."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any

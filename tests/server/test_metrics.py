@@ -36,11 +36,11 @@ OF_VLLM = {
         *("request_params_n", "request_params_max_tokens", "request_prefill_kv_computed_tokens"),
     ],
 }
-"""What vLLM's dashboards and the endpoint pickers made for it read."""
+"""Metrics that vLLM's dashboards and endpoint pickers for vLLM read."""
 
 
 def samples_of(text: str) -> dict[tuple[str, ...], float]:
-    """By name and the values of the labels, but that of the model's name."""
+    """Samples by name and values of the labels, except the model's name."""
     return {
         (sample.name, *(value for label, value in sorted(sample.labels.items()) if label != "model_name")): sample.value
         for family in text_string_to_metric_families(text)
@@ -99,7 +99,7 @@ async def test_the_longest_choice_of_each_request(client: httpx.AsyncClient, eng
 
 
 async def test_lines_of_batches_are_no_load(client: httpx.AsyncClient, engine: FakeEngine):
-    """What autoscalers and routers read leaves them out, since they delay nobody."""
+    """Metrics for autoscalers and routers exclude batches, which delay no other requests."""
     engine.stats = EngineStats(num_running=9, num_waiting=5, num_background_running=7, num_background_waiting=4)
     engine.num_held, engine.num_background_held = 8, 6
     seen = await read(client)

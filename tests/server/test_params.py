@@ -1,4 +1,4 @@
-"""What the engine is asked for: request, then the model's defaults, then the API's."""
+"""The engine's parameters: the request's, then the model's defaults, then the API's."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Models that think before they answer: what is told of it, and that no constraint and no stop string touches it."""
+"""Models that reason before they answer: how reasoning is returned; no constraint or stop string affects it."""
 
 import json
 from collections.abc import Callable

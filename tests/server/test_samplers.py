@@ -71,7 +71,7 @@ async def test_breakers_are_looked_for_in_another_process(
 
     monkeypatch.setattr(BreakerSpellings, "_find", note)
     async with client_of(make_app(folder)) as client:
-        assert found == set('\n:"*')  # those of requests that name none
+        assert found == set('\n:"*')  # the breakers of requests that name none
         found.clear()
         assert (await sampling(client, engine, dry_multiplier=0.8)).dry.breakers
         for path, body in ((CHAT, chat), (COMPLETIONS, completion)):

@@ -1,4 +1,4 @@
-"""How a request asks for contrastive decoding or DoLa, and what the engine is told."""
+"""Request fields for contrastive decoding and DoLa, and the resulting engine parameters."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace

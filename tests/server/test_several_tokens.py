@@ -105,7 +105,7 @@ def test_a_choice_does_not_depend_on_how_its_tokens_were_cut(
 
 
 def joined(chunks: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """What the chunks of a stream add up to, by choice."""
+    """A stream's chunks joined by choice."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk["choices"]:

@@ -27,7 +27,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def without_ids(answer: httpx.Response) -> dict[str, Any]:
-    """What two answers to the same request have in common."""
+    """The part of an answer that is equal for the same request."""
     return {key: value for key, value in answer.json().items() if key not in ("id", "created", "created_at", "output")}
 
 

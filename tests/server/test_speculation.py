@@ -1,4 +1,4 @@
-"""How a request asks for speculation, what the engine is told, and what the answer says about it."""
+"""The request field for speculation, the resulting engine parameters, and the answer's report."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ def predicted(**changes: Any) -> Speculation:
 
 
 async def told(client: httpx.AsyncClient, engine: FakeEngine, path: str, body: dict[str, Any]) -> Speculation | None:
-    """What the engine is told for a request."""
+    """The engine's speculation parameters for a request."""
     return (await requested(client, engine, path, body)).speculation
 
 
@@ -232,7 +232,7 @@ async def test_usage_so_far(client: httpx.AsyncClient, engine: FakeEngine):
 
 
 async def test_drafts_behind_a_stop_string_are_no_output(client: httpx.AsyncClient, engine: FakeEngine):
-    """Of the second step, `defgh`, the first four are accepted drafts, and only `d` belongs to the answer."""
+    """The second step is `defgh`: the first four are accepted drafts, and only `d` belongs to the answer."""
     engine.tokens_per_step, engine.counts_drafts, engine.script = 5, True, scripted(b"ababcdefgh")
     answer = (await client.post(CHAT, json=chat(max_tokens=30, stop="d", return_token_ids=True))).json()
     assert answer["choices"][0]["message"]["content"] == "ababc"

@@ -1,4 +1,4 @@
-"""What is kept: in transactions, by owner and parent, the oldest dropped first."""
+"""Storage: in transactions, by owner and parent, dropping the oldest first."""
 
 import os
 import sqlite3

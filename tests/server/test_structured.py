@@ -27,7 +27,7 @@ PARTLY = {
     "type": "object",
     "properties": {"a": {"type": "integer", "not": {"const": 1}}, "b": {"contains": {"const": 1}}},
 }
-"""What of it can be enforced is less than all."""
+"""A schema that can only be enforced in part."""
 
 
 def schema_format(schema: object, **fields: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is remembered of requests: how many, found by whom, told to whom. Times are those that a test sets."""
+"""Remembered requests: how many, and which keys can read them. Tests set the times."""
 
 import asyncio
 from functools import partial

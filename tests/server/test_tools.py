@@ -1,4 +1,4 @@
-"""Tools: what requests may ask for, what the model is told and held to, and how its calls come back."""
+"""Tools: request fields, prompts and constraints, and how calls are returned."""
 
 import json
 from collections.abc import AsyncIterator
@@ -69,7 +69,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def knowing(make_app, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a model whose template knows tools."""
+    """A client of a model whose template supports tools."""
     app = make_app(write_folder(tmp_path / "tiny", template=WITH_TOOLS))
     await app.state.services.fingerprint.wait_known()
     async with client_of(app) as client:
@@ -258,7 +258,7 @@ async def test_functions_are_answered_by_a_function_call(client: httpx.AsyncClie
     assert engine.requests[-1].sampling.grammar is None
 
 
-# -- what the model is held to, and what it is told --------------------------------------------------------------------
+# -- prompts and constraints -------------------------------------------------------------------------------------------
 
 TEXT, BOTH_CALLS, WRONG = "Hello.", f"{ROME}\n{OSLO}", written("weather", city=5)
 
@@ -334,7 +334,7 @@ async def test_a_template_that_knows_none_gets_a_system_message(client: httpx.As
 async def test_a_schema_that_cannot_be_enforced(
     client: httpx.AsyncClient, strict_client: httpx.AsyncClient, engine: FakeEngine
 ):
-    """Of a strict tool it is refused by its path; of another it is reported, and the rest is enforced."""
+    """In a strict tool it is refused by its path; otherwise it is reported, and the rest is enforced."""
     schema = {**CITY, "properties": {"city": {"type": "string", "format": "uri"}, "n": {"not": {"type": "string"}}}}
     strict = asking(tools=[TIME, tool("f", schema, strict=True)])
     message = await refused(client, CHAT, strict, "tools[1].function.parameters.properties.n.not", "invalid_value")
@@ -382,7 +382,7 @@ async def test_a_grammar_of_a_custom_tool_that_cannot_be_enforced_is_reported(
 
 
 async def test_what_is_too_much_for_all_tools_together(client: httpx.AsyncClient, engine: FakeEngine):
-    """Each alone would be held; with `auto` the model is free and that is told, else the request is refused."""
+    """Each alone could be enforced; together, `auto` reports that the model is free, and others are refused."""
     schemas = [{**CITY, "properties": {"city": {"type": "integer", "multipleOf": 5_001 + one}}} for one in range(2)]
     tools = [tool(f"f{one}", schema) for one, schema in enumerate(schemas)]
     for one in tools:
@@ -397,7 +397,7 @@ async def test_what_is_too_much_for_all_tools_together(client: httpx.AsyncClient
 
 
 async def test_keywords_of_schemas_that_clients_send(client: httpx.AsyncClient):
-    """Of all that is loose nothing is refused."""
+    """Nothing in loose schemas is refused."""
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Everything",
@@ -467,7 +467,7 @@ async def test_errors_name_the_field(client: httpx.AsyncClient, fields: dict[str
 
 
 async def test_formats_that_cannot_be_held_say_so(make_app, tmp_path: Path):
-    """What relies on a grammar is refused where the model's format has none."""
+    """Features that rely on a grammar are refused if the model's format has none."""
     async with client_of(make_app(write_folder(tmp_path / "tiny", template=WITH_TOOLS), tool_parser="harmony")) as one:
         for fields in ({"tool_choice": "required"}, {"tool_choice": named("time")}):
             await refused(one, CHAT, asking(**fields), "tool_choice", "unsupported_parameter")
@@ -478,9 +478,9 @@ async def test_formats_that_cannot_be_held_say_so(make_app, tmp_path: Path):
 
 
 async def test_a_grammar_that_is_too_large_is_left_out_and_reported(client: httpx.AsyncClient, engine: FakeEngine):
-    """With all that goes with it; but for what relies on it, and for the names of the tools, which need none.
+    """The grammar is dropped with everything that depends on it, except the tools' names, which need none.
 
-    Each tool's schema is small enough, and both together are not.
+    Each tool's schema is small enough, but both together are not.
     """
     half = {**CITY, "properties": {**CITY["properties"], "share": {"type": "integer", "multipleOf": 9_000}}}
     large = [tool("time", half), tool("half", half)]

@@ -1,1 +1,1 @@
-"""The comparison: one prompt, answered in several ways side by side, and beam search as a tree."""
+"""The compare view: one prompt answered with several settings side by side, and beam search as a tree."""

@@ -1,4 +1,4 @@
-"""The question of a comparison, and each of its answers."""
+"""A comparison's question, its requests, and the element that shows an answer."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from nicegui import ui
 
 from server.client.openai_answers import Chunk
-from server.page.answer import STOPPED, MeasuredAnswer, count, num_same
+from server.page.answer import STOPPED, MeasuredAnswer, common_prefix_length, count
 from server.page.api import ApiError
 from server.page.capabilities import Fields, has_fields
 from server.page.elements import AnswerText, icon_button, show_outcome
@@ -21,7 +21,7 @@ _LIMITS = ("max_completion_tokens", "max_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What all answers that are compared have in common."""
+    """The input that all compared answers share."""
 
     system: str
     prompt: str
@@ -29,29 +29,29 @@ class Question:
     max_tokens: int
     wants_logprobs: bool
 
-    def request_body(self, settings: Mapping[str, Any], described: Fields) -> dict[str, Any]:
-        """The request of an answer. Its settings have priority."""
+    def request_body(self, settings: Mapping[str, Any], descriptions: Fields) -> dict[str, Any]:
+        """The request for an answer. `settings` override the question's fields."""
         before = [{"role": "system", "content": self.system}] if self.system else []
         body: dict[str, Any] = {"seed": self.seed, "messages": [*before, {"role": "user", "content": self.prompt}]}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         if self.wants_logprobs:
             body["logprobs"] = True
-        if has_fields(described, ["return_token_ids"]):
+        if has_fields(descriptions, ["return_token_ids"]):
             body["return_token_ids"] = True
         if not any(name in settings for name in _LIMITS):
-            body[_LIMITS[0] if described else _LIMITS[1]] = self.max_tokens  # more servers know the older name
+            body[_LIMITS[0] if descriptions else _LIMITS[1]] = self.max_tokens  # more servers support the older name
         return body | dict(settings)
 
 
-class Way(Protocol):
-    """A way of answering a question."""
+class ComparisonMode(Protocol):
+    """A mode of the comparison: how one question is answered several times."""
 
     @property
     def problem(self) -> str:
-        """What prevents a question; empty for nothing."""
+        """The error that prevents asking; empty if there is none."""
 
     async def answer(self, question: Question) -> None:
-        """Show the answers. Cancelling it stops them."""
+        """Request and show the answers. Cancelling stops them."""
 
 
 async def ask(
@@ -61,7 +61,7 @@ async def ask(
     answers: Sequence[MeasuredAnswer],
     on_more: Callable[[], None],
 ) -> None:
-    """Fill the answers with the choices of one request. Problems, and that it was stopped, are noted in them."""
+    """Fill the answers with one request's choices. An error or a stop is recorded in each answer."""
     body = question.request_body(settings, session.fields) | {"model": session.model}
 
     def add(chunk: Chunk, at_s: float) -> None:
@@ -69,7 +69,7 @@ async def ask(
             if choice.index < len(answers):
                 answers[choice.index].add(choice, at_s)
         if len(answers) > 1:
-            chunk.usage = None  # it counts all of them together
+            chunk.usage = None  # it counts all choices together
         answers[0].note(chunk)
         on_more()
 
@@ -78,9 +78,9 @@ async def ask(
         await session.stream_chat(body, add)
     except ApiError as error:
         problem = str(error)
-    except Exception:  # noqa: BLE001  (a bug, which must not end the other answers)
-        _log.exception("The page cannot compare answers")
-        problem = "The page has failed, and its log tells why."
+    except Exception:  # noqa: BLE001  (a bug must not end the other answers)
+        _log.exception("Internal error while comparing answers")
+        problem = "Internal error of the page. See the server's log for details."
     except asyncio.CancelledError:
         for answer in answers:
             answer.finish_reason = answer.finish_reason or STOPPED
@@ -107,11 +107,11 @@ class AnswerView:
         return self.answer
 
     def show(self) -> None:
-        """Show what has come since the last time."""
+        """Show what was added since the last call."""
         self._text.show(self.answer)
 
     def finish(self, first: MeasuredAnswer | None) -> None:
-        """Show what comes below a complete answer; `first` is the answer that it is compared with, if any."""
+        """Show errors and measurements below the answer. `first` is the answer to compare it with, if any."""
         answer = self.answer
         if self._end.is_deleted:
             return
@@ -119,17 +119,17 @@ class AnswerView:
         with self._end:
             show_outcome(answer)
             if first is not None and first.content and answer.content:
-                ui.label(compared(answer.content, first.content)).classes("compared")
+                ui.label(comparison(answer.content, first.content)).classes("compared")
             ui.label(answer.facts).classes("quiet")
             if answer.content:
                 icon_button("content_copy", "Copy", lambda: self._session.browser.copy(answer.content), small=True)
 
 
-def compared(text: str, first: str) -> str:
-    """How far a text is the same as the first one, in words."""
-    same = num_same(text, first)
+def comparison(text: str, first: str) -> str:
+    """In words, how much of a text equals the first one."""
+    same = common_prefix_length(text, first)
     if text == first:
-        return "The same as the first."
+        return "Same as the first."
     if not same:
-        return "Differs from the first from its beginning."
-    return f"The same as the first for {count(same, 'character')}."
+        return "Differs from the first from the start."
+    return f"Same as the first for {count(same, 'character')}."

@@ -1,4 +1,4 @@
-"""Beam search: its beams as a tree of what they have in common."""
+"""Beam search: the beams as a prefix tree."""
 
 import math
 import re
@@ -9,40 +9,40 @@ from typing import Any
 from nicegui import ui
 from nicegui.element import Element
 
-from server.page.answer import STOPPED, MeasuredAnswer, count, num_same, number, raw
+from server.page.answer import STOPPED, MeasuredAnswer, common_prefix_length, count, number, token_bytes
 from server.page.compare.answering import Question, ask
 from server.page.compare.presets import BEAM_PRESETS, Chooser, offered
 from server.page.session import Session
-from server.page.throttle import now_and_then
+from server.page.throttle import throttled
 
 _WORD = re.compile(r"\s*\S+|\s+$")
 _LEGEND = (
-    "What all beams begin with stands once; each branch begins with the probability of its first token there. "
-    "The best beam is emphasised."
+    "Text that beams share is shown once. The percentage at a branch is the probability of its first token. "
+    "The best beam is highlighted."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token, or a word where the server does not return tokens."""
+    """A token; a word if the server does not return tokens."""
 
     spelled: bytes
-    """Perhaps only a part of a character."""
+    """The bytes, possibly an incomplete character."""
     logprob: float | None = field(compare=False)
-    """Its last digits may differ from beam to beam."""
+    """Not compared, because its last digits may differ between beams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The pieces that some beams share, from where they leave other beams to where they leave each other."""
+    """A node of the prefix tree: pieces that the same set of beams share."""
 
     pieces: tuple[Piece, ...]
     beams: tuple[int, ...]
-    """Numbers of the beams that go through it; 0 is the best."""
+    """Indices of the beams that contain these pieces; 0 is the best."""
     ending: tuple[int, ...]
-    """Numbers of the beams that end with it: one, or several equal ones."""
+    """Indices of the beams that end here: several if they are equal."""
     branches: tuple["Branch", ...]
-    """Continuations, the one of the best beam first."""
+    """Continuations, best beam first."""
 
     @property
     def text(self) -> str:
@@ -50,7 +50,7 @@ class Branch:
 
     @property
     def share(self) -> float | None:
-        """The probability of its first token; None where the server does not return it."""
+        """Probability of the first token; None if the server does not return it."""
         logprob = self.pieces[0].logprob if self.pieces else None
         return None if logprob is None else math.exp(logprob)
 
@@ -58,17 +58,17 @@ class Branch:
 def pieces_of(answer: MeasuredAnswer) -> tuple[Piece, ...]:
     """The tokens of a beam, or its words."""
     if answer.tokens:
-        return tuple(Piece(raw(token), token.logprob) for token in answer.tokens)
+        return tuple(Piece(token_bytes(token), token.logprob) for token in answer.tokens)
     return tuple(Piece(word.encode(), None) for word in _WORD.findall(answer.content))
 
 
 def tree_of(beams: Sequence[Sequence[Piece]]) -> Branch:
-    """The tree of beams, of which the best comes first. Its root is what all of them share, perhaps nothing."""
+    """The prefix tree of beams, given best first. Its root has the pieces that all beams share, possibly none."""
     return _branch(dict(enumerate(beams)), 0)
 
 
-def described(branch: Branch, answers: Sequence[MeasuredAnswer]) -> dict[str, Any]:
-    """A tree as texts for the browser."""
+def tree_json(branch: Branch, answers: Sequence[MeasuredAnswer]) -> dict[str, Any]:
+    """The tree in the form that beam_tree.js draws."""
     share = branch.share
     return {
         "text": branch.text,
@@ -76,14 +76,14 @@ def described(branch: Branch, answers: Sequence[MeasuredAnswer]) -> dict[str, An
         "best": 0 in branch.beams,
         "through": count(len(branch.beams), "beam"),
         "ending": [_beam(at, answers[at]) for at in branch.ending],
-        "branches": [described(one, answers) for one in branch.branches],
+        "branches": [tree_json(one, answers) for one in branch.branches],
     }
 
 
 def _branch(beams: dict[int, Sequence[Piece]], start: int) -> Branch:
     """The branch of beams that share the pieces before `start`."""
     first = next(iter(beams.values()))
-    end = start + min(num_same(first[start:], beam[start:]) for beam in beams.values())
+    end = start + min(common_prefix_length(first[start:], beam[start:]) for beam in beams.values())
     parts: dict[Piece, dict[int, Sequence[Piece]]] = {}
     for at, beam in beams.items():
         if len(beam) > end:
@@ -110,7 +110,7 @@ def _beam(at: int, answer: MeasuredAnswer) -> dict[str, str]:
 
 
 class BeamSearch:
-    """One request. While it runs, only the beginning that all beams share is known."""
+    """The mode for beam search, with one request. Until it ends, only the beams' common prefix is known."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -131,10 +131,10 @@ class BeamSearch:
         answers = [MeasuredAnswer() for _ in range(num_returned(settings))]
         self._problem.set_text("")
         self._tree.show(None)
-        self._state.set_text("The beams have nothing in common yet.")
+        self._state.set_text("The beams have no common beginning yet.")
         question = replace(question, wants_logprobs=self._session.has_field("logprobs"))
         try:
-            async with now_and_then(lambda: self._show_settled(answers)) as more:
+            async with throttled(lambda: self._show_settled(answers)) as more:
                 await ask(self._session, question, settings, answers, more)
         finally:
             self._finish(answers)
@@ -142,9 +142,9 @@ class BeamSearch:
     def _show_settled(self, answers: list[MeasuredAnswer]) -> None:
         text = answers[0].content if answers else ""
         for answer in answers:
-            text = text[: num_same(text, answer.content)]
+            text = text[: common_prefix_length(text, answer.content)]
         if text:
-            self._state.set_text(f"All beams begin with these {count(len(text), 'character')}; the search goes on.")
+            self._state.set_text(f"Searching. All beams begin with these {count(len(text), 'character')}:")
         self._settled.set_text(text)
         self._settled.set_visibility(bool(text))
 
@@ -154,9 +154,9 @@ class BeamSearch:
         self._show_settled([])
         found = [answer for answer in answers if answer.finish_reason not in (None, STOPPED)]
         self._problem.set_text(answers[0].problem or "")
-        self._state.set_text(_LEGEND if found else "The search ended before it had found anything.")
+        self._state.set_text(_LEGEND if found else "The search ended without a result.")
         if found:
-            self._tree.show(described(tree_of([pieces_of(answer) for answer in found]), found))
+            self._tree.show(tree_json(tree_of([pieces_of(answer) for answer in found]), found))
 
 
 def num_returned(settings: Mapping[str, Any]) -> int:
@@ -167,12 +167,12 @@ def num_returned(settings: Mapping[str, Any]) -> int:
 
 
 class BeamTree(Element, component="../static/beam_tree.js"):
-    """The element of a tree, with keys to walk through it."""
+    """The element that draws the tree, with keyboard navigation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.classes("beams")
 
     def show(self, tree: Mapping[str, Any] | None) -> None:
-        """Show a tree made by `described`, or nothing."""
+        """Show a tree made by `tree_json`; None shows nothing."""
         self.run_method("show", tree)

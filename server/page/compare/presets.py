@@ -1,4 +1,4 @@
-"""Decoding presets, and the element that chooses one of them."""
+"""Decoding presets, and the element that selects one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,108 +16,119 @@ _CUSTOM = "Custom"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A way of decoding."""
+    """A named set of decoding settings."""
 
     name: str
-    says: str
-    """What it does, in a sentence for the user."""
+    explanation: str
+    """A sentence for the user that explains the preset."""
     settings: Mapping[str, Any]
-    """Fields of a request."""
+    """Request fields."""
 
 
-def offered(presets: Iterable[Preset], described: Fields) -> dict[str, Preset]:
+def offered(presets: Iterable[Preset], descriptions: Fields) -> dict[str, Preset]:
     """The presets that the server supports, by name."""
-    return {preset.name: preset for preset in presets if has_fields(described, preset.settings)}
+    return {preset.name: preset for preset in presets if has_fields(descriptions, preset.settings)}
 
 
 PRESETS = (
-    Preset("Greedy", "Takes the most probable token each time. Nothing is drawn.", {"temperature": 0}),
-    Preset("Sampling", "Draws each token as the model's own settings have it; by default from all tokens.", {}),
-    Preset("Top-k", "Draws from the 40 most probable tokens.", {"top_k": 40}),
-    Preset("Nucleus", "Draws from the most probable tokens that together have a probability of 0.9.", {"top_p": 0.9}),
-    Preset("Min-p", "Draws from tokens that have at least a tenth of the probability of the best one.", {"min_p": 0.1}),
-    Preset("Typical", "Draws from tokens, 0.9 together, whose surprise is nearest to the mean.", {"typical_p": 0.9}),
+    Preset("Greedy", "Always takes the most probable token; nothing is random.", {"temperature": 0}),
+    Preset("Sampling", "Samples with the model's default settings; if it has none, from all tokens.", {}),
+    Preset("Top-k", "Samples from the 40 most probable tokens.", {"top_k": 40}),
+    Preset("Nucleus", "Samples from the most probable tokens that add up to a probability of 0.9.", {"top_p": 0.9}),
+    Preset("Min-p", "Samples from tokens with at least a tenth of the best token's probability.", {"min_p": 0.1}),
+    Preset(
+        "Typical",
+        "Samples from the tokens whose surprise is nearest to the mean, up to a total probability of 0.9.",
+        {"typical_p": 0.9},
+    ),
     Preset(
         "Top-n-sigma",
-        "Draws at a temperature of 1.5, but only tokens whose logit is at most one standard deviation below the best.",
+        "Samples at temperature 1.5 from tokens whose logit is within one standard deviation of the best.",
         {"top_n_sigma": 1, "temperature": 1.5},
     ),
     Preset(
         "XTC",
-        "At every other token, by chance, leaves out all of a probability of 0.1 or more but the least of them.",
+        "For half of the tokens, at random, excludes all candidates with a probability of 0.1 or more except the least "
+        "probable of them.",
         {"xtc_probability": 0.5, "xtc_threshold": 0.1},
     ),
-    Preset("Mirostat", "Draws so that the surprise stays near 3 bits.", {"mirostat": 2, "mirostat_tau": 3}),
-    Preset("Eta cutoff", "Draws from tokens above a bound that falls with uncertainty.", {"eta_cutoff": 0.002}),
+    Preset("Mirostat", "Samples so that the surprise stays near 3 bits.", {"mirostat": 2, "mirostat_tau": 3}),
+    Preset(
+        "Eta cutoff",
+        "Samples from tokens above a probability threshold, which is lower when the model is uncertain.",
+        {"eta_cutoff": 0.002},
+    ),
     Preset(
         "Contrastive search",
-        "Draws nothing: of the 4 most probable tokens it takes one that is probable and unlike the tokens before it.",
+        "Takes, among the 4 most probable tokens, one that is probable and unlike the earlier tokens; nothing is "
+        "random.",
         {"penalty_alpha": 0.6, "top_k": 4},
     ),
     Preset(
         "Contrastive decoding",
-        "Of the plausible tokens, takes the highest of 1.5 times its logit less half of the smaller model's.",
+        "Among plausible tokens, takes the one with the highest difference: 1.5 times the model's logit minus half of "
+        "the smaller model's.",
         {"contrastive": {}, "temperature": 0},
     ),
     Preset(
         "DoLa",
-        "Of the plausible tokens, takes the one that gains most between an early layer of the model and its last.",
+        "Among plausible tokens, takes the one that gains most from an early layer of the model to the last.",
         {"dola": {"layers": "low"}, "repetition_penalty": 1.2, "temperature": 0},
     ),
     Preset(
         "Guidance",
-        "Follows the prompt one and a half times as strongly, and takes the best token.",
+        "Follows the prompt 1.5 times as strongly, and takes the best token.",
         {"guidance": {"scale": 1.5}, "temperature": 0},
     ),
-    Preset("Beam search", "Keeps the 4 best beginnings, and answers with the best.", {"beam_search": {"width": 4}}),
+    Preset("Beam search", "Keeps the 4 best partial answers, and returns the best one.", {"beam_search": {"width": 4}}),
     Preset(
         "Repetition penalty",
-        "Greedy, but logits of tokens that were in prompt or answer are divided by 1.2, or multiplied if negative.",
+        "Greedy, but logits of tokens already in prompt or answer are divided by 1.2 (multiplied if negative).",
         {"repetition_penalty": 1.2, "temperature": 0},
     ),
     Preset(
         "DRY",
-        "Greedy, but tokens that would prolong a repetition cost the more, the longer it already is.",
+        "Greedy, but tokens that would extend a repetition are penalised, more so the longer it is.",
         {"dry_multiplier": 0.8, "temperature": 0},
     ),
     Preset(
         "Frequency penalty",
-        "Greedy, but each time that a token was in the answer takes 0.5 off its logit.",
+        "Greedy, but each occurrence of a token in the answer lowers its logit by 0.5.",
         {"frequency_penalty": 0.5, "temperature": 0},
     ),
 )
 FIRST = ("Greedy", "Sampling", "Contrastive search")
-"""The presets of the first columns, as far as they are offered."""
+"""Presets of the initial columns, if the server supports them."""
 
 BEAM_PRESETS = (
     Preset(
         "4 beams",
-        "Keeps the 4 most probable beginnings each time. Scores are mean log-probabilities of a token.",
+        "Keeps the 4 most probable partial answers. Scores are mean log-probabilities per token.",
         {"beam_search": {"width": 4, "num_return": 4}},
     ),
     Preset(
         "8 beams",
-        "Keeps the 8 most probable beginnings each time. Scores are mean log-probabilities of a token.",
+        "Keeps the 8 most probable partial answers. Scores are mean log-probabilities per token.",
         {"beam_search": {"width": 8, "num_return": 8}},
     ),
     Preset(
-        "4 beams, by their sums",
+        "4 beams, by sum",
         "Scores are sums of log-probabilities, which favours short answers.",
         {"beam_search": {"width": 4, "num_return": 4, "length_penalty": 0}},
     ),
     Preset(
         "Diverse beams",
-        "3 groups of 2 beams: a token costs 1 for each beam of an earlier group that has just taken it.",
+        "3 groups of 2 beams. A token is penalised by 1 for each beam of an earlier group that took it in this step.",
         {"beam_search": {"width": 6, "num_return": 6, "groups": 3, "diversity_penalty": 1}},
     ),
 )
 
 
 class Chooser:
-    """A list of presets, the description of the chosen one, and a form for its settings."""
+    """Selects a preset, shows its description, and opens a form for its settings."""
 
     def __init__(self, session: Session, presets: Mapping[str, Preset], first: str | None = None) -> None:
-        """`first` is the preset to begin with, by default the first one."""
+        """`first` is the initial preset, by default the first of `presets`."""
         first = first or next(iter(presets))
         self._session = session
         self._presets = presets
@@ -128,7 +139,7 @@ class Chooser:
                 self._choice = ui.select([*presets, _CUSTOM], value=first, on_change=self._choose)
                 self._choice.props('outlined dense options-dense aria-label="Decoding"').classes("grow")
                 icon_button("tune", "Change its settings", self._open)
-            self._says = ui.label().classes("says")
+            self._explanation = ui.label().classes("says")
             self._asked = ui.label().classes("asked")
         with ui.dialog().props('aria-label="Settings of this answer"') as self._dialog, ui.card().classes("dialog"):
             self._place = ui.column().classes("wide")
@@ -140,7 +151,7 @@ class Chooser:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Fields of a request."""
+        """The request fields of the current choice."""
         return dict(self._settings)
 
     @property
@@ -174,13 +185,13 @@ class Chooser:
 
     def _show(self) -> None:
         preset = self._presets.get(self.name)
-        self._says.set_text("Settings of your own." if preset is None else preset.says)
-        self._asked.set_text(asked(self._settings))
+        self._explanation.set_text("Your own settings." if preset is None else preset.explanation)
+        self._asked.set_text(settings_text(self._settings))
 
 
-def asked(settings: Mapping[str, Any]) -> str:
-    """Settings in one line."""
-    return " · ".join(f"{name} {_short(value)}" for name, value in settings.items()) or "nothing set"
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings as one line of text."""
+    return " · ".join(f"{name} {_short(value)}" for name, value in settings.items()) or "default settings"
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Answers side by side: of several settings, or several of one request."""
+"""Answers side by side: one for each of several settings, or several choices of one request."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from server.page.compare.answering import AnswerView, Question, ask
 from server.page.compare.presets import FIRST, PRESETS, Chooser, Preset, offered
 from server.page.elements import icon_button, name_button
 from server.page.session import Session
-from server.page.throttle import now_and_then
+from server.page.throttle import throttled
 
 _MOST = 4
 _LEAST = 2
@@ -21,14 +21,14 @@ _NUMBERS = (2, 3, 4, 5, 6, 7, 8)
 
 
 class Columns(Element, component="../static/columns.js"):
-    """Columns in which the browser marks where answers differ from the first."""
+    """Columns of answers, in which the browser marks differences from the first answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.classes("columns")
 
     def mark_differences(self) -> None:
-        """Mark answers that are complete."""
+        """Mark the differences between complete answers."""
         self.run_method("mark")
 
     def clear_marks(self) -> None:
@@ -37,10 +37,10 @@ class Columns(Element, component="../static/columns.js"):
 
 
 class SideBySide:
-    """Two to four settings, each with its answer to the same question."""
+    """The mode that answers a question with two to four different settings."""
 
     def __init__(self, session: Session, on_use: Callable[[Mapping[str, Any]], None]) -> None:
-        """`on_use` gets the settings for the chat."""
+        """`on_use` receives the settings to use in the chat."""
         self._session = session
         self._on_use = on_use
         self._presets = offered(PRESETS, session.fields)
@@ -60,13 +60,13 @@ class SideBySide:
         columns = list(self._columns)
         try:
             async with (
-                now_and_then(partial(_show_all, [column.view for column in columns])) as more,
+                throttled(partial(_show_all, [column.view for column in columns])) as more,
                 asyncio.TaskGroup() as group,
             ):
                 for column in columns:
                     column.begin(group, question, more)
         finally:
-            for column in self._columns[1:]:  # without those that were removed meanwhile
+            for column in self._columns[1:]:  # not `columns`: some may have been removed meanwhile
                 column.view.finish(self._columns[0].view.answer)
             self._place.mark_differences()
 
@@ -93,7 +93,7 @@ class SideBySide:
 
 
 class _Column:
-    """One way of decoding, and its answer."""
+    """One column: decoding settings and the answer."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class _Column:
             self.view = AnswerView(session, "Answer")
 
     def begin(self, group: asyncio.TaskGroup, question: Question, on_more: Callable[[], None]) -> None:
-        """Answer the question."""
+        """Start a task that answers the question."""
         self._stop.set_visibility(True)
         self._task = group.create_task(self._answer(question, self.view.begin(), on_more))
 
@@ -148,12 +148,12 @@ class _Column:
 
 
 class Samples:
-    """Several choices of one request."""
+    """The mode that shows several choices of one request."""
 
     def __init__(self, session: Session, on_use: Callable[[Mapping[str, Any]], None]) -> None:
-        """`on_use` gets the settings for the chat."""
+        """`on_use` receives the settings to use in the chat."""
         self._session = session
-        # A search has beams in place of choices.
+        # Beam search returns beams instead of independent choices.
         several = [preset for preset in PRESETS if "beam_search" not in preset.settings]
         with ui.element("div").classes("one-setting"):
             self._chooser = Chooser(session, offered(several, session.fields), "Sampling")
@@ -175,7 +175,7 @@ class Samples:
         answers = [view.answer for view in views]
         settings = {**self._chooser.settings, "n": number}
         try:
-            async with now_and_then(partial(_show_all, views)) as more:
+            async with throttled(partial(_show_all, views)) as more:
                 await ask(self._session, question, settings, answers, more)
         finally:
             for view in views:

@@ -1,1 +1,1 @@
-"""A look inside an answer: its tokens, their probabilities and alternatives, and proof by replay."""
+"""The token inspector: an answer's tokens, their probabilities and alternatives, and a replay that verifies them."""

@@ -1,4 +1,4 @@
-"""The panel that shows the tokens of an answer, their alternatives, and the proof by replay."""
+"""The token inspector's panel: tokens, alternatives and the result of the replay."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -10,24 +10,24 @@ from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
 from server.client.openai_answers import Alternative
-from server.page.answer import raw
+from server.page.answer import token_bytes
 from server.page.api import ApiError
 from server.page.conversation import Turn
 from server.page.elements import icon_button
 from server.page.inside.replay import Replayed, proof_of, replay
 from server.page.inside.tokens import Token, TokenStatistics, percent, probability, source_name, spelled, surprise
 from server.page.session import Session
-from server.page.throttle import now_and_then
+from server.page.throttle import throttled
 
 _MARKS = ("100 %", "10 %", "1 %", "0.1 % or less")
-"""Labels of the scale, at equal distances of surprise."""
+"""Labels of the colour scale, equally spaced in surprise."""
 
 
 class InsideView:
-    """The dialog of the panel; nothing is requested while it is closed."""
+    """The dialog that contains the panel. Nothing is requested while it is closed."""
 
     def __init__(self, session: Session, on_branch: Callable[[Turn, str], None]) -> None:
-        """`on_branch` has an answer written anew, which begins with a text."""
+        """`on_branch` requests another answer that starts with the given text."""
         self._session = session
         self._on_branch = on_branch
         self._panel: _Panel | None = None
@@ -36,7 +36,7 @@ class InsideView:
         context.client.on_delete(self._clear)
 
     def open(self, turn: Turn, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Look inside this answer to these messages."""
+        """Inspect the answer `turn` to these messages."""
         self._clear()
         with self._dialog:
             self._panel = _Panel(self._session, turn, messages, self._dialog.close, self._branch)
@@ -55,7 +55,7 @@ class InsideView:
 
 
 class _Panel:
-    """One answer, and its replay."""
+    """The panel for one answer and its replay."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _Panel:
         self._source_labels: list[ui.label] = []
         self._summary.set_text("")
         self._notes.clear()
-        self._verdict.set_text("The same request is sent again.").classes(remove="problem same")
+        self._verdict.set_text("Sending the same request again …").classes(remove="problem same")
         self._running = background_tasks.create(self._run(self._replayed), name="look inside an answer")
 
     def end(self) -> None:
@@ -99,7 +99,7 @@ class _Panel:
     def _build(self) -> None:
         with ui.element("header"):
             ui.label("Inside this answer").classes("title grow").props("role=heading aria-level=2")
-            ui.button("Again with the same seed", on_click=self.begin).props("outline dense no-caps")
+            ui.button("Repeat with the same seed", on_click=self.begin).props("outline dense no-caps")
             icon_button("close", "Close", self._on_close)
         with ui.element("div").classes("proof"):
             self._verdict = ui.label().props("role=status")
@@ -113,7 +113,7 @@ class _Panel:
             _make_scale()
             capabilities = self._session.capabilities
             if capabilities is not None and capabilities.logprobs == "raw":
-                ui.label("As the model has it, before temperature and filters.").classes("quiet by-probability-only")
+                ui.label("Raw probabilities, before temperature and filters.").classes("quiet by-probability-only")
             self._sources = ui.element("ul").classes("legend")
         with ui.element("div").classes("both"):
             self._tokens = TokenMap(self._choose)
@@ -134,7 +134,7 @@ class _Panel:
 
         problem = ""
         try:
-            async with now_and_then(show) as more:
+            async with throttled(show) as more:
                 await replay(self._session, self._messages, replayed, more)
         except ApiError as error:
             problem = str(error)
@@ -148,7 +148,7 @@ class _Panel:
         self._summary.set_text(self._statistics.summary)
 
     def _show_sources(self) -> None:
-        """Update the legend, to which sources are only ever added."""
+        """Update the legend. Sources are only ever added."""
         for at, (said, colour) in enumerate(self._statistics.legend()):
             if at < len(self._source_labels):
                 self._source_labels[at].set_text(said)
@@ -161,15 +161,15 @@ class _Panel:
         if problem:
             self._verdict.set_text(problem).classes("problem")
             return
-        proof = proof_of(self._replayed, heeds_seeds=self._session.has_field("seed"))
+        proof = proof_of(self._replayed, supports_seeds=self._session.has_field("seed"))
         self._verdict.set_text(proof.said).classes("same" if proof.is_same else "problem")
         with self._notes:
             for note in proof.notes:
                 with ui.element("li"):
                     ui.label(note).classes("quiet")
         took = f"{self._replayed.seconds:.1f} s"
-        told = self._statistics.summary or "The server tells nothing of its tokens"
-        self._summary.set_text(f"{told} · {took}")
+        summary = self._statistics.summary or "The server returned no token details"
+        self._summary.set_text(f"{summary} · {took}")
 
     def _choose(self, place: int) -> None:
         tokens = self._replayed.tokens.all
@@ -178,7 +178,7 @@ class _Panel:
 
     def _obstacle(self, token: Token, alternative: Alternative) -> str:
         if not self._session.has_field("continue_final_message"):
-            return "The server cannot go on from a text that is given."
+            return "The server does not support continuing a given text."
         return self._replayed.tokens.obstacle(token, alternative, self._replayed.answer.content)
 
     def _branch(self, token: Token, alternative: Alternative) -> None:
@@ -186,10 +186,10 @@ class _Panel:
 
 
 class TokenMap(Element, component="../static/tokens.js"):
-    """The tokens as boxes that the browser draws."""
+    """The element that shows tokens as boxes, drawn by the browser."""
 
     def __init__(self, on_choose: Callable[[int], None]) -> None:
-        """`on_choose` gets the place of a token."""
+        """`on_choose` receives the index of a token."""
         super().__init__()
         self._rows: list[tuple[str, float, str, int]] = []
         self._is_there = False
@@ -198,7 +198,7 @@ class TokenMap(Element, component="../static/tokens.js"):
         self._on_choose = on_choose
 
     def append(self, tokens: Sequence[Token], statistics: TokenStatistics) -> None:
-        """Show more tokens. `statistics` count all tokens up to their end."""
+        """Show more tokens. `statistics` includes them already."""
         rows = [_box_of(token, statistics) for token in tokens]
         self._rows += rows
         if self._is_there:
@@ -209,7 +209,7 @@ class TokenMap(Element, component="../static/tokens.js"):
         self.run_method("empty")
 
     def _begin(self) -> None:
-        """The browser has a new, empty element."""
+        """Send all tokens, because the browser has created a new, empty element."""
         self._is_there = True
         self.run_method("append", self._rows)
 
@@ -219,7 +219,7 @@ class TokenMap(Element, component="../static/tokens.js"):
 
 
 def _box_of(token: Token, statistics: TokenStatistics) -> tuple[str, float, str, int]:
-    """A token's text, surprise, description, and colour of its source."""
+    """A token's text, surprise, description and colour number."""
     said = [percent(probability(token.logprob)), *([source_name(token.source)] if token.source else [])]
     return token.text, round(surprise(token), 3), ", ".join(said), statistics.colour(token.source)
 
@@ -238,7 +238,7 @@ class TokenDetail:
     def __init__(
         self, obstacle: Callable[[Token, Alternative], str], on_branch: Callable[[Token, Alternative], None]
     ) -> None:
-        """`obstacle` returns why no answer can continue from an alternative, or ""; `on_branch` continues from it."""
+        """`obstacle` returns why no answer can continue from an alternative, or ""; `on_branch` requests one."""
         self._obstacle = obstacle
         self._on_branch = on_branch
         with ui.element("section").classes("detail").props('aria-label="The chosen token" tabindex=0'):
@@ -249,9 +249,9 @@ class TokenDetail:
         self.clear()
 
     def clear(self) -> None:
-        """Show that no token is chosen."""
+        """Show that no token is selected."""
         self._text.set_text("")
-        self._facts.set_text("Choose a token to see what could have stood in its place.")
+        self._facts.set_text("Select a token to see its alternatives.")
         self._alternatives.clear()
 
     def show(self, token: Token, num_tokens: int) -> None:
@@ -264,13 +264,13 @@ class TokenDetail:
     def _show_alternatives(self, token: Token) -> None:
         alternatives = token.logprob.top_logprobs
         if not alternatives:
-            ui.label("The server tells of no alternatives.").classes("quiet")
+            ui.label("The server returned no alternatives.").classes("quiet")
             return
         obstacles = {self._obstacle(token, one) for one in alternatives}
         if len(obstacles) == 1 and (everywhere := next(iter(obstacles))):
-            ui.label(f"No answer can go on from here. {everywhere}").classes("quiet")
+            ui.label(f"No answer can continue from here. {everywhere}").classes("quiet")
         else:
-            ui.label("Choose another, and the answer goes on from it.").classes("quiet")
+            ui.label("Select an alternative to continue the answer from it.").classes("quiet")
         with ui.element("ul").classes("alternatives"):
             for alternative in alternatives:
                 with ui.element("li"):
@@ -282,7 +282,7 @@ class TokenDetail:
                 _row("All others", token.rest)
 
     def _show_alternative(self, token: Token, alternative: Alternative, *, is_said: bool) -> None:
-        if raw(alternative) == raw(token.logprob):
+        if token_bytes(alternative) == token_bytes(token.logprob):
             _own(alternative)
         elif obstacle := self._obstacle(token, alternative):
             with ui.element("div").classes("alternative"):
@@ -291,24 +291,24 @@ class TokenDetail:
                 ui.label(obstacle).classes("quiet")
         else:
             button = ui.element("button").classes("alternative").props("type=button")
-            button.props["aria-label"] = f"Go on from {quoted(alternative)}, {percent(probability(alternative))}"
+            button.props["aria-label"] = f"Continue from {quoted(alternative)}, {percent(probability(alternative))}"
             with button.on("click", partial(self._on_branch, token, alternative)):
                 _row(quoted(alternative), probability(alternative))
 
 
 def quoted(token: Alternative) -> str:
-    """A token's text with visible blanks and line breaks."""
+    """A token's text with visible whitespace."""
     text = spelled(token).replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
     return text or "∅"
 
 
 def _facts_of(token: Token, num_tokens: int) -> str:
     facts = [f"Token {token.place + 1:,} of {num_tokens:,}", percent(probability(token.logprob))]
-    told = len(token.logprob.top_logprobs)
+    num_alternatives = len(token.logprob.top_logprobs)
     if token.rank is not None:
         facts.append(f"rank {token.rank}")
-    elif told:
-        facts.append(f"not among the {told} most probable")
+    elif num_alternatives:
+        facts.append(f"not among the {num_alternatives} most probable")
     if token.source is not None:
         facts.append(source_name(token.source))
     if spelled(token.logprob) != token.text:
@@ -318,7 +318,7 @@ def _facts_of(token: Token, num_tokens: int) -> str:
 
 def _own(token: Alternative) -> None:
     with ui.element("div").classes("alternative own"):
-        _row(f"{quoted(token)}, as it is", probability(token))
+        _row(f"{quoted(token)} (chosen)", probability(token))
 
 
 def _row(name: str, share: float) -> None:

@@ -1,4 +1,4 @@
-"""What the browser draws of a server's load: figures, bars, charts and tables with all words and numbers in them."""
+"""A server's load as the browser draws it: figures, bars, charts and tables, with all texts and numbers formatted."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -28,7 +28,7 @@ NAMES = (
     "spec_decode_num_draft_tokens",
     "spec_decode_num_accepted_tokens",
 )
-"""The metrics that the figures need."""
+"""Metrics that the figures need, without prefix and suffix."""
 NOTHING = "–"
 _LATENCIES = (
     ("First token", "time_to_first_token_seconds"),
@@ -44,21 +44,21 @@ _STEPS_OF_SCALES = (1, 2, 5, 10)
 
 
 Figures = dict[str, str]
-"""Numbers as texts by their names."""
+"""Formatted numbers by name."""
 
 
 class Part(msgspec.Struct, frozen=True):
     """A part of a bar."""
 
     kind: str
-    """The name of its colour in page.css."""
+    """Name of the colour in page.css."""
     name: str
     value: str
     percent: float
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A whole and its parts, from left to right."""
+    """A bar divided into parts, from left to right."""
 
     title: str
     summary: str
@@ -67,7 +67,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """A series of a chart: one number a second, the oldest first."""
+    """A series of a chart: one value per second, oldest first."""
 
     kind: str
     name: str
@@ -76,30 +76,30 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """Columns over time in which the series are stacked, the first at the bottom."""
+    """A stacked column chart over time, with the first series at the bottom."""
 
     title: str
     summary: str
     top: float
-    """The end of the scale."""
+    """Upper end of the scale."""
     series: list[Series]
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Rows of texts, each with its name first."""
+    """Rows of texts; the first text of a row is its name."""
 
     columns: list[str]
     rows: list[list[str]]
 
 
 def bar(title: str, parts: Iterable[tuple[str, str, str, float]]) -> Bar:
-    """A bar of parts, each with its kind, name, value and share, and with a summary of them."""
+    """Build a bar with a summary. `parts` are tuples of kind, name, value and fraction."""
     made = [Part(kind, name, value, round(100 * share, 2)) for kind, name, value, share in parts]
     return Bar(title, f"{title}: {', '.join(f'{one.name} {one.value}' for one in made)}", made)
 
 
 def chart(title: str, series: Iterable[tuple[str, str, float, Sequence[float]]]) -> Chart:
-    """A chart of series, each with its kind, name, present value and values, with a summary and a fitting scale."""
+    """Build a chart with a summary and a fitting scale. `series` are tuples of kind, name, current value and values."""
     made = [Series(kind, name, rate(now), [round(one, 2) for one in values]) for kind, name, now, values in series]
     highest = max(map(sum, zip(*(one.values for one in made), strict=True)), default=0.0)
     summary = f"{title}, the last minute. Now: {', '.join(f'{one.name} {one.now}' for one in made)}"
@@ -107,7 +107,7 @@ def chart(title: str, series: Iterable[tuple[str, str, float, Sequence[float]]])
 
 
 def scale_of(highest: float) -> float:
-    """The least round number that is at least `highest` and at least 1."""
+    """The smallest round number that is at least `highest` and at least 1."""
     decade = 1.0
     while decade * 10 < highest:
         decade *= 10
@@ -115,40 +115,40 @@ def scale_of(highest: float) -> float:
 
 
 def server_figures(load: Load, models: str, version: str, up_s: float | None) -> Figures:
-    """Which server it is, and its state."""
+    """The server's state, model, version, uptime and restarts."""
     found = {"State": load.state, "Model": models}
     if version:
         found["Version"] = version
     if up_s is not None:
-        found["Up for"] = long_time(up_s)
+        found["Uptime"] = long_time(up_s)
     return found | known({"Engine restarts": load.restarts})
 
 
 def queue_figures(load: Load) -> Figures:
-    """The work in flight and waiting."""
+    """Choices in flight and queued, and preemptions."""
     return known({"Running choices": load.running, "Waiting choices": load.waiting, "Preemptions": load.preemptions})
 
 
 def rate_figures(load: Load) -> Figures:
-    """Work done per second."""
-    found = {name: rate(load.rate(metric)) for name, metric in _RATES if load.tells(metric)}
-    if load.tells("prefix_cache_queries_total"):
+    """Tokens and requests per second, and the prefix cache's hit rate."""
+    found = {name: rate(load.rate(metric)) for name, metric in _RATES if load.has_metric(metric)}
+    if load.has_metric("prefix_cache_queries_total"):
         found["Prefix cache hits"] = percent(load.hit_rate)
     return found
 
 
 def latency_figures(load: Load) -> Figures:
-    """Quantiles of what clients wait for."""
+    """Quantiles of the latencies that clients see."""
     return {
         f"{name}, {title}": _quantile(load.quantile(metric, share))
         for name, metric in _LATENCIES
-        if load.tells(f"{metric}_bucket")
+        if load.has_metric(f"{metric}_bucket")
         for title, share in (("p50", 0.5), ("p95", 0.95))
     }
 
 
 def cache_bar(load: Load, block_size: int | None) -> Bar | None:
-    """The use of the KV cache: in tokens if the block size is known, otherwise in blocks or shares."""
+    """Use of the KV cache: in tokens if the block size is known, otherwise in blocks or as fractions."""
     blocks = load.kv_blocks
     total = sum(blocks.values())
     if total:
@@ -163,7 +163,7 @@ def cache_bar(load: Load, block_size: int | None) -> Bar | None:
 
 
 def speculation_table(load: Load) -> Table | None:
-    """The gain of each method; None if there was no speculation yet."""
+    """Acceptance and tokens per step of each method; None if no drafts were made yet."""
     if not load.drafting_methods:
         return None
     now = {one.method: one for one in load.speculation}
@@ -172,11 +172,11 @@ def speculation_table(load: Load) -> Table | None:
         one = now.get(method)
         gain = [NOTHING, NOTHING] if one is None else [percent(one.acceptance), f"{one.tokens_per_step:.2f}"]
         rows.append([method or "all", *gain])
-    return Table(["Method", "Accepted", "Tokens a step"], rows)
+    return Table(["Method", "Accepted", "Tokens per step"], rows)
 
 
 def long_time(seconds: float) -> str:
-    """A time in its largest two units."""
+    """A duration in its two largest units."""
     minutes = int(max(0.0, seconds) // 60)
     hours, days = minutes // 60, minutes // (24 * 60)
     if days:
@@ -187,29 +187,29 @@ def long_time(seconds: float) -> str:
 
 
 def known(values: Mapping[str, float | None]) -> Figures:
-    """The numbers that are known."""
+    """Format the numbers that are not None."""
     return {name: whole(value) for name, value in values.items() if value is not None}
 
 
 def whole(value: float | None) -> str:
-    """A whole number; thousands if it is large."""
+    """A number without decimals; in thousands if it is large."""
     if value is None:
         return NOTHING
     return f"{value:.0f}" if value < 1e5 else f"{value / 1000:.0f}k"
 
 
 def rate(value: float | None) -> str:
-    """A number per second; with a decimal if it is small."""
+    """A number per second, with one decimal if it is below 10."""
     return f"{value:.1f}" if value is not None and 0 < value < 10 else whole(value)
 
 
 def percent(share: float | None) -> str:
-    """A share as a percentage."""
+    """A fraction as a percentage."""
     return NOTHING if share is None else f"{share:.0%}"
 
 
 def duration(seconds: float | None) -> str:
-    """A time in milliseconds or seconds."""
+    """A duration in milliseconds or seconds."""
     if seconds is None:
         return NOTHING
     if seconds < 0.9995:

@@ -1,4 +1,4 @@
-"""The last minute, second by second: tokens per second, and what the steps computed."""
+"""The last minute, second by second: tokens per second, and tokens computed per step."""
 
 from collections import Counter, deque
 
@@ -32,14 +32,14 @@ class Step(msgspec.Struct):
 
 
 class Cache(msgspec.Struct):
-    """The KV cache."""
+    """The KV cache's properties."""
 
     block_size: int
     """In tokens."""
 
 
 class StepList(msgspec.Struct):
-    """The answer of /v1/steps, the oldest step first."""
+    """The answer of /v1/steps, oldest step first."""
 
     data: list[Step]
     last_step: int
@@ -47,35 +47,35 @@ class StepList(msgspec.Struct):
 
 
 class Throughput:
-    """Tokens per second, from metrics that are read once a second."""
+    """Tokens per second over the last minute. `add` is called once a second."""
 
     def __init__(self) -> None:
         self._rates: deque[tuple[float, ...]] = deque([(0.0,) * len(_RATES)] * SECONDS, maxlen=SECONDS)
         self._is_known = False
 
     def add(self, load: Load) -> None:
-        self._is_known = all(load.tells(metric) for _, _, metric in _RATES)
+        self._is_known = all(load.has_metric(metric) for _, _, metric in _RATES)
         self._rates.append(tuple(load.rate(metric) or 0.0 for _, _, metric in _RATES))
 
     def chart(self) -> Chart | None:
-        """None where the server does not count tokens."""
+        """The chart; None if the server does not count tokens."""
         if not self._is_known:
             return None
-        of_series = zip(_RATES, zip(*self._rates, strict=True), strict=True)
-        return chart("Tokens per second", ((kind, name, rates[-1], rates) for (kind, name, _), rates in of_series))
+        by_series = zip(_RATES, zip(*self._rates, strict=True), strict=True)
+        return chart("Tokens per second", ((kind, name, rates[-1], rates) for (kind, name, _), rates in by_series))
 
 
 class StepHistory:
-    """Means over the steps of each second. They are right even if the server does not remember all steps."""
+    """Means over each second's steps, which stay correct if the server has dropped some steps."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, Counter[str]] = {}
         self._newest = 0
         self.last_step = 0
-        """The number of the last step that was added."""
+        """Number of the last step added."""
 
     def add(self, steps: StepList) -> None:
-        """Add the steps after the last one."""
+        """Add the steps after `last_step`."""
         self.last_step = steps.last_step
         for step in steps.data:
             second = int(step.ended_at)
@@ -90,24 +90,24 @@ class StepHistory:
             )
 
     def forget(self) -> None:
-        """The server counts from 1 again."""
+        """Forget all steps, because the server counts from 1 again."""
         self._seconds.clear()
         self.last_step = 0
 
     def chart(self, now: float) -> Chart:
-        """The minute up to `now`, in Unix time, or up to the last step if the server's clock is ahead."""
+        """The minute up to `now` (Unix time), or up to the last step if the server's clock is ahead."""
         sums = self._last(SECONDS, now)
         lately = sum(sums[-_LATELY_S:], Counter())
         series = ((kind, name, _mean(lately, kind), [_mean(one, kind) for one in sums]) for kind, name in _MEANS)
-        return chart("Tokens that a step computes", series)
+        return chart("Tokens per step", series)
 
     def figures(self, now: float) -> Figures:
-        """Figures of the last seconds."""
+        """Figures for the last few seconds."""
         lately = sum(self._last(_LATELY_S, now), Counter())
-        return {"Time of a step": duration(_mean(lately, "busy_us") / 1e6 if lately else None)}
+        return {"Step time": duration(_mean(lately, "busy_us") / 1e6 if lately else None)}
 
     def _last(self, seconds: int, now: float) -> list[Counter[str]]:
-        """Sums of the last seconds. Forgets what is too old for the chart."""
+        """Sums for each of the last seconds. Drops seconds too old for the chart."""
         end = max(int(now), self._newest) + 1
         for second in [second for second in self._seconds if second < end - SECONDS]:
             del self._seconds[second]
@@ -115,5 +115,5 @@ class StepHistory:
 
 
 def _mean(total: Counter[str], name: str) -> float:
-    """The mean over steps; 0 without any."""
+    """The mean over steps; 0 if there are none."""
     return total[name] / total["steps"] if total else 0.0

@@ -1,4 +1,4 @@
-"""Polls a server once a second while somebody looks at it."""
+"""Polls a server once a second while a page shows it."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.client.load import Load, loads_of, together
+from server.client.load import Load, combined, loads_of
 from server.client.metrics import NoMetricsError, Window, lines_about, parse
 from server.page.api import Api, ApiError
 from server.page.load.figures import (
@@ -28,34 +28,34 @@ from server.page.load.history import StepHistory, StepList, Throughput
 from server.page.load.requests import RequestList, Row, row_of
 
 WINDOW_S = 10.0
-"""Rates and latencies are of so many seconds."""
+"""Rates and latencies cover this many seconds."""
 INTERVAL_S = 1.0
 _REQUESTS_EVERY = 2
-"""Requests are read with every second poll."""
+"""Requests are read with every n-th poll."""
 _NUM_REQUESTS = 20
 _LINES = lines_about(NAMES)
-_NO_METRICS = "This server does not tell what it does: it has no metrics at /metrics."
-_FAILED = "The page has failed to read this, and its log tells why. Choose this view again to retry."
+_NO_METRICS = "This server has no metrics at /metrics, so its load is unknown."
+_FAILED = "Internal error of the page. See the server's log for details, and open this view again to retry."
 _log = logging.getLogger("samewise.page")
-Looker = Callable[[dict[str, Any]], None]
+Subscriber = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
 
 
 class DashboardState(msgspec.Struct, frozen=True):
-    """Everything that the view of the server shows at one moment."""
+    """Everything that the server view shows at one moment."""
 
     problem: str = ""
-    """Why nothing, or not everything, is known."""
+    """Why some or all of the state is unknown."""
     groups: dict[str, Figures] = {}
     cache: Bar | None = None
     speculation: Table | None = None
     charts: list[Chart] = []
     requests: list[Row] | None = None
-    """The newest first; None where the server does not list them."""
+    """Newest first; None if the server does not list requests."""
 
 
 class Poller:
-    """Reads a server's state with one key. What the server lacks is requested once."""
+    """Reads a server's state with one key. Endpoints that the server lacks are tried only once."""
 
     def __init__(self, api: Api, key: str) -> None:
         self._api = api
@@ -71,7 +71,7 @@ class Poller:
         self._num_polls = 0
 
     async def poll(self) -> DashboardState:
-        """The present state, with problems in it."""
+        """The current state, including any error."""
         try:
             if self._version is None:
                 self._version = await self._api.version()
@@ -81,7 +81,7 @@ class Poller:
                 await self._read_requests()
         except ApiError as problem:
             self._begin_again()
-            return DashboardState(problem=f"{problem} Trying again.", requests=self._requests)
+            return DashboardState(problem=f"{problem} Retrying.", requests=self._requests)
         self._num_polls += 1
         return self._state()
 
@@ -124,7 +124,7 @@ class Poller:
         except NoMetricsError:
             self._missing.add("metrics")
             return
-        self._load = together(list(loads_of(self._window).values()))
+        self._load = combined(list(loads_of(self._window).values()))
         self._throughput.add(self._load)
 
     async def _read_steps(self) -> None:
@@ -144,12 +144,12 @@ class Poller:
         self._requests = None if found is None else [row_of(one) for one in found.data]
 
     async def _get(self, name: str, query: str, kind: type[T]) -> T | None:
-        """The answer of an endpoint; None if the server lacks it. Raises ApiError."""
+        """An endpoint's answer; None if the server lacks the endpoint. Raises ApiError."""
         found = await self._unless_missing(name, lambda: self._api.get(f"/{name}?{query}", self._key))
         try:
             return None if found is None else msgspec.convert(found, kind)
         except msgspec.ValidationError as error:
-            raise ApiError(f"The server's answer is not what was expected: {error}.") from None
+            raise ApiError(f"The server's answer to /{name} cannot be read: {error}.") from None
 
     async def _unless_missing(self, name: str, call: Callable[[], Awaitable[T]]) -> T | None:
         if name in self._missing:
@@ -163,47 +163,47 @@ class Poller:
             return None
 
 
-class Watches:
-    """The polls of one server. Pages with the same key share them; other keys may see other requests."""
+class SharedPollers:
+    """Pollers of one server, one per key: pages with the same key share one, other keys may see other requests."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._watches: dict[str, _Watch] = {}
+        self._pollers: dict[str, _SharedPoller] = {}
 
-    def look(self, key: str, looker: Looker) -> Callable[[], None]:
-        """Call the looker with each state, as plain data that it must not change; returns a function that ends this."""
-        watch = self._watches.get(key)
-        if watch is None:
-            watch = self._watches[key] = _Watch(Poller(self._api, key), lambda: self._watches.pop(key, None))
-        watch.add(looker)
+    def subscribe(self, key: str, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with each state, as plain data that it must not change; returns a function to stop this."""
+        poller = self._pollers.get(key)
+        if poller is None:
+            poller = self._pollers[key] = _SharedPoller(Poller(self._api, key), lambda: self._pollers.pop(key, None))
+        poller.add(subscriber)
 
         def end() -> None:
-            if watch.remove(looker) and self._watches.get(key) is watch:
-                del self._watches[key]
+            if poller.remove(subscriber) and self._pollers.get(key) is poller:
+                del self._pollers[key]
 
         return end
 
 
-class _Watch:
+class _SharedPoller:
     def __init__(self, poller: Poller, on_failure: Callable[[], object]) -> None:
         self._on_failure = on_failure
         self._poller = poller
-        self._lookers: list[Looker] = []
+        self._subscribers: list[Subscriber] = []
         self._latest: dict[str, Any] | None = None
-        self._task = asyncio.create_task(self._run(), name="watch the server")
+        self._task = asyncio.create_task(self._run(), name="poll the server")
 
-    def add(self, looker: Looker) -> None:
-        self._lookers.append(looker)
+    def add(self, subscriber: Subscriber) -> None:
+        self._subscribers.append(subscriber)
         if self._latest is not None:
-            looker(self._latest)
+            subscriber(self._latest)
 
-    def remove(self, looker: Looker) -> bool:
-        """Returns whether it was the last looker, after which the polls end."""
-        if looker in self._lookers:
-            self._lookers.remove(looker)
-        if not self._lookers:
+    def remove(self, subscriber: Subscriber) -> bool:
+        """Returns whether this was the last subscriber, in which case polling ends."""
+        if subscriber in self._subscribers:
+            self._subscribers.remove(subscriber)
+        if not self._subscribers:
             self._task.cancel()
-        return not self._lookers
+        return not self._subscribers
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -212,15 +212,15 @@ class _Watch:
                 started = loop.time()
                 self._show(await self._poller.poll())
                 await asyncio.sleep(started + INTERVAL_S - loop.time())
-        except Exception:  # noqa: BLE001  (a bug, after which the next looker gets a new watch)
-            _log.exception("The page cannot watch the server")
+        except Exception:  # noqa: BLE001  (a bug; the next subscriber starts a new poller)
+            _log.exception("Internal error while polling the server")
             self._on_failure()
             self._show(DashboardState(problem=_FAILED))
 
     def _show(self, state: DashboardState) -> None:
         self._latest = msgspec.to_builtins(state)
-        for looker in tuple(self._lookers):
+        for subscriber in tuple(self._subscribers):
             try:
-                looker(self._latest)
-            except Exception:  # noqa: BLE001  (it must not hinder the others)
-                _log.exception("The page cannot show the server's load")
+                subscriber(self._latest)
+            except Exception:  # noqa: BLE001  (a bug must not affect other subscribers)
+                _log.exception("Internal error while showing the server's load")

@@ -1,4 +1,4 @@
-"""The server's record of the last requests, and what the page shows of it."""
+"""The server's records of recent requests, and how the page shows them."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ PHASES = ("before", "queue", "prefill", "decode", "after")
 
 
 class Times(msgspec.Struct):
-    """Phases of a request or choice in milliseconds; None for those that it did not reach."""
+    """Phases of a request or choice in milliseconds; None if a phase was not reached."""
 
     total: float | None = None
     before: float | None = None
@@ -19,7 +19,7 @@ class Times(msgspec.Struct):
 
 
 class Drafts(msgspec.Struct):
-    """Draft tokens of one method of speculation."""
+    """Draft tokens of one speculation method."""
 
     method: str
     accepted_tokens: int
@@ -27,7 +27,7 @@ class Drafts(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One choice of a request."""
+    """A choice of a request."""
 
     prompt: int
     index: int
@@ -42,7 +42,7 @@ class Choice(msgspec.Struct):
 
 
 class RequestRecord(msgspec.Struct):
-    """A request of /v1/requests."""
+    """A record of /v1/requests."""
 
     id: str
     state: str
@@ -72,17 +72,17 @@ class RequestRecord(msgspec.Struct):
 
 
 class RequestList(msgspec.Struct):
-    """The answer of /v1/requests, the newest first."""
+    """The answer of /v1/requests, newest first."""
 
     data: list[RequestRecord]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row of the table of requests."""
+    """A row of the requests table."""
 
     id: str
     started_at: float
-    """Unix time in seconds, which the browser shows in its own time zone."""
+    """Unix time in seconds; the browser shows it in its time zone."""
     endpoint: str
     is_running: bool
     outcome: str
@@ -92,18 +92,18 @@ class Row(msgspec.Struct, frozen=True):
     first_token: str
     total: str
     time: Bar | None
-    """Its phases; None while the request runs, or if they are unknown."""
+    """The request's phases; None while it runs, or if they are unknown."""
 
 
 class Details(msgspec.Struct, frozen=True):
-    """The contents of an opened row."""
+    """The contents of an expanded row."""
 
     figures: Figures
     choices: Table | None
 
 
 def row_of(record: RequestRecord) -> Row:
-    """The row of a request."""
+    """The table row of a request."""
     cached = f" ({record.cached_tokens:,} cached)" if record.cached_tokens else ""
     return Row(
         id=record.id,
@@ -121,7 +121,7 @@ def row_of(record: RequestRecord) -> Row:
 
 
 def details_of(record: RequestRecord) -> Details:
-    """The contents of its row when it is opened."""
+    """The contents of a request's expanded row."""
     return Details(_figures(record), _choices(record.choices))
 
 
@@ -139,13 +139,13 @@ def _time_of(record: RequestRecord) -> Bar | None:
     whole = sum(known.values())
     if not whole:
         return None
-    return bar("Where the time went", ((name, name, _ms(spent), spent / whole) for name, spent in known.items()))
+    return bar("Time by phase", ((name, name, _ms(spent), spent / whole) for name, spent in known.items()))
 
 
 def _figures(record: RequestRecord) -> Figures:
     figures = {"Request": record.id, "Model": record.model}
     phases = {name.capitalize(): getattr(record.times_ms, name) for name in PHASES}
-    phases["Waited again"] = record.waited_again_ms or None
+    phases["Requeued"] = record.waited_again_ms or None
     figures |= {name: _ms(spent) for name, spent in phases.items() if spent is not None}
     counts = {"Steps": record.steps, "Prefill chunks": record.prefill_chunks, "Preemptions": record.preemptions}
     figures |= {name: f"{number:,}" for name, number in counts.items() if number is not None}
@@ -153,7 +153,7 @@ def _figures(record: RequestRecord) -> Figures:
     if record.restarts:
         figures["Engine restarts"] = str(len(record.restarts))
     if record.num_choices > len(record.choices):
-        figures["Choices"] = f"{record.num_choices:,}, of which the first {len(record.choices)} are shown"
+        figures["Choices"] = f"{record.num_choices:,} (first {len(record.choices)} shown)"
     return figures
 
 

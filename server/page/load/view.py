@@ -1,4 +1,4 @@
-"""The view of the server: figures, charts, and the last requests of this page's key."""
+"""The server view: figures, charts, and recent requests made with this page's key."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,21 +10,21 @@ from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
 from server.page.api import ApiError
-from server.page.load.poller import WINDOW_S, Watches
+from server.page.load.poller import WINDOW_S, SharedPollers
 from server.page.load.requests import RequestRecord, details_of
 from server.page.session import Session
 
 
 class _Load(Element, component="../static/load.js"):
-    """Draws the state of a server. Its event `open` asks for the contents of a row."""
+    """The element that draws a server's state. Its event `open` requests the contents of a row."""
 
 
 class LoadView:
-    """Polls the server only while its tab is chosen and its browser is connected and visible."""
+    """Shows the server's load. Polls only while its tab is selected and its browser is connected and visible."""
 
-    def __init__(self, session: Session, watches: Watches) -> None:
+    def __init__(self, session: Session, pollers: SharedPollers) -> None:
         self._session = session
-        self._watches = watches
+        self._pollers = pollers
         self._is_chosen = False
         self._is_shown = True
         self._end: Callable[[], None] | None = None
@@ -39,7 +39,7 @@ class LoadView:
         self._client.on_delete(self._update)
 
     def set_chosen(self, is_chosen: bool) -> None:
-        """Note whether its tab is chosen."""
+        """Record whether this view's tab is selected."""
         self._is_chosen = is_chosen
         self._update()
 
@@ -50,7 +50,7 @@ class LoadView:
     def _update(self) -> None:
         is_seen = self._is_chosen and self._is_shown and self._client.has_socket_connection
         if is_seen and self._end is None:
-            self._end = self._watches.look(self._session.key, self._show)
+            self._end = self._pollers.subscribe(self._session.key, self._show)
         elif not is_seen and self._end is not None:
             self._end()
             self._end = None
@@ -71,4 +71,4 @@ class LoadView:
             details = msgspec.to_builtins(details_of(msgspec.convert(found, RequestRecord)))
         except (ApiError, msgspec.ValidationError) as problem:
             details = {"problem": str(problem)}
-        self._load.run_method("tell", str(event.args), details)
+        self._load.run_method("showDetails", str(event.args), details)

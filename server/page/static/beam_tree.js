@@ -1,4 +1,4 @@
-// Beams as a tree: one item for each branch, through which the arrow keys lead as through any tree.
+// Beams as a tree with one item per branch, and the usual keyboard navigation of trees.
 function make(name, className, text) {
   const element = document.createElement(name);
   if (className) element.className = className;
@@ -7,7 +7,7 @@ function make(name, className, text) {
 }
 
 function written(text) {
-  // Line breaks are tokens like others, and are shown as such.
+  // Line breaks are tokens, so they are made visible.
   const place = make("span", "written");
   text.split("\n").forEach((line, at) => {
     if (at) place.append(make("span", "break", "↵"), "\n");
@@ -16,7 +16,7 @@ function written(text) {
   return place;
 }
 
-// `parts` says whether others begin where it does.
+// `parts`: whether the branch has siblings.
 function item(branch, level, parts) {
   const row = make("div", "branch");
   if (branch.share && parts) row.append(make("span", "share", branch.share));
@@ -53,7 +53,7 @@ function group(branches, level) {
 
 function spoken(branch, parts) {
   const ends = branch.ending.map((beam) => `${beam.name}: ${beam.facts}`);
-  const best = branch.best ? ["on the best beam's way"] : [];
+  const best = branch.best ? ["on the best beam's path"] : [];
   const share = branch.share && parts ? [branch.share] : [];
   return [branch.text.trim() || "nothing", ...share, branch.through, ...best, ...ends].join(", ");
 }
@@ -67,7 +67,7 @@ export default {
       const root = make("ul");
       root.setAttribute("role", "tree");
       root.setAttribute("aria-label", "Beams");
-      // Without a common beginning, the branches are the trunks.
+      // Without a common beginning, each branch is a root.
       const hasStem = tree.text || tree.ending.length;
       const trunks = hasStem ? [tree] : tree.branches;
       trunks.forEach((branch) => root.append(item(branch, 1, !hasStem)));

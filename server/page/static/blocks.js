@@ -1,4 +1,4 @@
-// Blocks of HTML, of which the last ones are replaced while the text grows.
+// Blocks of HTML; the last ones are replaced while the text grows.
 export default {
   template: "<div></div>",
   mounted() {
@@ -9,8 +9,8 @@ export default {
       while (this.$el.children.length > start) this.$el.lastElementChild.remove();
       for (const html of blocks) {
         const block = document.createElement("div");
-        block.setHTML(html); // sanitises, see NiceGUI's index.html
-        for (const link of block.querySelectorAll("a")) link.target = "_blank"; // which the sanitiser takes away
+        block.setHTML(html); // sanitises the HTML; NiceGUI's index.html has a polyfill
+        for (const link of block.querySelectorAll("a")) link.target = "_blank"; // the sanitiser removes `target`
         this.$el.append(block);
       }
     },

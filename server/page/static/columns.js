@@ -1,4 +1,4 @@
-// Answers side by side. Highlights mark where they differ from the first one, without changing the DOM.
+// Answers side by side. CSS highlights mark differences from the first answer without changing the DOM.
 const MARKS = ["parting", "parted"];
 
 function textOf(answer) {
@@ -34,7 +34,7 @@ export default {
   methods: {
     mark() {
       this.unmark();
-      if (!globalThis.Highlight) return; // the words below each answer say it as well
+      if (!globalThis.Highlight) return; // the text below each answer also reports the difference
       const [first, ...others] = [...this.$el.querySelectorAll(".answer > .body > .prose")].map(textOf);
       if (!first?.text) return;
       for (const name of MARKS) if (!CSS.highlights.has(name)) CSS.highlights.set(name, new Highlight());

@@ -1,12 +1,12 @@
-// The server's load: figures, the KV cache as a bar, charts of the last minute, and the last requests. All words come
-// from Python. The contents of a row are requested when it is opened, and again while its request runs.
+// The server's load: figures, the KV cache as a bar, charts of the last minute, and recent requests. Python formats all
+// values. A row's contents are requested when it is expanded, and again while its request runs.
 const HEIGHT = 100;
 
 export default {
   template: `
   <div class="load-figures">
     <p v-if="seen.problem" class="problem" role="alert">{{ seen.problem }}</p>
-    <p v-if="!asked" class="quiet" role="status">Asking the server …</p>
+    <p v-if="!asked" class="quiet" role="status">Loading …</p>
     <div class="cards">
       <section v-for="(figures, title) in seen.groups" :key="title" class="card">
         <h2>{{ title }}</h2>
@@ -54,22 +54,22 @@ export default {
         </dl>
       </section>
     </div>
-    <p class="quiet">Rates and latencies are of the last {{ seconds }} seconds.</p>
+    <p class="quiet">Rates and latencies cover the last {{ seconds }} seconds.</p>
     <section v-if="rows" class="card requests">
-      <h2>Your last requests</h2>
+      <h2>Your recent requests</h2>
       <ul class="legend" aria-hidden="true">
         <li v-for="name in phases" :key="name"><i :class="name"></i>{{ name }}</li>
       </ul>
-      <p v-if="!rows.length" class="quiet">None yet, with this key.</p>
-      <div v-else class="scroll" role="region" tabindex="0" aria-label="Your last requests">
-        <p v-if="newer" class="quiet">{{ newer }} newer, shown when all rows are closed.</p>
+      <p v-if="!rows.length" class="quiet">No requests with this key yet.</p>
+      <div v-else class="scroll" role="region" tabindex="0" aria-label="Your recent requests">
+        <p v-if="newer" class="quiet">{{ newer }} newer; close all rows to show them.</p>
         <table>
           <thead>
             <tr>
               <th scope="col">Time</th><th scope="col">Endpoint</th><th scope="col">Outcome</th>
               <th scope="col" class="number">Tokens in</th><th scope="col" class="number">Out</th>
               <th scope="col" class="number">First token</th><th scope="col" class="number">Total</th>
-              <th scope="col" class="where">Where the time went</th>
+              <th scope="col" class="where">Time by phase</th>
             </tr>
           </thead>
           <tbody>
@@ -141,12 +141,12 @@ export default {
       for (const { id } of running) this.$emit("open", id);
     },
     follow() {
-      // An open row stays where it is, while somebody reads it.
+      // While a row is expanded, rows keep their places.
       const known = new Map((this.latest || []).map((row) => [row.id, row]));
       const reading = this.latest && Object.keys(this.opened).length;
       this.rows = reading ? this.rows.map((row) => known.get(row.id) || row) : this.latest;
     },
-    tell(id, details) {
+    showDetails(id, details) {
       if (id in this.opened) this.opened[id] = details;
     },
     toggle(id) {
@@ -160,7 +160,7 @@ export default {
     },
     time: (unix) => new Date(1000 * unix).toLocaleTimeString(),
     columns(chart, index) {
-      // The columns of one series, stacked on the series before it.
+      // The SVG path of one series, stacked on the earlier series.
       const scale = HEIGHT / chart.top;
       return chart.series[index].values
         .map((value, second) => {

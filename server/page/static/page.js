@@ -1,11 +1,11 @@
-// What only a browser can do: keep conversations, copy code, follow an answer that grows.
+// The browser's part of the page: stores conversations, copies code, and scrolls with a growing answer.
 window.samewise = (() => {
   const CONVERSATION = "samewise.conversation.";
   const KEY = "samewise.key";
   const CURRENT = "samewise.current";
 
-  const PIECE = 200000; // of what is sent at once: a message has at most a million characters
-  const MOST_LISTED = 200; // in an event, whose lists may have fewer characters
+  const PIECE = 200000; // characters sent at once: a message has at most a million
+  const MOST_LISTED = 200; // conversations in an event, whose size is limited
   const TITLE_LENGTH = 100;
 
   function stored(name) {
@@ -24,7 +24,7 @@ window.samewise = (() => {
         const { id, title, updated } = JSON.parse(localStorage.getItem(key));
         if (key === CONVERSATION + id) found.push({ id, title: String(title || "").slice(0, TITLE_LENGTH), updated: Number(updated) || 0 });
       } catch {
-        continue; // not ours, or from a version that is gone
+        continue; // not ours, or from an incompatible version
       }
     }
     return found.sort((a, b) => b.updated - a.updated);
@@ -35,12 +35,12 @@ window.samewise = (() => {
       localStorage.setItem(key, text);
       return true;
     } catch {
-      return false; // full
+      return false; // the storage is full
     }
   }
 
   function follow() {
-    // Stays at the end of the log while its reader is there, and only then.
+    // Keeps the end of the log visible unless the user has scrolled up.
     const log = document.querySelector(".log");
     if (!log || log.dataset.followed) return;
     log.dataset.followed = "yes";
@@ -68,7 +68,7 @@ window.samewise = (() => {
       await navigator.clipboard.writeText(text);
       return true;
     } catch {
-      // Without HTTPS a page has no clipboard but this one.
+      // Without HTTPS the clipboard API is not available.
       const area = document.createElement("textarea");
       area.value = text;
       document.body.append(area);
@@ -79,16 +79,16 @@ window.samewise = (() => {
     }
   }
 
-  function tell(event, ...said) {
-    window.emitEvent?.(event, ...said); // which is not there before the page is
+  function emit(event, ...said) {
+    window.emitEvent?.(event, ...said); // undefined until the page is loaded
   }
 
   window.addEventListener("storage", (event) => {
     if (event.key !== null && !event.key.startsWith(CONVERSATION)) return;
-    tell("conversations", conversations().slice(0, MOST_LISTED), event.key && event.key.slice(CONVERSATION.length));
+    emit("conversations", conversations().slice(0, MOST_LISTED), event.key && event.key.slice(CONVERSATION.length));
   });
 
-  document.addEventListener("visibilitychange", () => tell("visibility", document.visibilityState));
+  document.addEventListener("visibilitychange", () => emit("visibility", document.visibilityState));
 
   return {
     copy,
@@ -105,14 +105,14 @@ window.samewise = (() => {
     load(id, from = 0) {
       const text = localStorage.getItem(CONVERSATION + id);
       if (text === null) return null;
-      const isHalf = /[\uD800-\uDBFF]/.test(text[from + PIECE - 1]); // of a character
+      const isHalf = /[\uD800-\uDBFF]/.test(text[from + PIECE - 1]); // do not split a surrogate pair
       return text.slice(from, from + PIECE - (isHalf ? 1 : 0));
     },
     save: (id, text) => keep(CONVERSATION + id, text),
     remove: (id) => localStorage.removeItem(CONVERSATION + id),
     remember: (name, value) => keep(`samewise.${name}`, JSON.stringify(value)),
     rememberKey: (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)),
-    look: (id) => sessionStorage.setItem(CURRENT, id),
+    setCurrent: (id) => sessionStorage.setItem(CURRENT, id),
     toEnd: () => document.querySelector(".log")?.dispatchEvent(new Event("toend")),
   };
 })();

@@ -1,4 +1,4 @@
-// Tokens as boxes in reading order. The arrow keys lead through them; Enter or a click chooses one.
+// Tokens as boxes in reading order. The arrow keys move between them; Enter or a click selects one.
 const visible = (text) =>
   text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t").replace(/^ +| +$/g, (blanks) => "·".repeat(blanks.length)) || "∅";
 
@@ -24,7 +24,7 @@ export default {
         box.setAttribute("aria-label", `${text.trim() || visible(text)}, ${said}`);
         box.tabIndex = this.boxes.length === this.current ? 0 : -1;
         box.place = this.boxes.push(box) - 1;
-        added.append(box, breaks && "\n"); // what breaks lines stands between boxes, which are whole
+        added.append(box, breaks && "\n"); // a line break goes between the boxes, so that no box is split
       }
       this.$el.append(added);
     },
@@ -49,7 +49,7 @@ export default {
       event.preventDefault();
     },
     nextLine(step) {
-      // The nearest box of the next line, or of the one before.
+      // The nearest box in the next (1) or previous (-1) line.
       const here = this.boxes[this.current].getBoundingClientRect();
       let found = this.current;
       let line = null;

@@ -13,7 +13,7 @@ from pathlib import Path
 from pip._internal.models.index import PyPI
 
 INDEX = os.environ.get("PIP_INDEX_URL", PyPI.simple_url)
-"""Of pip, whose configuration is not read."""
+"""pip's index; pip's configuration file is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Suite:
     folder: str
     """Where pytest runs, in the package."""
     parts: tuple[str, ...]
-    """What is unpacked of the package."""
+    """Paths in the package that are unpacked."""
     arguments: tuple[str, ...]
 
 

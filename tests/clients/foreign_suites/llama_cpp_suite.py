@@ -58,7 +58,7 @@ NOT_APPLICABLE = {
 
 
 class _Server:
-    """What replaces the methods of `ServerProcess` that start and stop llama.cpp's server."""
+    """Replaces the methods of `ServerProcess` that start and stop llama.cpp's server."""
 
     def start(self: Any, timeout_seconds: int = 0) -> None:
         """Translate the attributes that tests set; other models and templates that are not at hand are skipped."""

@@ -1,4 +1,4 @@
-"""What became of each test: passed, failed with the first line of its error, or not applicable with the reason."""
+"""Results of each test: passed, failed with the first line of its error, or not applicable with the reason."""
 
 import json
 import os

@@ -88,7 +88,7 @@ class RemoteOpenAIServer:
 
 
 def _translate(model: str, args: list[str]) -> list[str]:
-    """The flags of `samewise serve` for those of `vllm serve`; flags that choose backends or memory are dropped."""
+    """Translate flags of `vllm serve` to `samewise serve`; flags that choose backends or memory are dropped."""
     values = _values(args)
     names = dict.fromkeys([*values.get("served-model-name", []), *MODELS, model])
     flags = [part for name in names for part in ("--served-model-name", name)]

@@ -51,7 +51,7 @@ def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype = torch.float32)
 
 
 def forms_of(model: PreTrainedModel) -> list[DecoderForm]:
-    """What the layers compute. None of them may be unknown."""
+    """The layers' forms. None of them may be unknown."""
     forms = [recognise(layer) for layer in model.model.layers]
     assert None not in forms
     return [form for form in forms if form is not None]
@@ -149,12 +149,12 @@ class FusedModel:
 
 
 def agree(errors: Tensor) -> bool:
-    """Are layers the same but for rounding?
+    """Whether layers are equal except for rounding.
 
-    Before each linear a row is rounded to 255 steps. Two ways to compute a number that differ in its last bit now and
-    then fall to different sides of a half: one step in one number changes the row's result by the share that this step
-    has in the row, some thousandths here, and a step in a key or value that of all rows after it. Most rows meet none
-    of that, and there the results agree as floats do.
+    Before each linear a row is rounded to 255 steps. Numbers that differ in the last bit are sometimes rounded to
+    different steps. One step in one number changes the row's result by that step's share of the row, some thousandths
+    here; a step in a key or value changes all later rows. Most rows are not affected, and there the results agree like
+    floats.
     """
     return bool(errors.median() < 2e-6) and bool(errors.max() < 0.02)
 

@@ -45,7 +45,7 @@ CASES = [
 
 
 def random_heads(case: Case, seed: int = 0) -> HydraHeads:
-    """Of float32 weights, and of a mind of their own: some tokens are much more probable than others."""
+    """Heads with random float32 weights, scaled so that some tokens are much more probable than others."""
     generator = torch.Generator().manual_seed(seed)
     ids = None
     if case.draft_vocab is not None:
@@ -64,7 +64,7 @@ def random_heads(case: Case, seed: int = 0) -> HydraHeads:
 
 
 def prepared(kernels: Kernels, heads: HydraHeads, kind: WeightKind = "int8_rotated") -> HydraHeads:
-    """A copy in the form that the kernels take, made beside what they do."""
+    """A copy of the heads in the kernels' form; the original stays unchanged."""
     packed = copy.deepcopy(heads)
     pack_weights(packed, NativePacker(kernels, kind, kernels.single_thread_clone()), OneDNNPacker())
     packed.make_native(kernels)

@@ -1,4 +1,4 @@
-"""What the int4 linear computes, in numpy: packed weights read back, and multiplied in float64."""
+"""The int4 linear in numpy: packed weights are unpacked and multiplied in float64."""
 
 import numpy as np
 import numpy.typing as npt

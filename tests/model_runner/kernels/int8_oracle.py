@@ -1,4 +1,4 @@
-"""What the int8 linear computes, in numpy: quantised the same way, multiplied in integers, scaled in float64."""
+"""The int8 linear in numpy: quantised the same way, multiplied in integers, scaled in float64."""
 
 from dataclasses import dataclass
 

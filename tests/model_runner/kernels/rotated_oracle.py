@@ -1,4 +1,4 @@
-"""What the int8 linear computes with rotated rows, in numpy, by multiplying with the matrix itself in float64."""
+"""The int8 linear with rotated rows in numpy, with the rotation matrix itself in float64."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ def hadamard(size: int) -> Floats:
 
 
 def rotation(inputs: int) -> Floats:
-    """The matrix [padded inputs, inputs]: orthogonal, but for a factor that keeps all numbers small."""
+    """The matrix [padded inputs, inputs]: orthogonal except for a factor that keeps numbers small."""
     sizes = blocks(inputs)
     matrix, start = np.zeros((sum(sizes), sum(sizes))), 0
     for size in sizes:

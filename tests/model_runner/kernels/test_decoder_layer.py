@@ -157,7 +157,7 @@ def test_what_is_not_finite_stays_in_its_sequence(case: str, broken: float, kern
     assert result[row].isnan().all()
     for rows in (slice(0, row), slice(sum(LENGTHS[:2]), None)):
         assert torch.equal(result[rows], whole[rows])
-    # What is computed afterwards in the same places is as if nothing had happened.
+    # Later computations in the same places are not affected.
     hidden[row, 3] = 1
     again = layer(hidden, WHOLE)
     assert again.isfinite().all()

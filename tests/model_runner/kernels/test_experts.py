@@ -83,7 +83,7 @@ def test_the_weighted_sum_of_the_chosen_experts(
 
 
 class Gated:
-    """What PackedExperts need of a module."""
+    """The attributes of a module that PackedExperts need."""
 
     def _apply_gate(self, gated: Tensor) -> Tensor:
         gate, up = gated.chunk(2, dim=-1)

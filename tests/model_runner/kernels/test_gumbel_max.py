@@ -25,7 +25,7 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def keys_of(count: int, seed: int = 0) -> list[int]:
-    """Of many seeds, choices and positions."""
+    """Keys for many seeds, choices and positions."""
     return [noise_key(seed * 7919 + i, i % 5, Stream.TARGET, i * i) for i in range(count)]
 
 

@@ -54,7 +54,7 @@ def propose(
 
 
 def assert_alike(tree: DraftTree, other: DraftTree) -> None:
-    """But for rounding."""
+    """Assert that trees are equal except for rounding."""
     assert (tree.tokens, tree.parents) == (other.tokens, other.parents)
     assert tree.confidence == pytest.approx(other.confidence, rel=1e-3)
 
@@ -94,7 +94,7 @@ class FloatHydra:
         self.ids = list(range(heads.shape.draft_vocab)) if heads.draft_ids is None else heads.draft_ids.tolist()
 
     def logits(self, row: int, path: list[int]) -> Floats:
-        """Of what follows the tokens of the path, the first of which follows what the features belong to."""
+        """Logits after the tokens of the path, whose first token follows the one that the features belong to."""
         head = len(path) - 1
         hidden = np.concatenate([feature[row] for feature in self._features]) * self._weights["feature_scale"]
         joined = np.concatenate([hidden, *self._embedding[path]])
@@ -248,7 +248,7 @@ def test_what_is_not_finite_drafts_nothing_and_harms_no_other(kernels: Kernels, 
 
 
 def test_drawn_drafts_say_what_they_were_drawn_from(kernels: Kernels) -> None:
-    """Beside choices that go through the one call."""
+    """Together with choices that use the native call."""
     case = CASES[0]
     heads = prepared(kernels, random_heads(case))
     choices = [choice_step(index, 6, draws=index % 2 == 1, temperature=1.0) for index in range(5)]

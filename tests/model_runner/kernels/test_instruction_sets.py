@@ -94,7 +94,7 @@ def test_attention(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_with_numbers_of_all_magnitudes(teams: list[Kernels], dtype: torch.dtype) -> None:
-    """Of subnormal numbers AVX512-BF16 alone would make zeros."""
+    """AVX512-BF16 alone would flush subnormal numbers to zero."""
     sequences = Sequences.random([70], Sizes(6, 2))
     exponents = torch.empty(70, 2, 32).uniform_(-42, 1, generator=torch.Generator().manual_seed(3))
     sequences.value[0].mul_(10**exponents)

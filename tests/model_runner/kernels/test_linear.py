@@ -45,7 +45,7 @@ def check_product(
 
 
 def rows_are_independent(product: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
-    """Do rows come out the same whichever others are beside them, before them and after?"""
+    """Whether rows are the same with any other rows before, between or after them."""
     whole = product(rows)
     return all(
         torch.equal(product(rows[start : start + count]), whole[start : start + count])
@@ -117,7 +117,7 @@ def test_sums_of_int8_are_exact_integers(kernels: Kernels, inputs: int) -> None:
 
 
 def extreme_signs(inputs: int) -> np.ndarray:
-    """Rows of -1 and 1 [9, inputs], in all ways that the numbers of two pairs can stand beside each other."""
+    """Rows of -1 and 1 [9, inputs], in all combinations of two adjacent pairs."""
     groups = [(1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1), (-1, 1, 1, 1)]
     signs = np.array([*groups, *(tuple(-sign for sign in group) for group in groups[:4])])
     return np.tile(signs, -(-inputs // 4))[:, :inputs]

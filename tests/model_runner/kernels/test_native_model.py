@@ -25,7 +25,7 @@ WHOLE = [(sequence, 0, length) for sequence, length in enumerate(LENGTHS)]
 
 
 def near(result: Tensor, expected: Tensor) -> bool:
-    """Are they the same but for rounding? See test_decoder_layer.agree."""
+    """Whether results are equal except for rounding, as in test_decoder_layer.agree."""
     errors = (result - expected).norm(dim=-1) / expected.norm(dim=-1)
     return bool(errors.median() < 2e-6) and bool(errors.max() < 0.02)
 

@@ -64,7 +64,7 @@ SETTINGS = {
 
 
 def both(kernels: Kernels, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """What both leave of the logits."""
+    """Logits that kernel and torch keep."""
     rows = rows_of([Case(one) for one in params], logits.shape[1])
     result = NativeTruncations(kernels)(logits, rows)
     expected = truncate(logits, rows)
@@ -73,7 +73,7 @@ def both(kernels: Kernels, logits: Tensor, params: Sequence[SamplingParams]) -> 
 
 
 def kinds_of_logits(num_rows: int, size: int) -> list[Tensor]:
-    """Of all scales, with ties, with tokens that are banned, and as those of language models."""
+    """Logits of all scales, with ties, with banned tokens, and like language models'."""
     of_scales = [random_logits(num_rows, size, seed=1, scale=scale) for scale in (0.0, 0.1, 1.0, 4.0, 1e4, 1e30)]
     tied = (random_logits(num_rows, size, seed=2) * 2).round() / 2
     banned = random_logits(num_rows, size, seed=3)

@@ -1,4 +1,4 @@
-"""A process in a learner's place, which does as its first argument says; the options are those of the real one."""
+"""A process that replaces the learner and behaves as its first argument says; options are the real one's."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""What a learner makes of traffic on a tiny target."""
+"""A learner with traffic on a tiny target."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ def given(target: TargetWeights, kind: str = "hydra", ids: Sequence[int] = range
 
 
 def exported(trainee: Trainee) -> Heads:
-    """What it would publish."""
+    """The heads that it would publish."""
     with trainee.candidate() as objective:
         return objective.export()
 
@@ -122,7 +122,7 @@ def test_fresh_heads_learn_what_can_be_foreseen(target: TargetWeights) -> None:
 
 
 def test_what_cannot_be_foreseen_is_not_learnt(target: TargetWeights) -> None:
-    """Of tokens drawn by chance what was trained on can be learnt by heart; what comes next shows that it was."""
+    """Randomly drawn tokens can be memorised in training; later tokens show that nothing general was learnt."""
     tokens = range(target.shape.vocab_size)
     learner = make(target, given(target, ids=tokens))
     teach(learner, target, tokens, 6, is_random=True)

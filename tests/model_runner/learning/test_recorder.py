@@ -1,4 +1,4 @@
-"""What is recorded of choices: every row is that of its token, nothing twice, nothing of those who do not want it."""
+"""Recorded rows belong to their tokens, are recorded once, and exclude choices that opted out."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the tests share: rows made from settings, and the statistics."""
+"""Shared helpers: rows made from settings, and statistics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def processed(logits: Tensor, cases: Sequence[Case]) -> Tensor:
 
 
 def picks_of(logits: Tensor, plan: FusedSamplingPlan) -> PreSampledTokens:
-    """What a kernel finds by this plan."""
+    """Tokens that a kernel pre-samples with this plan."""
     of_rows = zip(logits.numpy(), plan.keys.tolist(), plan.temperatures.tolist(), strict=True)
     return PreSampledTokens([oracle.pick(*of_row) for of_row in of_rows], plan.choices)
 

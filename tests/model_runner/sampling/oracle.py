@@ -69,7 +69,7 @@ def constrained(logits: Vector, params: SamplingParams, prompt: Sequence[int], o
 
 
 def dry_penalties(dry: Dry, history: Sequence[int]) -> dict[int, float]:
-    """What is subtracted from which token: every earlier place is compared with the end, token by token."""
+    """Penalties by token: every earlier position is compared with the end, token by token."""
     num = len(history)
     breakers = {(token, *breaker.rest) for breaker in dry.breakers for token in breaker.first}
     ends = [

@@ -29,7 +29,7 @@ def kernels(kernels_library: Path) -> Kernels:
 
 
 def both(kernels: Kernels, logits: Tensor, cases: list[Case], mode: str = "raw") -> Picks:
-    """What both sampled."""
+    """Samples of kernel and torch, which must be equal."""
     size = logits.shape[1]
     native = Sampler(NativeDraw(kernels, divides=mode == "raw"), mode, NativeTruncations(kernels))
     picks = native(logits, rows_of(cases, size))

@@ -1,4 +1,4 @@
-"""What a history's end matches, against the Z-algorithm and against growing token by token; and how little it takes."""
+"""Matches of a history's end, against the Z-algorithm and against growing token by token; and their cost."""
 
 import random
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ def test_a_fork_looks_at_no_token_of_its_history() -> None:
 
 
 def tables(slot: Slot) -> list[list[tuple[int, float]]]:
-    """What the slot says of the next token, by token."""
+    """The slot's matches for the next token, by token."""
     found = (slot.banned(), slot.dry_penalty(), slot.repetition_penalty(), slot.output_penalty())
     return [[] if pairs is None else sorted(zip(*(part.tolist() for part in pairs), strict=True)) for pairs in found]
 
@@ -127,7 +127,7 @@ def test_a_history_taken_up_is_that_which_grew(text: str) -> None:
 
 
 def test_a_breaker_is_sought_no_further_back_than_repetitions_reach() -> None:
-    """What stands before them changes nothing."""
+    """Earlier tokens change nothing."""
     story = random.Random(4).choices(range(90), k=SIZE)
     breakers = (Breaker((90,)), Breaker((91,), tuple(range(5))))
     assert lines_run(lambda: Repetitions(story, -1, breakers)) < 500

@@ -1,7 +1,7 @@
-"""What grammars allow: compared with what other means say of each token's text, and whatever else becomes of matchers.
+"""Tokens that grammars allow, compared with other means of checking each token's text; and matchers' life cycle.
 
-The judge is the module regex, which can tell whether a text begins one that an expression fits. Languages that are no
-expression's are small, and judged by a list of their texts.
+The judge is the module regex, which can decide whether a text is a prefix of a match. Languages that no expression
+describes are small and checked with a list of their texts.
 """
 
 import json
@@ -538,7 +538,7 @@ def test_what_was_found_without_the_grammar_stands_where_it_is_allowed(temperatu
 def test_a_failure_in_mid_output_ends_that_one_with_the_reason(
     begins_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the rows beside it are what they are alone."""
+    """Other rows in the batch are as they are alone."""
     sampling = SamplingParams(temperature=0.0, grammar=LANGUAGES["any character"][0], stop_token_ids=(EOS,))
     monkeypatch.setattr(module, "_STEP_FUEL", 20)
     state = SamplingState(4, WIDTH, CPU, make())

@@ -25,7 +25,7 @@ def sample(logits: torch.Tensor, cases: list[Case], mode: str = "raw") -> Picks:
 
 
 def draws(logits: torch.Tensor, case: Case, count: int = DRAWS) -> tuple[int, ...]:
-    """The same row with seeds 0, 1, 2, ..."""
+    """Samples of the same row with seeds from 0."""
     cases = [replace(case, params=replace(case.params, seed=seed)) for seed in range(count)]
     return sample(logits.expand(count, -1), cases).tokens
 

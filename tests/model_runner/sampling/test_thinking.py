@@ -24,7 +24,7 @@ SPELLED = [
 ]
 AS_TEXT, AS_TOKENS = (b"ab", b'"}]'), (b"\xff<pad>", b"\xff<s>")
 PIECES = ["a", "b", "ab", "abc", '"', "}", '"}', "]", "]}", "]}", '{"', "Ġ", "<pad>", "<s>"]
-"""Tokens that the tags consist of, or share with the text beside them."""
+"""Tokens that the tags consist of, or share with adjacent text."""
 
 
 def ids(*names: str) -> list[int]:
@@ -32,7 +32,7 @@ def ids(*names: str) -> list[int]:
 
 
 def forced_by_hand(thinking: Thinking, output: list[int]) -> bytes:
-    """What is left of the end to force, by a look at the whole output."""
+    """The part of the end that is still to be forced, computed from the whole output."""
     text = b"".join(SPELLED[token] for token in output)
     start = re.match(rb"\s*" + re.escape(thinking.begin), text) if not thinking.is_begun else re.match(b"", text)
     if start is None or thinking.end in text[start.end() :]:

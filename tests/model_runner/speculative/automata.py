@@ -53,7 +53,7 @@ def _face() -> ctypes.CDLL:
 
 
 class Reader:
-    """What is in an automaton."""
+    """Reads an automaton's contents."""
 
     def __init__(self, automaton: SuffixAutomaton) -> None:
         self._automaton = automaton  # is alive as long as this

@@ -1,4 +1,4 @@
-// What tests ask suffix automata one by one; drafts come of it in the library itself.
+// Queries of suffix automata for tests; the library itself drafts with them.
 #include "automaton.h"
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))

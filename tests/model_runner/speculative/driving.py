@@ -15,11 +15,11 @@ from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, T
 Target = Callable[[Sequence[int]], int]
 """From the tokens so far to the next one."""
 Cut = Callable[[DraftTree], DraftTree]
-"""What is verified of a draft."""
+"""Selects the part of a draft that is verified."""
 
 
 def check_tree(tree: DraftTree, max_nodes: int) -> None:
-    """What every draft has to be."""
+    """Check the properties that every draft must have."""
     assert len(tree) <= max_nodes
     assert len(tree.tokens) == len(tree.parents) == len(tree.confidence)
     assert all(ROOT <= parent < node for node, parent in enumerate(tree.parents))
@@ -94,7 +94,7 @@ def choice_step(
 
 
 def draft(proposer: Proposer, choice: NewChoice, max_nodes: int) -> DraftTree:
-    """What the proposer drafts after the choice's tokens, of which one is new."""
+    """The proposer's draft after the choice's tokens, of which one is new."""
     step = TargetStep([choice_step(choice, 1, max_nodes)], {}, torch.zeros(0, 1))
     (tree,) = proposer.propose(step)
     check_tree(tree, max_nodes)

@@ -10,7 +10,7 @@ from model_runner.speculative.step_times import StepLoad, StepTimes
 
 ROWS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 SURE = 1.2
-"""What pays by so much pays for sure, also before anything was measured."""
+"""A speedup by this factor is certain to pay, even before any measurement."""
 
 
 def make_controller(seconds, per_context=0.0) -> SpeculationController:
@@ -176,7 +176,7 @@ def share(
 @pytest.mark.parametrize(
     ("offer", "draft_s", "low", "high"),
     [
-        ([0.9] * 8, 0.002, 0.9, 0.999),  # but for steps that are held out
+        ([0.9] * 8, 0.002, 0.9, 0.999),  # except for steps that are held out
         ([0.9] * 8, 0.5, 0.0, 0.01),
         ([0.1], 0.002, 0.01, 0.08),
         ([], 0.0001, 0.1, 0.5),  # to look takes next to no time

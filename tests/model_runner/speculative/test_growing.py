@@ -31,7 +31,7 @@ Path = tuple[int, ...]
 
 
 def logits_after(path: Path) -> Tensor:
-    """Of a network that has its own view after every path; sometimes it is sure."""
+    """Logits of a network that differ after every path; sometimes one token is almost certain."""
     generator = torch.Generator().manual_seed(hash(path))
     return torch.randn(VOCABULARY, generator=generator) * (1 + 2 * (hash(path) % 3))
 

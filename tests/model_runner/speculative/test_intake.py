@@ -29,7 +29,7 @@ MAKERS: dict[Make, ModuleType] = {
 }
 makers = pytest.mark.parametrize("make", MAKERS)
 INTAKE = 32
-"""Of a step, in these tests."""
+"""Tokens taken in per step in these tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -227,7 +227,7 @@ def test_outputs_that_were_dropped_are_not_taken_in() -> None:
 
 
 class ShortOfMemory:
-    """The suffix library. When it is told to, it runs out of memory in the middle of what it writes, or makes."""
+    """The suffix library, which can run out of memory on request in the middle of a write."""
 
     def __init__(self) -> None:
         self._functions = suffix_library().functions

@@ -84,8 +84,8 @@ def test_what_stands_where_a_dropped_automaton_stood_is_another() -> None:
         return call.trees()[0]
 
     for _ in range(10):
-        ask([1, 2], [1])  # is in the state of 1, ...
-        tree = ask([5, 6, 9], [6])  # ... which is that of 5 here: no 5 and 6 have come
+        ask([1, 2], [1])  # moves it to the state of 1
+        tree = ask([5, 6, 9], [6])  # here it is the state of 5, because 5, 6 has never occurred
         assert tree.tokens == (9,)
         assert tree.confidence == (1 / (1 + 2.6),)
 
@@ -158,7 +158,7 @@ def test_then_there_is_no_such_method(monkeypatch: pytest.MonkeyPatch, caplog: p
         raise NoKernelsError("no C++ compiler was found")
 
     def names() -> set[str]:
-        """Of the methods; the model is not run here."""
+        """Names of the methods; the model is not run here."""
         return set(methods.make_proposers(methods.Blocks(8, 16, 4, BlockGenerations(8)), None))
 
     everywhere = names()

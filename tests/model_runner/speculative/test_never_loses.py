@@ -46,7 +46,7 @@ class Gullible(SpeculationController):
 
 
 class Reckless(SpeculationController):
-    """The most tokens for all, whoever has to wait."""
+    """Always gives the most tokens to all, no matter who waits."""
 
     def choose(self, load: StepLoad, offers: list[DraftOffer]) -> list[int]:  # type: ignore[override]
         return super().choose(load, [DraftOffer(offer.survival, offer.rows_of_node, np.inf) for offer in offers])
@@ -66,7 +66,7 @@ def make_world(
 
 @cache
 def rate_without(num_choices: int, before: int, num_steps: int) -> float:
-    """Tokens per second of so many steps, after so many others; the noise is that of the same steps elsewhere."""
+    """Tokens per second in `num_steps` steps after `before` others, with the same noise as those steps elsewhere."""
     return make_world(partial(Fixed, 0), num_choices, {"accuracy": 0.0}).run(before).rate(num_steps)
 
 

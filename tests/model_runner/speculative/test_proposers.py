@@ -1,4 +1,4 @@
-"""What all proposers without a model have in common: valid drafts at every size, and no trace of choices that ended."""
+"""Common properties of proposers without a model: valid drafts of every size, and no trace of ended choices."""
 
 import pickle
 from collections.abc import Callable
@@ -17,7 +17,7 @@ makers = pytest.mark.parametrize("make", MAKERS)
 
 
 def expected(seed: int) -> list[int]:
-    """What the target says after the prompt, with some changes."""
+    """The target's tokens after the prompt, with some changes."""
     tokens, target = [1, 2, 3], markov(seed, 12)
     for place in range(60):
         tokens.append(place % 12 if place % 15 == 14 else target(tokens))
@@ -75,7 +75,7 @@ def test_a_slot_is_free_after_the_end(make: Callable[[], Proposer]):
 
 @pytest.mark.parametrize("make", [maker for maker in MAKERS if maker is not suffix_proposer])
 def test_nothing_is_left_of_a_choice_that_ended(make: Callable[[], Proposer]):
-    """Of one that suffix followed, what it learnt is left."""
+    """For a choice that the suffix method followed, only what it learnt is left."""
     proposer = make()
     run = Run(proposer, markov(1, 12), 12, [1, 2, 3], 4).begin(prediction=expected(1))
     for _ in range(20):

@@ -149,7 +149,7 @@ def test_what_the_budget_sees_does_not_depend_on_the_tokens() -> None:
 
 
 def drawn(scores: Tensor, fork: Fork, seeds: int) -> list[int]:
-    """What is drawn at one place, with seeds 0, 1, 2, ..."""
+    """Tokens drawn at one position with seeds from 0."""
     state = SamplingState(seeds, scores.shape[-1], CPU)
     for seed in range(seeds):
         state.admit(seed, SamplingParams(seed=seed), ())

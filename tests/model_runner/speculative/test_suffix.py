@@ -17,7 +17,7 @@ Text = Sequence[int]
 
 
 def followers(texts: Sequence[Text], string: Text) -> Counter[int]:
-    """What follows a string, and how often."""
+    """Counts of the tokens that follow a string."""
     found: Counter[int] = Counter()
     for text in texts:
         for end in range(len(string), len(text)):
@@ -27,7 +27,7 @@ def followers(texts: Sequence[Text], string: Text) -> Counter[int]:
 
 
 def probabilities(texts: Sequence[Text], string: Text) -> dict[int, float]:
-    """Of what follows a string."""
+    """Probabilities of the tokens that follow a string."""
     found = followers(texts, string)
     weight = sum(found.values()) + 2.6 / len(string)
     rivals = len(found) > 1
@@ -63,7 +63,7 @@ def is_draft_of(tree: DraftTree, texts: Sequence[Text], string: Text) -> bool:
 
 
 def check_best(tree: DraftTree, corpora: Sequence[Sequence[Text]], context: Text, max_nodes: int) -> None:
-    """Nodes may have equals, so only their probabilities are given: those of a best draft, bit for bit and in order."""
+    """Check a tree's probabilities, bit for bit and in order. Its nodes may differ, because nodes can have equals."""
     found = drafts(corpora, context, max_nodes)
     best = max((sum(draft.survival()) for _, _, draft in found), default=0.0)
     assert sum(tree.survival()) == best

@@ -19,7 +19,7 @@ from model_runner.speculative.verify import Verdict
 from tests.model_runner.speculative.driving import check_tree, choice_step, new_choice
 
 Seconds = Callable[[float], float]
-"""Of a step with so many rows."""
+"""Duration of a step by its number of rows."""
 
 
 def memory_bound(rows: float) -> float:
@@ -47,9 +47,9 @@ class Guesser:
     coverage: float = 1.0
     """How often it has something to say."""
     seconds: float = 0.0
-    """To draft, and ..."""
+    """Time to draft, apart from `per_choice_s`."""
     per_choice_s: float = 0.0
-    """... more for each choice."""
+    """Additional time to draft for each choice."""
     accuracy_of: dict[int, float] = field(default_factory=dict)
     """By slot, where it differs."""
     coverage_of: dict[int, float] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class Guesser:
     sees_all_steps: bool = False
     running: set[int] = field(default_factory=set)
     seen: int = 0
-    """Choices' steps that it was told of, and ..."""
+    """Number of choices' steps that it has seen."""
     asked: int = 0
-    """... how often it was to draft."""
+    """Number of times that it was asked to draft."""
     clock: list[float] = field(default_factory=lambda: [0.0])
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
@@ -92,11 +92,11 @@ class Guesser:
 
 @dataclass
 class World:
-    """Steps of a batch of equal choices. Time is simulated, that of drafting too."""
+    """Steps of a batch of equal choices. Time is simulated, including drafting."""
 
     guessers: dict[str, Guesser]
     methods: list[str]
-    """Of each choice."""
+    """Draft methods of each choice."""
     true_seconds: Seconds
     num_tokens: int | None = None
     heads: str | None = None
@@ -104,9 +104,9 @@ class World:
     outliers: float = 0.0
     """How often a step takes five times as long."""
     draft_row_s: float = 0.0
-    """What Python takes for a draft, beside the step, and ..."""
+    """Python's time per draft row, in addition to the step."""
     choice_s: float = 0.0
-    """... for a choice."""
+    """Python's time per choice, in addition to the step."""
     runs_ahead: bool = False
     """Whether a step is launched before the last one's drafts are made, where there were none before."""
     is_next_ahead: bool = False
@@ -116,7 +116,7 @@ class World:
     verified: list[int] = field(default_factory=list)
     """Draft rows of each step."""
     tokens_of: list[int] = field(default_factory=list)
-    """Of each choice."""
+    """Number of tokens of each choice."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(3)

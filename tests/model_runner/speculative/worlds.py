@@ -50,7 +50,7 @@ class Said:
 
 @dataclass(frozen=True)
 class World:
-    """The target's logits after every two tokens, and those of a draft model, whose vocabulary lacks token 4."""
+    """Logits of the target after every two tokens, and of a draft model whose vocabulary lacks token 4."""
 
     target: Tensor  # [vocab, vocab, vocab]
     draft: Tensor  # [vocab, vocab, vocab - 1]
@@ -97,7 +97,7 @@ class Drawing:
         self._distributions = [[DraftDistribution(tokens, after_two) for after_two in after_one] for after_one in probs]
 
     def __call__(self, said: Said) -> DraftTree:
-        """The noise is the target's own, as proposers use it. Confidences are those of the tokens that were drawn."""
+        """Draft with the target's own noise, as proposers do. Confidences belong to the drawn tokens."""
         tails = [said.tail]
         noise = [self._noise(said, depth) for depth in range(max(self._depths, default=0))]
         ranked: dict[int, list[int]] = {}
@@ -115,7 +115,7 @@ class Drawing:
         return DraftTree(tuple(tokens), self._shape, tuple(confidence), drawn_from if self._at_random else None)
 
     def _noise(self, said: Said, depth: int) -> list[float]:
-        """Of each token so far ahead: whoever has the highest sum of score and noise is drawn first."""
+        """Noise of each token at a depth: the token with the highest sum of score and noise is drawn first."""
         count = VOCAB - 1
         if not self._at_random:
             return [0.0] * count
@@ -166,7 +166,7 @@ class Speakers:
 
 
 def crowd(params: SamplingParams, verify: Verification, count: int) -> list[Said]:
-    """The same choice with seeds 0, 1, 2, ..."""
+    """The same choice with seeds from 0."""
     return [Said(replace(params, seed=seed), verify) for seed in range(count)]
 
 

@@ -76,7 +76,7 @@ def train(known: list[tuple[int, ...]]) -> Callable[[TrainingOptions], list[Accu
 
 @pytest.fixture(autouse=True)
 def _float32_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is faster is measured; two runs shall not differ by it."""
+    """Fix the product type, which is otherwise chosen by measurement and could differ between two runs."""
     monkeypatch.setattr(pipeline, "product_type", lambda device: torch.float32)
 
 
@@ -152,7 +152,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
 def test_exported_heads_guess_as_those_in_training(
     tmp_path: Path, tiny_model: Callable[[str], Path], train: Train
 ) -> None:
-    """The sizes that inputs are divided by are in the exported weights: ranks by hand are those of the report."""
+    """The scales of inputs are in the exported weights: ranks computed by hand equal the report's."""
     model = tiny_model("llama")
     chosen = options(tmp_path, model, "hydra", int8=False)
     accuracy = train(chosen)

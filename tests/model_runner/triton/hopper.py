@@ -32,7 +32,7 @@ class Compiled:
     shared: int
     """Bytes of shared memory."""
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     spilled: int
     """Bytes of local memory of a thread."""
     wide: int
@@ -112,7 +112,7 @@ def _cuobjdump(option: str, cubin: bytes) -> str:
 
 
 def compiled_in(module: str) -> list[Compiled]:
-    """What `python -m module`, which calls `report`, has compiled."""
+    """Kernels that `python -m module`, which calls `report`, has compiled."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 0, run.stderr

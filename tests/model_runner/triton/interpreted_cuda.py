@@ -26,7 +26,7 @@ class InterpretedCuda(CudaPlatform):
 
     @property
     def num_replays(self) -> int:
-        """Of graphs, of all models."""
+        """Number of graph replays of all models."""
         return sum(graphs.num_replays for graphs in self.recorded)
 
     def sizes(self, config: RunnerConfig) -> Sizes:
@@ -39,7 +39,7 @@ class InterpretedCuda(CudaPlatform):
         """There is nothing to measure."""
 
     def try_attention(self, attention: object, cache: KVCache) -> None:
-        """See test_attention.py: here it would take longer than most tests."""
+        """Skip this trial, which would be slow here; test_attention.py tests it."""
 
     def _shapes_agree(self) -> bool:
         return False  # sums are rounded after each step here, and steps differ

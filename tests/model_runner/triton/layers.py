@@ -39,7 +39,7 @@ class TorchProduct:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What the layer and the attention need of a step."""
+    """The step's data that layer and attention need."""
 
     slots: Tensor
     reference: ReferenceMetadata

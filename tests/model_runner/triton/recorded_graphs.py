@@ -20,9 +20,9 @@ _WAITING = {
     _aten.unique_consecutive.default,
     _aten._unique2.default,
 }
-"""Operations that wait for the device, which no capture allows; besides indexing with booleans, and ..."""
+"""Operations that wait for the device, which captures do not allow; indexing with booleans is another."""
 _READERS = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy")}
-"""... methods that read what is on the device."""
+"""Tensor methods that read from the device, which captures do not allow."""
 _NO_TOKEN = 1 << 40
 
 

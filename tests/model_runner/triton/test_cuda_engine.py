@@ -52,7 +52,7 @@ _alone: dict[int, Answers] = {}
 
 
 def answers_alone(harness: Harness) -> Answers:
-    """What each request gets when there is no other, made once."""
+    """Answers of each request when it runs alone, computed once."""
     if id(harness) not in _alone:
         engines = ((request, harness.engine(prefix_caching=False)) for request in REQUESTS)
         answers = [harness.run(engine, [request]) for request, engine in engines]
@@ -102,7 +102,7 @@ def test_in_chunks_preempted_and_from_the_prefix_cache(harness: CudaHarness, alo
 
 
 def test_numbers_in_place_of_tokens(harness: CudaHarness, alone: Answers) -> None:
-    """The step that needs hidden states runs beside those of graphs, and the others' tokens do not change."""
+    """A step that needs hidden states runs between graph replays, and other requests' tokens do not change."""
     ways = (Pooling("logits", tokens=(3, 5)), Pooling("mean"))
     asking = [EngineRequest(way.by, PREFIX[:9], SamplingParams(pooling=way), 0) for way in ways]
     engine = harness.engine(prefix_caching=False)

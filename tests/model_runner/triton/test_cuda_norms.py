@@ -68,7 +68,7 @@ class OtherEpsRMSNorm(PlainRMSNorm):
 
 
 class GatedRMSNorm(PlainRMSNorm):
-    """Takes something else beside."""
+    """A norm that takes another input in addition."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x) * gate

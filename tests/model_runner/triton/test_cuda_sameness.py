@@ -82,7 +82,7 @@ _alone: dict[int, list[Tensor]] = {}
 
 
 def alone(harness: CudaHarness) -> list[Tensor]:
-    """What it says of each sequence, computed once."""
+    """Logits of each sequence alone, computed once."""
     if id(harness) not in _alone:
         with harness.without_graphs():
             _alone[id(harness)] = [forward(harness, [Chunk(tokens, 0, [0, 1])]) for tokens in (LONG, SHORT)]

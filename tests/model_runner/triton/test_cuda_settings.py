@@ -79,7 +79,7 @@ class Pair:
 
 @pytest.fixture(scope="session")
 def beside(tiny_engines: TinyEngines, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Settings with everything that can stand beside a model."""
+    """Settings with everything that can be loaded in addition to a model."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("heads")
     writers = (tiny_heads.write_medusa, tiny_heads.write_hydra)
@@ -136,7 +136,7 @@ def test_drafters_change_nothing_and_draft_as_on_the_cpu(pair: Pair, method: str
     assert tokens[0] == tokens[1]
     if method == "draft_model":
         assert pair.cuda.platform.num_replays - num_replays > 2 * len(tokens[0])
-        # Those of each model have a memory of their own: a step that is launched ahead reads what the target's left.
+        # Each model's graphs have their own memory: a step launched ahead reads the target's results.
         assert sum(graphs.num_replays > 0 for graphs in pair.cuda.platform.recorded) >= 2
 
 

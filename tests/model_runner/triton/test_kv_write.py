@@ -74,7 +74,7 @@ def test_rows_of_a_wider_tensor(device: torch.device) -> None:
 
 
 def test_fp8(device: torch.device) -> None:
-    """What is read back is within half a unit in the last of fp8's four digits; scales, zeros and NaN as in int8."""
+    """Values are within half a unit in the last of fp8's four digits; scales, zeros and NaN are as in int8."""
     key = random(len(SLOTS), KV_HEADS, 20, dtype=torch.bfloat16, device=device)
     key[0, 0, 3], key[1, 1, 0], key[2, 2], key[3, 1] = torch.nan, torch.inf, 0, 1e-31
     slots = torch.tensor(SLOTS, device=device)
@@ -131,7 +131,7 @@ def test_rotation(dtype: torch.dtype, stored: torch.dtype, normed: str, rotary_d
         return
     tolerance = {torch.float32: 1e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype]
     torch.testing.assert_close(result.float(), query, rtol=tolerance, atol=1e-6)
-    # Of the keys, which need not be the same to the bit, what write_kv makes of those that are read in float32.
+    # Keys need not be equal to the bit: compare with the result of write_kv for keys in float32.
     full = make_cache(torch.float32, device, dim, dim)
     rotate_and_write(qkv, (cos, sin) if rotary_dim else None, (query_factor, key_factor), EPS, slots, layer_of(full))
     own = full.keys[0][slots // BLOCK, :, :, slots % BLOCK]

@@ -64,6 +64,6 @@ def test_product(count: int, out: int, width: int, dtype: torch.dtype, device: t
     check_product(product(rows), *stored, sum_error=_SUM_ERROR)
     check_product(product(rows, bias, residual), *stored, (bias, residual), sum_error=_SUM_ERROR)
     assert product(rows).dtype == dtype
-    # It is also the product of what was rounded, but for the error of 3 bits in each factor.
+    # It also equals the product of the rounded numbers, except for the error of 3 bits in each factor.
     error = product(rows).double() - rows.double() @ weight.double().T
     assert error.std() < 0.08 * (rows.double() @ weight.double().T).std()

@@ -91,7 +91,7 @@ def test_rows_that_are_not_finite_have_no_token(device: torch.device, temperatur
 
 
 def test_the_last_column_is_the_end_of_a_row(device: torch.device) -> None:
-    """What stands behind is the next row, or nobody's."""
+    """The memory behind it is the next row or unused."""
     wide = random_logits(4, 2500, seed=9)
     wide[:, 2100:] = 100.0
     for temperatures in ([0.0] * 4, [1.0] * 4):
@@ -152,7 +152,7 @@ def test_equal_scores_go_to_the_lowest_token(device: torch.device) -> None:
 
 
 def both(device: torch.device, logits: Tensor, cases: list[Case], divides: bool = True) -> Picks:
-    """What the sampler samples with either draw."""
+    """Samples with either draw."""
     size, mode = logits.shape[1], "raw" if divides else "processed"
     logits, rows = logits.to(device), rows_of(cases, size, device)
     picks = Sampler(TritonDraw(divides), mode)(logits, rows)

@@ -74,7 +74,7 @@ PREFIX = (1, 17, 23, 5, 8, 30, 44, 12, 9, 2, 3, 21, 40, 7, 33)
 def test_a_row_that_is_not_finite_is_its_choices_error_though_the_next_step_has_begun(
     tiny_engines: TinyEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its logits were stand those of the next step, whose rows are one fewer: those of another choice."""
+    """The next step, with one row fewer, has another choice's logits in this row."""
     runner = tiny_engines.cuda("llama", (1, 2, 4, 8)).runner
     requests = [
         EngineRequest("short", (1, 9, 11), GREEDY, 3),

@@ -19,7 +19,7 @@ from tests.model_runner.triton.interpreted_cuda import InterpretedCuda, interpre
 VOCAB = 48
 BLOCK = 16
 SIZES = (1, 2, 4, 8)
-"""Of the graphs."""
+"""Batch sizes of the graphs."""
 _COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 32,

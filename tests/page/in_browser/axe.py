@@ -1,4 +1,4 @@
-"""What keeps people out of a page, as axe finds it."""
+"""Accessibility problems of a page, found by axe."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ async def bare_context(visits: Visits, address: str, settings: dict[str, object]
 
 
 async def violations(page: Page, sizes: Sequence[tuple[int, int]] = SIZES, besides: str = "") -> list[str]:
-    """Those that matter, each with the first element that has it."""
+    """Serious violations, each with the first element that has it."""
     found = []
     for width, height in sizes:
         await page.set_viewport_size({"width": width, "height": height})

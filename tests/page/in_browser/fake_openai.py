@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that says what it is told to, and no more than it must."""
+"""A minimal OpenAI-compatible server with scripted answers."""
 
 import json
 from collections.abc import Iterator

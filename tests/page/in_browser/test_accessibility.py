@@ -1,4 +1,4 @@
-"""What axe finds, in both themes, on a desk and on a telephone: nothing serious."""
+"""axe finds nothing serious, in both themes, on desktop and mobile sizes."""
 
 import pytest
 from playwright.async_api import expect
@@ -54,5 +54,5 @@ async def test_key_dialog(lone_page: LonePage, visits: Visits) -> None:
     await page.goto(lone_page.address)
     await expect(page.get_by_role("dialog")).to_be_visible()
     lone_page.server.key = ""
-    # Of these buttons axe takes the dialog's backdrop for the background, instead of their own and the card's.
+    # For these buttons, axe takes the dialog's backdrop as the background instead of the button or the card.
     assert await violations(page, besides=".q-dialog .q-btn") == []

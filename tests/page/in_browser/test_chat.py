@@ -22,7 +22,7 @@ async def test_a_first_visit(server: Server, visits: Visits) -> None:
     """From the address to an answer that is kept."""
     chat = await visits.chat(server.address, SHORT)
     await expect(chat.page).to_have_url(re.compile("/page/$"))
-    await expect(chat.page.get_by_text("Talk to ")).to_be_visible()
+    await expect(chat.page.get_by_text("Chat with ")).to_be_visible()
 
     answer = await chat.answer_to("Say hello.")
     assert answer
@@ -35,7 +35,7 @@ async def test_a_first_visit(server: Server, visits: Visits) -> None:
 
 
 async def test_stop(server: Server, visits: Visits) -> None:
-    """What was written stays, and the server writes no more."""
+    """The part received is kept, and the server stops generating."""
     chat = await visits.chat(server.address, {"max_completion_tokens": 2000, "ignore_eos": True})
     await chat.ask("Count from one to a thousand.")
     await expect(chat.shown).not_to_be_empty()
@@ -53,7 +53,7 @@ async def test_stop(server: Server, visits: Visits) -> None:
 
 
 async def test_versions(server: Server, visits: Visits) -> None:
-    """What was said can be said in another way, and answered in another; no version is lost."""
+    """Messages can be edited and answered again; no version is lost."""
     chat = await visits.chat(server.address, {"max_completion_tokens": 16, "seed": 3})
     page = chat.page
     first = await chat.answer_to("Name a fruit.")
@@ -66,11 +66,11 @@ async def test_versions(server: Server, visits: Visits) -> None:
     second = await chat.shown.inner_text()
     assert second != first
 
-    await chat.button("Version before").click()
+    await chat.button("Previous version").click()
     await expect(chat.questions).to_contain_text("1 / 2")
     await expect(chat.questions.locator(".said")).to_have_text("Name a fruit.")
     await expect(chat.shown).to_have_text(first, use_inner_text=True)
-    await expect(chat.button("Version before")).to_be_disabled()
+    await expect(chat.button("Previous version")).to_be_disabled()
 
     await chat.button("Answer again").click()
     await expect(chat.answers).to_contain_text("2 / 2")
@@ -84,7 +84,7 @@ async def test_versions(server: Server, visits: Visits) -> None:
 
 
 async def test_settings(server: Server, visits: Visits) -> None:
-    """Those that are added hold, those that are removed do not, and refused ones are told of where they are."""
+    """Added settings apply, removed ones do not, and errors are shown at the refused setting."""
     chat = await visits.chat(server.address)
     page = chat.page
     await chat.button("Settings").click()
@@ -134,7 +134,7 @@ async def test_killed_engine(server: Server, visits: Visits) -> None:
 
 
 async def test_two_tabs(server: Server, visits: Visits) -> None:
-    """Of one browser: both answer at once, and each knows of what the other keeps."""
+    """In two tabs of one browser, both answer at once, and each sees the other's conversations."""
     context = await visits.context(server.address, {"max_completion_tokens": 2000, "ignore_eos": True})
     one = await Chat.open(context, server.address)
     other = await Chat.open(context, server.address)

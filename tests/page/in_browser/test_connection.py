@@ -1,4 +1,4 @@
-"""What people notice of the rules for websockets: nothing, or that a page loads itself again."""
+"""The rules for websockets are invisible to users, except that a page may reload itself."""
 
 import pytest
 from playwright.async_api import expect

@@ -26,12 +26,12 @@ SCRIPTS = (
     '```"><script>window.hacked=1</script>\ncode\n```',
     '[a](/b "\\" onmouseover=window.hacked=1 x=\\"") `<img src=x onerror=window.hacked=1>`',
 )
-"""What would run, if it were more than text."""
+"""Text that would run as code if it were not escaped."""
 LOADS = """![x](http://other.example/pixel) <img src=http://other.example/pixel> <link rel=stylesheet
 href=http://other.example/a.css> <style>@import "http://other.example/b.css"</style>
 <meta http-equiv=refresh content="0;url=http://other.example/"> <object data=http://other.example/c></object>
 <base href=http://other.example/> <div style="background:url(http://other.example/d)">"""
-"""What would be fetched."""
+"""Text that would load other resources if it were not escaped."""
 UNWIELDY = (
     "x" * 100_000,
     "[" * 5_000,
@@ -44,7 +44,7 @@ ANSWERS = ("\n\n".join(SCRIPTS), LOADS, *UNWIELDY)
 
 
 class Watched:
-    """What a browser did that it should not have."""
+    """Forbidden actions of a browser."""
 
     def __init__(self, context: BrowserContext, address: str) -> None:
         self._host = urlsplit(address).netloc

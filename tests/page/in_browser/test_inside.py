@@ -31,7 +31,7 @@ async def test_inside(server: Server, visits: Visits) -> None:
     await expect(boxes.nth(1)).to_have_attribute("aria-selected", "true")
     detail = inside.get_by_role("region", name="The chosen token")
     await expect(detail).to_contain_text(f"Token 2 of {NUM_TOKENS}")
-    await expect(detail).to_contain_text("as it is")
+    await expect(detail).to_contain_text("(chosen)")
     assert await violations(page) == []
 
     await detail.get_by_role("button").first.click()
@@ -46,12 +46,12 @@ async def test_inside(server: Server, visits: Visits) -> None:
     await chat.button("Look inside").click()  # what goes on from a token comes again as well
     await expect(inside.get_by_role("status").filter(has_text="The same again")).to_be_visible()
     await inside.get_by_role("button", name="Close").click()
-    await chat.button("Version before").click()
+    await chat.button("Previous version").click()
     await expect(chat.shown).to_have_text(first, use_inner_text=True)
 
 
 async def test_another_answer_is_told_of(server: Server, visits: Visits) -> None:
-    """Whoever has changed what a browser keeps is told where it parts with what the server says."""
+    """If stored answers were modified, the page shows where they differ from the server's."""
     context = await visits.context(server.address, SETTINGS)
     chat = await Chat.open(context, server.address)
     await chat.answer_to("Name a few animals.")
@@ -66,4 +66,4 @@ async def test_another_answer_is_told_of(server: Server, visits: Visits) -> None
     await chat.page.reload()
     await chat.button("Look inside").click()
     inside = chat.page.get_by_role("dialog", name="Inside this answer")
-    await expect(inside.get_by_role("status").filter(has_text="Not the same: it differs")).to_be_visible()
+    await expect(inside.get_by_role("status").filter(has_text="Not the same: differs")).to_be_visible()

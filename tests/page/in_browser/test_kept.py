@@ -1,4 +1,4 @@
-"""Conversations in the browser, whoever has written them."""
+"""Conversations stored in the browser, including invalid ones."""
 
 import json
 import re
@@ -51,7 +51,7 @@ async def test_long_one(lone_page: LonePage, visits: Visits) -> None:
 
 
 async def test_written_by_others(lone_page: LonePage, visits: Visits) -> None:
-    """What is no conversation, or no setting, keeps nobody from talking."""
+    """Invalid conversations and settings do not prevent chatting."""
     chat = await visits.chat(lone_page.address)
     cyclic = conversation("cyclic", "Ah.")
     cyclic["turns"]["1"]["parent"] = 2
@@ -70,7 +70,7 @@ async def test_written_by_others(lone_page: LonePage, visits: Visits) -> None:
     await expect(chat.conversations).to_have_count(2)
     for name in ("cyclic", "other"):
         await chat.conversations.get_by_role("button", name=name, exact=True).click()
-        await expect(chat.page.get_by_text("This conversation cannot be shown").first).to_be_visible()
+        await expect(chat.page.get_by_text("Cannot show this conversation").first).to_be_visible()
     lone_page.server.answer = "Well."
     assert (await chat.answer_to("How are you?")).strip() == "Well."
     await expect(chat.conversations).to_have_count(3)
@@ -100,7 +100,7 @@ async def test_one_in_two_tabs(lone_page: LonePage, visits: Visits) -> None:
 
 
 async def test_no_server_at_first(lone_page: LonePage, visits: Visits) -> None:
-    """Whoever comes too early is told so, and goes on by trying again."""
+    """Errors at the start are shown, and the user can try again."""
     lone_page.server.status = 500
     context = await visits.context(lone_page.address)
     page = await context.new_page()

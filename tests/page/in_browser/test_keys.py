@@ -33,7 +33,7 @@ async def test_key(locked_server: Server, visits: Visits) -> None:
     page = await context.new_page()
     await page.goto(address)
     dialog = page.get_by_role("dialog")
-    await expect(dialog.get_by_role("heading")).to_have_text("This server wants an API key")
+    await expect(dialog.get_by_role("heading")).to_have_text("This server requires an API key")
     await type_key(page, "a wrong one")
     await expect(dialog.get_by_role("alert")).to_have_text(refusal(locked_server, "a wrong one"))
     await type_key(page, KEY)
@@ -88,7 +88,7 @@ async def type_key(page: Page, key: str) -> None:
 
 
 def refusal(server: Server, key: str | None) -> str:
-    """What the server says to those who have no other key."""
+    """The server's error message for a key."""
     sent = {} if key is None else {"Authorization": f"Bearer {key}"}
     message: str = httpx.get(f"{server.address}/v1/models", headers=sent).json()["error"]["message"]
     return message

@@ -1,4 +1,4 @@
-"""The views beside the chat, and small screens."""
+"""The views other than the chat, and small screens."""
 
 import re
 
@@ -11,7 +11,7 @@ from tests.served.conftest import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PARTED = re.compile("(Differs from|The same as) the first")
+PARTED = re.compile("(Differs from|Same as) the first")
 PHONE = {"width": 400, "height": 800}
 
 
@@ -19,19 +19,19 @@ async def test_nothing_keeps_people_out(server: Server, visits: Visits) -> None:
     page = (await Chat.open(await bare_context(visits, server.address), server.address)).page
     await page.get_by_role("tab", name="Compare").click()
     await expect(page.get_by_role("region", name="Column 1")).to_be_visible()
-    await page.get_by_role("spinbutton", name="Most tokens").fill("8")
+    await page.get_by_role("spinbutton", name="Max tokens").fill("8")
     await page.get_by_role("textbox", name="Your message").fill("Say hello.")
     await page.get_by_role("textbox", name="Your message").press("Enter")
-    await expect(page.get_by_text("rst after").first).to_be_visible()
+    await expect(page.get_by_text("token after").first).to_be_visible()
     await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
     assert await violations(page) == []
     await page.get_by_role("button", name="Change its settings").first.click()
     await expect(page.get_by_role("dialog").get_by_role("spinbutton", name="temperature")).to_be_visible()
-    # Of buttons, also those behind the dialog, axe takes its backdrop for the background, instead of their own.
+    # For buttons behind the dialog, too, axe takes its backdrop as the background instead of the buttons' own.
     assert await violations(page, besides=".q-btn") == []
     await page.get_by_role("button", name="Done").click()
     await page.get_by_role("tab", name="Server").click()
-    await expect(page.get_by_role("region", name="Your last requests")).to_be_visible()
+    await expect(page.get_by_role("region", name="Your recent requests")).to_be_visible()
     assert await violations(page) == []
 
 
@@ -40,7 +40,7 @@ async def test_compare(server: Server, visits: Visits) -> None:
     page = (await visits.chat(server.address)).page
     await page.get_by_role("tab", name="Compare").click()
     await page.get_by_role("spinbutton", name="Seed").fill("5")
-    await page.get_by_role("spinbutton", name="Most tokens").fill("24")
+    await page.get_by_role("spinbutton", name="Max tokens").fill("24")
     await ask(page, "Where does rain come from?")
     columns = page.get_by_role("region", name="Column")
     first, second = (columns.nth(at).get_by_role("article", name="Answer") for at in range(2))
@@ -50,7 +50,7 @@ async def test_compare(server: Server, visits: Visits) -> None:
     bodies = [await answer.locator(".body").inner_text() for answer in (first, second)]
     same = next((at for at, (one, other) in enumerate(zip(*bodies, strict=False)) if one != other), len(bodies[0]))
     assert bodies[0] != bodies[1]
-    await expect(second).to_contain_text(f"The same as the first for {same} character" if same else "beginning")
+    await expect(second).to_contain_text(f"Same as the first for {same} character" if same else "from the start")
 
     await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
     await ask(page, "Where does rain come from?")
@@ -72,7 +72,7 @@ async def test_server(server: Server, visits: Visits) -> None:
     await page.get_by_role("tab", name="Server").click()
     running = page.locator("dl > div", has=page.get_by_text("Running choices", exact=True)).get_by_role("definition")
     await expect(running).to_have_text("1")
-    requests = page.get_by_role("region", name="Your last requests")
+    requests = page.get_by_role("region", name="Your recent requests")
     newest = requests.get_by_role("row").nth(1)
     await expect(newest).to_contain_text("running")
     await newest.get_by_role("button").click()
@@ -98,7 +98,7 @@ async def test_small_screen(server: Server, visits: Visits) -> None:
     await expect(chat.message).to_be_in_viewport()
     assert await width(page) <= PHONE["width"]
     await page.get_by_role("tab", name="Server").click()
-    await expect(page.get_by_role("region", name="Your last requests")).to_be_attached()
+    await expect(page.get_by_role("region", name="Your recent requests")).to_be_attached()
     assert await width(page) <= PHONE["width"]
 
 
@@ -109,6 +109,6 @@ async def ask(page: Page, question: str) -> None:
 
 
 async def width(page: Page) -> int:
-    """Of all that there is to scroll to."""
+    """Width of the scrollable page."""
     found: int = await page.evaluate("document.scrollingElement.scrollWidth")
     return found

@@ -84,7 +84,7 @@ class Chat:
         await self.page.wait_for_function(_ALL_KEPT)
 
     async def answer_to(self, text: str) -> str:
-        """Of a conversation's first question, as it is shown."""
+        """Ask the first question of a conversation; returns the answer as shown."""
         await self.ask(text)
         await self.wait_for_answers()
         return await self.shown.inner_text()

@@ -81,7 +81,7 @@ def make_batches(make_app: Callable[..., FastAPI], tmp_path: Path) -> Callable[.
 
 
 def test_a_batch_through_the_official_client(make_batches: Callable[..., FastAPI], engine: FakeEngine) -> None:
-    """Each answer is that of the same request alone."""
+    """Each answer equals the same request's answer alone."""
     bodies = [chat(messages=[{"role": "user", "content": f"number {n}"}], seed=n) for n in range(30)]
     bodies[7] = chat(temperature=9)
     with serving(make_batches()) as address, OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:

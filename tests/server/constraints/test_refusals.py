@@ -1,4 +1,4 @@
-"""What cannot be enforced is refused by its path, and what would take for ever is refused at once."""
+"""Constraints that cannot be enforced are refused by their path; ones that would take too long, at once."""
 
 import tracemalloc
 from typing import Any

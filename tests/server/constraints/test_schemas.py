@@ -1,4 +1,4 @@
-"""What a schema's grammar lets through is what jsonschema takes to be valid."""
+"""A schema's grammar accepts exactly what jsonschema considers valid."""
 
 import json
 import re

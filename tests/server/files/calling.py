@@ -45,5 +45,5 @@ async def listed(client: httpx.AsyncClient, **query: Any) -> list[str]:
 
 
 def on_disk(data_dir: Path) -> dict[str, bytes]:
-    """All that there is beside the database."""
+    """All files except the database."""
     return {path.name: path.read_bytes() for path in (data_dir / "files").iterdir()}

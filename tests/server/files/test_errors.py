@@ -1,4 +1,4 @@
-"""What is refused, and how: by the field's name, and nothing stays of it."""
+"""Refused requests name the field, and leave nothing behind."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

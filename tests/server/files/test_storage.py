@@ -1,4 +1,4 @@
-"""What is on the disk: whole files that are listed, and in the end nothing else."""
+"""Files on disk are complete and listed; others are removed."""
 
 import asyncio
 import errno

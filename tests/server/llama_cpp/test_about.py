@@ -1,4 +1,4 @@
-"""What llama.cpp's clients ask about a server: /apply-template, /props and /slots."""
+"""Endpoints by which llama.cpp's clients inspect a server: /apply-template, /props and /slots."""
 
 import asyncio
 import json

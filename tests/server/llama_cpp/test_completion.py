@@ -39,7 +39,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def told(request: EngineRequest) -> tuple[Any, ...]:
-    """What a request asks of the engine."""
+    """The parts of an engine request that a body determines."""
     return request.prompt, request.sampling, request.max_tokens, len(request.choices), request.speculation
 
 

@@ -20,6 +20,6 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def thinking(make_app: Callable[..., FastAPI], tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a model that thinks before each answer."""
+    """A client of a model that reasons before each answer."""
     async with client_of(make_app(write_folder(tmp_path / "m", template=OPENING))) as client:
         yield client

@@ -88,7 +88,7 @@ async def answered(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
 
 
 def without_ids(whole: dict[str, Any]) -> dict[str, Any]:
-    """What two runs of a request have in common, if both have its seed."""
+    """The part of an answer that is equal in two runs with the same seed."""
     content = [{**block, "id": ""} if "id" in block else block for block in whole["content"]]
     kept = {name: value for name, value in whole.items() if name not in ("id", "seed")}
     return {**kept, "content": content}

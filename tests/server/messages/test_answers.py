@@ -1,4 +1,4 @@
-"""What answers consist of: whole they are what their streams add up to, and each event is as Anthropic's types say."""
+"""Contents of answers: whole answers equal the sum of their streams, and events match Anthropic's types."""
 
 import json
 from typing import Any
@@ -85,7 +85,7 @@ async def test_no_block_is_made_of_nothing(client: httpx.AsyncClient, engine: Fa
 
 
 async def test_hidden_thinking_comes_back_with_its_signature(thinking: httpx.AsyncClient, engine: FakeEngine):
-    """What the model thought is in the next prompt, whether or not it was shown."""
+    """The model's reasoning is in the next prompt, whether or not it was shown."""
     engine.script = says(f"{THOUGHT}</think>Blue.")
     prompts = []
     for display in ("omitted", "summarized"):

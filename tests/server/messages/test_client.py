@@ -22,7 +22,7 @@ ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 300, "messages": [{"role
 
 @pytest.fixture
 def address(make_app, tmp_path) -> Iterator[str]:
-    """Of a model that thinks first."""
+    """The address of a model that reasons first."""
     app = make_app(write_folder(tmp_path / "m", template=OPENING), api_key="right")
     with serving(app) as address:
         yield address

@@ -1,4 +1,4 @@
-"""What requests may ask for: what the model is shown and held to, what is left out and reported."""
+"""Fields of requests: prompts and constraints, and fields that are ignored and reported."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -45,7 +45,7 @@ def parse(
     *,
     is_cut: bool = False,
 ) -> Message:
-    """What a parser makes of these pieces; those that are one of `controls` count as control tokens."""
+    """A parser's result for these pieces; pieces in `controls` count as control tokens."""
     parser = OutputParser(tools, reasoning, expected or Expected(), controls)
     message = Message()
     for piece in pieces:

@@ -35,7 +35,7 @@ MOST = 3000
 
 
 class Bytes:
-    """What llguidance asks of a tokenizer."""
+    """The methods of a tokenizer that llguidance needs."""
 
     eos_token_id = END
     bos_token_id = None
@@ -131,7 +131,7 @@ SCHEMAS = {
 }
 TOOLS = [OfferedTool(name, schema, "tools", is_strict=True) for name, schema in SCHEMAS.items()]
 KNOWN = TOOLS[:2]
-"""Of any arguments at all, a random model gives some twice."""
+"""Tools with named arguments; with arbitrary ones, a random model repeats some."""
 CALLS = [
     [("get_weather", {"city": "Zurich", "unit": "celsius"})],
     [("get_weather", {"city": "a\nb", "days": 3, "unit": "fahrenheit", "place": [1.5, -2], "note": ""})],
@@ -180,7 +180,7 @@ def cases(names: list[str]) -> list[Any]:
 
 
 def read(name: str, output: list[str], controls: dict[str, int]) -> Message:
-    """What the parser finds, which must not depend on whether it is told that calls are whole."""
+    """The parser's result, which must not depend on the promise that calls are complete."""
     messages = [
         parse(output, TOOL_FORMATS[name], None, Expected(SCHEMAS, calls_are_whole=are_whole), controls)
         for are_whole in (True, False)

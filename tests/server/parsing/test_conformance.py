@@ -38,13 +38,13 @@ FORMATS: dict[str, tuple[str, ThinkTags | None]] = {
 """By the beginning of the name of a fixture's first model; the first that fits counts."""
 FIXTURES = load_fixtures()
 MISTRAL_CONTROLS = {9: "[TOOL_CALLS]", 32: "[ARGS]", 33: "[CALL_ID]", 34: "[THINK]", 35: "[/THINK]"}
-"""Of the tokenizers from v11 on."""
+"""Control tokens of the tokenizers from v11 on."""
 FAMILIES = load_families()
 ONLY_SOFT = {
     "gemma4/vllm-text-before-call": "expects the space before the call to be dropped; gemma4/sglang-text-before-call "
     "and the rule for text around calls in the fixtures' README expect it to be kept",
 }
-"""Fixtures that are met but for whitespace at the ends of the text, and why."""
+"""Fixtures that match except for whitespace at the ends of the text, with the reason."""
 ONLY_BY_TOKENS = ("kimi/k3-control-marker-text-in-value",)
 """Fixtures with text that only its tokens tell from the structure around it."""
 ORDINARY = {
@@ -52,9 +52,9 @@ ORDINARY = {
     "gpt-oss/harmony-marker-in-arguments": r'"content": ".*"',
     "gpt-oss/harmony-marker-in-reasoning": r"I must not .* myself",
 }
-"""What reads like control tokens in a fixture, and was written in ordinary tokens: a regular expression."""
+"""Expressions for text that looks like control tokens but was written in ordinary tokens."""
 CONTROL_IDS = {"kimi": range(163587, 163590), "gpt-oss": range(200000, 200019)}
-"""Of the families with such fixtures."""
+"""Ids of control tokens, for families with fixtures of this kind."""
 
 
 def format_of(fixture: Fixture) -> tuple[ToolFormat, ThinkTags | None] | None:

@@ -1,4 +1,4 @@
-"""What is special in the formats of DeepSeek, Kimi, Gemma 4 and gpt-oss."""
+"""Peculiarities of the formats of DeepSeek, Kimi, Gemma 4 and gpt-oss."""
 
 import pytest
 

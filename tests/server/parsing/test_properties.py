@@ -1,4 +1,4 @@
-"""What holds for every format: calls come back as they were written, and whatever is no call comes back as text."""
+"""Properties of every format: calls come back as written, and everything else comes back as text."""
 
 import json
 import random
@@ -41,7 +41,7 @@ NUM_MANGLED = 700
 
 
 def schemas(calls: Calls) -> dict[str, Any]:
-    """A schema for the tool of each call; those of one name have the types of all its calls."""
+    """A schema for each call's tool; tools with the same name accept the types of all their calls."""
     tools: dict[str, dict[str, set[str]]] = {}
     for name, arguments in calls:
         properties = tools.setdefault(name, {})

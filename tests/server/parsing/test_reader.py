@@ -1,4 +1,4 @@
-"""What the reader promises to all formats."""
+"""Guarantees of the reader for all formats."""
 
 from server.generation.parsing.formats.json_calls import Hermes
 from server.generation.parsing.output_parser import Expected, ThinkTags

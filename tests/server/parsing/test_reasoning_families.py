@@ -1,6 +1,6 @@
-"""Reasoning of each family beside how its prompts end: told to think, told not to, and when it thinks all the same.
+"""Reasoning of each family with each end of prompts: reasoning on, off, and reasoning although it is off.
 
-Recorded outputs with calls are in test_conformance.py; none of them is of a model that was told not to think.
+Recorded outputs with calls are in test_conformance.py; none of them is from a model with reasoning turned off.
 """
 
 import pytest

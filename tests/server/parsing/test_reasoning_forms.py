@@ -49,7 +49,7 @@ def form_of(tokenizer: Tokenizer, prompt: str, tools: ToolUse | None = None) -> 
 
 
 def read(output: str, form: Form, kind: str) -> Message | None:
-    """What the parser makes of an output; None if the grammar does not accept it."""
+    """The parser's result for an output; None if the grammar does not accept it."""
     tokenizer, for_grammars = tokenizers(kind)
     assert form.grammar is not None
     assert form.reading is not None

@@ -20,7 +20,7 @@ class Writer:
     can_say: Callable[[Any], bool] = lambda _: True
     """Whether a value can be written."""
     structure: str = "(?!)"
-    """What is no text, wherever it stands: a regular expression."""
+    """A regular expression for markup that is never text."""
 
     def sayable(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments with nothing that cannot be written."""

@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 
 from server.config import Settings
 from server.errors import UnavailableError
-from server.ray.exchange import Answers, ForwardedRequest, Taken
+from server.ray.exchange import Accepted, AnswerStreams, ForwardedRequest
 from server.ray.front import create_front
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, serving
@@ -48,13 +48,13 @@ class LocalReplicas:
     """Messages of an answer before the replica is lost."""
     is_lost_at_the_end: bool = False
 
-    async def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Taken | Message]:
+    async def answer(self, request: ForwardedRequest, session: str) -> AsyncGenerator[Accepted | Message]:
         self.sessions.append(session)
         self.forwarded.append(request)
         if self.lost_after == 0:
             raise LOST
-        yield Taken("replica-0")
-        async with aclosing(Answers(self.apps[0]).to(request)) as messages:
+        yield Accepted("replica-0")
+        async with aclosing(AnswerStreams(self.apps[0]).to(request)) as messages:
             number = 0
             async for message in messages:
                 yield message
@@ -87,7 +87,7 @@ def address(front: FastAPI) -> Iterator[str]:
 
 
 def without_ids(response: httpx.Response) -> str:
-    """What does not change from one answer to the next."""
+    """The part of an answer that does not change."""
     lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: {")]
     body = [json.loads(line) for line in lines] or [response.json()]
     return json.dumps([{key: value for key, value in one.items() if key not in ("id", "created")} for one in body])
@@ -341,7 +341,7 @@ async def test_metrics_of_servers_with_keys_are_for_keys(make_app: Callable[...,
 
 
 def counted(replicas: LocalReplicas, page: str) -> dict[tuple[str, str, str], float]:
-    """What the front has answered: method, handler and status."""
+    """Requests that the front answered itself: method, handler and status."""
     families = {family.name: family for family in text_string_to_metric_families(page)}
     return {
         (one.labels["method"], one.labels["handler"], one.labels["status"]): one.value
@@ -390,10 +390,10 @@ async def test_a_client_that_does_not_wait_for_a_replica_is_counted(
 ) -> None:
     is_asked = asyncio.Event()
 
-    async def never(*_: Any) -> AsyncGenerator[Taken]:
+    async def never(*_: Any) -> AsyncGenerator[Accepted]:
         is_asked.set()
         await asyncio.Event().wait()
-        yield Taken("")
+        yield Accepted("")
 
     monkeypatch.setattr(replicas, "answer", never)
     front = create_front(replicas, Settings(metrics_prefix="tiny"), has_many=True)

@@ -1,4 +1,4 @@
-"""What an application may be told, and how it is told that it may not."""
+"""Valid arguments of an application, and errors for invalid ones."""
 
 from pathlib import Path
 from typing import Any
@@ -39,21 +39,24 @@ def test_replicas_look_for_no_device_that_is_not_theirs(num_gpus: float, device:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"max_replica": 2}, "max_replica: no option of replicas and no setting; did you mean max_replicas"),
-        ({"zzz": 1}, "zzz: no option of replicas and no setting"),
+        ({"max_replica": 2}, "max_replica: not an option of replicas and not a setting; did you mean max_replicas"),
+        ({"zzz": 1}, "zzz: not an option of replicas and not a setting"),
         ({"min_replicas": "two"}, "min_replicas: input should be a valid integer"),
         ({"min_replicas": 0}, "min_replicas: input should be greater than or equal to 1 (got 0)"),
-        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas: less than min_replicas, 2 < 3"),
+        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas: must be at least min_replicas (3), got 2"),
         ({"num_gpus": 2}, "num_gpus: input should be less than or equal to 1 (got 2)"),
         ({"target_load": 0}, "target_load: input should be greater than 0 (got 0)"),
         ({"max_num_seqs": "many"}, "max_num_seqs: input should be a valid integer"),
         ({"model": "x", "isolate_keys": True}, "isolate_keys needs the setting api_keys_file"),
         ({"port": 8000}, "port: replicas do not listen"),
         ({"host": "::1"}, "host: replicas do not listen"),
-        ({"device": "cuda"}, "device: cuda needs num_gpus"),
-        ({"device": "cpu", "num_gpus": 1}, "num_gpus: 1 that the device cpu does not use"),
-        ({"kv_events": "tcp://*:5557"}, "kv_events: replicas publish none"),
-        ({"data_dir": "/data", "max_replicas": 2}, "data_dir: what clients have a server keep"),
+        ({"device": "cuda"}, "device: cuda needs a GPU, but num_gpus is 0"),
+        ({"device": "cpu", "num_gpus": 1}, "num_gpus: the device cpu uses no GPU, but num_gpus is 1"),
+        ({"kv_events": "tcp://*:5557"}, "kv_events: not supported with replicas"),
+        (
+            {"data_dir": "/data", "max_replicas": 2},
+            "data_dir: several replicas cannot share stored data; max_replicas must be 1, got 2",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(given: dict[str, Any], said: str) -> None:

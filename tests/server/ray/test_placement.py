@@ -6,22 +6,22 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.ray.placement import LEAST_BOUND, OngoingRequests, Place, by_preference
+from server.ray.placement import LEAST_BOUND, OngoingRequests, ReplicaState, ranked_replicas
 
 SESSIONS = [f"session-{number}" for number in range(400)]
 
 
-def idle(*names: str) -> list[Place]:
-    return [Place(name, 0, is_ready=True) for name in names]
+def idle(*names: str) -> list[ReplicaState]:
+    return [ReplicaState(name, 0, is_ready=True) for name in names]
 
 
-def first(session: str, places: list[Place]) -> str:
-    return by_preference(session, places)[0].name
+def first(session: str, states: list[ReplicaState]) -> str:
+    return ranked_replicas(session, states)[0].name
 
 
 def test_a_session_has_a_replica_whatever_their_order() -> None:
-    places = idle("a", "b", "c")
-    assert [first(session, places) for session in SESSIONS] == [first(session, places[::-1]) for session in SESSIONS]
+    states = idle("a", "b", "c")
+    assert [first(session, states) for session in SESSIONS] == [first(session, states[::-1]) for session in SESSIONS]
 
 
 def test_sessions_are_spread() -> None:
@@ -42,33 +42,33 @@ def test_a_replica_that_comes_takes_sessions_and_moves_no_others() -> None:
 
 
 def test_a_full_replica_is_passed_over_and_the_next_one_is_always_the_same() -> None:
-    home, second, third = (place.name for place in by_preference("s", idle("a", "b", "c")))
+    home, second, third = (state.name for state in ranked_replicas("s", idle("a", "b", "c")))
     loads = {home: LEAST_BOUND, second: 0, third: 0}
-    assert first("s", [Place(name, load, is_ready=True) for name, load in loads.items()]) == second
+    assert first("s", [ReplicaState(name, load, is_ready=True) for name, load in loads.items()]) == second
     loads[home] -= 1
-    assert first("s", [Place(name, load, is_ready=True) for name, load in loads.items()]) == home
+    assert first("s", [ReplicaState(name, load, is_ready=True) for name, load in loads.items()]) == home
 
 
 def test_a_replica_that_is_not_ready_is_the_last() -> None:
     home = first("s", idle("a", "b"))
-    places = [Place(name, 0, is_ready=name != home) for name in ("a", "b")]
-    assert [place.name for place in by_preference("s", places)][-1] == home
-    assert first("", places) != home
+    states = [ReplicaState(name, 0, is_ready=name != home) for name in ("a", "b")]
+    assert [state.name for state in ranked_replicas("s", states)][-1] == home
+    assert first("", states) != home
 
 
 def test_without_a_session_the_least_loaded_one_is_taken() -> None:
-    assert first("", [Place("a", 3, is_ready=True), Place("b", 1, is_ready=True)]) == "b"
+    assert first("", [ReplicaState("a", 3, is_ready=True), ReplicaState("b", 1, is_ready=True)]) == "b"
 
 
 def test_there_may_be_none() -> None:
-    assert by_preference("s", []) == by_preference("", []) == []
+    assert ranked_replicas("s", []) == ranked_replicas("", []) == []
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8), st.text(min_size=1))
 def test_nobody_gets_more_than_the_bound(loads: list[int], session: str) -> None:
-    places = [Place(str(index), load, is_ready=True) for index, load in enumerate(loads)]
-    ranked = by_preference(session, places)
-    assert sorted(ranked, key=lambda place: place.name) == sorted(places, key=lambda place: place.name)
+    states = [ReplicaState(str(index), load, is_ready=True) for index, load in enumerate(loads)]
+    ranked = ranked_replicas(session, states)
+    assert sorted(ranked, key=lambda state: state.name) == sorted(states, key=lambda state: state.name)
     assert ranked[0].num_ongoing < max(LEAST_BOUND, math.ceil(1.25 * (sum(loads) + 1) / len(loads)))
 
 
@@ -77,8 +77,8 @@ def test_of_requests_that_come_at_once_each_knows_of_the_others() -> None:
     ongoing, spread = OngoingRequests(lambda: now[0]), Counter()
     for number in range(24):
         counts = ongoing.counts()
-        places = [Place(name, counts[name], is_ready=True) for name in "ab"]
-        replica = first("session", places)
+        states = [ReplicaState(name, counts[name], is_ready=True) for name in "ab"]
+        replica = first("session", states)
         spread[replica] += 1
         ongoing.choose(f"r{number}", replica)
     assert 12 <= max(spread.values()) <= 16

@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id}: what it tells of a request is what the request's own answer says, and what its engine did."""
+"""GET /v1/requests/{id}: its record equals the request's own answer and the engine's work."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ async def told(client: httpx.AsyncClient, name: str) -> dict[str, Any]:
 
 
 async def when(client: httpx.AsyncClient, name: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """What is told of a request as soon as this is so."""
+    """The record of a request as soon as the condition holds."""
     async with asyncio.timeout(20):
         while True:
             response = await client.get(f"/v1/requests/{name}")
@@ -37,14 +37,14 @@ async def when(client: httpx.AsyncClient, name: str, is_so: Callable[[dict[str, 
 
 
 async def ended(client: httpx.AsyncClient, name: str) -> dict[str, Any]:
-    """When all is told: the engine may say how a choice ended after its answer was sent."""
+    """The complete record: the engine may report a choice's end after the answer was sent."""
     one = await when(client, name, lambda one: one["state"] == "ended")
     assert_adds_up(one)
     return one
 
 
 async def posted(client: httpx.AsyncClient, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An answer, and what is told of it."""
+    """An answer and its record."""
     response = await client.post(COMPLETIONS, json=completion(**{"prompt": PROMPT, **fields}))
     assert response.status_code == 200, response.text
     one = await ended(client, response.headers["x-request-id"])
@@ -53,7 +53,7 @@ async def posted(client: httpx.AsyncClient, **fields: Any) -> tuple[dict[str, An
 
 
 def assert_adds_up(one: dict[str, Any]) -> None:
-    """Times are one after the other, and what is told of all choices is what is told of each."""
+    """Times are consecutive, and the totals are the sums over all choices."""
     times = one["times_ms"]
     parts = [times[name] for name in ("before", "queue", "prefill", "decode", "after")]
     if parts[0] is not None:

@@ -1,4 +1,4 @@
-"""GET /v1/requests: the key's own, the newest first, each as it is told by itself."""
+"""GET /v1/requests: the key's own requests, newest first, each equal to its single record."""
 
 import asyncio
 from collections.abc import Callable
@@ -63,7 +63,7 @@ async def test_pages_have_each_once(client: httpx.AsyncClient, order: str, limit
 
 
 async def test_a_page_is_behind_all_of_one_id(client: httpx.AsyncClient) -> None:
-    """So that whoever asks for page after page comes to an end; by the answer's id each is found."""
+    """So that paging ends; each request is also found by its answer's id."""
     await sent(client, "first", "same", "same", "same")
     assert ids(await listed(client, limit=1)) == ["same"]
     assert ids(await listed(client, limit=1, after="same")) == ["first"]

@@ -1,4 +1,4 @@
-"""GET /v1/steps: what it tells of steps adds up to what answers tell of themselves."""
+"""GET /v1/steps: the steps' sums equal the answers' own counts."""
 
 import asyncio
 import time

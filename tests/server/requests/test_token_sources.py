@@ -23,7 +23,7 @@ REPETITIVE = [9, 8, 7] * 6
 
 
 async def choices_of(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each choice the three lists that tell of tokens; of a stream put together."""
+    """The three lists about tokens of each choice; joined for a stream."""
     response = await client.post(path, json={**body, "return_token_sources": True, "return_token_ids": True})
     assert response.status_code == 200, response.text
     parts = events_of(response.text) if body.get("stream") else [response.json()]

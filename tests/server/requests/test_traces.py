@@ -75,7 +75,7 @@ def values(attributes: Any) -> dict[str, Any]:
 
 
 def timeline(name: str = "a", **fields: Any) -> RequestTimeline:
-    """Of a request that has ended."""
+    """The timeline of a finished request."""
     scene = Scene()
     record, live, (prompt,) = scene.begin(name, **fields)
     live.close("stop")

@@ -84,7 +84,7 @@ def built(told: list[Event]) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """What two runs of a request have in common."""
+    """The part of an answer that is equal in two runs."""
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items() if key not in _VARIES}
     return [plain(one) for one in value] if isinstance(value, list) else value

@@ -214,7 +214,7 @@ async def test_one_that_is_cancelled_when_it_has_ended_is_completed(
         writing = asyncio.ensure_future(services.storage.run(lambda rows: others_end.wait()))
         following = asyncio.ensure_future(client.get(f"{path}?stream=true"))
         while job.builder.status != "completed":  # noqa: ASYNC110
-            await asyncio.sleep(0)  # nobody is told before it is written
+            await asyncio.sleep(0)  # it is reported only after it is written
         cancelling = asyncio.ensure_future(client.post(f"{path}/cancel"))
         while not job._is_unwanted:  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What clients send: items of every type in every form that was seen, and mistakes in them."""
+"""Input items of every type and form seen from clients, and errors in them."""
 
 import json
 from collections.abc import Callable

@@ -80,7 +80,7 @@ async def create(socket: ClientConnection, **fields: Any) -> None:
 
 
 async def told(socket: ClientConnection) -> list[Event]:
-    """What comes until a response or an error ends."""
+    """Events until a response or an error ends."""
     come: list[Event] = []
     while not come or come[-1]["type"] not in ENDS:
         come.append(json.loads(await socket.recv(decode=True)))
@@ -106,7 +106,7 @@ async def refused(socket: ClientConnection, status: int = 400, **fields: Any) ->
 
 
 def alike(told: list[Event]) -> Any:
-    """The events without what two runs differ in; ids of items have that of the response."""
+    """The events without fields that differ between runs; item ids contain the response's id."""
     suffix = told[0]["response"]["id"].partition("_")[2]
     return plain(json.loads(json.dumps(told).replace(suffix, "")))
 

@@ -12,7 +12,7 @@ from server.generation.request import GenerationRequest, TextPrompt
 
 
 class Shout(RequestModel):
-    """What clients send."""
+    """The request body."""
 
     model: str
     say: str

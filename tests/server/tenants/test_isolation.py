@@ -45,13 +45,13 @@ async def everything(client: httpx.AsyncClient) -> dict[str, str]:
 
 
 async def told(client: httpx.AsyncClient, ids: dict[str, str]) -> list[Any]:
-    """All that its owner is told of these."""
+    """Everything that the owner of these objects can read."""
     paths = sorted({path for method, path in ROUTES if method == "GET" and path not in SHARED})
     return [(await client.get(path.format(**ids))).content for path in paths]
 
 
 def anonymous(response: httpx.Response, ids: dict[str, str]) -> str:
-    """What it says, whatever the ids are."""
+    """An answer's text without the ids."""
     text = response.text
     for name, value in ids.items():
         text = text.replace(value, name)
@@ -60,7 +60,7 @@ def anonymous(response: httpx.Response, ids: dict[str, str]) -> str:
 
 @pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if route[1] not in SHARED])
 async def test_another_s_is_not_there(make_with_keys, tmp_path: Path, method: str, path: str) -> None:
-    """To whoever knows its id it is what does not exist; and stays as it was."""
+    """To other keys, an object does not exist even if they know its id; and it is not changed."""
     app = make_with_keys({"ann": {}, "bob": {}}, data_dir=tmp_path / "data")
     async with of_tenant(app, "ann") as ann, of_tenant(app, "bob") as bob:
         ids = await everything(ann)

@@ -162,7 +162,7 @@ async def test_isolated_keys_share_no_checked_schemas(make_with_keys, engine) ->
 
 
 def num_remembered(context: BodyContext, body: bytes) -> int:
-    """How many schemas a worker remembers, before it is told another one."""
+    """Number of schemas that a worker remembers before it gets another one."""
     before = strict_fragment.cache_info().currsize
     strict_fragment('{"type": "null"}', "x", BOUNDED)
     return before

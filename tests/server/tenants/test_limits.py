@@ -1,4 +1,4 @@
-"""What a key may use: refused with 429 and when to come back, told on every answer, given back when it was not used."""
+"""Limits of a key: 429 with a time to retry, headers on every answer, and refunds of unused tokens."""
 
 import asyncio
 from collections.abc import Iterator

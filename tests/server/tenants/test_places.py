@@ -23,7 +23,7 @@ from tests.server.tenants.keys import of_tenant, write_keys
 from tests.waiting import until
 
 NUM_SEQS, WAITING = 64, 16
-"""All places are those of one request with 8 prompts of 10 answers each."""
+"""All places are held by one request with 8 prompts of 10 answers each."""
 
 
 @pytest.fixture

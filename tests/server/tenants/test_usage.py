@@ -1,4 +1,4 @@
-"""What keys have used: by day and model, for themselves alone, kept and counted in the metrics."""
+"""Usage of keys by day and model: private, stored, and counted in the metrics."""
 
 import asyncio
 from datetime import date, timedelta

@@ -1,4 +1,4 @@
-{{/* Short enough for suffixes of names, and for the label with the revision that a StatefulSet's pods have. */}}
+{{/* Name of the release's objects; short enough for suffixes and for the revision label of a StatefulSet's pods. */}}
 {{- define "samewise.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
@@ -19,7 +19,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "samewise.podLabels" -}}
 {{ include "samewise.labels" . }}
-{{- /* By these endpoint pickers know which names the metrics have. */}}
+{{- /* Endpoint pickers derive the metrics' names from these labels. */}}
 llm-d.ai/engine-type: {{ include "samewise.metricsPrefix" . | quote }}
 inference.networking.k8s.io/engine-type: {{ include "samewise.metricsPrefix" . | quote }}
 {{- end -}}
@@ -28,18 +28,18 @@ inference.networking.k8s.io/engine-type: {{ include "samewise.metricsPrefix" . |
 {{ .Values.data.enabled | ternary "StatefulSet" "Deployment" }}
 {{- end -}}
 
-{{/* "true", or nothing: whether there may be more than one. */}}
+{{/* "true" if there may be several replicas, otherwise empty. */}}
 {{- define "samewise.severalReplicas" -}}
 {{- $most := eq .Values.autoscaling.type "none" | ternary .Values.replicas .Values.autoscaling.maxReplicas -}}
 {{- if gt (int $most) 1 }}true{{ end -}}
 {{- end -}}
 
-{{/* "true", or nothing. */}}
+{{/* "true" if apiKeys is set, otherwise empty. */}}
 {{- define "samewise.hasKeys" -}}
 {{- if or .Values.apiKeys.existingSecret .Values.apiKeys.keys }}true{{ end -}}
 {{- end -}}
 
-{{/* "true", or nothing: whether a request needs no key. */}}
+{{/* "true" if requests need no key, otherwise empty. */}}
 {{- define "samewise.isOpen" -}}
 {{- $hasKey := include "samewise.hasKeys" . -}}
 {{- range .Values.extraEnv }}{{ if eq (upper .name) "SAMEWISE_API_KEY" }}{{ $hasKey = "true" }}{{ end }}{{ end -}}
@@ -58,12 +58,12 @@ inference.networking.k8s.io/engine-type: {{ include "samewise.metricsPrefix" . |
 {{- end -}}
 {{- end -}}
 
-{{/* What the server's metrics begin with. */}}
+{{/* Prefix of the server's metrics. */}}
 {{- define "samewise.metricsPrefix" -}}
 {{ default "samewise" .Values.settings.metrics_prefix }}
 {{- end -}}
 
-{{/* The YAML file of settings: those of the values, and those that follow from other values. */}}
+{{/* Content of the settings file: the settings from the values, and those that follow from other values. */}}
 {{- define "samewise.settings" -}}
 {{- $own := dict "port" 8000 -}}
 {{- if .Values.gpu.enabled }}{{ $_ := set $own "device" "cuda" }}{{ end -}}
@@ -75,7 +75,7 @@ inference.networking.k8s.io/engine-type: {{ include "samewise.metricsPrefix" . |
 {{ merge $own .Values.settings | toYaml }}
 {{- end -}}
 
-{{/* The names that lead to the server, a list. All where a route says none. */}}
+{{/* List of host names that lead to the server; all names if an httpRoute has no hostnames. */}}
 {{- define "samewise.ownHosts" -}}
 - {{ printf "%s.%s" (include "samewise.fullname" .) .Release.Namespace | quote }}
 - {{ printf "*.%s.svc" .Release.Namespace | quote }}
@@ -89,18 +89,18 @@ inference.networking.k8s.io/engine-type: {{ include "samewise.metricsPrefix" . |
 {{- end }}
 {{- end -}}
 
-{{/* In whole seconds: until no balancer sends requests, until running ones have ended, and to end the processes. */}}
+{{/* The pod's grace period in whole seconds: preStop wait, drain, and time to end the processes. */}}
 {{- define "samewise.gracePeriod" -}}
 {{ add .Values.preStopSeconds (ceil .Values.settings.drain_grace_s | int) 10 }}
 {{- end -}}
 
-{{/* How many choices run in a replica at most, if need be by the server's own default. */}}
+{{/* Maximum choices in flight in a replica: the setting, or the server's default. */}}
 {{- define "samewise.maxNumSeqs" -}}
 {{- $cuda := or .Values.gpu.enabled (eq (toString .Values.settings.device) "cuda") -}}
 {{ default ($cuda | ternary 256 64) .Values.settings.max_num_seqs | int }}
 {{- end -}}
 
-{{/* Of the collector of traces: what its URL says, or what its scheme stands for. */}}
+{{/* Port of the traces' collector: from its URL, or the default of the URL's scheme. */}}
 {{- define "samewise.collectorPort" -}}
 {{- $url := urlParse .Values.settings.otlp_traces_endpoint -}}
 {{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
@@ -113,7 +113,7 @@ inference.networking.k8s.io/engine-type: {{ include "samewise.metricsPrefix" . |
 {{- if kindIs "string" $names }}{{ splitList "," $names | first }}{{ else if $names }}{{ first $names }}{{ end -}}
 {{- end -}}
 
-{{/* spec of a claim, from cache or data. */}}
+{{/* Spec of a claim for cache or data. */}}
 {{- define "samewise.claimSpec" -}}
 accessModes: {{ toJson .accessModes }}
 {{- with .storageClassName }}

@@ -19,7 +19,7 @@ spec:
     runAsNonRoot: true
     runAsUser: 10001
     runAsGroup: 10001
-    fsGroup: 10001 # so that volumes can be written
+    fsGroup: 10001 # makes volumes writable
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile: { type: RuntimeDefault }
   {{- with .Values.serviceAccountName }}
@@ -51,8 +51,8 @@ spec:
     {{- end }}
   {{- end }}
   initContainers:
-    # The image's kernels and embedded model, as links: the cache itself is on a volume, so that what is converted and
-    # learnt has a place, and nothing is written into the image.
+    # Links the image's kernels and embedded model into the cache, which is on a volume for converted models and learnt
+    # heads.
     - name: link-cache
       {{- include "samewise.container" . | nindent 6 }}
       command:
@@ -64,7 +64,7 @@ spec:
           for made in "$SAMEWISE_CACHE"/* "$SAMEWISE_CACHE"/hashes/*; do
             [ -e "$made" ] || continue
             link=$cache/${made#"$SAMEWISE_CACHE"/}
-            # Names tell the content, so one that is there is right; another replica may be doing the same.
+            # Names depend on the content, so an existing link is right; another replica may create it at the same time.
             [ -e "$link" ] || [ -L "$link" ] || ln -s "$made" "$link" || [ -L "$link" ]
           done
       resources:
@@ -98,7 +98,7 @@ spec:
       volumeMounts:
         - { name: settings, mountPath: /etc/samewise/settings, readOnly: true }
         {{- if include "samewise.hasKeys" . }}
-        - { name: keys, mountPath: /etc/samewise/keys, readOnly: true } # as a folder, else it would never change
+        - { name: keys, mountPath: /etc/samewise/keys, readOnly: true } # mounted as a folder, because a single file would not be updated
         {{- end }}
         - { name: cache, mountPath: /var/lib/samewise }
         - { name: tmp, mountPath: /tmp }
@@ -120,7 +120,7 @@ securityContext:
   capabilities: { drop: [ALL] }
 {{- end -}}
 
-{{/* What cannot stand in the file of settings: what the file is, what is secret, and what only the pod knows. */}}
+{{/* Variables that cannot be in the settings file: its path, secrets, and values that only the pod knows. */}}
 {{- define "samewise.environment" -}}
 - { name: SAMEWISE_CONFIG, value: /etc/samewise/settings/settings.yaml }
 - { name: SAMEWISE_CACHE, value: /var/lib/samewise/cache }
