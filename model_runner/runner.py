@@ -234,7 +234,7 @@ class ModelRunner:
         """Whether nothing is read from the step but the tokens that are found already, one for each choice."""
         if not self._runs_beside or step.plan is None:
             return False
-        are_found = len(step.plan.choices - step.plan.held) == len(context.choices)
+        are_found = len(step.plan.choices - step.plan.with_grammar) == len(context.choices)
         is_recorded = any(map(self._learning.has, context.slots))
         is_read = context.batch.prompt_rows or self._speculator.reads_step(context.slots) or is_recorded
         return are_found and not is_read and len(context.batch.logits_index) == len(context.choices)

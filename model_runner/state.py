@@ -169,7 +169,7 @@ class RunnerState:
 
     def begin_masks(self, batch: Batch, choices: Sequence[Choice]) -> None:
         """While the step is computed, find out what the grammars of those who are ready allow next."""
-        self._sampling.fill_masks([choices[sample.choice].slot for sample in batch.samples], beside=True)
+        self._sampling.fill_masks([choices[sample.choice].slot for sample in batch.samples], in_background=True)
 
     def plan_picks(self, batch: Batch, choices: Sequence[Choice], num_pending: int = 0) -> FusedSamplingPlan:
         """How a kernel can find tokens in the logits of these choices, each with so many tokens not committed yet."""

@@ -1,61 +1,60 @@
-"""How much background work a step may do beside other choices, from what steps were seen to take."""
+"""How much background work a step may include, based on measured step times."""
 
 from dataclasses import dataclass
 
 _SHARE = 0.06
-"""Of the time of steps of others that background work may add to them, in the long run."""
+"""Long-run share of foreground step time that background work may add."""
 _CHEAP = 0.05
-"""If it adds no more than this share to a step, it may be in nearly all; else ..."""
+"""If background work adds at most this share to a step, nearly every step may include some."""
 _ALTERNATE = 2
-"""... so many steps without it come after each that has some: then most tokens come as they would."""
+"""Otherwise this many steps without background work follow each step with some, so most tokens are not delayed."""
 _FEW, _MANY = 0.2, 0.5
-"""A step with background work should take longer than one without by a share between these."""
+"""A mixed step should take longer than one without background work, by a share between these two."""
 _FIRST_WIDTH = 4
-"""Tokens of background work in the first step that has some."""
+"""Background tokens in the first mixed step."""
 _TOO_FAST = 0.8
-"""A step with background work that takes less than this share of one without shows that what was seen was no rule."""
+"""If a mixed step takes less than this share of a step without background work, that earlier measurement was wrong."""
 _HOLD_OUT = 16
-"""At least one in so many steps has none, so that it is known what such steps take."""
+"""At least one of this many steps has no background work, to keep its time measured."""
 _WEIGHT = 0.1
-"""Of the last step in the average."""
+"""Weight of the latest step in the moving average."""
 _ALONE = 4
-"""A step that has nothing but background work has this part of the tokens that others may have: whoever comes
-meanwhile waits for its end."""
+"""A step with only background work gets the full token budget divided by this, so that new requests wait less."""
 
 
 @dataclass(frozen=True, slots=True)
 class OthersLoad:
-    """What a step computes for choices that are not in the background."""
+    """The foreground work of a step."""
 
     num_rows: int
     only_decodes: bool
-    """Whether none of them is within its prompt."""
+    """Whether all foreground choices are past their prompt."""
 
 
 class BackgroundBudget:
-    """How much background work a step may have.
+    """Limits the background work per step.
 
-    Background work is added to steps in which others only decode: so rarely, and so few tokens at a time, that the
-    time between the tokens of others grows by less than a tenth. Where rows cost nothing, it is in nearly every step.
+    Background work is added to steps in which foreground choices only decode. It is limited so that the time between
+    foreground tokens grows by less than a tenth. Where extra rows cost nothing, nearly every step includes some.
     """
 
     def __init__(self, most: int) -> None:
-        """`most` are the tokens of a step."""
+        """`most` is the token limit of a step."""
         self._most = most
         self._alone: dict[int, float] = {}
-        """Seconds of a step without background work, by the rows of others."""
+        """Seconds per step without background work, by number of foreground rows."""
         self._width = min(_FIRST_WIDTH, most)
         self._credit = 0.0
-        """Seconds that background work may add."""
+        """Seconds that background work may still add."""
         self._cost = 0.0
-        """What background work adds to a step that has some, as a share of it."""
+        """Time that background work adds to a mixed step, as a share of the step."""
         self._num_mixed = 0
-        """Steps with background work since the last one without, ..."""
+        """Consecutive steps with background work."""
         self._num_alone = 0
-        """... and the other way round."""
+        """Consecutive steps without background work."""
 
     def num_tokens(self, others: OthersLoad, least: int) -> int:
-        """Of background work that may be added to a step; less than `least` would bring nothing on."""
+        """How many background tokens the next step may include. Fewer than `least` would make no progress."""
         if not others.num_rows:
             return max(least, self._most // _ALONE)
         is_known = _size_class(others.num_rows) in self._alone
@@ -64,7 +63,7 @@ class BackgroundBudget:
         return max(least, self._width) if is_allowed else 0
 
     def observe(self, others: OthersLoad, num_added: int, seconds: float) -> None:
-        """A step to which so many tokens of background work were added has taken so long."""
+        """Record the duration of a step with `num_added` tokens of background work."""
         if not others.num_rows or not others.only_decodes:
             return
         size = _size_class(others.num_rows)
@@ -89,6 +88,6 @@ class BackgroundBudget:
 
 
 def _size_class(num_rows: int) -> int:
-    """Exact for a few rows, to an eighth for many."""
+    """Round to a class: exact for few rows, within an eighth for many."""
     unit = 1 << max(0, num_rows.bit_length() - 4)
     return num_rows // unit * unit

@@ -1,9 +1,9 @@
-"""Beam search: which candidates go on, which sequences are finished, and when no better ones can come.
+"""Beam search: which candidates continue, which sequences are finished, and when the search can stop.
 
-The rules are those of transformers' `generate(num_beams=...)`. In a step each beam offers its most probable next
-tokens. All offers compete by the sum of their log-probabilities: the best `width` of those that do not end become the
-next beams; those that end and are among the best `width` are finished. A finished sequence's score is its sum divided
-by (number of generated tokens) ** length_penalty; the best `width` of these are kept.
+The rules follow transformers' `generate(num_beams=...)`. In each step every beam proposes its most probable next
+tokens, and all proposals compete by the sum of their log-probabilities. The best `width` that do not end become the
+next beams. Proposals that end and are among the best `width` are finished. A finished sequence's score is its sum
+divided by (number of generated tokens) ** length_penalty; the best `width` are kept.
 
 Diverse beam search (Vijayakumar et al., arXiv:1610.02424): groups of beams search one after the other in each step,
 and a token costs `diversity_penalty` for each beam of an earlier group that has just taken it.
@@ -24,16 +24,16 @@ class Beam:
 
     tokens: SharedList[int] = field(default_factory=SharedList)
     reports: SharedList[TokenLogprobs] = field(default_factory=SharedList)
-    """One for each token, if logprobs were asked for."""
+    """One entry per token, if logprobs were requested."""
     logprob: float = 0.0
-    """Sum over the tokens."""
+    """Sum of the tokens' log-probabilities."""
     total: float = 0.0
-    """The same, less what diversity cost: what beams compete by."""
+    """`logprob` minus diversity penalties: the value that beams compete by."""
     watch: TextWatch | None = None
-    """Has seen the text, if there are stop strings."""
+    """Searches the text for stop strings, if there are any."""
 
     def extended(self, candidate: Candidate, cost: float) -> "Beam":
-        """With one more token, which the watch has not seen yet."""
+        """A copy with one more token, which `watch` has not seen yet."""
         return replace(
             self,
             tokens=self.tokens.appended(candidate.token_id),
@@ -45,7 +45,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sequence that has ended."""
+    """A finished sequence."""
 
     beam: Beam
     score: float
@@ -55,7 +55,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A new beam: the row of the old one that it extends, and by which token."""
+    """A new beam: the row of the old beam it extends, and the token it adds."""
 
     row: int
     token_id: int
@@ -63,7 +63,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What all groups of a search share."""
+    """Parameters shared by all groups of a search."""
 
     search: BeamSearch
     stop_token_ids: tuple[int, ...]
@@ -71,20 +71,20 @@ class Rules:
 
     @property
     def num_beams(self) -> int:
-        """Of a group."""
+        """Beams per group."""
         return self.search.width // self.search.groups
 
     @property
     def num_candidates(self) -> int:
-        """How many offers each beam has to make, so that enough of them do not end.
+        """How many candidates each beam must propose so that enough of them do not end.
 
-        Those that other groups make dearer may fall behind the next ones.
+        With a diversity penalty more are needed, because penalised candidates may fall behind.
         """
         others = self.search.width - self.num_beams if self.search.diversity_penalty else 0
         return max(2 * self.num_beams, self.num_beams + len(self.stop_token_ids)) + others
 
     def score(self, beam: Beam, length: int) -> float:
-        """Of a beam as if it had so many tokens."""
+        """The score of a beam if it had `length` tokens."""
         return float(beam.total / length**self.search.length_penalty)
 
 
@@ -94,16 +94,16 @@ class BeamGroup:
     def __init__(self, rules: Rules, first: Beam) -> None:
         self._rules = rules
         self.beams = [first]
-        """Under way, the best first; none when the search is over."""
+        """Unfinished beams, best first. Empty when the search is over."""
         self.finished: list[Finished] = []
-        """The best first."""
+        """Best first."""
 
     def advance(self, offers: Sequence[Sequence[Candidate]], taken: Mapping[int, int]) -> list[int]:
-        """Make new beams; returns which of the old ones each of them extends.
+        """Advance by one token. Returns, for each new beam, the index of the old beam it extends.
 
         Args:
-            offers: of each of `beams`, one token longer than these.
-            taken: how often earlier groups took a token in this step.
+            offers: the candidates of each of `beams`.
+            taken: how often earlier groups took each token in this step.
         """
         going: list[tuple[int, Beam]] = []
         for rank, (parent, offer) in enumerate(self._best(offers, taken)):
@@ -123,7 +123,7 @@ class BeamGroup:
         return [parent for parent, _ in going]
 
     def _best(self, offers: Sequence[Sequence[Candidate]], taken: Mapping[int, int]) -> Iterator[tuple[int, Beam]]:
-        """The offers as (old beam, new beam), the best first; among equals that of the better old beam."""
+        """All candidates as (old beam, new beam), best first. Ties go to the better old beam."""
         penalty = self._rules.search.diversity_penalty
         ranked = sorted(
             (taken.get(candidate.token_id, 0) * penalty - candidate.logprob - beam.total, parent, rank)
@@ -135,7 +135,7 @@ class BeamGroup:
             yield parent, self.beams[parent].extended(candidate, taken.get(candidate.token_id, 0) * penalty)
 
     def _judge(self, beam: Beam) -> tuple[Beam, Finished | None]:
-        """The beam with its last token seen, and how it ends if it does."""
+        """Check the last token. Returns the beam and, if it ends here, its finished form."""
         token = beam.tokens[-1]
         if token in self._rules.stop_token_ids:
             return beam, self._end(beam, FinishReason.STOP, token)
@@ -152,7 +152,7 @@ class BeamGroup:
         return Finished(beam, self._rules.score(beam, len(beam.tokens)), reason, stop_token_id)
 
     def _is_over(self, best: Beam) -> bool:
-        """Whether no beam, of which this is the best, is expected to displace a finished sequence."""
+        """Whether no beam can be expected to displace a finished sequence, given the best beam."""
         if len(self.finished) < self._rules.num_beams:
             return False
         search = self._rules.search
@@ -164,14 +164,14 @@ class BeamGroup:
 
 
 class BeamSearcher:
-    """A whole search. Its first step has one row, the prompt's, and later ones a row for each beam."""
+    """A complete search. Its first step has one row for the prompt; later steps have a row per beam."""
 
     def __init__(self, rules: Rules, watch: TextWatch | None = None) -> None:
         self._groups = [BeamGroup(rules, Beam(watch=watch)) for _ in range(rules.search.groups)]
         self._rows = [[0] for _ in self._groups]
 
     def advance(self, offers: Sequence[Sequence[Candidate]]) -> list[Continuation]:
-        """Take a step; returns the new beams, which are the rows of the next one. None: the search is over."""
+        """Advance by one token. Returns the new beams, which are the next step's rows; none if the search is over."""
         taken: Counter[int] = Counter()
         continuations: list[Continuation] = []
         for number, (group, rows) in enumerate(zip(self._groups, self._rows, strict=True)):
@@ -184,13 +184,13 @@ class BeamSearcher:
         return continuations
 
     def finished(self) -> list[Finished]:
-        """What has ended so far and may be the answer, the best first."""
+        """All finished sequences that may be the answer, best first."""
         return sorted(chain.from_iterable(group.finished for group in self._groups), key=lambda ended: -ended.score)
 
     def common(self, since: int) -> Beam:
-        """The beginning that all sequences share which may still be the answer, from token number `since` on.
+        """Tokens from position `since` on that all remaining sequences share. Its sums are meaningless.
 
-        The first `since` are known to be shared. Its sums mean nothing.
+        The first `since` tokens must be known to be shared.
         """
         beams = [beam for group in self._groups for beam in group.beams]
         beams += [ended.beam for ended in self.finished()]

@@ -1,10 +1,10 @@
-"""Who holds which KV block.
+"""Ownership of KV blocks.
 
 Every block is in exactly one of three places:
 
-    free    nobody holds it and its content is worthless
-    cached  nobody holds it, but the prefix cache can find it; evicted oldest first when the free ones are used up
-    used    as many block tables hold it as its reference count says
+    free    no request holds it and its content is worthless
+    cached  no request holds it, but the prefix cache can find it; evicted oldest first when no block is free
+    used    held by as many block tables as its reference count says
 """
 
 from collections import Counter, OrderedDict
@@ -14,16 +14,16 @@ from scheduler.prefix_cache import PrefixCache
 
 
 class IntegrityError(AssertionError):
-    """The books do not balance: a bug in the scheduler or a runner that breaks the contract."""
+    """The accounting is inconsistent: a bug in the scheduler, or a runner that breaks the contract."""
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """How many blocks hold `num_tokens` tokens."""
+    """How many blocks `num_tokens` tokens need."""
     return -(-num_tokens // block_size)
 
 
 class BlockPool:
-    """Hands out block ids 0 to `num_blocks` - 1 and counts references to them."""
+    """Allocates block ids 0 to `num_blocks` - 1 and counts their references."""
 
     def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
         self.num_blocks = num_blocks
@@ -34,47 +34,49 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that some table holds."""
+        """Blocks that at least one block table holds."""
         return self.num_blocks - len(self._free) - len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that only the prefix cache can find."""
+        """Blocks that only the prefix cache holds."""
         return len(self._cached)
 
     def can_allocate(self, count: int, sharing: Iterable[int] = ()) -> bool:
-        """Whether `count` blocks could be allocated after sharing those of `sharing` (which must not be evicted)."""
+        """Whether `count` blocks could be allocated while the blocks in `sharing` are kept."""
         revived = sum(block in self._cached for block in sharing)
         return len(self._free) + len(self._cached) - revived >= count
 
     def allocate(self, count: int) -> list[int]:
-        """Blocks of undefined content with one reference each. Ask `can_allocate` first."""
+        """Take `count` blocks with undefined content and one reference each. Check `can_allocate` first."""
         blocks = [self._take() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Add a reference to blocks that are used or cached. Their content must not be written any more."""
+        """Add a reference to used or cached blocks. Shared blocks must not be written to."""
         for block in blocks:
             self._cached.pop(block, None)
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop a block table: one reference to each. The last blocks are evicted first, as they extend the others."""
+        """Drop one reference to each block of a table. Later blocks are evicted first, because they extend earlier
+        ones.
+        """
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block] > 0:
                 continue
             if self._references[block] < 0:
-                raise IntegrityError(f"block {block} was released more often than it was taken")
+                raise IntegrityError(f"block {block} was released more often than it was allocated")
             if block in self._cache:
                 self._cached[block] = None
             else:
                 self._free.append(block)
 
     def check_integrity(self, tables: Collection[Sequence[int]]) -> None:
-        """Raise IntegrityError unless `tables` are all the block tables that exist and every block is in one place."""
+        """Raise IntegrityError unless `tables` are all the block tables and every block is in exactly one place."""
         held = Counter(block for table in tables for block in table)
         for block, references in enumerate(self._references):
             if references != held[block]:
@@ -83,13 +85,13 @@ class BlockPool:
         if sorted([*unheld, *held]) != list(range(self.num_blocks)):
             raise IntegrityError(
                 f"{len(self._free)} free + {len(self._cached)} cached + {len(held)} used blocks "
-                f"are not each of {self.num_blocks} once"
+                f"do not account for each of {self.num_blocks} blocks once"
             )
         if (
             set(self._cached) != {block for block in self._cache if block not in held}
             or not self._cache.is_consistent()
         ):
-            raise IntegrityError(f"{len(self._cached)} blocks wait for reuse, but the prefix cache disagrees")
+            raise IntegrityError(f"the pool has {len(self._cached)} cached blocks, but the prefix cache disagrees")
 
     def _take(self) -> int:
         if self._free:

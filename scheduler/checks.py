@@ -1,11 +1,11 @@
-"""Which requests are never taken: malformed ones, and those that could not run even with the engine to themselves."""
+"""Admission checks: rejects malformed requests and requests that could not run even alone."""
 
 from scheduler.block_pool import blocks_for
 from scheduler.interface import EngineRequest, SchedulerConfig
 
 
 def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: int) -> None:
-    """Raise ValueError, with the numbers, for such a request."""
+    """Raise ValueError, with the values that conflict, if the request can never run."""
     _check_choices(request)
     _check_context(request, config)
     _check_strategy(request)
@@ -16,16 +16,18 @@ def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: i
 def _check_choices(request: EngineRequest) -> None:
     name, max_tokens = request.request_id, request.max_tokens
     if max_tokens < 0:
-        raise ValueError(f"request {name!r} asks for {max_tokens} tokens")
+        raise ValueError(f"request {name!r}: max_tokens must be at least 0, not {max_tokens}")
     indices = [choice.index for choice in request.choices]
     if not indices or len(set(indices)) < len(indices) or min(indices) < 0:
-        raise ValueError(f"request {name!r} must have choices of different, non-negative indices, not {indices}")
+        raise ValueError(f"request {name!r}: choice indices must be distinct and non-negative, not {indices}")
     longest = max(len(choice.output) for choice in request.choices)
     if longest > max_tokens:
-        raise ValueError(f"request {name!r} is resumed with {longest} tokens of output, more than its {max_tokens}")
+        raise ValueError(
+            f"request {name!r} is resumed with {longest} output tokens, more than its max_tokens of {max_tokens}"
+        )
     needs_state = request.sampling.mirostat is not None
     if any(needs_state and choice.output and choice.sampler_state is None for choice in request.choices):
-        raise ValueError(f"request {name!r} is resumed without the state of its sampler")
+        raise ValueError(f"request {name!r} uses mirostat and is resumed without sampler_state")
 
 
 def _check_context(request: EngineRequest, config: SchedulerConfig) -> None:
@@ -36,39 +38,39 @@ def _check_context(request: EngineRequest, config: SchedulerConfig) -> None:
     if total > config.max_model_len:
         raise ValueError(
             f"request {request.request_id!r} needs {num_prompt} prompt + {request.max_tokens} output tokens = {total}, "
-            f"the context holds {config.max_model_len}"
+            f"but the context holds {config.max_model_len}"
         )
 
 
 def _check_strategy(request: EngineRequest) -> None:
     name, search = request.request_id, request.beam_search
     if bool(request.guide) != (request.sampling.guidance is not None):
-        raise ValueError(f"request {name!r} needs both a guide and the scale of its guidance, or neither")
+        raise ValueError(f"request {name!r} must have both a guide and a guidance scale, or neither")
     if request.sampling.num_candidates and (search is not None or request.speculation is not None):
-        raise ValueError(f"request {name!r} compares candidates, which beam search and speculation do not go with")
+        raise ValueError(f"request {name!r}: contrastive search cannot be combined with beam search or speculation")
     continues = request.max_tokens > 0 or request.speculation is not None or search is not None
     if request.sampling.pooling is not None and (continues or request.width * len(request.choices) != 1):
-        raise ValueError(f"request {name!r} asks for numbers of its prompt, which is no text to continue")
+        raise ValueError(f"request {name!r}: pooling takes one choice, max_tokens 0 and no decoding options")
     if search is None:
         return
     if search.groups < 1 or search.width < 1 or search.width % search.groups:
-        raise ValueError(f"request {name!r} splits {search.width} beams into {search.groups} groups")
+        raise ValueError(f"request {name!r}: {search.width} beams cannot be split into {search.groups} equal groups")
     if max(choice.index for choice in request.choices) >= search.width:
-        raise ValueError(f"request {name!r} wants more sequences than its {search.width} beams find")
+        raise ValueError(f"request {name!r} asks for more sequences than its {search.width} beams")
     if request.max_tokens < 1 or request.speculation is not None or request.guide:
-        raise ValueError(f"request {name!r} searches beams for no tokens, with speculation or with a guide")
+        raise ValueError(f"request {name!r}: beam search needs max_tokens of at least 1, no speculation and no guide")
 
 
 def _check_step(request: EngineRequest, config: SchedulerConfig) -> None:
-    """A step must have room for what can only be computed together."""
+    """Tokens that must be computed together must fit into one step."""
     name, width, num_candidates = request.request_id, request.width, request.sampling.num_candidates
     if width > config.max_num_seqs:
-        raise ValueError(f"request {name!r} needs {width} slots at a time, there are {config.max_num_seqs}")
+        raise ValueError(f"request {name!r} needs {width} slots at a time, but max_num_seqs is {config.max_num_seqs}")
     if width + num_candidates > config.max_num_batched_tokens:
-        beside = f" and {num_candidates} candidates" if num_candidates else ""
+        extra = f" and {num_candidates} candidates" if num_candidates else ""
         raise ValueError(
-            f"request {name!r} computes {width} token{'s' if width > 1 else ''}{beside} in one step, "
-            f"which holds {config.max_num_batched_tokens}"
+            f"request {name!r} computes {width} token{'s' if width > 1 else ''}{extra} in one step, "
+            f"but max_num_batched_tokens is {config.max_num_batched_tokens}"
         )
 
 
@@ -77,9 +79,9 @@ def _check_blocks(request: EngineRequest, config: SchedulerConfig, num_blocks: i
     lengths = [num_prompt, len(request.guide)] if request.guide else [num_prompt + num_candidates] * request.width
     needed = sum(blocks_for(length + request.max_tokens, config.block_size) for length in lengths)
     if needed > num_blocks:
-        beside = f" and {num_candidates} candidates" if num_candidates else ""
+        extra = f" and {num_candidates} candidates" if num_candidates else ""
         each = f", {len(lengths)} times" if len(lengths) > 1 else ""
         raise ValueError(
             f"request {request.request_id!r} needs {needed} KV blocks of {config.block_size} tokens for {num_prompt} "
-            f"prompt + {request.max_tokens} output tokens{beside}{each}, there are {num_blocks}"
+            f"prompt + {request.max_tokens} output tokens{extra}{each}, but the cache has {num_blocks}"
         )

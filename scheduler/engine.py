@@ -1,4 +1,4 @@
-"""The loop's body: schedule, execute, update."""
+"""The engine: one step schedules, executes and updates."""
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -12,22 +12,22 @@ from scheduler.request import failure_of
 from scheduler.scheduler import Scheduler
 
 _PATIENCE_S = 0.02
-"""For so long nobody looks for new messages while there is nothing else to do."""
+"""Seconds an idle engine waits for a preparation before it checks for new messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request for which all was done that could be."""
+    """A request whose preparation has finished."""
 
     request: EngineRequest
     arrived_at: float
     failure: Failure | None
-    """Why it cannot run, if it cannot."""
+    """Why it cannot run, or None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A request with what is done for it."""
+    """A request whose preparation is running."""
 
     request: EngineRequest
     work: Future[None]
@@ -35,29 +35,29 @@ class _Held:
 
 
 class Preparing:
-    """Holds them back while others are computed. They arrive when they are ready, so one may pass another."""
+    """Requests that wait for preparation while others run. Each is queued when it is ready."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}  # by request id
 
     def __len__(self) -> int:
-        """How many choices they have."""
+        """The number of choices of all held requests."""
         return sum(len(held.request.choices) for held in self._held.values())
 
     @property
     def num_background(self) -> int:
-        """Those that only get the room that others leave."""
+        """The number of held choices in background tiers."""
         return sum(len(held.request.choices) for held in self._held.values() if held.request.tier >= BACKGROUND)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._held
 
     def add(self, request: EngineRequest, work: Future[None], now: float) -> None:
-        """Hold a request back until this is done."""
+        """Hold a request until `work` is done."""
         self._held[request.request_id] = _Held(request, work, now)
 
     def abort(self, request_id: str, choice: int | None, now: float) -> list[ChoiceHistory]:
-        """Want one choice no longer, or all; what is not here is left alone."""
+        """Drop one choice, or all if `choice` is None. Unknown choices are ignored."""
         held = self._held.get(request_id)
         if held is None:
             return []
@@ -71,14 +71,14 @@ class Preparing:
         return [_history(held.request, one, held.arrived_at, now, has_ended=True) for one in aborted]
 
     def explain(self, request_id: str, now: float) -> list[ChoiceHistory]:
-        """Of the choices that are wanted."""
+        """Histories of the choices that are still wanted."""
         held = self._held.get(request_id)
         if held is None:
             return []
         return [_history(held.request, choice, held.arrived_at, now) for choice in held.request.choices]
 
     def take(self, *, is_idle: bool) -> Sequence[Prepared]:
-        """Those that are ready, or can never be; when there is nothing else to do, waits a moment for one."""
+        """Take the requests whose preparation succeeded or failed. If idle, wait briefly for one."""
         if is_idle:
             wait([held.work for held in self._held.values()], _PATIENCE_S, FIRST_COMPLETED)
         done = [held for held in self._held.values() if held.work.done()]
@@ -88,7 +88,7 @@ class Preparing:
 
 
 def failed(request: EngineRequest, failure: Failure, arrived_at: float, now: float) -> list[RequestOutput]:
-    """The end of all its choices."""
+    """Final outputs of all choices of a request that failed in preparation."""
     histories = [_history(request, choice, arrived_at, now, has_ended=True) for choice in request.choices]
     return [failure_of(history, request.request_id, failure) for history in histories]
 
@@ -96,13 +96,13 @@ def failed(request: EngineRequest, failure: Failure, arrived_at: float, now: flo
 def _history(
     request: EngineRequest, choice: ChoiceState, arrived_at: float, now: float, *, has_ended: bool = False
 ) -> ChoiceHistory:
-    """Of a choice that never got into the queue."""
+    """History of a choice that was never queued."""
     progress = Progress(arrived_at, len(request.prompt), len(choice.output))
     return progress.history(choice.index, len(choice.output), now, has_ended=has_ended)
 
 
 def _failure_of(work: Future[None]) -> Failure | None:
-    """Why the request cannot run, if its preparation, which is done, has found that. Other errors are raised."""
+    """Why preparation failed for a fault of the request, or None. Other errors are raised. `work` must be done."""
     error = work.exception()
     if isinstance(error, ValueError):
         return Failure(str(error), by_request=True)
@@ -112,10 +112,10 @@ def _failure_of(work: Future[None]) -> Failure | None:
 
 
 class Engine:
-    """Takes requests, runs them step by step and hands out what each step brought. Used from one thread."""
+    """Takes requests, runs them step by step and returns each step's outputs. Use it from one thread only."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
-        """Steps are timed by the scheduler's clock."""
+        """Times steps with the scheduler's clock."""
         if scheduler.num_blocks != runner.num_blocks:
             raise ValueError(f"the scheduler has {scheduler.num_blocks} KV blocks, the runner {runner.num_blocks}")
         self.scheduler = scheduler
@@ -126,16 +126,16 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a request."""
+        """Whether any request is live."""
         return self.scheduler.has_work or len(self._preparing) > 0
 
     def add(self, request: EngineRequest) -> None:
-        """Line up all choices of a request, when what they need is prepared; until then others are computed.
+        """Queue all choices of a request once its preparation is done; other requests run meanwhile.
 
-        Raises ValueError, with the numbers, if it can never run.
+        Raises ValueError, with the values that conflict, if it can never run.
         """
         if request.request_id in self._preparing:
-            raise ValueError(f"request {request.request_id!r} is already here")
+            raise ValueError(f"request id {request.request_id!r} is already in use")
         self.scheduler.check(request)
         work = self.runner.prepare(request.sampling, request.num_drawn)
         if work is None:
@@ -144,22 +144,22 @@ class Engine:
             self._preparing.add(request, work, self._clock())
 
     def abort(self, request_id: str, choice: int | None = None) -> list[ChoiceHistory]:
-        """End one choice, or all; nothing more comes of them. What is unknown or has ended is left alone.
+        """End one choice, or all if `choice` is None. Unknown and ended choices are ignored.
 
-        Returns what became of those that ended with it.
+        Returns the histories of the choices that ended.
         """
         held = self._preparing.abort(request_id, choice, self._clock())
         return held + self.scheduler.abort(request_id, choice)
 
     def explain(self, request_id: str) -> list[ChoiceHistory]:
-        """What became so far of a request's choices that have not ended; of none, if it is unknown."""
+        """Histories of the request's live choices; empty if it is unknown."""
         return self._preparing.explain(request_id, self._clock()) + self.scheduler.explain(request_id)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one batch. At most one output for each choice, in admission order.
+        """Compute one batch. Returns at most one output per choice, in admission order.
 
-        Where this batch cannot matter to the next one, that is launched before this one's result is taken: so the
-        device computes while the host does all the rest.
+        If this batch's result cannot affect the next batch, the next one is launched before the result is read. The
+        device then computes while the host processes outputs.
         """
         start = self._clock()
         outputs = self._line_up_prepared() if len(self._preparing) else []
@@ -174,7 +174,7 @@ class Engine:
         return outputs + self.scheduler.update(plan, result)
 
     def _line_up_prepared(self) -> list[RequestOutput]:
-        """Returns the end of those that cannot run."""
+        """Queue prepared requests. Returns the final outputs of those that cannot run."""
         outputs: list[RequestOutput] = []
         for prepared in self._preparing.take(is_idle=not self.scheduler.has_work):
             if prepared.failure is None:
@@ -199,5 +199,5 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError if the scheduler's books do not balance. Cheap enough for every idle moment."""
+        """Raise IntegrityError if the scheduler's accounting is inconsistent. Cheap enough for every idle moment."""
         self.scheduler.check_integrity()

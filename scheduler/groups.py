@@ -1,4 +1,4 @@
-"""Requests that go on together: a choice and its guide, or the beams of a search."""
+"""Requests that advance together: a choice and its guide, or the beams of a search."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +26,8 @@ _TOO_FEW: Final = "beam search found only {found} of {wanted} sequences with the
 def lockstep(members: Sequence[Request], budget: int) -> list[int]:
     """How many tokens each member computes in a step.
 
-    All that are left; where these are too many for the budget, some of those before the last one. What the budget has
-    to hold beside them are the candidates that members have to compare.
+    All remaining tokens if they fit the budget; otherwise as many as fit, without any member's last token. Contrastive
+    candidates of the members are deducted from the budget first.
     """
     budget = max(0, budget - sum(member.num_candidates for member in members))
     remaining = [member.remaining for member in members]
@@ -41,19 +41,19 @@ def lockstep(members: Sequence[Request], budget: int) -> list[int]:
 
 
 def least_share(members: Sequence[Request]) -> int:
-    """The smallest budget with which `lockstep` brings members on."""
+    """The smallest budget with which `lockstep` makes progress."""
     if any(member.remaining > 1 for member in members):
         return 1
     return sum(1 + member.num_candidates for member in members)
 
 
 class Guided:
-    """A choice and its guide, which has another prompt and the same output."""
+    """A choice and its guide, which has a different prompt and the same output."""
 
     width = 2
 
     def __init__(self, choice: Request, prompt: Sequence[int], block_size: int) -> None:
-        """`prompt` is the guide's."""
+        """`prompt` is the guide's prompt."""
         sampling = SamplingParams()
         guide = Request(
             key=f"{choice.key}/guide",
@@ -78,17 +78,17 @@ class Guided:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What a step brought a group."""
+    """The result of one step of a beam search."""
 
     outputs: list[RequestOutput]
     dropped: list[Request]
-    """Members that go on no longer; all of them if the group has ended."""
+    """Members that no beam extends. All members if the search has ended."""
 
 
 def search_from_start(request: EngineRequest) -> EngineRequest:
-    """The request of a search that begins, also if it was interrupted: it finds the same again.
+    """The same request as a fresh search. An interrupted search restarts and finds the same sequences.
 
-    The prompt's logprobs come with the first output of choice 0, so not after that.
+    Prompt logprobs are requested only if choice 0 has no output yet, because they come with its first output.
     """
     is_new = request.choices[0].index == 0 and not any(choice.output for choice in request.choices)
     prompt_logprobs = request.sampling.prompt_logprobs if is_new else None
@@ -97,14 +97,14 @@ def search_from_start(request: EngineRequest) -> EngineRequest:
 
 
 class BeamMembers:
-    """The beams of one engine request: a member for the prompt at first, then one for each beam.
+    """The beams of one request: first a single member for the prompt, then one member for each beam.
 
-    Of the members of a step some go on, each with the first of the beams that extend it; the other beams are forks of
-    these. The output is streamed as far as all sequences agree that may still be the answer.
+    After each step, a member continues with the first beam that extends it; further beams are forks of it. Tokens are
+    streamed as soon as all sequences that may still be the answer agree on them.
     """
 
     def __init__(self, request: EngineRequest, search: BeamSearch, watch: WatchText | None, prompt: Request) -> None:
-        """`prompt` computes the prompt, and becomes the first member."""
+        """`prompt` is the request that computes the prompt; it becomes the first member."""
         rules = Rules(search, request.sampling.stop_token_ids, request.max_tokens)
         prompt.sampling = replace(prompt.sampling, beam_candidates=rules.num_candidates)
         prompt.group = self
@@ -112,22 +112,22 @@ class BeamMembers:
         self.members = [prompt]
         self._progress = prompt.progress
         self.open = [choice.index for choice in request.choices]
-        """Choices whose output is still wanted: which of the sequences they are, counted from the best."""
+        """Choices that still need output. Choice i is the sequence with rank i, counted from the best."""
         self.request_id = request.request_id
         names = blamed(request.sampling)
         self._blamed = f": {names}" if names else ""
-        """How it is told which other settings are to blame for sequences that are missing."""
+        """Suffix of the error for missing sequences; names the other settings that can cause it."""
         self._searcher = BeamSearcher(rules, watch(request) if search.stop and watch is not None else None)
         self._num_shown = 0
         self._num_sent = max(len(choice.output) for choice in request.choices)
-        """Tokens that came out before the request was resumed."""
+        """Number of tokens sent before the request was resumed."""
         self._num_made = 0
         self._num_drawn = 0
-        """Tokens, one for each member and step, as a fair queue counts them."""
+        """Tokens drawn, one per member and step, for the fair queue."""
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def advance(self, offers: Sequence[Sequence[Candidate]], now: float) -> Advance:
-        """Take a step with what each member offers."""
+        """Advance the search by one token with each member's candidates."""
         first = self.members[0]
         self._num_drawn += len(offers)
         if self._progress.is_prefilling:
@@ -143,15 +143,15 @@ class BeamMembers:
         )
 
     def fail(self, error: Failure, now: float) -> list[RequestOutput]:
-        """The end of all choices."""
+        """The final output of all choices after a failure."""
         return [self._failure(choice, error, now) for choice in self.open]
 
     def history(self, choice: int, now: float, *, has_ended: bool = False) -> ChoiceHistory:
-        """What became of the search so far, as one of its choices tells it."""
+        """History of the search, reported for one of its choices."""
         return self._progress.history(choice, self._num_shown, now, has_ended=has_ended)
 
     def _go_on(self, continuations: Sequence[Continuation]) -> list[Request]:
-        """Make the continuations the members; returns the old members that none of them extends."""
+        """Make the continuations the new members. Returns old members that none of them extends."""
         old, self.members = self.members, []
         extended: set[int] = set()
         for continuation in continuations:
@@ -171,9 +171,10 @@ class BeamMembers:
         return self._outputs_of_all(tuple(common.tokens), tuple(common.reports))
 
     def _outputs_of_all(self, tokens: tuple[int, ...], reports: tuple[TokenLogprobs, ...]) -> list[RequestOutput]:
-        """The next tokens that all sequences share, less those that came out before a restart.
+        """Output the next tokens that all sequences share, except tokens already sent before a restart.
 
-        Without any, one output tells how many were drawn: who is charged for them may leave before there are any.
+        If there are none, one empty output still reports the drawn tokens, so that usage is charged before an early
+        abort.
         """
         again = max(0, min(len(tokens), self._num_sent - self._num_shown))
         self._num_shown += len(tokens)
@@ -209,7 +210,7 @@ class BeamMembers:
         return self._output(choice, finish_reason=FinishReason.ERROR, error=error, history=history)
 
     def _output(self, choice: int, tokens: tuple[int, ...] = (), **more: Any) -> RequestOutput:
-        """One for this choice. The first one of choice 0 brings the prompt's logprobs."""
+        """Build an output for `choice`. The first output of choice 0 carries the prompt logprobs."""
         reports: tuple[TokenLogprobs, ...] = ()
         if choice == 0:
             reports, self._prompt_logprobs = self._prompt_logprobs, ()
@@ -219,7 +220,7 @@ class BeamMembers:
 
 
 class Searches:
-    """Has beam searches go on when all of their members have caught up, and takes them off the run_state in the end."""
+    """Advances beam searches whose members have all caught up, and removes searches that end."""
 
     def __init__(self, run_state: RunState, sharing: KVSharing) -> None:
         self._run_state = run_state
@@ -234,15 +235,15 @@ class Searches:
 
     @property
     def members(self) -> list[Sequence[Request]]:
-        """Of each search."""
+        """The members of each search."""
         return [search.members for search in self._searches.values()]
 
     def add(self, search: BeamMembers) -> None:
-        """Follow a search whose first member was lined up."""
+        """Track a search. Its first member must already be in the waiting queue."""
         self._searches[search.request_id] = search
 
     def abort(self, request_id: str, choice: int | None, now: float) -> list[ChoiceHistory]:
-        """Want one choice no longer, or all; what is unknown or has ended is left alone."""
+        """Drop one choice, or all if `choice` is None. Unknown and ended choices are ignored."""
         search = self._searches.get(request_id)
         if search is None:
             return []
@@ -253,18 +254,18 @@ class Searches:
         return [search.history(index, now, has_ended=True) for index in aborted]
 
     def explain(self, request_id: str, now: float) -> list[ChoiceHistory]:
-        """Of the choices that are still wanted."""
+        """Histories of the choices that still need output."""
         search = self._searches.get(request_id)
         return [] if search is None else [search.history(index, now) for index in search.open]
 
     def advance(self, results: Mapping[str, ChoiceResult], now: float) -> list[RequestOutput]:
-        """Go on with what a step brought members, by their keys; that these were computed is booked already."""
+        """Apply a step's results (by key) to the searches. `num_computed` must already include the step."""
         return [output for search in list(self._searches.values()) for output in self._advance(search, results, now)]
 
     def fail(self, member: Request, error: Failure, now: float) -> list[RequestOutput]:
-        """End a search whose computation went wrong, and let nobody find its blocks: they may be the cause."""
+        """End a search whose computation failed, and remove its blocks from the prefix cache: they may be the cause."""
         search = self._searches[member.request_id]
-        self._sharing.withdraw(search.members)
+        self._sharing.unpublish(search.members)
         self._end(search)
         return search.fail(error, now)
 

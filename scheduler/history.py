@@ -1,12 +1,11 @@
-"""What became of a choice in the engine: when, in how many steps, and what held it up.
+"""The timeline of a choice in the engine: when it ran, in how many steps, and what delayed it.
 
-All times are seconds on the clock of time.perf_counter, which on Linux the processes of one machine share.
+All times are seconds on the clock of time.perf_counter, which all processes of one Linux machine share.
 
-A step counts for a choice if it computed something for it. One for which memory ran out brought nobody anything, so it
-counts for nobody; whoever had to make room for it was preempted.
+A step counts for a choice if it computed something for it. A step that ran out of memory counts for no choice.
 
-Those who go on together are counted together: a beam search has one history, which each of its choices tells, and the
-steps of a choice with a guide are those of either. Tokens of the prompt and of the output are the choice's own.
+Members of a group are counted together. A beam search has one history, reported for each of its choices; a choice with
+guidance counts steps of either member. Prompt and output tokens are the choice's own.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,65 +13,65 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class MethodDrafts:
-    """What one method of speculation drafted for a choice."""
+    """Drafts that one speculation method made for a choice."""
 
     method: str
     accepted: int
-    """Draft tokens that became output, and ..."""
+    """Draft tokens that became output."""
     rejected: int
-    """... those that were verified and did not."""
+    """Draft tokens that were verified and rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceHistory:
-    """One choice in one engine, up to a moment. After a restart of the engine, the next one begins another history."""
+    """The history of one choice in one engine, up to `as_of`. A restarted engine begins a new history."""
 
     choice: int
     arrived_at: float
-    """The engine had the request. What has to be prepared for it, such as a grammar, is part of waiting."""
+    """When the engine received the request. Preparation, such as compiling a grammar, counts as waiting."""
     as_of: float
-    """When this was so: the choice's end, if it has ended."""
+    """Time of this snapshot, or of the end of the choice."""
     has_ended: bool
     prompt_tokens: int
     admitted_at: float | None = None
-    """It left the queue, for the first time."""
+    """When it first left the queue."""
     first_token_at: float | None = None
-    """The prompt was computed, which brought the first token of this engine. None where other things are asked for."""
+    """When the prompt was computed and this engine's first token came. None for pooling and before that time."""
     cached_tokens: int = 0
-    """Of the prompt, found in the prefix cache at the first admission."""
+    """Prompt tokens found in the prefix cache at the first admission."""
     output_tokens: int = 0
-    """That this engine generated. A search that runs has those that all of its beams share."""
+    """Tokens this engine generated. For a running beam search: the tokens that all beams share."""
     steps: int = 0
     prefill_steps: int = 0
-    """Those of them, each with a chunk of known tokens, from an admission to the first token after it."""
+    """Steps that computed known tokens, from an admission to the first token after it."""
     preemptions: int = 0
-    """Times that it went back into the queue, to make room, and ..."""
+    """How often it was preempted and went back to the queue."""
     waited_again_s: float = 0.0
-    """... the time that it spent there."""
+    """Seconds spent in the queue after preemptions."""
     is_waiting: bool = False
-    """Whether it is in the queue, for the first time or again."""
+    """Whether it is in the queue now, for the first time or again."""
     drafts: tuple[MethodDrafts, ...] = ()
-    """By method; those that drafted nothing for it are left out."""
+    """By speculation method. Methods without drafts are omitted."""
 
     @property
     def queue_s(self) -> float:
-        """Until it was first admitted. With the next two, this is all the time since it arrived."""
+        """Seconds until the first admission. `queue_s`, `prefill_s` and `decode_s` add up to the time since arrival."""
         return (self.as_of if self.admitted_at is None else self.admitted_at) - self.arrived_at
 
     @property
     def prefill_s(self) -> float | None:
-        """From there to the first token, or on, where none came; None before it."""
+        """Seconds from the first admission to the first token, or to `as_of` if none came. None before admission."""
         if self.admitted_at is None:
             return None
         return (self.as_of if self.first_token_at is None else self.first_token_at) - self.admitted_at
 
     @property
     def decode_s(self) -> float | None:
-        """From the first token on; None before it."""
+        """Seconds since the first token. None before it."""
         return None if self.first_token_at is None else self.as_of - self.first_token_at
 
     def until(self, moment: float) -> "ChoiceHistory":
-        """The same with times up to this moment. What was counted after it stays counted."""
+        """A copy whose times end at `moment`. Counts are unchanged."""
         if moment >= self.as_of:
             return self
         admitted_at, first_token_at = (
@@ -89,39 +88,39 @@ class ChoiceHistory:
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """What is counted of a choice while it lives; members of a group have one together."""
+    """Counters of a live choice, shared by all members of a group."""
 
     arrived_at: float
     num_prompt: int
     num_before: int = 0
-    """Tokens of output that it came with."""
+    """Number of output tokens it arrived with."""
     steps: int = 0
     last_step: int = 0
-    """The number of the one that was counted last: each counts once, whatever number of members it computes for."""
+    """Number of the last step counted. A step counts once, even if it computes several members."""
     is_prefilling: bool = True
-    """Whether a token has yet to come since it was admitted last."""
+    """Whether no token has come yet since the last admission."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     num_cached: int = 0
     prefill_steps: int = 0
-    """Of prefills that are over."""
+    """Steps of completed prefills."""
     prefill_began: int = 0
-    """Steps before the last one."""
+    """Value of `steps` when the current prefill began."""
     preemptions: int = 0
     waiting_since: float | None = None
-    """In the queue again."""
+    """When it last went back to the queue; None while it runs."""
     waited_again_s: float = 0.0
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Accepted and rejected, by method."""
+    """(accepted, rejected) by method."""
 
     def note_step(self, number: int) -> None:
-        """The step of this number has computed something for it, or for another member of its group."""
+        """Count step `number`, which computed something for this choice or another member of its group."""
         if self.last_step != number:
             self.last_step = number
             self.steps += 1
 
     def note_admission(self, now: float, num_cached: int) -> None:
-        """It leaves the queue; so many tokens of its prompt were found in the prefix cache when it first did."""
+        """Record that it left the queue. `num_cached` counts only at the first admission."""
         if self.admitted_at is None:
             self.admitted_at = now
             self.num_cached = num_cached
@@ -130,7 +129,7 @@ class Progress:
             self.waiting_since = None
 
     def note_preemption(self, now: float) -> None:
-        """It goes back into the queue, and computes what it had again."""
+        """Record that it went back to the queue and must recompute its tokens."""
         self.preemptions += 1
         self.waiting_since = now
         self._end_prefill()
@@ -138,19 +137,19 @@ class Progress:
         self.is_prefilling = True
 
     def note_token(self, now: float) -> None:
-        """The step that is counted last brought the first token since the last admission."""
+        """Record that the last counted step brought the first token since the last admission."""
         self._end_prefill()
         self.is_prefilling = False
         if self.first_token_at is None:
             self.first_token_at = now
 
     def note_drafts(self, method: str, accepted: int, rejected: int) -> None:
-        """So many draft tokens of this method were verified in a step."""
+        """Add the draft tokens that one step verified."""
         before = self.drafts.get(method, (0, 0))
         self.drafts[method] = before[0] + accepted, before[1] + rejected
 
     def history(self, choice: int, num_output: int, now: float, *, has_ended: bool = False) -> ChoiceHistory:
-        """As it stands, of the choice of this index, whose output has so many tokens."""
+        """A snapshot for the choice with this index and number of output tokens."""
         waiting_s = 0.0 if self.waiting_since is None else now - self.waiting_since
         return ChoiceHistory(
             choice=choice,

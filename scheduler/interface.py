@@ -1,4 +1,4 @@
-"""What the engine takes and what it gives back. Plain data that can cross a process boundary."""
+"""Requests, outputs and statistics of the engine. Plain data that can cross a process boundary."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -10,10 +10,10 @@ from model_runner.runner_interface import LearningStats, SpeculationStats
 from scheduler.history import ChoiceHistory
 
 BACKGROUND = 1 << 20
-"""The first tier of those that get only the room that others leave."""
+"""The first tier that is scheduled only when other work leaves room."""
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Steps are counted by how many tokens they compute: up to each of these."""
+"""Upper bounds of the histogram buckets for tokens per step."""
 
 
 class FinishReason(StrEnum):
@@ -26,57 +26,58 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceState:
-    """One choice of a request as it enters the engine; `output` is not empty when a request is resumed."""
+    """One choice of a request as it enters the engine. A resumed request has output already."""
 
     index: int
     output: tuple[int, ...] = ()
     sampler_state: float | None = None
-    """What the output with the last of these tokens said."""
+    """Sampler state that the last output of this choice reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """Search for the most probable output instead of drawing one (see beam_search.py)."""
+    """Search for the most probable output instead of sampling (see beam_search.py)."""
 
     width: int
-    """Beams, and sequences that are kept when they have ended; of all groups together."""
+    """Number of beams, and of finished sequences to keep, over all groups."""
     length_penalty: float = 1.0
-    """Scores are divided by length ** length_penalty: 0 compares sums, 1 means per token, more favours long outputs."""
+    """Scores are divided by length ** length_penalty: 0 compares sums, 1 compares means, larger values favour long
+    outputs."""
     early_stopping: bool | Literal["never"] = False
-    """When a search whose finished sequences are complete is over. True: at once; False: when the best beam, judged at
-    its length, is worse than all of them; "never": when it is so at the length that suits it best."""
+    """When a search with `width` finished sequences stops. True: at once. False: when the best beam, scored at its
+    current length, is worse than all of them. "never": when it is worse even at its most favourable length."""
     groups: int = 1
-    """Parts of the beams that search by themselves; divides `width`."""
+    """Number of beam groups that search separately; divides `width`."""
     diversity_penalty: float = 0.0
-    """What a token costs for each beam of an earlier group that took it in the same step."""
+    """Penalty on a token for each beam of an earlier group that took it in the same step."""
     stop: tuple[str, ...] = ()
     """Strings that end a sequence."""
     skip_special_tokens: bool = True
-    """Whether special tokens are no part of the text in which these are looked for."""
+    """Whether stop strings are searched in text without special tokens."""
 
 
 class TextWatch(Protocol):
-    """Follows the text of a growing output."""
+    """Searches the text of a growing output for stop strings."""
 
     def fork(self) -> "TextWatch":
-        """One that goes its own way from here."""
+        """An independent copy from here on."""
         ...
 
     def push(self, token: int) -> bool:
-        """Whether a stop string is complete with this token."""
+        """Add a token; returns whether it completes a stop string."""
         ...
 
 
 WatchText = Callable[["EngineRequest"], TextWatch]
-"""Makes the watch for the stop strings of a request's beam search."""
+"""Creates the TextWatch for the stop strings of a request's beam search."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamScore:
-    """How a sequence that beam search found compares with others."""
+    """The score of a sequence that beam search found."""
 
     score: float
-    """What it was chosen by."""
+    """The value that ranks sequences."""
     cumulative_logprob: float
     """Sum of its tokens' log-probabilities, after bans and penalties."""
 
@@ -91,136 +92,138 @@ class EngineRequest:
     sampling: SamplingParams
     """Shared by all choices; `choice` is filled in for each."""
     max_tokens: int
-    """Tokens to generate for each choice, at least 0; len(prompt) + max_tokens fits the context."""
+    """Tokens to generate per choice, at least 0. len(prompt) + max_tokens must fit the context."""
     choices: tuple[ChoiceState, ...] = (ChoiceState(0),)
     priority: int = 0
-    """Lower runs first, where the policy looks at it."""
+    """Lower runs first, if the policy uses priorities."""
     cache_salt: str = ""
-    """Prefix-cache entries, and what speculation learns from outputs, are shared only within the same salt."""
+    """Prefix-cache entries and outputs learned for speculation are shared only between requests with the same salt."""
     speculation: Speculation | None = None
-    """Shared by all choices; None decodes one token at a time."""
+    """Shared by all choices. None decodes one token at a time."""
     guide: tuple[int, ...] = ()
-    """The prompt of each choice's guide, where `sampling` has guidance; empty without."""
+    """The prompt of each choice's guide, if `sampling` has guidance; otherwise empty."""
     beam_search: BeamSearch | None = None
-    """Its best sequences are the choices, which must be numbered from 0 and not be more than its width. It has no
-    speculation."""
+    """Returns its best sequences as the choices, numbered from 0 and at most `width`. Excludes speculation."""
     client: str = ""
-    """Who asks; empty where nobody can tell. A fair policy serves clients by what each has got, whatever salts they
-    choose."""
+    """Identifies who sent the request; empty if unknown. A fair policy shares service between clients, whatever their
+    salts."""
     weight: float = 1.0
-    """Share of the client beside those of others, above 0."""
+    """The client's share relative to other clients, above 0."""
     tier: int = 0
-    """Of waiting: lower ones first, whatever the policy. From BACKGROUND on, it also runs only beside others."""
+    """Lower tiers are admitted first under every policy. From BACKGROUND on, requests run only when others leave
+    room."""
     learn: bool = True
-    """Whether heads may be trained on it."""
+    """Whether draft heads may be trained on it."""
 
     @property
     def width(self) -> int:
-        """How many sequences of tokens run at a time for each choice, a guide's among them."""
+        """How many token sequences run at a time for each choice, including a guide."""
         if self.beam_search is not None:
             return self.beam_search.width
         return 1 if self.sampling.guidance is None else 2
 
     @property
     def num_input(self) -> int:
-        """Tokens of the prompt and of the guide's."""
+        """Tokens of the prompt and of the guide's prompt."""
         return len(self.prompt) + len(self.guide)
 
     @property
     def num_drawn(self) -> int:
-        """How many of them draw tokens for all choices, which a search finds together: guides do not."""
+        """How many of all running sequences sample tokens. Guides do not; a search's beams serve all choices."""
         return self.width if self.beam_search is not None else len(self.choices)
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What one step brought one choice: new tokens, or its end, or both; of a search perhaps only `beam_tokens`.
+    """The result of one step for one choice: new tokens, its end, or both. Running searches may report only
+    `beam_tokens`.
 
-    Not frozen, though nobody changes it: one is made for every token, and making a frozen one takes four times as long.
+    Treat it as immutable. It is not frozen because one is made per token, and frozen ones take four times as long to
+    make.
     """
 
     request_id: str
     choice: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each of `tokens`, if asked for."""
+    """One entry per token, if requested."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """All of the prompt (but its first token), if asked for: once, with the first output of choice 0."""
+    """All prompt logprobs (from the second token on), if requested; sent once, with the first output of choice 0."""
     num_cached_tokens: int = 0
-    """Prompt tokens taken from the prefix cache; meaningful in a choice's first output."""
+    """Prompt tokens taken from the prefix cache. Valid in a choice's first output."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    """The token that ended the choice, when one of `stop_token_ids` did; it is the last of `tokens`."""
+    """The stop token that ended the choice, if one did. It is also the last of `tokens`."""
     num_accepted: int = 0
-    """Draft tokens of this step that became output, and ..."""
+    """Draft tokens of this step that became output."""
     num_rejected: int = 0
-    """... those that did not."""
+    """Draft tokens of this step that were rejected."""
     draft_method: str = ""
-    """Of speculation, that made the drafts that were accepted; empty without any."""
+    """The speculation method of the accepted drafts; empty if none was accepted."""
     error: Failure | None = None
     beam: BeamScore | None = None
-    """With the end of what beam search found."""
+    """Set with the final output of a beam search's choice."""
     beam_tokens: int = 0
     """Tokens that all beams of the search have drawn so far; 0 without a search."""
     sampler_state: float | None = None
-    """What goes with the choice's tokens, these included, when it is resumed."""
+    """Sampler state after these tokens; send it back to resume the choice."""
     pooled: bytes = b""
-    """The numbers that were asked for in place of tokens, with the choice's end: see ChoiceResult."""
+    """The pooled numbers as in ChoiceResult, with the choice's final output."""
     history: ChoiceHistory | None = None
-    """With the choice's end."""
+    """Set with the choice's final output."""
     num_written_tokens: int = 0
-    """Prompt tokens that this choice added to the prefix cache; meaningful in its first output."""
+    """Prompt tokens that this choice added to the prefix cache. Valid in its first output."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine has at a moment. One that has ended has nothing."""
+    """The current load of an engine. All zero once the engine has stopped."""
 
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
-    """Share of the KV blocks that running choices hold, 0 to 1."""
+    """Share of KV blocks that running choices hold, 0 to 1."""
     num_background_running: int = 0
-    """Those of `num_running` that make way for others."""
+    """Running choices in background tiers."""
     num_background_waiting: int = 0
-    """Those of `num_waiting` that only get the room that others leave."""
+    """Waiting choices in background tiers."""
     kv_held_blocks: int = 0
-    """KV blocks that running choices hold, and ..."""
+    """KV blocks that running choices hold."""
     kv_cached_blocks: int = 0
-    """... those that only the prefix cache has, which make way when the free ones, all others, are used up."""
+    """KV blocks that only the prefix cache holds. They are evicted when no block is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats(EngineLoad):
-    """A snapshot after a step: the load, and counters that grow from the engine's start."""
+    """A snapshot after a step: the load, and counters since the engine's start."""
 
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
-    """Prompt tokens found there."""
+    """Prompt tokens found in the prefix cache."""
     preemptions: int = 0
     out_of_memory: int = 0
-    """Steps for which the device's memory ran out."""
+    """Steps for which memory ran out."""
     steps: int = 0
     scheduled_tokens: int = 0
-    """Tokens computed, recomputation included, draft tokens not."""
+    """Tokens computed, including recomputation and excluding draft tokens."""
     speculation: tuple[SpeculationStats, ...] = ()
-    """By method; those that were never used are left out."""
+    """By method. Methods that were never used are omitted."""
     learning: LearningStats | None = None
-    """None where nothing is learnt."""
+    """None if nothing is being learned."""
     steps_by_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
-    """How many of the steps computed at most STEP_TOKENS[0], more but at most STEP_TOKENS[1], ..., more than all."""
+    """Number of steps by tokens computed: one bucket per bound in STEP_TOKENS, and one for larger steps."""
     steps_done: int = 0
-    """Those of `steps` whose results are in; the last one may still be under way, and others ran out of memory."""
+    """Completed steps. `steps` also counts a running step and steps that ran out of memory."""
     prefill_tokens: int = 0
-    """What these computed of prompts, and of what was preempted, up to the next token, ..."""
+    """Tokens that completed steps computed for prompts and after preemptions, up to the next new token."""
     decode_tokens: int = 0
-    """... and of all that goes on from there: a token in each step."""
+    """Tokens that completed steps computed for decoding choices, one per choice and step."""
     step_s: float = 0.0
-    """Seconds that steps took, from the plan to the result; one that was launched ahead, from the result before it."""
+    """Seconds from plan to result of all steps. A step launched ahead counts from the preceding result."""
 
     def ended(self) -> "EngineStats":
-        """The last that is known of an engine that has ended: what it counted, and no load."""
+        """The final statistics of a stopped engine: its counters, without load."""
         nothing: dict[str, Any] = {one.name: one.default for one in fields(EngineLoad)}
         return replace(self, **nothing)
 
@@ -230,17 +233,17 @@ Policy = Literal["fcfs", "priority", "fair"]
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits that every step keeps."""
+    """Limits that every step respects."""
 
     block_size: int
-    """Tokens in a KV block."""
+    """Tokens per KV block."""
     max_num_seqs: int
-    """Choices that run at the same time."""
+    """Maximum number of choices running at the same time."""
     max_num_batched_tokens: int
-    """Tokens computed in one step: the decoding choices first, prompt chunks fill the rest."""
+    """Maximum tokens computed in one step. Decoding choices come first; prompt chunks fill the rest."""
     max_model_len: int
-    """Prompt and output together."""
+    """Maximum length of prompt and output together."""
     policy: Policy = "fcfs"
-    """Order of the waiting queue in each tier: arrival; priority, then arrival; or fair shares for clients, and turns
-    between the cache salts of each."""
+    """Order of the waiting queue within each tier. fcfs: arrival. priority: priority, then arrival. fair: fair shares
+    between clients, with turns between each client's cache salts."""
     prefix_caching: bool = True

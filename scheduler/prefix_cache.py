@@ -1,7 +1,7 @@
-"""Which block holds which tokens: an index from content to block, so that equal prefixes are computed once.
+"""The prefix cache: an index from content to KV block, so that equal prefixes are computed once.
 
-A block is named by everything that its KV depends on: its own tokens and all tokens before them. Names are a chain of
-hashes, so the name of block i costs the hash of one block when that of block i - 1 is known.
+A block's name identifies everything its KV depends on: its own tokens and all tokens before them. Names form a hash
+chain, so naming block i costs one hash when the name of block i - 1 is known.
 """
 
 from array import array
@@ -19,31 +19,31 @@ class BlockStored:
 
     name: bytes
     parent: bytes | None
-    """Name of the block before it, which may have been removed meanwhile; None for the first one of a prompt."""
+    """Name of the preceding block, which may have been removed since. None for the first block of a prompt."""
     tokens: tuple[int, ...]
-    """As many as a block has."""
+    """Exactly one block's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """A block that was stored can be found no longer."""
+    """A stored block can no longer be found."""
 
     name: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """Nothing can be found any more."""
+    """The cache is empty."""
 
 
 CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class CacheLog:
-    """Changes of one prefix cache in the order in which they happened.
+    """The changes of one prefix cache in order.
 
-    It has the blocks that a plain prompt finds. Others (of requests with a `cache_salt`, say) are left out: whoever
-    reads the log knows of a block only its tokens, and would look for them under a prompt that never finds them.
+    It contains only blocks that a plain prompt can find. Blocks of other requests, such as those with a `cache_salt`,
+    are omitted: readers of the log know only a block's tokens, and a plain prompt would never find them.
     """
 
     def __init__(self) -> None:
@@ -51,21 +51,21 @@ class CacheLog:
         self._events: list[CacheEvent] = [AllBlocksCleared()]
 
     def note_stored(self, name: bytes, parent: bytes | None, tokens: tuple[int, ...]) -> None:
-        """A block that a plain prompt finds was made findable."""
+        """Log a new block that a plain prompt can find."""
         self._stored.add(name)
         self._events.append(BlockStored(name, parent, tokens))
 
     def note_removed(self, name: bytes) -> None:
-        """Some block, plain or not, is found no longer."""
+        """Log the removal of a block, if its creation was logged."""
         if name in self._stored:
             self._stored.remove(name)
             self._events.append(BlockRemoved(name))
 
     def take(self) -> list[CacheEvent]:
-        """What has happened since the last time.
+        """Take the events since the last call.
 
-        A new cache is empty, which is said together with its first block: readers that knew an earlier one have had
-        the time until then to come back.
+        A new cache's AllBlocksCleared is held back until its first block, so that returning readers have time to
+        reconnect.
         """
         if self._events == [AllBlocksCleared()]:
             return []
@@ -77,9 +77,9 @@ DIGEST_SIZE = 32  # bytes; at 256 bits a collision, which would show one request
 
 
 class BlockChain:
-    """Names of the full blocks of a token list that only ever grows.
+    """Names of the full blocks of a growing token list.
 
-    Equal names mean equal salt, equal tokens and an equal kind: what KV a block holds beside the model's own.
+    Equal names mean equal salt, tokens and kind. The kind says which KV a block holds in addition to the model's own.
     """
 
     def __init__(self, salt: str, block_size: int, kind: bytes = b"") -> None:
@@ -87,16 +87,16 @@ class BlockChain:
         self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE, person=kind).digest()
         self._names: SharedList[bytes] = SharedList()
         self.is_plain = not salt and not kind
-        """Whether tokens alone name the blocks, and these hold nothing but the model's own KV."""
+        """Whether the names depend on tokens alone, and the blocks hold only the model's own KV."""
 
     def fork(self) -> "BlockChain":
-        """A chain that goes on by itself; the names so far are common."""
+        """A copy that continues independently and shares the names so far."""
         other = copy(self)
         other._names = self._names.fork()
         return other
 
     def names(self, tokens: Sequence[int], start: int, stop: int) -> list[bytes]:
-        """Names of the blocks `start` to `stop` - 1 of `tokens`; each block is hashed once in the chain's life."""
+        """Names of blocks `start` to `stop` - 1 of `tokens`. Each block is hashed only once per chain."""
         for index in range(len(self._names), stop):
             parent = self._names[-1] if self._names else self._root
             content = array("q", tokens[index * self._block_size : (index + 1) * self._block_size])
@@ -105,10 +105,10 @@ class BlockChain:
 
 
 class Lookup:
-    """The blocks of the longest known prefix of some names, for as long as that is so."""
+    """A remembered prefix lookup. `is_current` turns False when the cache changes its result."""
 
     def __init__(self, names: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """`blocks` are those of the first of `names`."""
+        """`blocks` hold the content of the first of `names`."""
         self.num_names = len(names)
         self.blocks = tuple(blocks)
         self.is_current = True
@@ -116,26 +116,26 @@ class Lookup:
         self._awaited = names[len(blocks)] if len(blocks) < len(names) else None
 
     def note_insert(self, name: bytes) -> None:
-        """A block was made findable."""
+        """Record that a block was added to the cache."""
         if name == self._awaited:
             self.is_current = False
 
     def note_forget(self, block: int) -> None:
-        """A block is found no longer."""
+        """Record that a block was removed from the cache."""
         if block in self._held:
             self.is_current = False
 
 
 class PrefixCache:
-    """A one-to-one map between names and blocks. Holds no references: the pool says when a block loses its content."""
+    """A one-to-one map between names and blocks, without references: the pool decides when a block is evicted."""
 
     def __init__(self, log: CacheLog | None = None) -> None:
-        """`log` is told what is removed; what a stored block holds is known to whoever inserts it."""
+        """`log` records removals. The caller of `insert` logs additions, because only it knows the block's tokens."""
         self.log = log
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
         self.followed: Sequence[Lookup] = ()
-        """Lookups that are told of every change. They should be few."""
+        """Lookups to notify of every change. Keep them few."""
 
     def __contains__(self, block: int) -> bool:
         return block in self._name_of
@@ -147,7 +147,7 @@ class PrefixCache:
         return iter(self._name_of)
 
     def lookup(self, names: Iterable[bytes]) -> list[int]:
-        """Blocks of the longest known prefix of `names`."""
+        """Blocks of the longest cached prefix of `names`."""
         blocks = []
         for name in names:
             block = self._block_of.get(name)
@@ -157,7 +157,7 @@ class PrefixCache:
         return blocks
 
     def insert(self, name: bytes, block: int) -> bool:
-        """Make a computed block findable. The first block of a name keeps it; for equal ones this returns False."""
+        """Add a computed block. Returns False, and changes nothing, if the name already has a block."""
         if name in self._block_of:
             return False
         self._block_of[name] = block
@@ -167,7 +167,7 @@ class PrefixCache:
         return True
 
     def forget(self, block: int) -> None:
-        """Take a block out of the index, if it is there."""
+        """Remove a block from the index if it is there."""
         name = self._name_of.pop(block, None)
         if name is not None:
             del self._block_of[name]

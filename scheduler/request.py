@@ -1,4 +1,4 @@
-"""One choice of a request while it lives in the scheduler."""
+"""One choice of a request while it is live in the scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,30 +19,30 @@ from scheduler.prefix_cache import BlockChain
 
 
 class Group(Protocol):
-    """Requests that are admitted, computed and preempted together. The first one stands in the queue for all."""
+    """Requests that are admitted, computed and preempted together. The first one represents them in the queue."""
 
     members: list["Request"]
-    """Those that live now."""
+    """Members that are live now."""
     width: int
-    """The most members that it ever has; so many slots are kept for it while it runs."""
+    """The largest number of members at any time. This many slots are reserved while the group runs."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A choice: what it is, how far it got, and the blocks that it holds while it runs.
+    """A choice: its parameters, its progress, and the KV blocks it holds while it runs.
 
         tokens   | prompt ......................... | output ........ |
                  0          num_computed        num_prompt       len(tokens)
         blocks   |  KV is there  |  room, filled by later steps  |
 
-    Scheduling is catching up: a step computes some of the tokens between `num_computed` and `len(tokens)`.
+    Each step computes some of the tokens between `num_computed` and `len(tokens)`.
     """
 
     key: str
-    """Unique among the choices that live."""
+    """Unique among live choices."""
     request_id: str
     arrival: int
-    """Position in the order of arrival; kept through preemption."""
+    """Position in the arrival order. Preemption does not change it."""
     sampling: SamplingParams
     max_tokens: int
     priority: int
@@ -51,57 +51,58 @@ class Request:
     weight: float
     cache_salt: str
     tokens: list[int] | SharedList[int]
-    """Shared once it was forked: beams are, again and again."""
+    """A SharedList once the choice was forked, because beams are forked repeatedly."""
     num_prompt: int
     chain: BlockChain
     progress: Progress
-    """Of all members together, where it is of a group."""
+    """Shared by all members of a group."""
     speculation: Speculation | None = None
     learn: bool = True
     num_computed: int = 0
-    """Leading tokens whose KV is in the blocks; below len(tokens) between steps."""
+    """Number of leading tokens whose KV is in the blocks. Less than len(tokens) between steps."""
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0
-    """Leading blocks that were offered to the prefix cache."""
+    """Number of leading blocks already offered to the prefix cache."""
     num_cached: int | None = None
-    """Prompt tokens found in the prefix cache; None until the first admission."""
+    """Number of prompt tokens found in the prefix cache; None until the first admission."""
     num_written: int = 0
-    """Prompt tokens that it added to the prefix cache, of those that the same prompt would look up."""
+    """Number of prompt tokens this choice added to the prefix cache, counting only blocks the same prompt would look
+    up."""
     num_draft: int = 0
-    """Draft tokens that the runner offered to verify in the next step."""
+    """Number of draft tokens the runner proposes to verify in the next step."""
     num_candidates: int = 0
-    """Candidates of contrastive search, which the next step must compute beside the last known token."""
+    """Number of contrastive-search candidates the next step must compute together with the last known token."""
     sampler_state: float | None = None
-    """What the runner said with the last of `tokens`, for when the choice is admitted again."""
+    """Sampler state the runner reported with the last token; sent back when the choice is admitted again."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Collected over the chunks of the prompt until the first output takes them along."""
+    """Collected over prompt chunks, and returned with the first output."""
     group: "Group | None" = None
-    """Of which it is a member."""
+    """The group this choice is a member of, if any."""
     guides: str | None = None
-    """Key of the request that this one is the guide of; it is no choice itself."""
+    """If this request is a guide: the key of the request it guides. A guide is not a choice itself."""
     chosen: int | None = None
-    """The last token, if the runner does not know it yet."""
+    """The last token, if the runner does not have it yet."""
     decode_share: ScheduledRequest = field(init=False)
-    """Of a step that computes its last token, within its blocks: the same object each time."""
+    """Reused for every plain decoding step (one token, no new block), to avoid an allocation."""
     forked_from: "Request | None" = None
-    """A running member of the group, to be forked at the next step, that shares all tokens but the last."""
+    """The running member to fork from in the next step. It shares all tokens except the last."""
 
     def __post_init__(self) -> None:
         self.decode_share = ScheduledRequest(self.key, 1, ())
 
     @property
     def members(self) -> Sequence["Request"]:
-        """Those of its group, or only itself."""
+        """All members of its group, or just itself."""
         return (self,) if self.group is None else self.group.members
 
     @property
     def is_background(self) -> bool:
-        """Whether it gets only the room that others leave."""
+        """Whether it is scheduled only when other work leaves room."""
         return self.tier >= BACKGROUND
 
     @property
     def remaining(self) -> int:
-        """Known tokens still to compute; 1 when decoding."""
+        """Number of known tokens still to compute; 1 when decoding."""
         return len(self.tokens) - self.num_computed
 
     @property
@@ -110,19 +111,19 @@ class Request:
 
     @property
     def needs_every_position(self) -> bool:
-        """Whether all tokens must be computed for this choice itself: what others computed does not tell enough."""
+        """Whether this choice must compute every position itself, so that cached KV is not enough."""
         pooling = self.sampling.pooling
         needs_every_token = pooling is not None and pooling.needs_every_token
         return needs_every_token or self.wants_prompt_logprobs or self.sampling.num_candidates > 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether prompt logprobs are still to be delivered, for which every position must be computed."""
+        """Whether prompt logprobs are still to be returned, which requires computing every prompt position."""
         return self.sampling.prompt_logprobs is not None
 
     @property
     def only_decodes(self) -> bool:
-        """Whether its next step computes its last token and nothing else, with nobody beside it."""
+        """Whether its next step computes only its last token, alone."""
         return (
             len(self.tokens) - self.num_computed == 1
             and self.group is None
@@ -131,11 +132,11 @@ class Request:
         )
 
     def history(self, now: float, *, has_ended: bool = False) -> ChoiceHistory:
-        """What became of it so far."""
+        """Its history up to now."""
         return self.progress.history(self.sampling.choice, self.num_output, now, has_ended=has_ended)
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Deliver the collected prompt logprobs, once: computing the prompt again will not ask for them."""
+        """Return the collected prompt logprobs once; recomputing the prompt later does not collect them again."""
         if not self.wants_prompt_logprobs:
             return ()
         taken = tuple(self.prompt_logprobs)
@@ -143,28 +144,28 @@ class Request:
         self.sampling = replace(self.sampling, prompt_logprobs=None)
         return taken
 
-    def start_over(self) -> None:
-        """Forget everything computed, after the blocks were given back."""
+    def reset_progress(self) -> None:
+        """Reset all progress after the blocks were released."""
         self.num_computed = 0
         self.num_published = 0
-        self.forget_offers()
+        self.clear_proposals()
         self.blocks = []
         self.prompt_logprobs.clear()
         self.chosen = None
         self.forked_from = None
 
-    def forget_offers(self) -> None:
-        """The next step verifies and compares nothing."""
+    def clear_proposals(self) -> None:
+        """Discard the drafts and candidates of the next step."""
         self.num_draft = 0
         self.num_candidates = 0
 
     def take_chosen(self) -> int | None:
-        """The token to tell the runner of, once."""
+        """The token the runner does not have yet, returned once."""
         chosen, self.chosen = self.chosen, None
         return chosen
 
     def fork(self, key: str, token: int) -> "Request":
-        """A member of the same group that shares what is computed and goes on with this token."""
+        """Add a member to the group that shares all computed tokens and continues with `token`."""
         if not isinstance(self.tokens, SharedList):
             self.tokens = SharedList(self.tokens)
         return replace(
@@ -180,7 +181,7 @@ class Request:
 
 
 def make_choices(request: EngineRequest, first_arrival: int, arrived_at: float, block_size: int) -> list[Request]:
-    """One Request for each choice. Choice 0 alone delivers prompt logprobs, unless its first output is already out."""
+    """Make one Request per choice. Only choice 0 returns prompt logprobs, and only if it has no output yet."""
     return [
         Request(
             key=f"{request.request_id}/{choice.index}",
@@ -206,7 +207,7 @@ def make_choices(request: EngineRequest, first_arrival: int, arrived_at: float, 
 
 
 def chain_of(salt: str, sampling: SamplingParams, block_size: int) -> BlockChain:
-    """Blocks of contrastive choices hold the auxiliary model's KV as well, and those of others do not."""
+    """The block chain of a request. Contrastive choices get their own, because their blocks also hold auxiliary KV."""
     return BlockChain(salt, block_size, b"auxiliary" if sampling.contrastive is not None else b"")
 
 
@@ -217,61 +218,61 @@ def _sampling_of(request: EngineRequest, choice: ChoiceState) -> SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What becomes of sampled tokens: how many of them count, and whether the choice ends with them."""
+class StopCheck:
+    """How many sampled tokens are kept, and why the choice ends, if it does."""
 
     num_kept: int
     reason: FinishReason | None = None
     stop_token_id: int | None = None
 
 
-_GOES_ON = Verdict(1)
+_CONTINUES = StopCheck(1)
 
 
-def judge(request: Request, sampled: Sequence[int]) -> Verdict:
-    """Decide over tokens that follow the request's own. A stop token is kept, and wins over the length limit.
+def check_stop(request: Request, sampled: Sequence[int]) -> StopCheck:
+    """Apply stop tokens and the length limit to sampled tokens. A stop token is kept and takes precedence.
 
-    A choice that was complete before keeps none of them: max_tokens is 0, or it was resumed after its last token.
+    A choice that was already complete keeps none: max_tokens is 0, or it was resumed after its last token.
     """
     stops = request.sampling.stop_token_ids
     if request.num_output and request.tokens[-1] in stops:
-        return Verdict(0, FinishReason.STOP, request.tokens[-1])
+        return StopCheck(0, FinishReason.STOP, request.tokens[-1])
     room = request.max_tokens - request.num_output
     if len(sampled) == 1 < room and sampled[0] not in stops:
-        return _GOES_ON
+        return _CONTINUES
     for index, token in enumerate(sampled[:room]):
         if token in stops:
-            return Verdict(index + 1, FinishReason.STOP, token)
+            return StopCheck(index + 1, FinishReason.STOP, token)
     if len(sampled) >= room:
-        return Verdict(room, FinishReason.LENGTH)
-    return Verdict(len(sampled))
+        return StopCheck(room, FinishReason.LENGTH)
+    return StopCheck(len(sampled))
 
 
-def output_of(request: Request, choice: ChoiceResult, verdict: Verdict, now: float) -> RequestOutput:
-    """The tokens that count, with all that is reported of them. The drafts are counted."""
-    num_accepted = min(choice.num_accepted, verdict.num_kept)  # drafts come first among the tokens
+def output_of(request: Request, choice: ChoiceResult, stop: StopCheck, now: float) -> RequestOutput:
+    """Build the output of a step from the kept tokens, and count its drafts."""
+    num_accepted = min(choice.num_accepted, stop.num_kept)  # drafts come first among the tokens
     num_rejected = choice.num_accepted + choice.num_rejected - num_accepted
     if num_accepted or num_rejected:
         request.progress.note_drafts(choice.method, num_accepted, num_rejected)
     return RequestOutput(
         request_id=request.request_id,
         choice=request.sampling.choice,
-        tokens=choice.tokens[: verdict.num_kept],
-        logprobs=choice.logprobs[: verdict.num_kept],
+        tokens=choice.tokens[: stop.num_kept],
+        logprobs=choice.logprobs[: stop.num_kept],
         prompt_logprobs=request.take_prompt_logprobs(),
         num_cached_tokens=request.num_cached or 0,
         num_written_tokens=request.num_written,
-        finish_reason=verdict.reason,
-        stop_token_id=verdict.stop_token_id,
+        finish_reason=stop.reason,
+        stop_token_id=stop.stop_token_id,
         num_accepted=num_accepted,
         num_rejected=num_rejected,
         draft_method=choice.method if num_accepted else "",
         sampler_state=choice.sampler_state,
         pooled=choice.pooled,
-        history=None if verdict.reason is None else request.history(now, has_ended=True),
+        history=None if stop.reason is None else request.history(now, has_ended=True),
     )
 
 
 def failure_of(history: ChoiceHistory, request_id: str, error: Failure) -> RequestOutput:
-    """The end of a choice that cannot be computed."""
+    """Build the final output of a choice that failed."""
     return RequestOutput(request_id, history.choice, (), finish_reason=FinishReason.ERROR, error=error, history=history)

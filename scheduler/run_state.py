@@ -1,4 +1,4 @@
-"""The state of all live choices: which wait, which run, their blocks, and the counters of their steps."""
+"""The state of all live choices: which wait, which run, their blocks, and the step counters."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from scheduler.waiting_queue import WaitingQueue
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start, by their names in EngineStats."""
+    """Totals since the engine started. Fields have the same names as in EngineStats."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -28,26 +28,31 @@ class Counters:
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
 
     def count_step(self, num_tokens: int) -> None:
-        """A step that computes so many tokens."""
+        """Count a scheduled step of `num_tokens` tokens."""
         self.steps += 1
         self.scheduled_tokens += num_tokens
         self.steps_by_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
 
     def count_result(self, prefills: Sequence[int], num_decoding: int) -> None:
-        """A step's result is in: so many tokens of each choice within its prompt, and one of each that is beyond."""
+        """Count a finished step.
+
+        Args:
+            prefills: for each choice still in its prompt, the number of tokens computed.
+            num_decoding: number of choices past their prompt, which computed one token each.
+        """
         self.steps_done += 1
         self.prefill_tokens += sum(prefills)
         self.decode_tokens += num_decoding
 
     def totals(self) -> dict[str, Any]:
-        """All of them by their names. Asked for after every step, for which `dataclasses.asdict` takes too long."""
+        """All counters by name. Called after every step, where `dataclasses.asdict` would be too slow."""
         return {name: getattr(self, name) for name in self.__slots__} | {"steps_by_tokens": (*self.steps_by_tokens,)}
 
 
 class RunState:
-    """Where every request stands that has not ended: in the queue, or among the running ones with blocks and a slot.
+    """Tracks every live request: waiting in the queue, or running with blocks and a slot.
 
-    Of a group that waits only the first is in the queue, for all of them.
+    A waiting group is represented in the queue by its first member.
     """
 
     def __init__(self, waiting: WaitingQueue, pool: BlockPool, max_num_seqs: int) -> None:
@@ -60,51 +65,53 @@ class RunState:
 
     @property
     def num_free_slots(self) -> int:
-        """Choices that can still run beside the running ones; groups that run keep slots for all they may need."""
+        """Free slots. A running group reserves slots for its largest number of members."""
         groups = {id(request.group): request.group for request in self.running.values() if request.group is not None}
         alone = sum(request.group is None for request in self.running.values())
         return self._max_num_seqs - alone - sum(group.width for group in groups.values())
 
     def preempt(self, request: Request, not_yet_sent: Collection[str] = ()) -> None:
-        """Have a request, with its group, give its blocks back and wait. `not_yet_sent` as in `stop`."""
+        """Release the blocks of a request and its group, and put it back in the queue. `not_yet_sent` as in `stop`."""
         for member in request.members:
             if member.key in self.running:
                 self.stop(member, not_yet_sent)
-            member.start_over()
+            member.reset_progress()
         self.waiting.requeue(request.members[0])
 
     def end(self, members: Sequence[Request]) -> None:
-        """Strike off a group, or a single request, that runs or waits."""
+        """Remove a running or waiting group."""
         if members[0].key not in self.running:
             self.waiting.remove(members[0])
             return
         for member in members:
-            if member.key in self.running:  # and not still to be forked
+            if member.key in self.running:  # forks may still be pending
                 self.stop(member)
 
     def stop(self, request: Request, not_yet_sent: Collection[str] = ()) -> None:
-        """Strike off a single running request. Those whose keys are `not_yet_sent` the runner need not forget."""
+        """Remove one running request. The runner is not asked to forget keys in `not_yet_sent`, because it never got
+        them.
+        """
         del self.running[request.key]
         self._pool.release(request.blocks)
         if request.key not in not_yet_sent:
             self._released.append(request.key)
 
     def take_released(self) -> tuple[str, ...]:
-        """Keys of requests that run no longer, but that the runner still knows: for the next plan that reaches it."""
+        """Keys that stopped running and that the runner must forget, to be sent with the next plan."""
         released, self._released = tuple(self._released), []
         return released
 
 
-def check_books(
+def check_accounting(
     groups: Sequence[Sequence[Request]], running: Mapping[str, Request], num_waiting: int, block_size: int
 ) -> None:
     """Raise IntegrityError unless every choice is accounted for.
 
     Args:
-        groups: the members of all that live; the first one stands for all in the queue, and forks are still to be made.
-        running: by key.
-        num_waiting: in the queue.
-        block_size: of the cache.
+        groups: the members of each live group. In the queue the first represents all; forks may still be pending.
+        running: running requests by key.
+        num_waiting: length of the queue.
+        block_size: tokens per KV block.
     """
     num_live = 0
     for first, *others in groups:

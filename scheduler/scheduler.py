@@ -1,28 +1,28 @@
-"""Who computes what in the next step.
+"""The scheduler: decides who computes what in the next step.
 
 One rule, catch up: a running choice has len(tokens) known tokens of which num_computed are computed, and a step gives
-it some of the difference. Prefill, chunked prefill, decoding and resumption after preemption are all that rule.
+it some of the difference. Prefill, chunked prefill, decoding and resumption after preemption are all this rule.
 
-Going through the running choices in admission order serves decoding before prompts: a choice is admitted only with
-budget that the others left, which means that they have caught up, so only the newest can be within its prompt.
+Running choices are served in admission order, which puts decoding before prompts: a choice is admitted only with
+budget that the others left, so they have caught up, and only the newest can still be in its prompt.
 
-Drafts of a speculating choice come after that: they take what is left of the budget and of the blocks, and never make
-another choice wait for longer than a step. Rejected ones leave nothing behind but blocks that the choice grows into.
+Drafts for speculation come next. They use the remaining budget and blocks, and never delay another choice by more than
+one step. Rejected drafts leave only blocks behind, which the choice grows into.
 
-The candidates that contrastive search compares are no drafts: without room for all of them the choice waits for the
-next step where the budget ends, and is treated as one that grows where the blocks do. Its last token is computed again
-beside the candidates that this token named, so a step without candidates leaves it uncomputed.
+Candidates of contrastive search are not optional like drafts. If the budget cannot hold all of them, the choice waits
+for the next step; if the blocks cannot, it preempts like any growing choice. Its last token is computed together with
+the candidates that this token proposed, so a step without candidates leaves the last token uncomputed.
 
-Admission reserves blocks for all known tokens, so only growth by decoding can run out of them; the policy's victim
-then gives its blocks back and waits with prompt and output. The choice that came first is never preempted for another
-of its priority, so work always completes.
+Admission reserves blocks for all known tokens, so only decoding can run out of blocks. The policy's victim then
+releases its blocks and waits with its prompt and output. The oldest choice of a priority is never preempted for another
+of the same priority, so work always completes.
 
-Where the device's or the host's memory runs out in a step, nothing of it counts. Its largest choice goes back into the
-queue, unless it came first, and for a while steps are smaller, down to the least that brings on the choice that is
-served first. If memory runs out even then, that choice fails (see out_of_memory.py).
+If device or host memory runs out in a step, the whole step is discarded. Its largest choice goes back to the queue,
+unless it ranks first. Steps are smaller for a while, down to the least with which the first choice makes progress. If
+memory runs out even then, that choice fails (see out_of_memory.py).
 
-The beams of a search are a group, and so are a choice and its guide: admitted when there is room for all of them,
-preempted together, and in lockstep, which means that the last known tokens of all are computed in the same step.
+The beams of a search are a group, and so are a choice and its guide. Members are admitted when all of them fit, are
+preempted together, and run in lockstep: the last known tokens of all members are computed in the same step.
 """
 
 import time
@@ -41,14 +41,14 @@ from scheduler.interface import EngineRequest, EngineStats, RequestOutput, Sched
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
 from scheduler.prefix_cache import CacheLog, PrefixCache
 from scheduler.request import Request, make_choices
-from scheduler.run_state import Counters, RunState, check_books
-from scheduler.sharing import KVSharing, Start
+from scheduler.run_state import Counters, RunState, check_accounting
+from scheduler.sharing import KVSharing, ReusedKV
 from scheduler.waiting_queue import make_queue
 
 
 @dataclass(slots=True)
 class Step:
-    """A plan in the making."""
+    """A step plan under construction."""
 
     budget: int
     """Tokens that can still be scheduled."""
@@ -57,7 +57,7 @@ class Step:
     shares: dict[str, ScheduledRequest] = field(default_factory=dict)
 
     def give(self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
-        """Have the request compute so many tokens, and its candidates, for which the blocks have room as well."""
+        """Schedule `num_tokens` tokens and the request's candidates. Its blocks must have room for both."""
         share = ScheduledRequest(
             key=request.key,
             num_tokens=num_tokens,
@@ -69,19 +69,19 @@ class Step:
         self.budget -= share.num_rows
 
     def give_decode(self, request: Request) -> None:
-        """Have a request that `only_decodes` do so, within the blocks that it has."""
+        """Schedule one token of a request that `only_decodes`, within its existing blocks."""
         self.shares[request.key] = request.decode_share
         self.budget -= 1
 
     def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
-        """Give it room for so many drafts as well."""
+        """Add drafts to the request's share."""
         share = self.shares[request.key]
         new_blocks = share.new_blocks + new_blocks
         self.shares[request.key] = replace(share, num_draft=num_draft, new_blocks=new_blocks)
         self.budget -= num_draft
 
     def admit(self, request: Request, num_tokens: int, forked_from: str | None) -> None:
-        """Begin with a request that has its blocks; it may have to wait for its first share."""
+        """Admit a request that has its blocks. With `num_tokens` 0 it computes nothing in this step."""
         request.chosen = None
         self.admitted.append(
             AdmittedRequest(
@@ -103,16 +103,16 @@ class Step:
             self.give(request, num_tokens)
 
     def load(self) -> OthersLoad:
-        """What it computes so far."""
+        """The work scheduled so far."""
         shares = self.shares.values()
         only_decodes = not self.admitted and all(share.num_tokens == 1 for share in shares)
         return OthersLoad(sum(share.num_rows for share in shares), only_decodes)
 
     def take_back(self, requests: Sequence[Request]) -> set[str]:
-        """Leave preempted requests out, before their blocks are given back.
+        """Remove preempted requests from the plan, before their blocks are released.
 
         Returns:
-            The keys of those that only this plan would have admitted: the runner does not hear of them.
+            Keys of requests that only this plan admitted; the runner never learns about them.
         """
         keys = {request.key for request in requests}
         blocks = {block for request in requests for block in request.blocks}
@@ -124,38 +124,38 @@ class Step:
         return not_yet_sent
 
 
-def goes_on_alone(plan: StepPlan, running: Iterable[Request]) -> list[Request] | None:
-    """Those who compute one token each in the next step, whatever this one brings, in order of admission.
+def independent_decodes(plan: StepPlan, running: Iterable[Request]) -> list[Request] | None:
+    """The requests that decode one token in the next step, whatever this step brings, in admission order.
 
-    Choices that end with this step for their length are left out; those that turn out to have ended by a token compute
-    one for nothing.
+    Choices that reach their length limit in this step are excluded. Choices that turn out to end with a stop token
+    compute one token in vain.
 
     Args:
         plan: the step that is being computed.
-        running: all running choices, in order of admission.
+        running: all running choices in admission order.
 
     Returns:
-        None if the next step depends on what this one brings: where a choice is within its prompt, has drafts or
-        candidates to verify, or is of a group, whose members wait for each other.
+        None if the next step depends on this step's result. That is so if a choice is in its prompt, has drafts or
+        candidates to verify, or is in a group, whose members wait for each other.
     """
     shares = {share.key: share for share in plan.scheduled}
-    going = []
+    decoding = []
     for request in running:
         share = shares.get(request.key)
         if share is None or not _is_plain(request, share):
             return None
         if request.num_output + 1 < request.max_tokens:
-            going.append(request)
-    return going
+            decoding.append(request)
+    return decoding
 
 
-def plan_ahead(going: Sequence[Request], pool: BlockPool, block_size: int) -> StepPlan | None:
-    """A step in which these compute the token that is not known yet; None where there are no blocks for that."""
-    num_new = [max(0, blocks_for(len(request.tokens) + 1, block_size) - len(request.blocks)) for request in going]
+def plan_ahead(decoding: Sequence[Request], pool: BlockPool, block_size: int) -> StepPlan | None:
+    """Plan a step that computes each request's next token, which is still unknown. None if there are too few blocks."""
+    num_new = [max(0, blocks_for(len(request.tokens) + 1, block_size) - len(request.blocks)) for request in decoding]
     if not pool.can_allocate(sum(num_new)):
         return None
     shares = []
-    for request, count in zip(going, num_new, strict=True):
+    for request, count in zip(decoding, num_new, strict=True):
         new_blocks = pool.allocate(count)
         request.blocks += new_blocks
         shares.append(ScheduledRequest(request.key, 1, tuple(new_blocks)))
@@ -169,8 +169,9 @@ def _is_plain(request: Request, share: ScheduledRequest) -> bool:
 
 
 class Scheduler:
-    """Plans steps in counts and block ids. `schedule`, execution and `update` alternate strictly; `add` and `abort`
-    may come at any moment between any two calls.
+    """Plans steps in counts and block ids.
+
+    `schedule`, execution and `update` alternate strictly; `add` and `abort` may be called between any two calls.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Scheduler:
         cache_log: CacheLog | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Without `watch_text`, beam search with stop strings is refused. `clock` is that of histories, in seconds."""
+        """Beam search with stop strings needs `watch_text`. `clock` returns seconds and times the histories."""
         limits = (config.block_size, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
         if min(*limits, num_blocks) < 1:
             raise ValueError(f"all limits must be at least 1: {config}, num_blocks={num_blocks}")
@@ -191,7 +192,7 @@ class Scheduler:
         self._pool = BlockPool(num_blocks, cache)
         self._sharing = KVSharing(cache, config.block_size, config.prefix_caching)
         self._waiting = make_queue(config.policy)
-        self._counts_service = config.policy == "fair"  # others are not told for each token
+        self._counts_service = config.policy == "fair"  # other policies ignore service
         self._run_state = RunState(self._waiting, self._pool, config.max_num_seqs)
         self._running = self._run_state.running
         self._limit = StepLimit(config.max_num_batched_tokens, self._waiting.rank)
@@ -200,11 +201,11 @@ class Scheduler:
         self._watch_text = watch_text
         self._num_arrived = 0
         self._counters = Counters()
-        self._room = BackgroundBudget(config.max_num_batched_tokens)
+        self._background_budget = BackgroundBudget(config.max_num_batched_tokens)
         self._others: OthersLoad | None = None
-        """Of the last step, if there was background work that might have been added to it, ..."""
+        """Foreground work of the last step, or None if no background work was running or next in the queue."""
         self._num_added = 0
-        """... and how much was."""
+        """Background rows added to the last step."""
 
     @property
     def num_blocks(self) -> int:
@@ -212,19 +213,19 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any choice lives."""
+        """Whether any choice is live."""
         return bool(self._choices or self._searches)
 
     def check(self, request: EngineRequest) -> None:
-        """Raise ValueError if the request's id is in use or it can never run."""
+        """Raise ValueError if the request id is in use or the request can never run."""
         if request.request_id in self._choices or request.request_id in self._searches:
-            raise ValueError(f"request {request.request_id!r} is already here")
+            raise ValueError(f"request id {request.request_id!r} is already in use")
         check_request(request, self._config, self.num_blocks)
         if request.beam_search is not None and request.beam_search.stop and self._watch_text is None:
-            raise ValueError(f"request {request.request_id!r} has stop strings, and nobody here reads text")
+            raise ValueError(f"request {request.request_id!r} has stop strings, but this scheduler has no text watch")
 
     def add(self, request: EngineRequest, arrived_at: float | None = None) -> None:
-        """Line up all choices of a request, which has arrived just now or then. Raises what `check` does."""
+        """Queue all choices of a request that arrived at `arrived_at`, by default now. Raises like `check`."""
         self.check(request)
         arrived_at = self.clock() if arrived_at is None else arrived_at
         if request.beam_search is not None:
@@ -243,15 +244,16 @@ class Scheduler:
         return choices
 
     def abort(self, request_id: str, choice: int | None = None) -> list[ChoiceHistory]:
-        """End one choice, or all. Their blocks are free at once; what is unknown or has ended is left alone.
+        """End one choice, or all if `choice` is None, and free the blocks at once. Unknown and ended choices are
+        ignored.
 
-        Returns what became of those that ended with it.
+        Returns the histories of the choices that ended.
         """
         now = self.clock()
         return self._choices.abort(request_id, choice, now) + self._searches.abort(request_id, choice, now)
 
     def explain(self, request_id: str) -> list[ChoiceHistory]:
-        """What became so far of a request's choices that have not ended; of none, if it is unknown."""
+        """Histories of the request's live choices; empty if it is unknown."""
         now = self.clock()
         return self._choices.explain(request_id, now) + self._searches.explain(request_id, now)
 
@@ -265,7 +267,9 @@ class Scheduler:
         self._others = None
         if background or (self._waiting and self._waiting.peek().is_background):
             self._others = step.load()
-            step.budget = min(step.budget, self._room.num_tokens(self._others, self._least_background(background)))
+            step.budget = min(
+                step.budget, self._background_budget.num_tokens(self._others, self._least_background(background))
+            )
             self._fill(step, background, is_background=True)
         if not step.shares:
             return StepPlan((), (), (), ())
@@ -275,41 +279,41 @@ class Scheduler:
         return StepPlan(self._run_state.take_released(), tuple(step.copies), tuple(step.admitted), scheduled)
 
     def note_seconds(self, seconds: float) -> None:
-        """The last step has taken so long, which decides how much background work is added to later ones."""
+        """Record the duration of the last step, which determines how much background work later steps include."""
         self._counters.step_s += seconds
         if self._others is not None:
-            self._room.observe(self._others, self._num_added, seconds)
+            self._background_budget.observe(self._others, self._num_added, seconds)
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
-        """Plan the step after one whose results are still to come, if these cannot matter to it.
+        """Plan the step after `plan` before its result is known, if that result cannot affect it.
 
-        It goes between that one's execution and its `update`, and is executed and updated after it.
+        Call it between the execution of `plan` and its `update`; execute and update the returned plan after that.
         """
         if self._waiting and self._run_state.num_free_slots > 0:
             return None
         others = self._others
         if others is not None and (others.num_rows or (self._waiting and not self._waiting.peek().is_background)):
-            return None  # how much background work there is beside others, and who takes its place, is decided by step
-        going = goes_on_alone(plan, self._running.values())
-        if not going or len(going) > self._limit.budget(self._running, self._waiting):
+            return None  # the amount of background work is decided for each step
+        decoding = independent_decodes(plan, self._running.values())
+        if not decoding or len(decoding) > self._limit.budget(self._running, self._waiting):
             return None
-        ahead = plan_ahead(going, self._pool, self._config.block_size)
+        ahead = plan_ahead(decoding, self._pool, self._config.block_size)
         if ahead is not None:
-            self._counters.count_step(len(going))
+            self._counters.count_step(len(decoding))
         return ahead
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Take in what the plan brought; results of choices that were aborted meanwhile are dropped."""
+        """Apply the result of a plan. Results of choices that were aborted meanwhile are dropped."""
         now = self.clock()
         if result.out_of_memory:
-            return self._retreat(plan, result.out_of_memory, now)
+            return self._handle_out_of_memory(plan, result.out_of_memory, now)
         self._limit.note_success()
         number = self._counters.steps_done + 1
         prefills: list[int] = []
         results: dict[str, ChoiceResult] = {}
         for share, choice in zip(plan.scheduled, result.choices, strict=True):
             if share.key != choice.key:
-                raise IntegrityError(f"the runner answered for {choice.key!r} in place of {share.key!r}")
+                raise IntegrityError(f"the runner returned {choice.key!r} instead of {share.key!r}")
             if (request := self._running.get(share.key)) is not None:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
@@ -322,19 +326,19 @@ class Scheduler:
         self._counters.count_result(prefills, len(results) - len(prefills))
         return self._choices.advance(plan.scheduled, results, now) + self._searches.advance(results, now)
 
-    def _retreat(self, plan: StepPlan, reason: str, now: float) -> list[RequestOutput]:
-        """Go on after a step for which memory ran out: it brought nobody anything."""
+    def _handle_out_of_memory(self, plan: StepPlan, reason: str, now: float) -> list[RequestOutput]:
+        """Recover from a step that ran out of memory and returned no results."""
         self._counters.out_of_memory += 1
-        retreat = self._limit.retreat(plan, self._running, reason)
-        if retreat.preempted is not None:
-            self._preempt(retreat.preempted)
-        if retreat.failed is None:
+        decision = self._limit.decide(plan, self._running, reason)
+        if decision.preempted is not None:
+            self._preempt(decision.preempted)
+        if decision.failed is None:
             return []
-        owner = self._searches if retreat.failed.request_id in self._searches else self._choices
-        return owner.fail(retreat.failed, OUT_OF_MEMORY, now)
+        owner = self._searches if decision.failed.request_id in self._searches else self._choices
+        return owner.fail(decision.failed, OUT_OF_MEMORY, now)
 
     def _preempt(self, victim: Request, not_yet_sent: Collection[str] = ()) -> None:
-        """Have a choice, with its group, wait again; `not_yet_sent` as for the run_state."""
+        """Put a choice and its group back in the queue. `not_yet_sent` as in RunState.stop."""
         self._run_state.preempt(victim, not_yet_sent)
         self._counters.preemptions += 1
         victim.progress.note_preemption(self.clock())
@@ -342,7 +346,7 @@ class Scheduler:
     def stats(
         self, speculation: tuple[SpeculationStats, ...] = (), learning: LearningStats | None = None
     ) -> EngineStats:
-        """A snapshot of counters and gauges, with what the runner says of its speculation and learning."""
+        """A snapshot of counters and gauges, including the runner's speculation and learning statistics."""
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
@@ -360,15 +364,15 @@ class Scheduler:
         """Raise IntegrityError unless every block and every choice is accounted for."""
         self._pool.check_integrity([request.blocks for request in self._running.values()])
         groups = self._choices.members + self._searches.members
-        check_books(groups, self._running, len(self._waiting), self._config.block_size)
+        check_accounting(groups, self._running, len(self._waiting), self._config.block_size)
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def _fill(self, step: Step, running: Sequence[Request], *, is_background: bool = False) -> None:
-        """Schedule running choices, then their drafts, then those that wait."""
+        """Schedule running choices, then their drafts, then waiting choices."""
         for request in running:
             leads = request.group is None or request is request.members[0]
-            if leads and request.key in self._running:  # not preempted for one before it
+            if leads and request.key in self._running:  # not preempted for an earlier one
                 self._continue(request, step)
         for request in running:
             if request.num_draft and request.key in self._running:
@@ -376,8 +380,10 @@ class Scheduler:
         self._admit_waiting(step, is_background=is_background)
 
     def _continue(self, request: Request, step: Step) -> None:
-        """Schedule a running choice and the others of its group. Where KV blocks run out, preempt the running choice
-        that the policy ranks last (`rank` of waiting_queue.py), which may be this one.
+        """Schedule a running choice and its group.
+
+        If KV blocks run out, the running choice with the highest `rank` of the waiting queue is preempted, possibly
+        this one.
         """
         if request.only_decodes and request.num_computed < len(request.blocks) * self._config.block_size:
             if step.budget:
@@ -387,30 +393,30 @@ class Scheduler:
         shares = lockstep(members, step.budget)
         if not any(shares):
             return
-        starts = [self._sharing.fork(member) for member in members]
+        reused = [self._sharing.fork(member) for member in members]
         num_new = [
-            self._num_to_grow(member, num_tokens) if start is None else self._num_to_begin(member, start)
-            for member, start, num_tokens in zip(members, starts, shares, strict=True)
+            self._num_to_grow(member, num_tokens) if reuse is None else self._num_to_place(member, reuse)
+            for member, reuse, num_tokens in zip(members, reused, shares, strict=True)
         ]
         while not self._pool.can_allocate(sum(num_new)):
             victim = max(self._running.values(), key=self._waiting.rank)
             self._preempt(victim, not_yet_sent=step.take_back(victim.members))
             if victim in members:
                 return
-        for member, start, count, num_tokens in zip(members, starts, num_new, shares, strict=True):
+        for member, reuse, count, num_tokens in zip(members, reused, num_new, shares, strict=True):
             new_blocks = self._pool.allocate(count)
-            if start is not None:
-                self._pool.share(start.shared)
-                self._place(member, start, new_blocks, step)
-                step.admit(member, num_tokens, start.forked_from)
+            if reuse is not None:
+                self._pool.share(reuse.shared)
+                self._place(member, reuse, new_blocks, step)
+                step.admit(member, num_tokens, reuse.forked_from)
             elif num_tokens:
                 member.blocks += new_blocks
                 step.give(member, num_tokens, tuple(new_blocks))
 
     def _grant_drafts(self, request: Request, step: Step) -> None:
-        """Give a decoding choice, and its guide, room for its drafts, as far as budget and free blocks go.
+        """Give a decoding choice and its guide room for drafts, as far as budget and free blocks allow.
 
-        The output that is left to it bounds them, so they stay within the blocks and positions that it may ever use.
+        Drafts are limited to the remaining output, so they stay within the blocks and positions the choice may use.
         """
         share = step.shares.get(request.key)
         if share is None or request.num_computed + share.num_tokens < len(request.tokens):
@@ -434,81 +440,81 @@ class Scheduler:
             step.give_drafts(member, num_draft, tuple(new_blocks))
 
     def _least_background(self, running: Sequence[Request]) -> int:
-        """The fewest tokens that bring on the background choice that is served first."""
+        """The fewest tokens with which the first background choice makes progress."""
         first = next((request for request in running if request is request.members[0]), None)
         if first is None:
             return len(self._waiting.peek().members) if self._waiting else 1
         return least_share(first.members)
 
     def _admit_waiting(self, step: Step, *, is_background: bool) -> None:
-        """Admit from the head of the queue for as long as it fits; background work makes way for others."""
+        """Admit choices from the head of the queue while they fit. Background work is preempted for other work."""
         while self._waiting and step.budget >= len(self._waiting.peek().members):
             head = self._waiting.peek()
             if head.is_background != is_background:
                 return
-            starts: Sequence[Start] | None = ()
+            reused: Sequence[ReusedKV] | None = ()
             if has_slots := self._run_state.num_free_slots >= (1 if head.group is None else head.group.width):
-                starts = self._starts_of(head)
-            if starts is None:
-                return  # others are computing what it will share
-            if has_slots and self._has_blocks_for(head, starts):
-                self._admit(head, starts, step)
-            elif is_background or not self._make_way():
+                reused = self._reuse_of(head)
+            if reused is None:
+                return  # siblings are computing what it will share
+            if has_slots and self._has_blocks_for(head, reused):
+                self._admit(head, reused, step)
+            elif is_background or not self._preempt_background():
                 return
 
-    def _starts_of(self, head: Request) -> Sequence[Start] | None:
-        """From where each member of a group begins; None as long as that is not known."""
-        found = [self._sharing.find_start(member, self._choices.running_siblings(member)) for member in head.members]
-        starts = [start for start in found if start is not None]
-        return starts if len(starts) == len(found) else None
+    def _reuse_of(self, head: Request) -> Sequence[ReusedKV] | None:
+        """The KV that each member of a group reuses, or None while that is still being computed."""
+        found = [self._sharing.find_reusable(member, self._choices.running_siblings(member)) for member in head.members]
+        reused = [reuse for reuse in found if reuse is not None]
+        return reused if len(reused) == len(found) else None
 
-    def _has_blocks_for(self, head: Request, starts: Sequence[Start]) -> bool:
-        num_new = sum(map(self._num_to_begin, head.members, starts))
-        # Whatever is shared: to find out how many of those blocks nobody else holds takes a look at each.
+    def _has_blocks_for(self, head: Request, reused: Sequence[ReusedKV]) -> bool:
+        num_new = sum(map(self._num_to_place, head.members, reused))
+        # The cheap bound first: counting which shared blocks are only cached looks at each of them.
         if not self._pool.can_allocate(num_new):
             return False
-        return self._pool.can_allocate(num_new, sharing={block for start in starts for block in start.shared})
+        return self._pool.can_allocate(num_new, sharing={block for reuse in reused for block in reuse.shared})
 
-    def _make_way(self) -> bool:
-        """Have the background choice that matters least wait; False if none runs."""
+    def _preempt_background(self) -> bool:
+        """Preempt the background choice with the highest rank. Returns False if none runs."""
         background = [request for request in self._running.values() if request.is_background]
         if not background:
             return False
         self._preempt(max(background, key=self._waiting.rank))
         return True
 
-    def _admit(self, head: Request, starts: Sequence[Start], step: Step) -> None:
-        """Let the head of the queue run, for which there is room."""
+    def _admit(self, head: Request, reused: Sequence[ReusedKV], step: Step) -> None:
+        """Admit the head of the queue, which must fit."""
         members = head.members
-        num_new = [self._num_to_begin(member, start) for member, start in zip(members, starts, strict=True)]
+        num_new = [self._num_to_place(member, reuse) for member, reuse in zip(members, reused, strict=True)]
         self._waiting.pop()
-        self._pool.share([block for start in starts for block in start.shared])
-        for member, start, count in zip(members, starts, num_new, strict=True):
-            self._place(member, start, self._pool.allocate(count), step)
-        for member, start, num_tokens in zip(members, starts, lockstep(members, step.budget), strict=True):
-            step.admit(member, num_tokens, start.forked_from)
+        self._pool.share([block for reuse in reused for block in reuse.shared])
+        for member, reuse, count in zip(members, reused, num_new, strict=True):
+            self._place(member, reuse, self._pool.allocate(count), step)
+        for member, reuse, num_tokens in zip(members, reused, lockstep(members, step.budget), strict=True):
+            step.admit(member, num_tokens, reuse.forked_from)
         head.progress.note_admission(self.clock(), head.num_cached or 0)
 
     def _num_to_grow(self, request: Request, num_tokens: int) -> int:
-        """The blocks that a running request lacks to compute so many tokens."""
+        """Blocks that a running request lacks to compute `num_tokens` tokens."""
         end = request.num_computed + num_tokens + request.num_candidates
         return max(0, self._blocks_for(end) - len(request.blocks))
 
-    def _num_to_begin(self, request: Request, start: Start) -> int:
-        """The blocks that a request needs for all of its tokens, beside those that it shares."""
-        return self._blocks_for(len(request.tokens) + request.sampling.num_candidates) - len(start.shared)
+    def _num_to_place(self, request: Request, reuse: ReusedKV) -> int:
+        """Blocks that a request needs for all its tokens, in addition to the shared ones."""
+        return self._blocks_for(len(request.tokens) + request.sampling.num_candidates) - len(reuse.shared)
 
-    def _place(self, request: Request, start: Start, new_blocks: list[int], step: Step) -> None:
-        """Let a request run, in blocks of which it holds the shared ones already."""
-        if start.copied is not None:
-            step.copies.append((start.copied, new_blocks[0]))
-        request.blocks = [*start.shared, *new_blocks]
-        request.num_computed = start.num_computed
+    def _place(self, request: Request, reuse: ReusedKV, new_blocks: list[int], step: Step) -> None:
+        """Start a request in its blocks. It must already hold the shared ones."""
+        if reuse.copied is not None:
+            step.copies.append((reuse.copied, new_blocks[0]))
+        request.blocks = [*reuse.shared, *new_blocks]
+        request.num_computed = reuse.num_computed
         request.forked_from = None
         if request.num_cached is None:
-            request.num_cached = start.num_cached
-            self._counters.prefix_queries += start.num_looked_up
-            self._counters.prefix_hits += min(start.num_cached, start.num_looked_up)  # a fork looks nothing up
+            request.num_cached = reuse.num_cached
+            self._counters.prefix_queries += reuse.num_looked_up
+            self._counters.prefix_hits += min(reuse.num_cached, reuse.num_looked_up)  # a fork looks up nothing
             self._waiting.note_service(request, num_input=request.remaining)
         self._running[request.key] = request
 

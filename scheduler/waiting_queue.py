@@ -1,4 +1,4 @@
-"""The queue of waiting choices: in which order they are admitted, and which running choice is preempted."""
+"""The waiting queue: the order of admission, and which running choice is preempted."""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -10,39 +10,39 @@ from scheduler.request import Request
 
 
 class WaitingQueue(Protocol):
-    """The waiting order as a policy. Its head waits until it fits: nothing overtakes it for being smaller."""
+    """A waiting order. Its head waits until it fits: smaller requests do not overtake it."""
 
     def __len__(self) -> int: ...
 
     def push(self, request: Request) -> None:
-        """Line up a new choice."""
+        """Add a new choice."""
         ...
 
     def requeue(self, request: Request) -> None:
-        """Line up a preempted choice, before all newer ones of its class."""
+        """Put a preempted choice back, before all newer ones of its class."""
         ...
 
     def peek(self) -> Request:
-        """The head, which stays; the queue must not be empty."""
+        """The head, which stays in the queue. The queue must not be empty."""
         ...
 
     def pop(self) -> Request:
-        """Take the head out, because it is admitted."""
+        """Remove and return the head for admission."""
         ...
 
     def remove(self, request: Request) -> None:
-        """Take out a waiting choice, wherever it stands."""
+        """Remove a waiting choice from any position."""
         ...
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Which running choice makes room: the one with the highest rank, the newest of those that matter least.
+        """Sort key for preemption: the running choice with the highest rank gives way.
 
-        The one with the lowest always keeps what it has, so that work always completes.
+        The choice with the lowest rank always keeps its blocks, so that work always completes.
         """
         ...
 
     def note_service(self, request: Request, *, num_input: int = 0, num_output: int = 0) -> None:
-        """A choice that was admitted gets so many tokens of its prompt computed, or has got so many of output."""
+        """Record service: `num_input` prompt tokens to be computed at admission, or `num_output` generated tokens."""
         ...
 
 
@@ -59,7 +59,7 @@ class ArrivalQueue:
         insort(self._waiting, request, key=self.rank)
 
     def requeue(self, request: Request) -> None:
-        self.push(request)  # it kept its place in the order of arrival
+        self.push(request)  # its arrival position is unchanged
 
     def peek(self) -> Request:
         return self._waiting[0]
@@ -77,23 +77,23 @@ class ArrivalQueue:
         return (request.arrival,)
 
     def note_service(self, request: Request, *, num_input: int = 0, num_output: int = 0) -> None:
-        """Decides nothing here."""
+        """Ignored: arrival order does not depend on service."""
 
 
 class PriorityQueue(ArrivalQueue):
-    """Lower priority numbers first, then first come, first served. Low priorities wait for as long as others come."""
+    """Lowest priority number first, then first come, first served. Others can wait indefinitely."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
         return (request.priority, request.arrival)
 
 
 class TurnQueue:
-    """Parties take turns, whatever the number of choices behind each; within one, first come is first served."""
+    """Parties take turns, however many choices each has. Within a party: first come, first served."""
 
     def __init__(self, party: Callable[[Request], str]) -> None:
-        """`party` says whose turn a choice takes."""
+        """`party` returns the party whose turn a choice uses."""
         self._party = party
-        self._turns: OrderedDict[str, ArrivalQueue] = OrderedDict()  # only parties that wait, the next one first
+        self._turns: OrderedDict[str, ArrivalQueue] = OrderedDict()  # only parties that wait, in order of their turns
 
     def __len__(self) -> int:
         return sum(map(len, self._turns.values()))
@@ -103,7 +103,7 @@ class TurnQueue:
 
     def requeue(self, request: Request) -> None:
         self._line(request).requeue(request)
-        self._turns.move_to_end(self._party(request), last=False)  # its turn brought nothing, so it is given back
+        self._turns.move_to_end(self._party(request), last=False)  # its turn produced nothing, so it is returned
 
     def peek(self) -> Request:
         return next(iter(self._turns.values())).peek()
@@ -124,7 +124,7 @@ class TurnQueue:
         return (request.arrival,)
 
     def note_service(self, request: Request, *, num_input: int = 0, num_output: int = 0) -> None:
-        """A turn is a turn."""
+        """Ignored: turns do not depend on service."""
 
     def _line(self, request: Request) -> ArrivalQueue:
         return self._turns.setdefault(self._party(request), ArrivalQueue())
@@ -135,22 +135,22 @@ class TurnQueue:
 
 
 INPUT_COST = 1.0
-"""Service that a computed token of a prompt is, and ..."""
+"""Service cost of a computed prompt token."""
 OUTPUT_COST = 2.0
-"""... that a token of output is: the paper's weights, after usual prices."""
+"""Service cost of a generated token. Both are the paper's weights, which follow common prices."""
 
 
 class FairShareQueue:
-    """Of the clients that wait, the one that has got the least service for its weight is next.
+    """Serves the waiting client with the least service per weight (virtual token counter, arXiv:2401.00588).
 
-    Each has a virtual token counter: service divided by weight. One that had nothing waiting and comes back has its
-    counter lifted to the least of those that wait: nobody saves up service for later. While two clients wait all the
-    time, what both get in any interval differs, divided by their weights, by at most twice the greater of INPUT_COST *
-    longest prompt and OUTPUT_COST * most tokens that run at a time, divided by the smaller weight (theorem 4.4).
+    Each client's counter is its service divided by its weight. A client that returns after waiting for nothing is
+    lifted to the lowest counter of the waiting clients, so unused service is not saved up. While two clients both wait,
+    their service per weight differs by at most twice the greater of INPUT_COST * longest prompt and OUTPUT_COST * most
+    running tokens, divided by the smaller weight (theorem 4.4).
     """
 
     def __init__(self, make_line: Callable[[], WaitingQueue]) -> None:
-        """`make_line` makes the line of one client."""
+        """`make_line` creates the queue of one client."""
         self._make_line = make_line
         self._lines: dict[str, WaitingQueue] = {}  # only of clients that wait
         self._counters: dict[str, float] = {}
@@ -165,7 +165,7 @@ class FairShareQueue:
         self._line(request.client).push(request)
 
     def requeue(self, request: Request) -> None:
-        self._line(request.client).requeue(request)  # without a lift: its client was not idle
+        self._line(request.client).requeue(request)  # not lifted: its client was not idle
 
     def peek(self) -> Request:
         return self._lines[self._next()].peek()
@@ -188,7 +188,7 @@ class FairShareQueue:
         self._counters[request.client] = self._counters.get(request.client, 0.0) + service / request.weight
 
     def _next(self) -> str:
-        """Of several with the same counter, the one that began to wait last: it was lifted to the others."""
+        """The client with the lowest counter. Ties go to the one that began to wait last, because it was lifted."""
         return min(reversed(self._lines), key=lambda client: self._counters.get(client, 0.0))
 
     def _lift(self, client: str) -> None:
@@ -208,10 +208,10 @@ class FairShareQueue:
 
 
 class TieredQueue:
-    """Lower tiers first, whatever the policy; within one, the order is that of its own line."""
+    """Lowest tier first under every policy. Within a tier, its own queue decides."""
 
     def __init__(self, make_line: Callable[[], WaitingQueue]) -> None:
-        """`make_line` makes the line of one tier, which stays: it may remember whom it has served."""
+        """`make_line` creates the queue of one tier. It is kept when empty, because it may remember past service."""
         self._make_line = make_line
         self._lines: dict[int, WaitingQueue] = {}  # in the order of tiers
 
@@ -223,7 +223,7 @@ class TieredQueue:
 
     @property
     def num_background(self) -> int:
-        """Those that only get the room that others leave."""
+        """Waiting choices in background tiers."""
         return sum(len(line) for tier, line in self._lines.items() if tier >= BACKGROUND)
 
     def push(self, request: Request) -> None:
@@ -258,7 +258,7 @@ class TieredQueue:
 
 
 def make_queue(policy: Policy) -> TieredQueue:
-    """The queue of a policy's name, for each tier."""
+    """Create the queue for a policy; each tier gets its own."""
     lines: dict[Policy, Callable[[], WaitingQueue]] = {
         "fcfs": ArrivalQueue,
         "priority": PriorityQueue,
@@ -268,5 +268,5 @@ def make_queue(policy: Policy) -> TieredQueue:
 
 
 def _between_salts() -> TurnQueue:
-    """The salts of a client take turns within its share: more of them, which it chooses, bring it no more."""
+    """Turns between a client's salts, so that using more salts does not bring more service."""
     return TurnQueue(lambda request: request.cache_salt)

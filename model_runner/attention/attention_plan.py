@@ -1,8 +1,8 @@
-"""Which work the CUDA attention does in a step: laid out on the host, read by the kernels from device memory.
+"""Plans the work of CUDA attention for a step. The host builds the plan; kernels read it from device memory.
 
-A tile is some consecutive tokens of one choice, or a single node of a draft tree that has ancestors elsewhere than at
-the place of their position. The keys that a node sees are gathered from its path, so that it is computed as the same
-token in a plain chain is, in the order of the positions, and no mask of trees is needed.
+A tile is a run of consecutive tokens of one choice, or a single draft-tree node with an ancestor that is not stored at
+its position's place. Such a node's keys are gathered along its path, in the order of positions. So it is computed like
+the same token in a plain chain, and no tree mask is needed.
 """
 
 from dataclasses import dataclass
@@ -12,55 +12,55 @@ import numpy as np
 from model_runner.batch import Batch, Int32Array, IntArray, TreePaths
 from model_runner.kernels.triton.attention import HEADER, ITEM, MERGED_ROWS, SPLIT
 
-_NOWHERE = np.iinfo(np.int32).max
-"""From this position on the keys of an ordinary tile stand elsewhere."""
+_NO_PATH = np.iinfo(np.int32).max
+"""Path start of an ordinary tile, which has no keys on a path."""
 
-_ITEMS_OF_A_PROGRAM = 4
-"""A tile is cut if it is longer than this part of a program's share, so that no program is left with much more work."""
+_ITEMS_PER_PROGRAM = 4
+"""A tile is split if it is longer than a program's share divided by this, to balance the work between programs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
-    """What decides how a batch is cut into tiles and items. Only `group` and `block_m` may differ the rounding."""
+class Tiling:
+    """Parameters that determine tiles and items. Only `group` and `block_m` affect rounding."""
 
     block_size: int
-    """Of the cache."""
+    """Tokens per block of the cache."""
     group: int
-    """Heads of a key-value head, at most."""
+    """Maximum number of query heads per key-value head."""
     block_m: int
     """Rows of a tile."""
     programs: int
-    """That share the items, for each key-value head."""
+    """Programs that share the items, per key-value head."""
     part_rows: int
-    """Room for partial sums; tiles that find none are not cut."""
+    """Capacity for partial sums. Tiles beyond it are not split."""
 
     @property
     def tokens(self) -> int:
-        """In a tile, at most."""
+        """Maximum number of tokens in a tile."""
         return self.block_m // self.group
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The work of a step, on the host. T tokens."""
+    """The work of a step with T tokens, on the host."""
 
     block_m: int
     """Rows of a tile."""
-    slots: IntArray  # [T] where each token's key and value go: block * block_size + offset
-    items: Int32Array  # [I, ITEM] the longest first
+    slots: IntArray  # [T] slot of each token's key and value: block * block_size + offset
+    items: Int32Array  # [I, ITEM], longest first
     merges: Int32Array  # [M, MERGE]
-    paths: Int32Array  # [P] slots of the keys on the paths of draft trees
-    tables: Int32Array  # [B] the blocks of all choices, one after the other
+    paths: Int32Array  # [P] slots of the keys on the draft trees' paths
+    tables: Int32Array  # [B] block tables of all choices, concatenated
 
     @property
     def num_numbers(self) -> int:
-        """Of 32 bits that it takes on the device, beside the slots."""
+        """Size on the device in int32 values, without the slots."""
         return HEADER + self.items.size + self.merges.size + self.paths.size + self.tables.size
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """N tiles. Each array is [N]."""
+    """N tiles; each array is [N]."""
 
     token: IntArray
     count: IntArray
@@ -71,25 +71,25 @@ class _Tiles:
 
     @property
     def num_splits(self) -> IntArray:
-        """That the last token of each sees."""
+        """[N] number of splits that the last token of each tile sees."""
         return (self.position + self.count - 1) // SPLIT + 1
 
 
-def make_plan(batch: Batch, cutting: Cutting) -> AttentionPlan:
-    """The plan of a batch; of numpy operations over tokens, tiles and items, for it is made at every step."""
-    block_size = cutting.block_size
+def make_plan(batch: Batch, tiling: Tiling) -> AttentionPlan:
+    """The plan of a batch. Uses only numpy operations over tokens, tiles and items, because it runs in every step."""
+    block_size = tiling.block_size
     lengths = np.fromiter(map(len, batch.block_tables), dtype=np.int64, count=len(batch.block_tables))
     tables = np.concatenate([np.empty(0, dtype=np.int32), *batch.block_tables], dtype=np.int32, casting="unsafe")
-    table_of = (lengths.cumsum() - lengths)[batch.choice_of]  # [T] where its choice's table begins
-    tiles = _cut_tokens(batch, cutting.tokens, table_of)
-    items, merges = _share_out(tiles, cutting)
+    table_of = (lengths.cumsum() - lengths)[batch.choice_of]  # [T] start of its choice's table
+    tiles = _cut_tokens(batch, tiling.tokens, table_of)
+    items, merges = _make_items(tiles, tiling)
     paths = np.empty(0, dtype=np.int32)
     if batch.paths is not None:
         places = batch.paths.places
         blocks = tables[np.repeat(table_of, np.diff(batch.paths.first)) + places // block_size]
         paths = blocks * np.int32(block_size) + (places % block_size).astype(np.int32)
     return AttentionPlan(
-        block_m=cutting.block_m,
+        block_m=tiling.block_m,
         slots=batch.block_of * block_size + batch.offset_of,
         items=items,
         merges=merges,
@@ -99,12 +99,12 @@ def make_plan(batch: Batch, cutting: Cutting) -> AttentionPlan:
 
 
 def longest_run(batch: Batch) -> int:
-    """Tokens of the choice that has most in the batch."""
+    """The largest number of tokens that one choice has in the batch."""
     return int(np.bincount(batch.choice_of).max(initial=0))
 
 
 def empty_items(first: int, last: int, tokens: int) -> Int32Array:
-    """Items [n, ITEM] that give zeros to tokens from `first` to `last` (excluded), `tokens` at a time."""
+    """Items [n, ITEM] that write zeros for tokens `first` to `last` (exclusive), `tokens` at a time."""
     token = np.arange(first, last, tokens)
     items = np.zeros((len(token), ITEM), dtype=np.int32)
     items[:, 0], items[:, 1], items[:, 8] = token, np.minimum(tokens, last - token), -1
@@ -112,26 +112,26 @@ def empty_items(first: int, last: int, tokens: int) -> Int32Array:
 
 
 def _cut_tokens(batch: Batch, tokens: int, table_of: IntArray) -> _Tiles:
-    """Tiles of so many tokens at most."""
+    """Cut the batch into tiles of at most `tokens` tokens."""
     positions, choice = batch.positions, batch.choice_of
-    elsewhere = np.zeros(len(positions), dtype=np.bool_) if batch.paths is None else _elsewhere(batch.paths)
+    off_place = np.zeros(len(positions), dtype=np.bool_) if batch.paths is None else _off_place(batch.paths)
     begins = np.ones(len(positions), dtype=np.bool_)
-    begins[1:] = (choice[1:] != choice[:-1]) | (positions[1:] != positions[:-1] + 1) | elsewhere[1:] | elsewhere[:-1]
+    begins[1:] = (choice[1:] != choice[:-1]) | (positions[1:] != positions[:-1] + 1) | off_place[1:] | off_place[:-1]
     runs = np.flatnonzero(begins)
     lengths = np.diff(runs, append=len(positions))
     counts = -(-lengths // tokens)
     ordinal = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
     token = np.repeat(runs, counts) + ordinal * tokens
-    start, entry = np.full(len(token), _NOWHERE, dtype=np.int64), np.zeros(len(token), dtype=np.int64)
+    start, entry = np.full(len(token), _NO_PATH, dtype=np.int64), np.zeros(len(token), dtype=np.int64)
     if batch.paths is not None:
-        node = elsewhere[token]
+        node = off_place[token]
         start[node], entry[node] = batch.paths.start[token[node]], batch.paths.first[token[node]]
     count = np.minimum(tokens, np.repeat(lengths, counts) - ordinal * tokens)
     return _Tiles(token, count, positions[token], table_of[token], start, entry)
 
 
-def _elsewhere(paths: TreePaths) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """[T] whether some key on a token's path, its own included, stands elsewhere than at the place of its position."""
+def _off_place(paths: TreePaths) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """[T] whether some key on the token's path, including its own, is not stored at its position's place."""
     counts = np.diff(paths.first)
     position = np.arange(len(paths.places)) + np.repeat(paths.start - paths.first[:-1], counts)
     is_moved = paths.places != position
@@ -139,14 +139,14 @@ def _elsewhere(paths: TreePaths) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.asarray(np.diff(moved_before[paths.first]) > 0)
 
 
-def _share_out(tiles: _Tiles, cutting: Cutting) -> tuple[Int32Array, Int32Array]:
-    """Items, the longest first, and merges: tiles much longer than a program's share are cut into their splits."""
+def _make_items(tiles: _Tiles, tiling: Tiling) -> tuple[Int32Array, Int32Array]:
+    """Make items, longest first, and merges. Tiles much longer than a program's share become one item per split."""
     num_splits = tiles.num_splits
-    share = -(-int(num_splits.sum()) // (cutting.programs * _ITEMS_OF_A_PROGRAM))
+    share = -(-int(num_splits.sum()) // (tiling.programs * _ITEMS_PER_PROGRAM))
     cut = np.flatnonzero(num_splits > max(1, share))
     cut = cut[np.argsort(-num_splits[cut], kind="stable")]
-    part_rows = num_splits[cut] * tiles.count[cut] * cutting.group
-    has_room = part_rows.cumsum() <= cutting.part_rows
+    part_rows = num_splits[cut] * tiles.count[cut] * tiling.group
+    has_room = part_rows.cumsum() <= tiling.part_rows
     cut, part_rows = cut[has_room], part_rows[has_room]
     part = np.full(len(num_splits), -1, dtype=np.int64)
     part[cut] = part_rows.cumsum() - part_rows
@@ -160,7 +160,7 @@ def _share_out(tiles: _Tiles, cutting: Cutting) -> tuple[Int32Array, Int32Array]
     columns = (tiles.token, tiles.count, tiles.position, tiles.table, tiles.start, tiles.entry)
     items = np.stack([*(column[tile] for column in columns), first, last, part[tile]], axis=1, dtype=np.int32)[order]
 
-    units = -(-tiles.count[cut] * cutting.group // MERGED_ROWS)
+    units = -(-tiles.count[cut] * tiling.group // MERGED_ROWS)
     tile = np.repeat(cut, units)
     row = (np.arange(len(tile)) - np.repeat(units.cumsum() - units, units)) * MERGED_ROWS
     merged = (tiles.token, tiles.count, tiles.position, num_splits, part)

@@ -1,4 +1,4 @@
-"""Paged attention by the C++ kernels."""
+"""Paged attention with the C++ kernels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +16,14 @@ from model_runner.kv_cache import KVCache, cache_structs
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """A step as an SwStep, and the arrays that it points into."""
+    """An SwStep and the arrays it points into."""
 
     struct: CData
     arrays: tuple[Int32Array, ...]
 
 
 def make_step(batch: Batch) -> NativeStep:
-    """The step of a batch on the CPU."""
+    """The SwStep of a batch."""
     table = batch.block_table()
     count, (num_choices, width) = len(batch.positions), table.shape
     arrays: list[tuple[npt.NDArray[Any], tuple[int, ...]]] = [
@@ -41,12 +41,12 @@ def make_step(batch: Batch) -> NativeStep:
 
 
 def attention_struct(heads: int, options: AttentionOptions) -> CData:
-    """The options of a layer as an SwAttention."""
+    """A layer's options as an SwAttention."""
     return CPU.new("SwAttention", (heads, options.window or 0, options.scale, options.softcap or 0.0))
 
 
 class NativeAttention(AttentionBackend[NativeStep]):
-    """Attention in C++, on tiles that are the blocks of the cache."""
+    """Attention in C++. A tile of keys is one block of the cache."""
 
     needs_clean_blocks = False
 

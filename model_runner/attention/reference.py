@@ -1,9 +1,8 @@
-"""Paged attention in plain torch, for any device: the definition that the native backends are tested against.
+"""Paged attention in plain torch for any device: the reference that the native backends are tested against.
 
-Every query row is paired with each KV block that it sees. A pair is one small matrix product of fixed shape,
-[heads per kv head, dim] x [dim, block_size], whatever the batch, and the partial sums of a row are added in the order
-of the positions. Blocks lie at multiples of the block size in absolute positions, so prefill, chunks and decode cut the
-keys at the same places and round the same way.
+Every query row is paired with each KV block it sees. A pair is one matrix product of fixed shape, [heads per kv head,
+dim] x [dim, block_size], whatever the batch. A row's partial sums are added in the order of positions. Blocks start at
+multiples of the block size, so prefill, chunks and decoding split the keys at the same places and round alike.
 """
 
 from collections.abc import Callable
@@ -18,12 +17,12 @@ from model_runner.batch import Batch, Int32Array, IntArray, TreePaths
 from model_runner.kv_cache import KVCache
 
 _PAIRS_AT_ONCE = 512
-"""Bounds the memory of the gathered blocks; the results do not depend on it."""
+"""Bounds the memory of gathered blocks. Results do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """Some query rows and the pairs (row, block) that they see. Rows with most blocks come first.
+    """Query rows and the (row, block) pairs they see. Rows with most blocks come first.
 
     Pairs are ordered by the ordinal of the block within its row, then by row: the pairs of ordinal j belong to the
     first `widths[j]` rows.
@@ -31,13 +30,13 @@ class RowTiles:
 
     rows: Tensor  # [n] query rows
     pair_row: Tensor  # [pairs] index into rows
-    pair_block: Tensor  # [pairs] physical block; with trees [pairs, block_size], that of every position
-    pair_offset: Tensor | None  # [pairs, block_size] place of every position in its block; None when in order
+    pair_block: Tensor  # [pairs] physical block; with trees [pairs, block_size], one per position
+    pair_offset: Tensor | None  # [pairs, block_size] offset of each position in its block; None when in order
     bias: Tensor  # [pairs, 1, 1, block_size] 0 where the row sees the key, -inf elsewhere
     widths: list[int]
 
     def to(self, device: torch.device) -> "RowTiles":
-        """The same on a device."""
+        """A copy on a device."""
         offset = None if self.pair_offset is None else self.pair_offset.to(device)
         rows, pair_row, block, bias = (t.to(device) for t in (self.rows, self.pair_row, self.pair_block, self.bias))
         return RowTiles(rows, pair_row, block, offset, bias, self.widths)
@@ -45,16 +44,16 @@ class RowTiles:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceMetadata:
-    """The batch and, for each window that a layer asks for, its tiles."""
+    """The batch and its tiles for each window size."""
 
     batch: Batch
-    block_of: Tensor  # [tokens] see Batch
+    block_of: Tensor  # [tokens] as in Batch
     offset_of: Tensor  # [tokens]
     tiles: dict[int | None, list[RowTiles]] = field(default_factory=dict)
 
 
 class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
-    """Attention by gathered blocks."""
+    """Attention over gathered blocks."""
 
     needs_clean_blocks = True
 
@@ -62,7 +61,7 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         self._cache = cache
 
     def prepare(self, batch: Batch) -> ReferenceMetadata:
-        """Tiles are made when the first layer with their window asks."""
+        """Tiles are made when the first layer with their window needs them."""
         device = self._cache.keys[0].device
         block_of, offset_of = (torch.from_numpy(of).to(device) for of in (batch.block_of, batch.offset_of))
         return ReferenceMetadata(batch, block_of, offset_of)
@@ -80,7 +79,7 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         return self.attend(layer, query, options, metadata)
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: ReferenceMetadata) -> Tensor:
-        """What `forward` does once keys and values are in the cache."""
+        """Attend without writing keys and values to the cache."""
         batch = metadata.batch
         tiles = metadata.tiles.get(options.window)
         if tiles is None:
@@ -92,7 +91,7 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         return output
 
     def _attend(self, layer: int, query: Tensor, part: RowTiles, options: AttentionOptions) -> Tensor:
-        """Output [rows, heads, value_dim] of the rows of `part`."""
+        """Output [rows, heads, value_dim] for the rows of `part`."""
         keys, values = self._read(layer, part, query.dtype)
         pairs, kv_heads, dim, block_size = keys.shape
         group = query.shape[1] // kv_heads
@@ -114,9 +113,9 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         return (summed / total.unsqueeze(-1)).flatten(1, 2).to(query.dtype)
 
     def _read(self, layer: int, part: RowTiles, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys [pairs, kv_heads, dim, block_size] and values [pairs, kv_heads, block_size, dim] that the pairs see.
+        """Keys [pairs, kv_heads, dim, block_size] and values [pairs, kv_heads, block_size, dim] of the pairs.
 
-        They are of the type that products with queries of `dtype` are computed in.
+        They have the dtype in which products with queries of `dtype` are computed.
         """
         if part.pair_offset is None:
             keys, values = self._cache.read_blocks(layer, part.pair_block)
@@ -127,7 +126,7 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
 
 
 def _batched_product(left: Tensor, right: Tensor) -> Tensor:
-    """torch.bmm, which takes another path, with other rounding, for a batch of one: never give it such a batch."""
+    """torch.bmm for any batch size. For a batch of one, torch rounds differently, so it is doubled."""
     if left.shape[0] == 1:
         return torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
     return torch.bmm(left, right)
@@ -167,7 +166,7 @@ def _make_part(
     block_size: int,
     window: int | None,
 ) -> RowTiles:
-    """The tiles of `rows`, which are sorted by falling number of blocks. `table` is the batch's block table."""
+    """The tiles of `rows`, which are sorted by descending number of blocks. `table` is the batch's block table."""
     widths = (counts[None, :] > np.arange(counts[0])[:, None]).sum(axis=1)
     ordinal = np.repeat(np.arange(counts[0]), widths)
     pair_row = np.concatenate([np.arange(width) for width in widths])
@@ -197,7 +196,7 @@ def _make_part(
 
 
 def _places(paths: TreePaths, token: IntArray, position: IntArray, key_position: IntArray) -> IntArray:
-    """Where the key positions [pairs, block_size] stand that tokens [pairs] at positions [pairs, 1] see."""
+    """Places of the key positions [pairs, block_size] that tokens [pairs] at positions [pairs, 1] see."""
     start = paths.start[token, None]
     on_path = (key_position >= start) & (key_position <= position)
     entry = paths.first[token, None] + key_position - start

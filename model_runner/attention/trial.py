@@ -1,7 +1,7 @@
-"""A trial at the start: does attention give a row the same bits whatever else is computed?
+"""Startup check: attention must give a row the same bits whatever else is computed with it.
 
-That is what AttentionBackend promises, and exact mode needs. It follows from how the kernels are written, unless a
-compiler or a processor does not do as they say: so the one at hand is asked, with random numbers in an empty cache.
+AttentionBackend guarantees this and exact mode relies on it. The kernels are written for it, but a compiler or
+processor could break it, so the actual hardware is tested with random data in the empty cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,24 +16,24 @@ from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache
 
 _LENGTH = 300
-"""Tokens of the choice under test: more than a split of keys (kernels/triton/attention.py) and many blocks."""
-_BESIDE = 20
-"""Tokens of another one."""
+"""Tokens of the tested choice: more than a split of keys (kernels/triton/attention.py) and many blocks."""
+_OTHER_LENGTH = 20
+"""Tokens of the other choice."""
 _POSITIONS = (31, 256, 290)
-"""Positions of the rows that are compared."""
+"""Positions of the rows to compare."""
 _BEFORE, _AFTER = 5, 3
-"""Rows around one in the middle of a prompt."""
+"""Rows before and after a row in the middle of a prompt."""
 _WINDOWS = (None, 100)
 
 
 def first_difference(attention: AttentionBackend[Any], cache: KVCache, dtype: torch.dtype) -> str | None:
-    """How a row is computed when it has other bits than when it is decoded alone; None if it never has.
+    """The case in which a row differs from decoding it alone, or None if there is none.
 
-    Writes to the cache, so only at the start.
+    Writes to the cache, so call it only at startup.
 
     Args:
-        attention: to the cache.
-        cache: of which one layer of each shape is tried.
+        attention: backend on the cache.
+        cache: one layer of each shape is tested.
         dtype: of queries, keys and values.
     """
     layers = {shape: layer for layer, shape in reversed(list(enumerate(cache.shapes)))}
@@ -51,21 +51,21 @@ def first_difference(attention: AttentionBackend[Any], cache: KVCache, dtype: to
 
 
 class _Trial:
-    """Two choices of random queries, keys and values in one layer, whose keys and values are in the first blocks."""
+    """Two choices with random queries, keys and values in one layer, stored in the first blocks."""
 
     def __init__(self, attention: AttentionBackend[Any], cache: KVCache, layer: int, dtype: torch.dtype) -> None:
         self._attention = attention
         self._layer = layer
         self._block_size = size = cache.block_size
-        num_beside = min(-(-_BESIDE // size), cache.num_blocks - 1)
-        num_own = min(-(-_LENGTH // size), cache.num_blocks - num_beside)
-        self._length, beside = min(_LENGTH, num_own * size), min(_BESIDE, num_beside * size)
-        self._tables = [range(num_own), range(num_own, num_own + num_beside)]
+        num_other = min(-(-_OTHER_LENGTH // size), cache.num_blocks - 1)
+        num_own = min(-(-_LENGTH // size), cache.num_blocks - num_other)
+        self._length, other_length = min(_LENGTH, num_own * size), min(_OTHER_LENGTH, num_other * size)
+        self._tables = [range(num_own), range(num_own, num_own + num_other)]
         self.positions = sorted({min(position, self._length - 1) for position in _POSITIONS})
         shape, device, generator = cache.shapes[layer], cache.keys[0].device, torch.Generator().manual_seed(0)
 
         def random(heads: int, dim: int) -> Tensor:
-            numbers = torch.randn(self._length + beside, heads, dim, generator=generator)
+            numbers = torch.randn(self._length + other_length, heads, dim, generator=generator)
             return numbers.to(device, dtype)
 
         self._query = random(shape.num_heads * shape.group, shape.key_dim)
@@ -75,10 +75,10 @@ class _Trial:
         cache.write(layer, self._key, self._value, *places)
 
     def results(self, position: int, options: AttentionOptions) -> Iterator[tuple[str, Tensor]]:
-        """The row at a position of the first choice, in all ways; first as it is when it is decoded alone."""
+        """A row of the first choice, computed in all cases, with a name for each. Decoding alone comes first."""
         others = range(self._length, len(self._query))
         around = range(max(position - _BEFORE, 0), min(position + _AFTER + 1, self._length))
-        cases = {"alone": [position], "in the middle of a prompt": around, "beside others": [position, *others]}
+        cases = {"alone": [position], "in the middle of a prompt": around, "with others": [position, *others]}
         for how, tokens in cases.items():
             for layout, metadata in self._attention.layouts(self._batch(tokens)).items():
                 rows = torch.tensor(tokens, device=self._query.device)
@@ -87,7 +87,7 @@ class _Trial:
                 yield f"{how}{layout and ', '}{layout}", found[list(tokens).index(position)]
 
     def _batch(self, tokens: Sequence[int]) -> Batch:
-        """A step of these: the first choice's come before the other one's."""
+        """A step of these tokens, in which the first choice's tokens come first."""
         flat = np.array(tokens, dtype=np.int64)
         choice_of = (flat >= self._length).astype(np.int64)
         positions = flat - choice_of * self._length

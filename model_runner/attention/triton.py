@@ -1,4 +1,4 @@
-"""Paged attention on CUDA, by Triton's kernels."""
+"""Paged attention on CUDA with Triton kernels."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_runner.attention.attention_plan import AttentionPlan, Cutting, empty_items, longest_run, make_plan
+from model_runner.attention.attention_plan import AttentionPlan, Tiling, empty_items, longest_run, make_plan
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
 from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, Step, attend, padded
@@ -16,35 +16,36 @@ from model_runner.kv_cache import LARGEST, KVCache
 
 
 def cache_layer(cache: KVCache, layer: int) -> CacheLayer:
-    """Where the kernels find a layer's keys and values."""
+    """A layer's keys and values as the kernels take them."""
     scales = (cache.key_scales[layer], cache.value_scales[layer]) if cache.key_scales else (None, None)
     return CacheLayer(cache.keys[layer], cache.values[layer], *scales)
 
 
 _EXACT_M = 64
-"""Rows of a tile in exact mode: those of a Hopper tensor core's wide products, for a single token as for a prompt."""
+"""Rows of a tile in exact mode, for prompts and single tokens alike: the height of Hopper's wide tensor-core
+products."""
 _DECODING_M, _PROMPT_M = 16, 128
 _DECODED_TOKENS = 32
-"""A batch where no choice has more tokens is one of decoding and verification, if that may matter."""
-_PROGRAMS_OF_AN_SM = 2
-"""That fit at once, by their registers and shared memory."""
+"""A batch whose choices all have at most this many tokens counts as decoding or verification."""
+_PROGRAMS_PER_SM = 2
+"""Programs per SM that fit at once, by registers and shared memory."""
 _PROGRAMS_FOR_ALL = 1 << 20
-"""More than any step has work for."""
+"""More programs than any step has work for."""
 _PARTIAL_SUMS = 2**23
-"""Numbers, in 32 MiB: the splits of half a million positions, with 32 heads of 128 numbers."""
+"""Capacity in float32 values (32 MiB): splits of half a million positions with 32 heads of 128 values."""
 
 
 class TritonMetadata:
-    """A plan in device memory. Tensors stay at their addresses, so that a CUDA graph can be replayed with other plans.
+    """A plan in device memory. Tensors keep their addresses, so that a CUDA graph can be replayed with other plans.
 
     Attributes:
-        slots: [tokens] int64, where keys and values of the step go, block * block_size + offset; -1 for no token.
+        slots: [tokens] int64 slots for the step's keys and values, block * block_size + offset; -1 for padding.
         block_m: rows of a tile.
-        plan: [...] int32, see the kernels' HEADER.
+        plan: [...] int32, laid out as the kernels' HEADER describes.
     """
 
     def __init__(self, max_tokens: int, num_numbers: int, block_m: int, tile_tokens: int, device: torch.device) -> None:
-        """Room for plans of so many tokens at most, that take so many numbers beside the slots."""
+        """Buffers for plans of up to `max_tokens` tokens and `num_numbers` int32 values."""
         self.block_m = block_m
         self._tile_tokens = tile_tokens
         size = max_tokens + -(-num_numbers // 2)
@@ -57,15 +58,16 @@ class TritonMetadata:
         self.has_merges = True
 
     def load(self, plan: AttentionPlan, num_rows: int | None = None) -> None:
-        """Take over a plan, without waiting for the device.
+        """Upload a plan without waiting for the device.
 
         Args:
             plan: of a step.
-            num_rows: of the step with those that fill it up; all that there is room for if it is None. Rows without a
-                token get the slot -1, and zeros for output.
+            num_rows: rows of the step including padding; None for the full capacity. Padding rows get slot -1 and zeros
+                as
+                output.
 
         Raises:
-            ValueError: if there is no room for it, or it has tiles of another size.
+            ValueError: if the plan does not fit or has another tile size.
         """
         num_tokens, max_tokens = len(plan.slots), len(self.slots)
         num_rows = max_tokens if num_rows is None else num_rows
@@ -77,7 +79,7 @@ class TritonMetadata:
             needs = f"{num_tokens} tokens and {at[-1]} numbers"
             raise ValueError(f"there is room for {max_tokens} tokens and {len(self.plan)} numbers, not for {needs}")
         if self._copied is not None:
-            self._copied.synchronize()  # until the plan before has left the staging memory
+            self._copied.synchronize()  # until the previous upload has left the staging memory
         staging = self._staging.numpy()
         staging[:num_tokens], staging[num_tokens:max_tokens] = plan.slots, -1
         numbers = staging[max_tokens:].view(np.int32)
@@ -93,25 +95,25 @@ class TritonMetadata:
 class TritonAttention(AttentionBackend[TritonMetadata]):
     """Attention on CUDA.
 
-    Exact mode keeps the backend's guarantee. Without it, tiles are smaller where choices have few tokens and larger
-    elsewhere, so that a row may round otherwise in another batch.
+    Exact mode keeps the backend's guarantee. Without it, tiles are smaller for choices with few tokens and larger
+    otherwise, so a row may round differently in another batch.
 
-    A value that is not finite makes the whole of a row's head NaN where the tile's rows do not all see it.
+    If a tile's rows do not all see a non-finite value, the whole output head of each row that sees it becomes NaN.
     """
 
     needs_clean_blocks = False
 
     def __init__(self, cache: KVCache, *, exact: bool, num_heads: int, num_programs: int | None = None) -> None:
-        """For queries of so many heads.
+        """Allocates the buffers for partial sums.
 
         Args:
-            cache: with whole keys.
-            exact: see the class.
-            num_heads: of a query, in all layers.
-            num_programs: that run at once; None: as many as the device takes.
+            cache: KV cache with whole keys.
+            exact: whether to keep the backend's guarantee.
+            num_heads: query heads, the same in all layers.
+            num_programs: programs that run at once; None for as many as the device takes.
 
         Raises:
-            ValueError: for a cache without whole keys, or more heads for a key-value head than rows in a tile.
+            ValueError: if the cache has no whole keys, or a key-value head has more query heads than a tile has rows.
         """
         device = cache.keys[0].device
         kv_heads = [keys.shape[1] for keys in cache.keys]
@@ -121,7 +123,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         if self._group > _EXACT_M:
             raise ValueError(f"a key-value head has {self._group} heads; the Triton attention takes {_EXACT_M} at most")
         if num_programs is None:
-            num_programs = torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_OF_AN_SM
+            num_programs = torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_PER_SM
         self._cache, self._exact = cache, exact
         self._is_narrow = all(max(k.shape[2], v.shape[3]) <= 128 for k, v in zip(cache.keys, cache.values, strict=True))
         self._programs = max(1, num_programs // max(kv_heads))
@@ -132,46 +134,46 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
 
     @property
     def cache(self) -> KVCache:
-        """What it attends to."""
+        """The KV cache it attends to."""
         return self._cache
 
     @property
     def exact(self) -> bool:
-        """See the class."""
+        """Whether a row's bits are independent of the batch."""
         return self._exact
 
     def plan(self, batch: Batch) -> AttentionPlan:
         """The step's work, on the host."""
-        return make_plan(batch, self._cutting(is_decoding=longest_run(batch) <= _DECODED_TOKENS))
+        return make_plan(batch, self._tiling(is_decoding=longest_run(batch) <= _DECODED_TOKENS))
 
     def upload(self, plan: AttentionPlan) -> TritonMetadata:
-        """The plan in tensors of its own."""
+        """Upload the plan to newly allocated buffers."""
         metadata = self._metadata(len(plan.slots), plan.num_numbers, plan.block_m)
         metadata.load(plan)
         metadata.has_merges = len(plan.merges) > 0
         return metadata
 
     def reserve(self, max_tokens: int, max_blocks: int | None = None) -> TritonMetadata:
-        """Tensors with room for the plan of any batch, of decoding if that matters, of so many tokens.
+        """Buffers with room for the plan of any decoding batch of up to `max_tokens` tokens.
 
-        No choice has more than `max_blocks` blocks; None: all that there are.
+        No choice has more than `max_blocks` blocks; None for all blocks of the cache.
         """
-        cutting = self._cutting(is_decoding=True)
+        tiling = self._tiling(is_decoding=True)
         max_blocks = self._cache.num_blocks if max_blocks is None else max_blocks
-        items = max_tokens + cutting.part_rows // cutting.group
-        merges = min(max_tokens * cutting.group, cutting.part_rows)
+        items = max_tokens + tiling.part_rows // tiling.group
+        merges = min(max_tokens * tiling.group, tiling.part_rows)
         paths = max_tokens * (max_tokens + 1) // 2  # if each token follows the one before
         numbers = HEADER + items * ITEM + merges * MERGE + paths + max_tokens * max_blocks
-        return self._metadata(max_tokens, numbers, cutting.block_m)
+        return self._metadata(max_tokens, numbers, tiling.block_m)
 
     def prepare(self, batch: Batch) -> TritonMetadata:
         return self.upload(self.plan(batch))
 
     def layouts(self, batch: Batch) -> Mapping[str, TritonMetadata]:
-        """Metadata for keys in splits, each in a program of its own, and for all keys in one program."""
-        cutting = self._cutting(is_decoding=longest_run(batch) <= _DECODED_TOKENS)
-        cut = make_plan(batch, replace(cutting, programs=_PROGRAMS_FOR_ALL))
-        whole = make_plan(batch, replace(cutting, part_rows=0))
+        """Metadata with keys split between programs, and with all keys in one program."""
+        tiling = self._tiling(is_decoding=longest_run(batch) <= _DECODED_TOKENS)
+        cut = make_plan(batch, replace(tiling, programs=_PROGRAMS_FOR_ALL))
+        whole = make_plan(batch, replace(tiling, part_rows=0))
         return {"keys split": self.upload(cut), "keys not split": self.upload(whole)}
 
     def forward(
@@ -181,10 +183,10 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         return self.attend(layer, query, options, metadata)
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: TritonMetadata) -> Tensor:
-        """The output [tokens, heads, value_dim] where keys and values are in the cache; zeros for rows of no token.
+        """The output [tokens, heads, value_dim] for cached keys and values; zeros for padding rows.
 
-        The products are in the type of the queries where the cache has scales, else in the cache's: draft heads, in
-        float32, share it with a model in half precision.
+        Products use the type of the queries if the cache has scales, and otherwise the type of the cache: draft heads,
+        in float32, share it with a model in half precision.
         """
         cache = self._cache
         rows = query if cache.dtype in LARGEST else query.to(cache.dtype)
@@ -207,10 +209,10 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         tile_tokens = block_m // self._group
         return TritonMetadata(max_tokens, num_numbers, block_m, tile_tokens, self._cache.keys[0].device)
 
-    def _cutting(self, *, is_decoding: bool) -> Cutting:
+    def _tiling(self, *, is_decoding: bool) -> Tiling:
         block_m = _EXACT_M
         if not self._exact and not is_decoding and self._is_narrow:
             block_m = _PROMPT_M
         elif not self._exact and self._group <= _DECODING_M:
             block_m = _DECODING_M
-        return Cutting(self._cache.block_size, self._group, block_m, self._programs, self._part_rows)
+        return Tiling(self._cache.block_size, self._group, block_m, self._programs, self._part_rows)

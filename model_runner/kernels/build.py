@@ -1,7 +1,7 @@
 """Builds the native libraries with the system's C++ compiler, once, into a cache folder.
 
-Of the CPU kernels every instruction set is compiled into the one library, which picks at run time: it can be copied to
-another machine of the same architecture. A cached library needs no compiler.
+The library of CPU kernels contains all instruction sets and selects one at run time, so it can be copied to other
+machines of the same architecture. A cached library needs no compiler.
 """
 
 import fcntl
@@ -42,12 +42,12 @@ _COMPILERS = ("c++", "g++", "clang++")
 
 
 class NoKernelsError(RuntimeError):
-    """A library cannot be built on this machine; the message says why."""
+    """A library cannot be built or loaded on this machine; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """One source file, compiled in one way."""
+    """One compilation of a source file."""
 
     source: Path
     name: str
@@ -60,16 +60,16 @@ def build_kernels(
     environment: Mapping[str, str] = os.environ,
     sources: Path = _KERNELS,
 ) -> Path:
-    """The library of CPU kernels, from the folder if it was built there before.
+    """Path of the library of CPU kernels in `folder`; builds it if it is missing.
 
     Args:
-        folder: where libraries are kept; made if missing.
+        folder: cache of built libraries; created if missing.
         extra_flags: further options for compiler and linker.
-        environment: CXX in it names the compiler.
+        environment: its CXX names the compiler, if set.
         sources: folder of the C++ files.
 
     Raises:
-        NoKernelsError: if there is no compiler, it fails, or the folder cannot be written.
+        NoKernelsError: if there is no compiler, compilation fails, or the folder is not writable.
     """
     return _build("kernels", _kernel_units(sources), sources, folder, extra_flags, environment)
 
@@ -80,7 +80,7 @@ def build_suffix(
     environment: Mapping[str, str] = os.environ,
     sources: Path = _SUFFIX,
 ) -> Path:
-    """The library of suffix automata, which is the same for every processor and device; see build_kernels."""
+    """Path of the library of suffix automata, the same for every processor. Arguments as for `build_kernels`."""
     return _build("suffix", [_Unit(sources / "suffix.cpp", "suffix", ())], sources, folder, extra_flags, environment)
 
 
@@ -92,7 +92,7 @@ def _build(
     extra_flags: Sequence[str],
     environment: Mapping[str, str],
 ) -> Path:
-    """A library of some units. Of several callers one builds it, and the others wait."""
+    """Path of a library, built by only one of several concurrent callers while the others wait."""
     library = folder / f"{name}-{_digest(units, extra_flags, sources)}.so"
     if library.exists():
         return library
@@ -101,7 +101,7 @@ def _build(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            if not library.exists():  # else whoever was waited for has built it
+            if not library.exists():  # otherwise another process has built it meanwhile
                 with tempfile.TemporaryDirectory(dir=folder) as temporary:
                     _compile(compiler, units, extra_flags, Path(temporary)).replace(library)
     except OSError as error:
@@ -111,7 +111,7 @@ def _build(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keeps other processes and threads that want the same out."""
+    """Hold the folder's lock, which other processes and threads wait for."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -129,7 +129,7 @@ def _kernel_units(sources: Path) -> list[_Unit]:
 
 
 def _digest(units: Sequence[_Unit], extra_flags: Sequence[str], sources: Path) -> str:
-    """Names sources and options, so that a change of either builds anew."""
+    """A digest of sources and options, so that a change of either triggers a new build."""
     digest = hashlib.sha256(repr((platform.machine(), _FLAGS, list(extra_flags))).encode())
     for unit in units:
         digest.update(repr((unit.name, list(unit.flags))).encode())
@@ -149,7 +149,7 @@ def _find_compiler(environment: Mapping[str, str]) -> str:
 
 
 def _compile(compiler: str, units: Sequence[_Unit], extra_flags: Sequence[str], folder: Path) -> Path:
-    """Compile the units side by side and link them into a library in the folder."""
+    """Compile the units in parallel and link them into a library in the folder."""
     jobs = []
     for unit in units:
         command = [compiler, *_FLAGS, *unit.flags, *extra_flags, "-c", str(unit.source), "-o", f"{unit.name}.o"]

@@ -1,4 +1,4 @@
-"""The C interfaces of the native libraries, read from their headers; nothing of them is declared again in Python."""
+"""The C interfaces of the native libraries, parsed from their headers, so that Python repeats no declaration."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from model_runner.kernels.build import NoKernelsError
 
 CData: TypeAlias = Any
-"""A C value of cffi: a pointer, an array or a struct. It owns its own memory, not the memory that it points at."""
+"""A C value of cffi: a pointer, an array or a struct. It owns its own memory, but not the memory it points at."""
 _ONLY_FOR_CPP = re.compile(r"(?ms:^#ifdef __cplusplus$.*?^#endif$)|(?m:^#.*$)|\bSW_PUBLIC\b")
 _C_TYPES = {
     torch.float32: "float *",
@@ -28,7 +28,7 @@ _C_TYPES = {
 
 
 class Header:
-    """The structs and functions of one header, which is read at first use."""
+    """The structs and functions of one header, parsed on first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class Header:
 
     @property
     def ffi(self) -> Any:
-        """What cffi made of the header. Raises NoKernelsError without cffi."""
+        """The cffi interface. Raises NoKernelsError if cffi is not installed."""
         if self._ffi is None:
             ffi = _new_ffi()
             ffi.cdef(_ONLY_FOR_CPP.sub("", self._path.read_text(encoding="utf-8")))
@@ -46,10 +46,10 @@ class Header:
         return self._ffi
 
     def load(self, path: Path) -> Any:
-        """A library that was built with the header. It stays loaded; calls release the interpreter's lock.
+        """Load a library built with this header. It stays loaded, and calls release the GIL.
 
         Raises:
-            NoKernelsError: if it cannot be loaded, or its structs have other sizes than the header's.
+            NoKernelsError: if it cannot be loaded, or its structs differ in size from the header's.
         """
         if path not in self._libraries:
             try:
@@ -67,15 +67,15 @@ class Header:
         return self._libraries[path]
 
     def new(self, struct: str, fields: Mapping[str, Any] | Sequence[Any] = (), /, **named: Any) -> CData:
-        """A struct, zero where no field is given. What its pointers point at must be kept alive by the caller."""
+        """A struct with zero in unnamed fields. The caller must keep alive what its pointers point at."""
         return self.ffi.new(f"{struct} *", fields or named)
 
     def array(self, item: str, items: Sequence[Any] | int) -> CData:
-        """An array of items, structs as tuples of their fields among them, or of so many zeros."""
+        """An array of items, structs given as tuples of their fields; or of `items` zeros."""
         return self.ffi.new(f"{item}[]", items)
 
     def array_type(self, struct: str) -> "np.dtype[np.void]":
-        """The struct as an item of numpy arrays; pointers are numbers in it."""
+        """The struct as a numpy dtype; pointers become integers."""
         if struct not in self._array_types:
             fields = self.ffi.typeof(struct).fields
             layout: Any = {
@@ -88,13 +88,13 @@ class Header:
         return self._array_types[struct]
 
     def structs_of(self, struct: str, array: NDArray[np.void]) -> CData:
-        """The items of an array of the struct's `array_type`, in the same memory."""
+        """View an array of the struct's `array_type` as C structs in the same memory."""
         if array.dtype != self.array_type(struct):
             raise ValueError(f"an array of {array.dtype} has no items of {struct}")
         return self.ffi.from_buffer(f"{struct}[]", array)
 
     def constants(self, enum: str) -> Mapping[str, int]:
-        """The values of an enum by their names."""
+        """The values of an enum by name."""
         values: Mapping[str, int] = self.ffi.typeof(f"enum {enum}").relements
         return values
 
@@ -108,10 +108,10 @@ SUFFIX = Header(Path(__file__).parent / "suffix" / "suffix.h")
 
 
 def pointer(numbers: Tensor | NDArray[Any], *shape: int) -> CData:
-    """The address of numbers that a library reads or writes, in a C type by which it is checked against the header.
+    """The address of an array or tensor for a library call, as a C type that cffi checks against the header.
 
     Raises:
-        ValueError: if they are not of this shape, contiguous and on the CPU, or of a type that no library takes.
+        ValueError: if the shape differs, the memory is not contiguous or not on the CPU, or no library takes the type.
     """
     cffi, c_types = _cffi()
     if isinstance(numbers, Tensor):
@@ -130,7 +130,7 @@ def pointer(numbers: Tensor | NDArray[Any], *shape: int) -> CData:
 
 @cache
 def _cffi() -> tuple[Any, Mapping[Any, Any]]:
-    """What makes C values of addresses, and the pointers to numbers of a type."""
+    """A cffi instance to convert addresses with, and the pointer type of each dtype."""
     ffi = _new_ffi()
     return ffi, {dtype: ffi.typeof(name) for dtype, name in _C_TYPES.items()}
 

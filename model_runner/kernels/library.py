@@ -1,4 +1,4 @@
-"""Calls into the library of CPU kernels."""
+"""Python calls into the library of CPU kernels."""
 
 import logging
 import mmap
@@ -20,18 +20,20 @@ from model_runner.kernels.interface import CPU, CData, pointer
 logger = logging.getLogger("samewise.runner")
 
 WeightKind = Literal["int8", "int8_rotated", "int4"]
-"""int8 has one scale for each output, rotated or not; int4 a scale and a minimum for each output and group of
-INT4_GROUP inputs. Rotated weights are multiplied with rows of 8 bits, the others with rows of 12."""
+"""Storage format of a weight.
+
+int8 has one scale per output, optionally with rotated inputs. int4 has a scale and a minimum per output and group of
+INT4_GROUP inputs. Rotated weights are multiplied with rows quantised to 8 bits, the others with 12 bits."""
 INT4_GROUP = 32
 INT4_BITS = 5
-"""Of a weight, with its share of the group's scale and minimum."""
+"""Bits per weight, including its share of the group's scale and minimum."""
 ROTATED_BLOCK = 64
-"""What inputs that are rotated are padded to a multiple of."""
+"""Rotated inputs are padded to a multiple of this."""
 WIDEST_ROTATED = 32_768
-"""Inputs."""
+"""Maximum number of inputs of a rotated weight."""
 _KINDS: dict[WeightKind, str] = {"int8": "SW_INT8", "int4": "SW_INT4", "int8_rotated": "SW_INT8_ROTATED"}
 PANEL = 16
-"""Outputs that are packed together; scales and biases are padded to a multiple of it."""
+"""Outputs that are packed together. Scales and biases are padded to a multiple of it."""
 
 
 class NativeWeight:
@@ -43,37 +45,37 @@ class NativeWeight:
         self.outputs: int = struct.outputs
         self.inputs: int = struct.inputs
         self.packed = packed
-        """int8 [bytes]: see cpu/int8_panels.h and cpu/int4_panels.h."""
+        """int8 [bytes], laid out as cpu/int8_panels.h and cpu/int4_panels.h describe."""
         self.scales = scales[: self.outputs]
-        """[outputs] float32: what 1 stands for; a power of two in int4."""
+        """[outputs] float32: the value of one unit; a power of two in int4."""
         self._memory = (packed, scales, bias)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPass:
-    """The tokens of a step of T, and float32 memory for what is wanted of them."""
+    """Inputs of a model pass over T tokens, and float32 buffers for its outputs."""
 
     tokens: NDArray[np.int32]
-    """[T]."""
+    """[T] token ids."""
     logits_index: NDArray[np.int32]
     """[R] tokens whose logits are wanted."""
     logits: Tensor
-    """[R, outputs of the head] takes the logits."""
+    """[R, outputs of the head] receives the logits."""
     layer_inputs: Mapping[int, Tensor] = field(default_factory=dict)
-    """By the index of a layer, [T, hidden] that takes the layer's input."""
+    """By layer index, [T, hidden] that receives the layer's input."""
     last: Tensor | None = None
-    """[T, hidden] takes the output of the last norm."""
+    """[T, hidden] that receives the output of the last norm."""
 
 
 class Kernels:
-    """The loaded library with its own threads. One call at a time.
+    """The loaded library with its own threads. Only one call at a time.
 
-    All tensors are contiguous and on the CPU; floats are float32. Calls with other tensors, or with shapes that do not
-    fit the structs, raise ValueError or TypeError before the library sees them.
+    All tensors are contiguous and on the CPU; floats are float32. Wrong types, or shapes that do not fit the structs,
+    raise ValueError or TypeError before the library is called.
     """
 
     def __init__(self, library: Path, threads: int, isa: str = "auto") -> None:
-        """Raises NoKernelsError if the library cannot be loaded or this machine lacks the instruction set."""
+        """Raises NoKernelsError if the library cannot be loaded or the CPU lacks the instruction set."""
         self._library = CPU.load(library)
         self._context: CData = self._library.sw_create(threads, isa.encode())
         if not self._context:
@@ -81,9 +83,10 @@ class Kernels:
         weakref.finalize(self, self._library.sw_destroy, self._context)
         self.isa: str = CPU.ffi.string(self._library.sw_isa(self._context)).decode()
         self.int8_kind: WeightKind = "int8_rotated" if self.isa.startswith("avx512") else "int8"
-        """The faster form of int8: elsewhere integers are widened to 16 bits to be multiplied, whatever they are."""
+        """The faster int8 format. Without AVX-512, integers are widened to 16 bits anyway, so rotation does not
+        help."""
         self.threads: int = self._library.sw_threads(self._context)
-        """As many as were asked for, or as the system would make; results do not depend on it."""
+        """Number of threads: as requested, or fewer if the system refuses. Results do not depend on it."""
         if self.threads < threads:
             logger.warning(
                 "The system refuses to make %d threads for the CPU kernels, so they run in %d and take longer; raise "
@@ -95,18 +98,18 @@ class Kernels:
         self._arena = Arena()
 
     def single_thread_clone(self) -> "Kernels":
-        """The same kernels with one thread and memory of their own, for calls while these are busy."""
+        """The same kernels with their own single thread and memory, for calls while these are busy."""
         return Kernels(self._path, 1, self.isa)
 
     def pack(self, kind: WeightKind, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
         """Quantise a float32 weight [outputs, inputs].
 
         In int8 each output's largest magnitude becomes 127, after the rotation if there is one. In int4 the weights of
-        a group become 0 to 15 times a scale plus a minimum that are chosen for a small squared error; weights that came
-        from such groups stay as they are.
+        a group become 0 to 15 times a scale plus a minimum, chosen for a small squared error. Weights that already have
+        this form are unchanged.
 
         Raises:
-            ValueError: if the inputs are no multiple of INT4_GROUP in int4, or too many to be rotated.
+            ValueError: if int4 inputs are not a multiple of INT4_GROUP, or there are too many inputs to rotate.
         """
         outputs, inputs = weight.shape
         if kind == "int4" and inputs % INT4_GROUP:
@@ -125,7 +128,7 @@ class Kernels:
         return NativeWeight(struct, packed, scales, bias)
 
     def linear(self, weight: NativeWeight, rows: Tensor) -> Tensor:
-        """Rows [n, inputs] -> [n, outputs]. A row's result does not depend on the other rows."""
+        """Multiply rows [n, inputs] -> [n, outputs]. A row's result does not depend on the other rows."""
         count = rows.shape[0]
         output = torch.empty(count, weight.outputs, dtype=torch.float32)
         source = pointer(rows, count, weight.inputs)
@@ -139,9 +142,9 @@ class Kernels:
             cache: SwKvCache.
             step: SwStep.
             options: SwAttention.
-            query: see above, as are key and value.
-            key: likewise.
-            value: likewise.
+            query: [T, heads, key_dim].
+            key: [T, kv_heads, key_dim].
+            value: [T, kv_heads, value_dim].
 
         Returns:
             [T, heads, value_dim].
@@ -176,7 +179,7 @@ class Kernels:
         """Run an SwModel on the tokens of an SwStep.
 
         Raises:
-            IndexError: if logits are wanted of a token that the step does not have.
+            IndexError: if logits are wanted for a token that is not in the step.
         """
         count, num_logits, hidden = step.num_tokens, len(wanted.logits_index), model.hidden
         if num_logits and wanted.logits_index.view(np.uint32).max() >= count:
@@ -190,19 +193,19 @@ class Kernels:
             tokens=pointer(wanted.tokens, count),
             logits_index=pointer(wanted.logits_index, num_logits),
             logits=pointer(wanted.logits, num_logits, model.head.outputs),
-            entering=layer_inputs,
+            layer_inputs=layer_inputs,
             last=CPU.ffi.NULL if wanted.last is None else pointer(wanted.last, count, hidden),
         )
         self._call("sw_forward", model, step, outputs)
 
     def experts(self, experts: CData, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Sums of what the chosen experts make of rows [n, hidden], added up in the order of the ranks.
+        """Apply the chosen experts to rows [n, hidden] and sum their weighted outputs, in the order of ranks.
 
         Args:
             experts: SwExperts without a router.
             rows: [n, hidden].
-            chosen: [n, top_k] int32, experts of each row.
-            weights: [n, top_k] of what they make of it.
+            chosen: [n, top_k] int32, expert ids of each row.
+            weights: [n, top_k] weights of their outputs.
 
         Returns:
             [n, hidden]. A row's sum does not depend on the other rows.
@@ -221,22 +224,22 @@ class Kernels:
         rows: Sequence[int] | None = None,
         masks: NDArray[np.int32] | None = None,
     ) -> Tensor:
-        """A token of each row of logits [n, vocab] that is named: the highest, or a draw; the lowest among equals.
+        """Choose one token for each named row of logits [n, vocab]: the highest, or a draw. Ties go to the lowest id.
 
-        What is drawn is what sampling.noise.GumbelMax draws from the row divided by its temperature, bit for bit.
+        A draw equals sampling.noise.GumbelMax on the row divided by its temperature, bit for bit.
 
         Args:
-            logits: of which these are rows.
-            keys: [count] of the noise; of no matter where nothing is drawn.
-            temperatures: [count] what the rows are still to be divided by; 0 takes the highest logit.
-            rows: [count] of the logits; all of them in order when left out.
-            masks: [count, words] the tokens that may be taken: bit t % 32 of word t // 32; any when left out.
+            logits: the rows to choose from.
+            keys: [count] noise keys; ignored at temperature 0.
+            temperatures: [count] divisors of the rows; 0 takes the highest logit.
+            rows: [count] row indices; by default all rows in order.
+            masks: [count, words] the allowed tokens, bit t % 32 of word t // 32; by default all tokens.
 
         Returns:
-            [count] int64; -1 where a logit that may be taken is NaN or +inf, or none of them is finite.
+            [count] int64; -1 if an allowed logit is NaN or +inf, or no allowed logit is finite.
 
         Raises:
-            IndexError: if a row is not in the logits.
+            IndexError: if a row index is out of range.
         """
         (num_rows, width), count = logits.shape, len(keys)
         picks = np.zeros(count, dtype=CPU.array_type("SwPick"))
@@ -259,14 +262,14 @@ class Kernels:
         return tokens
 
     def draft(self, hydra: CData, draft: CData) -> None:
-        """Draft trees by an SwHydra; see SwDraft for what is wanted and where it goes."""
+        """Draft trees with an SwHydra. SwDraft describes inputs and outputs."""
         self._call("sw_draft", hydra, draft)
 
     def truncate(self, logits: Tensor, steps: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
-        """Logits [n, vocab] after the steps of each row, -inf where a token was taken out.
+        """Apply the truncation steps of each row to logits [n, vocab]; removed tokens become -inf.
 
-        A step is a number of SwTruncationKind and its setting; sampling.truncations says what it does. Rows that have
-        steps have at least one finite entry and none above.
+        A step is a (SwTruncationKind, setting) pair, with the meaning given in sampling.truncations. Rows with steps
+        must have at least one finite entry and no NaN or +inf.
         """
         count, width = len(steps), logits.shape[1]
         output = torch.empty_like(logits)
@@ -277,9 +280,10 @@ class Kernels:
         return output
 
     def move_kv(self, layers: CData, moves: Sequence[tuple[int, int, int, int]]) -> None:
-        """Copy keys and values of tokens in all layers, one move (from block, offset; to block, offset) after another.
+        """Copy keys and values of tokens in all layers. A move is (from block, offset, to block, offset).
 
-        No move reads a place that one before it has written. `layers` is an array of SwKvCache.
+        Moves are made in order, and none reads a place that an earlier one has written. `layers` is an array of
+        SwKvCache.
         """
         self._call("sw_move_kv", layers, len(layers), CPU.array("SwMove", moves), len(moves))
 
@@ -289,7 +293,7 @@ class Kernels:
 
 
 def _mask_addresses(masks: NDArray[np.int32], count: int, width: int) -> NDArray[np.int64]:
-    """Where the mask of each row begins."""
+    """Address of each row's mask."""
     words = masks.shape[1]
     if words * 32 < width:
         raise ValueError(f"masks of {words} words are too short for {width} logits")
@@ -303,7 +307,7 @@ _ALIGNMENT = 64
 
 
 def huge_pages(num_bytes: int) -> Tensor:
-    """Zeroed int8 memory [num_bytes], in huge pages where the system has them; taken from it as it is written."""
+    """Zeroed int8 memory [num_bytes], in huge pages if the system has them. Pages are allocated when first written."""
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -313,7 +317,7 @@ def huge_pages(num_bytes: int) -> Tensor:
 
 
 class Arena:
-    """Hands out pieces of large chunks of memory, for as long as the pieces live."""
+    """Allocates pieces of large chunks of memory. A chunk lives as long as its pieces."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.int8)

@@ -1,9 +1,9 @@
-"""Sums and softmaxes of rows that depend on nothing but the row: not on how many there are, nor on where it lies.
+"""Sums and softmaxes of rows that depend only on the row, not on the number of rows or its place in memory.
 
-torch's own do: its sum splits a single long row among threads, and on CUDA its cumulative sum shares rows out among
-threads by their number, in an order that may even change from run to run. There, sums are made of operations that work
-on each element by itself. A softmax on CUDA shares a row out from the first 16 bytes on that lie together in memory,
-which are others in each row if a row's width is no multiple of them; so rows are made longer until it is.
+torch's own do not guarantee this. Its CPU sum splits a single long row between threads. On CUDA its cumulative sum
+assigns rows to threads by their number, in an order that may change between runs, so sums are made of elementwise
+operations here. CUDA softmax starts at the first 16-byte boundary in memory, which differs between rows if the row
+width is not a multiple of 16 bytes, so rows are padded.
 """
 
 from collections.abc import Callable
@@ -13,36 +13,36 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _TOGETHER = 16
-"""Bytes that a thread on CUDA reads at once."""
+"""Bytes that a CUDA thread reads at once."""
 
 
 def row_sums(values: Tensor) -> Tensor:
-    """[n, 1] of values [n, width]."""
+    """[n, 1] sums of values [n, width]."""
     return _halve(values) if values.is_cuda else values.cumsum(-1)[:, -1:]
 
 
 def cumulative_sums(values: Tensor) -> Tensor:
-    """[n, width] of values [n, width]: each with all before it. What comes after it does not matter."""
+    """[n, width] cumulative sums of values [n, width]. Each depends only on the values up to it."""
     return _double(values) if values.is_cuda else values.cumsum(-1)
 
 
 def entropies(probs: Tensor) -> Tensor:
-    """[n, 1] of probabilities [n, width], in nats."""
-    return -row_sums(torch.xlogy(probs, probs))  # torch.special.entr would be compiled at its first use on CUDA
+    """[n, 1] entropies in nats of probabilities [n, width]."""
+    return -row_sums(torch.xlogy(probs, probs))  # torch.special.entr would be compiled on first use on CUDA
 
 
 def row_softmax(scores: Tensor) -> Tensor:
-    """[..., width] of scores [..., width]."""
+    """Softmax over the last dimension."""
     return _filled_up(torch.softmax, scores) if scores.is_cuda else torch.softmax(scores, -1)
 
 
 def row_log_softmax(scores: Tensor) -> Tensor:
-    """[..., width] of scores [..., width]."""
+    """Log-softmax over the last dimension."""
     return _filled_up(torch.log_softmax, scores) if scores.is_cuda else torch.log_softmax(scores, -1)
 
 
 def _filled_up(softmax: Callable[[Tensor, int], Tensor], scores: Tensor) -> Tensor:
-    """Of rows that end at whole `_TOGETHER`; what they are filled up with has the probability 0."""
+    """Apply `softmax` to rows padded to a multiple of `_TOGETHER` bytes; padding has probability 0."""
     width = scores.shape[-1]
     missing = -width % (_TOGETHER // scores.itemsize)
     if not missing:
@@ -51,7 +51,7 @@ def _filled_up(softmax: Callable[[Tensor, int], Tensor], scores: Tensor) -> Tens
 
 
 def _halve(values: Tensor) -> Tensor:
-    """Adds the second half of each row to the first until one number is left."""
+    """Add the second half of each row to the first until one value is left."""
     while values.shape[1] > 1:
         half = values.shape[1] // 2
         added = values[:, :half] + values[:, half : 2 * half]
@@ -60,7 +60,7 @@ def _halve(values: Tensor) -> Tensor:
 
 
 def _double(values: Tensor) -> Tensor:
-    """Adds what stands 1, 2, 4, ... places before (Hillis and Steele, doi:10.1145/7902.7903)."""
+    """Cumulative sums: adds the value 1, 2, 4, ... places before (Hillis and Steele, doi:10.1145/7902.7903)."""
     distance = 1
     while distance < values.shape[1]:
         values = torch.cat([values[:, :distance], values[:, distance:] + values[:, :-distance]], -1)

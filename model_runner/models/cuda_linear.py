@@ -14,7 +14,7 @@ from model_runner.kernels.triton.linear import (
     FP8,
     FP8_MAX,
     Addends,
-    Experts,
+    ExpertRows,
     Scales,
     expert_sum,
     linear,
@@ -68,13 +68,13 @@ class TiledProduct(ABC):
         rows: Tensor,
         bias: Tensor | None = None,
         residual: Tensor | None = None,
-        experts: Experts | None = None,
+        experts: ExpertRows | None = None,
     ) -> Tensor:
         """See GpuProduct; with `experts`, each row is multiplied with the weight of its own."""
         return self._multiply(_plain(rows), _addends(bias, residual), experts)
 
     @abstractmethod
-    def _multiply(self, rows: Tensor, addends: Addends, experts: Experts | None) -> Tensor:
+    def _multiply(self, rows: Tensor, addends: Addends, experts: ExpertRows | None) -> Tensor:
         """The same of rows that are contiguous each."""
 
 
@@ -86,7 +86,7 @@ class TritonProduct(TiledProduct):
         super().__init__(one_shape=one_shape)
         self._weight = weight.detach().contiguous()
 
-    def _multiply(self, rows: Tensor, addends: Addends, experts: Experts | None) -> Tensor:
+    def _multiply(self, rows: Tensor, addends: Addends, experts: ExpertRows | None) -> Tensor:
         shape = shape_for(rows, self._weight, num_rows=1) if self._one_shape else None
         out = rows.new_empty(rows.shape[0], self._weight.shape[-2])
         return linear(rows, self._weight, out, addends=addends, experts=experts, shape=shape)
@@ -102,7 +102,7 @@ class Fp8Product(TiledProduct):
         super().__init__(one_shape=one_shape)
         self._weight, self._scales = quantize_weight(weight.detach())
 
-    def _multiply(self, rows: Tensor, addends: Addends, experts: Experts | None) -> Tensor:
+    def _multiply(self, rows: Tensor, addends: Addends, experts: ExpertRows | None) -> Tensor:
         numbers = torch.empty(rows.shape, dtype=FP8, device=rows.device)
         scales = torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device)
         quantize_rows(rows, numbers, scales)
@@ -119,7 +119,7 @@ class Int4Product(TiledProduct):
         super().__init__(one_shape=one_shape)
         self.weight = pack_int4(weight.detach())
 
-    def _multiply(self, rows: Tensor, addends: Addends, experts: Experts | None) -> Tensor:
+    def _multiply(self, rows: Tensor, addends: Addends, experts: ExpertRows | None) -> Tensor:
         if rows.dtype not in (torch.float16, torch.bfloat16):
             raise TypeError(f"weights in int4 are not multiplied with rows in {rows.dtype}")
         shape = int4_shape_for(1, self.weight) if self._one_shape else None
@@ -229,7 +229,7 @@ def grouped_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_
     assert isinstance(grouped, GroupedExperts)
     index = top_k_index.reshape(-1)
     sorted_index, order = index.sort(stable=True)
-    experts = Experts(torch.searchsorted(sorted_index, grouped.bounds.to(index.dtype), out_int32=True))
+    experts = ExpertRows(torch.searchsorted(sorted_index, grouped.bounds.to(index.dtype), out_int32=True))
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     rows = hidden[order // top_k_index.shape[1]]  # [tokens * k, hidden]

@@ -1,4 +1,4 @@
-"""Where the end of a history has occurred before, and how much of it."""
+"""Finds earlier occurrences of the end of a history, and the length of each match."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 Int32Array = NDArray[np.int32]
 
 _SHORT = 64
-"""Tokens that are compared at all places at once: more only agree where a text repeats itself."""
+"""Tokens compared at all positions at once. Longer matches occur only in repetitive text."""
 _ROOM = 16
-"""Tokens at least for which there is room before the arrays grow."""
+"""Minimum spare capacity, in tokens, before the arrays grow."""
 
 
 class EndMatches:
-    """For each place of a history, how many tokens before it are the same as at the history's end.
+    """For each position of a history, how many tokens before it equal the tokens at the history's end.
 
-    However long the history and however it repeats itself, to make it takes some vectorised passes over it, and to
-    append a token takes one.
+    Construction takes a few vectorised passes over the history and appending a token takes one, however repetitive it
+    is.
     """
 
     def __init__(self, history: Sequence[int]) -> None:
@@ -29,7 +29,7 @@ class EndMatches:
         self._take(tokens, self._first_lengths)
 
     def _take(self, tokens: Int32Array, lengths: Int32Array) -> None:
-        """Have copies of these for history and lengths, with room for more."""
+        """Store copies of the history and its match lengths, with room to grow."""
         self._num = len(tokens)
         self._tokens, self._lengths = np.zeros((2, 2 * self._num + _ROOM), dtype=np.int32)
         self._tokens[: self._num] = tokens
@@ -37,12 +37,12 @@ class EndMatches:
 
     @property
     def tokens(self) -> Int32Array:
-        """The history. Not to be changed."""
+        """The history. Do not modify."""
         return self._tokens[: self._num]
 
     @property
     def lengths(self) -> Int32Array:
-        """For each place. Not to be changed."""
+        """Match length at each position. Do not modify."""
         return self._lengths[: self._num]
 
     def add(self, token: int) -> None:
@@ -55,7 +55,7 @@ class EndMatches:
         self._num += 1
 
     def fork(self, *, from_start: bool) -> Self:
-        """One that goes on by itself, from here or from how this one was made."""
+        """A copy that continues independently, from now or from construction."""
         fork = copy(self)
         lengths = self._first_lengths if from_start else self.lengths
         fork._take(self._tokens[: len(lengths)], lengths)
@@ -63,17 +63,17 @@ class EndMatches:
 
 
 def common_prefixes(text: Int32Array) -> Int32Array:
-    """For each place, how much of the text from there on is the same as its beginning; 0 for the first place.
+    """For each position, the length of the common prefix of `text` and its suffix from there; 0 at position 0.
 
-    The Z-algorithm (Gusfield 1997, section 1.4) is linear, but goes from place to place. So it is left with those that
-    vectorised passes do not settle. That are few: two that are near each other make the beginning periodic, and a
-    period settles all but one of the places in each stretch that has it.
+    The Z-algorithm (Gusfield 1997, section 1.4) is linear but sequential, so it runs only where vectorised passes leave
+    the length open. Few positions remain: two that are close together make the beginning periodic, and a period settles
+    all but one of the positions in each periodic stretch.
     """
     lengths, places = _short(text)
     if (period := _period(text[:_SHORT])) and len(places):
         lengths[places], is_settled = _periodic(text, places, period)
         places = places[~is_settled]
-    left = right = 0  # the stretch that reaches furthest of those known to equal the beginning
+    left = right = 0  # the stretch known to equal the beginning that reaches furthest
     for place in places.tolist():
         known = min(int(lengths[place - left]), right - place) if place < right else 0
         if place + max(known, _SHORT) >= right:
@@ -85,9 +85,9 @@ def common_prefixes(text: Int32Array) -> Int32Array:
 
 
 def _short(text: Int32Array) -> tuple[Int32Array, NDArray[np.int64]]:
-    """What `_SHORT` tokens tell: the lengths up to there, and the places, in order, where all of them agree."""
+    """Prefix lengths up to `_SHORT` tokens, and the sorted positions where all `_SHORT` tokens match."""
     lengths = np.zeros(len(text), dtype=np.int32)
-    agrees = np.ones(max(len(text) - 1, 0), dtype=np.bool_)  # of the places from 1 on
+    agrees = np.ones(max(len(text) - 1, 0), dtype=np.bool_)  # of the positions from 1 on
     for shift in range(min(_SHORT, len(agrees))):
         agrees = agrees[: len(text) - 1 - shift] & (text[1 + shift :] == text[shift])
         if not agrees.any():
@@ -97,16 +97,16 @@ def _short(text: Int32Array) -> tuple[Int32Array, NDArray[np.int64]]:
 
 
 def _period(beginning: Int32Array) -> int:
-    """The shortest period of a text that stands there twice; 0 if there is none."""
+    """The shortest period with which a text occurs at least twice, or 0 if there is none."""
     periods = range(1, len(beginning) // 2 + 1)
     return next((period for period in periods if (beginning[period:] == beginning[:-period]).all()), 0)
 
 
 def _periodic(text: Int32Array, places: NDArray[np.int64], period: int) -> tuple[Int32Array, NDArray[np.bool_]]:
-    """How long text and beginning go on with the same period from places where two periods agree.
+    """Common-prefix lengths at positions that share the beginning's period, and which of them are final.
 
-    Where one leaves the period before the other does, they differ there, and the length is settled. Elsewhere they may
-    agree on what comes next.
+    If one side leaves the period before the other, they differ there and the length is final. If both leave it at the
+    same distance, they may still agree on the next token.
     """
     breaks = np.append(np.flatnonzero(text[period:] != text[:-period]), len(text) - period)
     extents = (breaks[np.searchsorted(breaks, places)] - places + period).astype(np.int32)
@@ -115,7 +115,7 @@ def _periodic(text: Int32Array, places: NDArray[np.int64], period: int) -> tuple
 
 
 def _agreement(text: Int32Array, one: int, other: int) -> int:
-    """How many tokens from two places on are the same; `other` is the later place."""
+    """The number of equal tokens from two positions on; `other` is the later one."""
     start, size = other, _SHORT
     while other < len(text):
         later = text[other : other + size]

@@ -1,9 +1,8 @@
-"""Grammars that hold an output to a form, by llguidance.
+"""Structured output: grammars that constrain an output, compiled and evaluated by llguidance.
 
-A matcher follows one choice and only ever moves forward, with tokens that are committed: verification samples level by
-level, so a draft that is rejected was never taken in. That matters: llguidance's rollback can leave stale masks behind.
-What a matcher allows depends on its grammar and the tokens before, and on nothing else; so a choice that is admitted
-again gets a new matcher and replays its output.
+A matcher follows one choice and only moves forward, with committed tokens. Verification samples level by level, so it
+never takes in rejected drafts; llguidance's rollback could leave stale masks behind. A matcher's result depends only on
+its grammar and the previous tokens, so a re-admitted choice gets a new matcher and replays its output.
 """
 
 import time
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 
 
 Mask = NDArray[np.int32]
-"""A bit for each token of the vocabulary: token t is bit t % 32 of word t // 32."""
+"""One bit per token of the vocabulary: token t is bit t % 32 of word t // 32."""
 _PRINTABLE: Final = range(0x20, 0x7F)
 _CONTROL: Final = b"\xff"
 
 
 class Vocabulary:
-    """What its tokens spell."""
+    """The bytes of the vocabulary's tokens."""
 
     def __init__(self, tokenizer: "llguidance.LLTokenizer") -> None:
         self.tokenizer = tokenizer
@@ -48,41 +47,41 @@ class Vocabulary:
         self._tokens = np.array(list(single.values()), dtype=np.int32)
 
     def spelled(self, token: int) -> bytes:
-        """The token's bytes; after 0xFF if it is a control token."""
+        """The token's bytes. Control tokens are prefixed with 0xFF."""
         text: bytes = self.tokenizer.decode_bytes([token])
         return _CONTROL + text if self.tokenizer.is_special_token(token) else text
 
     def first_of(self, text: bytes) -> int:
-        """The first token of a text in this spelling."""
+        """The first token of `text`, which is spelled as `spelled` does."""
         head, _, rest = text.partition(_CONTROL)
         return int(self.tokenizer.tokenize_bytes(head or rest)[0])
 
     def token_of(self, character: int) -> int | None:
-        """The token that is this printable character of ASCII, if there is one."""
+        """The token that consists of this printable ASCII character, or None."""
         return self._single.get(character)
 
     def characters(self, mask: Mask) -> bytes:
-        """The printable ones of ASCII, as far as they are tokens by themselves, that a mask allows, in order."""
+        """The printable ASCII characters that are single tokens and that the mask allows, in order."""
         is_allowed = (mask[self._tokens // 32] >> self._tokens % 32) & 1
         return self._characters[is_allowed.astype(np.bool_)].tobytes()
 
 
 _BYTES_PER_TOKEN: Final = 4
-"""How far to look ahead for each token that is wanted."""
+"""Bytes of look-ahead per wanted token."""
 _LETTERS: Final = b"ae"
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What probably comes next."""
+    """The probable next tokens."""
 
     tokens: Sequence[int] = ()
     is_forced: Sequence[bool] = ()
-    """For each token, whether the grammar leaves no other text than its own, after those before."""
+    """For each token, whether the grammar allows no other text than this token's after the ones before."""
 
 
 class LookAhead:
-    """Goes on by itself, on a copy of a matcher, for as long as there is only one way to do so."""
+    """Extends a copy of a matcher for as long as there is only one way to continue."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
         self._matcher = matcher
@@ -90,10 +89,10 @@ class LookAhead:
         self._mask = np.zeros((1, vocabulary.num_words), dtype=np.int32)
         self._text = b""
         self._guessed: set[int] = set()
-        """Places of the text where there was a choice."""
+        """Positions in the text that were guessed."""
 
     def guess(self, before: bytes, most: int) -> Guess:
-        """At most so many tokens, after this text."""
+        """At most `most` tokens that follow the text `before`."""
         is_spaced = _is_spaced(before)
         while len(self._text) < most * _BYTES_PER_TOKEN and not self._matcher.is_stopped():
             after_mark = is_spaced and (self._text or before)[-1:] in (b":", b",")
@@ -110,7 +109,9 @@ class LookAhead:
         return Guess(tokens, [self._guessed.isdisjoint(range(start, end)) for start, end in spans])
 
     def _character(self, *, after_mark: bool) -> bytes:
-        """The next one: a space after a mark, where it may stand, else the only one that is no space; or nothing."""
+        """The next character: a space after a colon or comma if allowed, or else the only allowed non-space. May be
+        empty.
+        """
         if is_free(self._matcher, self._vocabulary):
             return b""
         llguidance.numpy.fill_next_token_bitmask(self._matcher, self._mask)
@@ -122,41 +123,40 @@ class LookAhead:
 
 
 def is_free(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> bool:
-    """Whether any letter may come next, as far as two of them tell: a mask of free text would take much longer."""
+    """Whether free text may come next, judged by two letters: a mask of free text would take much longer."""
     tokens = map(vocabulary.token_of, _LETTERS)
     return all(token is not None and matcher.validate_tokens([token]) == 1 for token in tokens)
 
 
 def _is_spaced(text: bytes) -> bool:
-    """Whether JSON that goes on like this has a space after marks."""
+    """Whether JSON that continues this text puts a space after colons and commas."""
     return b'": ' in text or b'", ' in text or not (b'":' in text or b'",' in text)
 
 
 _MOST_KEPT: Final = 256
-"""Matchers that wait to be used ..."""
+"""Maximum number of compiled matchers kept for later use."""
 _MOST_CHARACTERS: Final = 4_000_000
-"""... and characters of their grammars together: compiled, each is 10 to 50 bytes."""
+"""Maximum total characters of their grammars; compiled, each takes 10 to 50 bytes."""
 _COSTLY_S: Final = 0.02
-"""CPU time of compiling from which a grammar is kept for all its choices."""
+"""Compile time, in CPU seconds, from which a grammar is kept and copied for all its choices."""
 _MOST_COSTLY: Final = 32
-"""Grammars that are kept so."""
+"""Maximum number of grammars kept this way."""
 _STEP_FUEL: Final = 1_000_000
-"""Work of a lexer for one token: about 0.1 s. Grammars of good will need less than a fiftieth of it.
+"""Lexer work allowed for one token, about 0.1 s. Ordinary grammars need less than a fiftieth.
 
-A token that is only asked about takes next to none: the limit is met where a mask is needed.
-"""
+Checking a single token takes almost none: the limit applies when a mask is computed."""
 _FIRST_FUEL: Final = 10_000_000
 _ITEMS: Final = 50_000
-"""Parser items of one mask. A JSON schema with 400 optional properties needs more than 20,000."""
+"""Parser items per mask. A JSON schema with 400 optional properties needs more than 20,000."""
 _ITEMS_PER_ROW: Final = 2_000
 _LARK_ITEMS: Final = 20_000
-"""Parser items of one mask where a client wrote the grammar: it may be ambiguous, and a mask of 50,000 such items takes
-0.5 s. A grammar of C's expressions needs 12,000."""
+"""Parser items per mask of a client's own grammar. It may be ambiguous, and 50,000 items then take 0.5 s. A grammar of
+C expressions needs 12,000."""
 _LARK_ITEMS_PER_ROW: Final = 500
 _STATES: Final = 1 << 15
-"""That a lexer keeps: about 40 MB in all ..."""
+"""Lexer states kept, about 40 MB in total."""
 _STATES_PER_TOKEN: Final = 8
-"""... but as many more as an output passes through."""
+"""Additional lexer states per output token."""
 
 
 class GrammarError(ValueError):
@@ -164,7 +164,7 @@ class GrammarError(ValueError):
 
 
 class Matcher:
-    """One output, and what its grammar allows next."""
+    """Follows one output and computes the tokens its grammar allows next."""
 
     def __init__(
         self,
@@ -173,17 +173,18 @@ class Matcher:
         stop_token_ids: Collection[int],
         compile_again: Callable[[int], llguidance.LLMatcher],
     ) -> None:
-        """
+        """Wraps a compiled grammar.
+
         Args:
-            inner: of the grammar, at its beginning.
-            vocabulary: which it is for.
-            stop_token_ids: end the output, and are allowed where the grammar is satisfied and nowhere else.
-            compile_again: makes another one like `inner` for an output of so many tokens.
+            inner: llguidance's matcher at the start of the grammar.
+            vocabulary: the vocabulary it was compiled for.
+            stop_token_ids: tokens that end the output; allowed only where the grammar may end.
+            compile_again: compiles a new matcher like `inner` for an output of the given number of tokens.
         """
         self.inner = inner
         self._compile_again = compile_again
         self._tokens: list[int] = []
-        """What `inner` has taken in."""
+        """The tokens that `inner` has consumed."""
         self._vocabulary = vocabulary
         self._stop_ids = frozenset(stop_token_ids)
         self._stops = _Bits(self._stop_ids)
@@ -195,21 +196,21 @@ class Matcher:
 
     @property
     def failure(self) -> Failure | None:
-        """Why it cannot say what comes next, if so: the grammar has grown too large for llguidance."""
+        """Why it can no longer compute masks: the grammar exceeded llguidance's limits. None if it can."""
         self.wait()
         if not self.inner.is_error():
             return None
         reason = self.inner.get_error().partition("\n")[0]
-        return Failure(f"the output cannot be held to its grammar any longer: {reason}", by_request=True)
+        return Failure(f"the output exceeded the limits of its grammar: {reason}", by_request=True)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nothing can follow but a token that ends the output."""
+        """Whether only a token that ends the output may follow."""
         self.wait()
         return self.inner.is_stopped()
 
     def advance(self, token: int) -> None:
-        """Take in a token that was generated."""
+        """Consume a generated token."""
         self.wait()
         self._mask = None
         if token in self._stop_ids:
@@ -217,10 +218,10 @@ class Matcher:
         elif not self._has_ended:
             self._tokens.append(token)
             if not self.inner.consume_token(token):
-                self._begin_anew()
+                self._recompile()
 
     def mask(self) -> Mask:
-        """The tokens that may come next, [words]; none where there is a failure. Not to be changed."""
+        """The tokens that may come next, [words]; empty after a failure. Do not modify."""
         self.wait()
         if self._mask is None:
             self._mask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
@@ -232,9 +233,9 @@ class Matcher:
         llguidance.numpy.fill_next_token_bitmask(self.inner, mask[np.newaxis])
 
     def _settle(self, mask: Mask) -> None:
-        """Let the tokens that end the output into the mask where the output may end, and only there."""
+        """Allow end tokens in the mask exactly where the output may end."""
         if self.inner.is_error():
-            self._begin_anew()
+            self._recompile()
             self._fill(mask)
         if self.inner.is_error():
             mask.fill(0)
@@ -243,18 +244,19 @@ class Matcher:
         if self.inner.is_accepting():
             self._stops.set(mask)
 
-    def _begin_anew(self) -> None:
-        """After a limit, which the lexer may have met for the sake of outputs that did not come.
+    def _recompile(self) -> None:
+        """Recompile and replay the output after a limit was hit.
 
-        What counts is whether one that knows nothing but this output meets it too.
+        The lexer may have spent its limit on outputs that did not happen. What counts is whether a matcher that saw
+        only this output hits the limit too.
         """
         self.inner = self._compile_again(len(self._tokens))
         self.inner.consume_tokens(self._tokens)
 
     def allows(self, token: int) -> bool:
-        """Whether it may come next, as far as that can be told without a mask.
+        """Whether the token may come next, as far as this can be decided without a mask.
 
-        Near a limit it may say no where the mask, for which a matcher begins anew, says yes; never the other way round.
+        Near a limit it may say no where the mask, computed with a new matcher, says yes; never the reverse.
         """
         self.wait()
         if token in self._stop_ids:
@@ -262,18 +264,18 @@ class Matcher:
         return token not in self._end_ids and self.inner.validate_tokens([token]) == 1
 
     def fill_later(self, mask: Mask) -> bool:
-        """Have the mask written to this place; False if it is known, or being written, already."""
+        """Schedule the mask to be written to `mask`. Returns False if it is already known or scheduled."""
         if self._mask is not None or self._being_filled is not None:
             return False
         self._mask = mask
         return True
 
     def filled_by(self, work: "Future[None]") -> None:
-        """The mask is there when this is done."""
+        """Set the future that completes when the mask is written."""
         self._being_filled = work
 
     def wait(self) -> None:
-        """Until nobody else writes to the mask."""
+        """Wait until no other thread writes the mask."""
         if self._being_filled is not None:
             work, self._being_filled = self._being_filled, None
             work.result()
@@ -281,19 +283,19 @@ class Matcher:
             self._settle(self._mask)
 
     def fitting(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, one after the other, the grammar allows; those after one that ends do not count."""
+        """How many of these tokens the grammar allows in sequence. Tokens after an end token do not count."""
         self.wait()
         end = next((place for place, token in enumerate(tokens) if token in self._stop_ids), len(tokens))
         fits = int(self.inner.validate_tokens(list(tokens[:end])))
         return len(tokens) if fits == end < len(tokens) else fits
 
     def guess(self, output: Sequence[int], most: int) -> Guess:
-        """What probably comes next: what must, and the least space where the grammar leaves only that open.
+        """The probable next tokens: forced text, and minimal whitespace where the grammar leaves only that open.
 
-        A space stands after a comma or colon if one did so before. Other tokens may spell the same text.
+        A space follows a comma or colon if one did before. Other tokens may spell the same text.
 
         Args:
-            output: the last tokens, in whose manner it goes on.
+            output: the last tokens, whose style is continued.
             most: how many tokens are wanted.
         """
         self.wait()
@@ -304,7 +306,7 @@ class Matcher:
 
 
 class _Bits:
-    """Tokens as bits of a mask."""
+    """Token ids as bits of a mask."""
 
     def __init__(self, tokens: Collection[int]) -> None:
         ids = np.array(sorted(tokens), dtype=np.int64)
@@ -319,11 +321,10 @@ class _Bits:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary, off the steps' path where there is time for it. Safe to use in threads.
+    """Compiles grammars for one vocabulary, ahead of the steps where possible. Thread-safe.
 
-    A cheap grammar is compiled for each choice, a costly one is compiled once and copied. Copies share a lexer: they
-    wait for each other, and what one has computed counts for all when a limit is met. Either way a matcher allows the
-    same tokens.
+    A cheap grammar is compiled for each choice; a costly one is compiled once and copied. Copies share a lexer: they
+    wait for each other, and their work counts towards a common limit. Both ways a matcher allows the same tokens.
     """
 
     def __init__(self, read_tokenizer: Callable[[], str], vocab_size: int) -> None:
@@ -336,19 +337,19 @@ class Grammars:
         self._ready: OrderedDict[str, list[llguidance.LLMatcher]] = OrderedDict()
         self._num_ready = self._num_characters = 0
         self._costly: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
-        """At their beginnings, to be copied."""
+        """Matchers at the start of the grammar, to be copied."""
         self._being_compiled: dict[str, Future[None]] = {}
         self._filler = ThreadPoolExecutor(1, "masks")
         self._executor = llguidance.LLExecutor(available_cores())
 
     def load(self) -> None:
-        """Make the vocabulary: for a large one that takes seconds, in which no other thread of Python gets a turn."""
-        with suppress(GrammarError):  # the first grammar will tell
+        """Create the vocabulary. For a large one this takes seconds, during which no other Python thread runs."""
+        with suppress(GrammarError):  # the first grammar will raise it
             self.vocabulary  # noqa: B018 - made now
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Made at first use, if not before. Raises GrammarError if the model has none."""
+        """Created at first use. Raises GrammarError if the model has no usable tokenizer."""
         with self._loading:
             if self._vocabulary is None:
                 try:
@@ -356,27 +357,27 @@ class Grammars:
                     self._vocabulary = Vocabulary(llguidance.LLTokenizer(text, n_vocab=self._vocab_size))
                 except (OSError, ValueError) as error:
                     raise GrammarError(
-                        f"grammars and bounds on reasoning cannot be used with this model's tokenizer: {error}"
+                        f"this model's tokenizer supports neither grammars nor reasoning limits: {error}"
                     ) from error
             return self._vocabulary
 
     def prepare(self, grammar: str | None, count: int) -> None:
-        """Compile a grammar for so many choices; None: only the vocabulary is needed.
+        """Compile a grammar for `count` choices. With None, only create the vocabulary.
 
-        Raises GrammarError if that is not possible.
+        Raises GrammarError if this fails.
         """
         if grammar is None:
             self.vocabulary  # noqa: B018 - made now, if not before
             return
-        with self._alone(grammar):
+        with self._exclusively(grammar):
             with self._lock:
                 is_known = grammar in self._costly
             if not is_known:
                 self._prepare(grammar, min(count, max(_MOST_CHARACTERS // len(grammar), 1), _MOST_KEPT))
 
     @contextmanager
-    def _alone(self, grammar: str) -> Iterator[None]:
-        """Within it, no other thread prepares this grammar: it may turn out to be costly."""
+    def _exclusively(self, grammar: str) -> Iterator[None]:
+        """Prevents other threads from preparing the same grammar, which may be costly."""
         work: Future[None] = Future()
         while True:
             with self._lock:
@@ -412,7 +413,7 @@ class Grammars:
     def matcher(
         self, grammar: str, stop_token_ids: Collection[int], output: Sequence[int], prefix: str = ""
     ) -> Matcher:
-        """A matcher that has seen this output, after a text that the grammar allows.
+        """A matcher that has consumed `prefix` and `output`.
 
         Raises GrammarError if the grammar does not compile.
         """
@@ -422,8 +423,8 @@ class Grammars:
             matcher.advance(token)
         return matcher
 
-    def fill_masks(self, matchers: Sequence[Matcher], *, beside: bool) -> None:
-        """Compute what these allow next in several threads, or begin to, beside the caller's."""
+    def fill_masks(self, matchers: Sequence[Matcher], *, in_background: bool) -> None:
+        """Compute the masks of these matchers in several threads. With `in_background`, return before they are done."""
         masks = np.zeros((len(matchers), self.vocabulary.num_words), dtype=np.int32)
         wanted = [
             (matcher, row)
@@ -436,7 +437,7 @@ class Grammars:
         work: Future[None] = Future()
         for matcher, _ in wanted:
             matcher.filled_by(work)
-        if beside:
+        if in_background:
             self._filler.submit(self._fill, rows, masks, work)
         else:
             self._fill(rows, masks, work)
@@ -444,16 +445,16 @@ class Grammars:
     def _fill(
         self, rows: list[tuple[llguidance.LLMatcher, int]], masks: NDArray[np.int32], work: "Future[None]"
     ) -> None:
-        """Into these rows of the masks; `work` is done then."""
+        """Compute the masks into these rows, then complete `work`."""
         try:
             llguidance.numpy.fill_next_token_bitmask_par(self._executor, rows, masks)
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits
             work.set_exception(error)
         else:
             work.set_result(None)
 
     def _prepared(self, grammar: str) -> llguidance.LLMatcher | None:
-        """A matcher at its beginning, if one is there or can be copied."""
+        """A fresh matcher, prepared or copied, or None."""
         with self._lock:
             if grammar in self._costly:
                 self._costly.move_to_end(grammar)
@@ -461,13 +462,13 @@ class Grammars:
             return self._take(grammar) if grammar in self._ready else None
 
     def _compile_again(self, grammar: str, num_tokens: int) -> llguidance.LLMatcher:
-        """For an output of so many tokens that met a limit. If it had a copy, other copies would meet it as well."""
+        """Compile for an output that hit a limit. It is not copied any more: copies would hit the limit too."""
         with self._lock:
             self._costly.pop(grammar, None)
         return self._compile(grammar, num_tokens)
 
     def _take(self, grammar: str) -> llguidance.LLMatcher:
-        """One of those that are ready. Only for who holds the lock."""
+        """Take a prepared matcher. Call with the lock held."""
         ready = self._ready[grammar]
         self._num_ready -= 1
         self._num_characters -= len(grammar)
@@ -477,7 +478,7 @@ class Grammars:
         return inner
 
     def _compile(self, grammar: str, num_tokens: int) -> llguidance.LLMatcher:
-        """For an output of so many tokens, or some more."""
+        """Compile for an output of `num_tokens` tokens, or some more."""
         matcher = llguidance.LLMatcher(
             self.vocabulary.tokenizer, grammar, log_level=0, limits=_limits(grammar, num_tokens)
         )
@@ -487,9 +488,9 @@ class Grammars:
 
 
 def _limits(grammar: str, num_tokens: int) -> llguidance.LLParserLimits:
-    """The limits of a matcher for an output of so many tokens.
+    """Limits of a matcher for an output of `num_tokens` tokens.
 
-    The lexer's depend on what was computed before, unlike the parser's; see Matcher._begin_anew.
+    The lexer's limits depend on earlier work, unlike the parser's; `Matcher._recompile` handles that.
     """
     is_written_by_client = "%lark" in grammar
     return llguidance.LLParserLimits(

@@ -1,8 +1,8 @@
-"""What a request has said so far, kept so that a step's bans and penalties need little work.
+"""Token histories of requests, kept so that bans and penalties take little work per step.
 
-Every table is made at once from the history that a choice begins with, without a look at single tokens in Python: it
-may be a long prompt, and all choices wait for it. Then it grows by one token at a time. Forks share what does not
-change any more and copy the rest, or take the table as it was made, before the first token was added.
+A choice may begin with a long prompt, and all choices wait while its tables are built. So each table is built in
+vectorised passes, then grows by one token at a time. Forks share what no longer changes and copy the rest, or take the
+table as it was before the first token was added.
 """
 
 from array import array
@@ -20,14 +20,14 @@ from model_runner.sampling.end_matches import EndMatches, Int32Array
 
 
 class Table(Protocol):
-    """What a slot keeps of its history."""
+    """Incremental information about a history."""
 
     def add(self, token: int) -> None:
-        """A token was generated."""
+        """Record a generated token."""
         ...
 
     def fork(self, *, from_start: bool) -> Self:
-        """One that goes on by itself, from here or from how this one was made."""
+        """A copy that continues independently, from now or from construction."""
         ...
 
 
@@ -42,7 +42,7 @@ class SeenTokens:
 
     @property
     def tokens(self) -> "array[int]":
-        """Their ids."""
+        """The distinct token ids."""
         return self._first_tokens + self._later_tokens
 
     def add(self, token: int) -> None:
@@ -52,7 +52,6 @@ class SeenTokens:
             self._later_tokens.append(token)
 
     def fork(self, *, from_start: bool) -> Self:
-        """See Table.fork."""
         fork = copy(self)
         fork._later = set() if from_start else self._later.copy()
         fork._later_tokens = array("q") if from_start else self._later_tokens[:]
@@ -60,12 +59,12 @@ class SeenTokens:
 
 
 class TokenCounts:
-    """The distinct tokens of the output, and how often each was generated."""
+    """The distinct tokens of the output and their counts."""
 
     def __init__(self, output: Iterable[int]) -> None:
         counts = Counter(output)
         self.tokens = array("q", counts)
-        """Distinct token ids, in the order in which they first appeared."""
+        """Distinct token ids in order of first appearance."""
         self.counts = array("q", counts.values())
         """For each of `tokens`, how often it was generated."""
         self._index = {token: index for index, token in enumerate(counts)}
@@ -79,7 +78,7 @@ class TokenCounts:
         self.counts[index] += 1
 
     def fork(self, *, from_start: bool) -> Self:
-        """See Table.fork; it has to be made of no tokens for that."""
+        """A copy that continues independently. `from_start` requires that it was built from no tokens."""
         fork = copy(self)
         fork.tokens = array("q") if from_start else self.tokens[:]
         fork.counts = array("q") if from_start else self.counts[:]
@@ -88,7 +87,7 @@ class TokenCounts:
 
 
 class RepeatedNgrams:
-    """The n-grams that the next token could complete for the second time."""
+    """The n-grams that the next token could repeat."""
 
     def __init__(self, history: Sequence[int], size: int) -> None:
         self._matches = EndMatches(history)
@@ -99,13 +98,12 @@ class RepeatedNgrams:
         self._matches.add(token)
 
     def fork(self, *, from_start: bool) -> Self:
-        """See Table.fork."""
         fork = copy(self)
         fork._matches = self._matches.fork(from_start=from_start)
         return fork
 
     def blocked(self) -> list[int]:
-        """The last tokens of these."""
+        """The tokens that would complete such an n-gram."""
         blocked: list[int] = np.unique(self._matches.tokens[self._matches.lengths >= self._least]).tolist()
         return blocked
 
@@ -128,19 +126,19 @@ class BadWords:
 
 @dataclass(slots=True)
 class _Ending:
-    """The breakers whose last tokens are the same."""
+    """Breakers with a common end, as a node of the trie."""
 
     first: set[int] = field(default_factory=set)
-    """The tokens that begin a breaker if these follow."""
+    """Tokens that begin a breaker when this node's tokens follow."""
     longer: dict[int, "_Ending"] = field(default_factory=dict)
-    """The endings of one token more, by that token."""
+    """Child nodes with one more token in front, by that token."""
 
 
 class SequenceBreakers:
-    """DRY's breakers, in a trie of their rests that is read from the end.
+    """DRY's sequence breakers, as a trie of their tails that is read from the end.
 
-    To ask whether one ends at a place takes a step for each token that agrees with a rest, and so at most one more than
-    the longest rest has tokens, however many breakers there are and however many tokens they may begin with.
+    A lookup at a position takes at most one step more than the longest tail has tokens, whatever the number of breakers
+    and of tokens they begin with.
     """
 
     def __init__(self, breakers: Iterable[Breaker]) -> None:
@@ -151,17 +149,17 @@ class SequenceBreakers:
                 ending = ending.longer.setdefault(token, _Ending())
             ending.first.update(breaker.first)
         self.single = self._root.first
-        """The tokens that are a breaker by themselves."""
+        """Tokens that are breakers on their own."""
 
     def since_last(self, tokens: Int32Array, most: int) -> int:
-        """How many tokens there are after the last breaker, but `most` if there are more."""
+        """Number of tokens after the last breaker, at most `most`."""
         lasts = np.array([*self._root.first, *self._root.longer], dtype=np.int32)
         begin = len(tokens) - most
         places = np.flatnonzero(np.isin(tokens[begin:], lasts))[::-1].tolist()
         return next((most - 1 - place for place in places if self.end_at(tokens, begin + place)), most)
 
     def end_at(self, tokens: Sequence[int] | Int32Array, place: int) -> bool:
-        """Whether the last token of a breaker is the one at this place."""
+        """Whether a breaker ends at this position."""
         ending: _Ending | None = self._root
         while ending is not None and place >= 0:
             token = int(tokens[place])
@@ -173,7 +171,7 @@ class SequenceBreakers:
 
 
 class Repetitions:
-    """Where in the history its end has occurred before, and how much of it: what the DRY penalty is made of."""
+    """Earlier occurrences of the history's end and their lengths, for the DRY penalty."""
 
     def __init__(self, history: Sequence[int], last_n: int, breakers: Iterable[Breaker]) -> None:
         """`last_n` and `breakers` as in contract.Dry."""
@@ -182,7 +180,7 @@ class Repetitions:
         self._matches = EndMatches(history)
         longest = int(self._matches.lengths.max(initial=0))
         self._first_unbroken = self._unbroken = self._breakers.since_last(self._matches.tokens, longest)
-        """How many tokens there are after the last breaker; or fewer, but as many as any repetition has."""
+        """Number of tokens after the last breaker; may be lower, but not lower than the longest repetition."""
 
     def add(self, token: int) -> None:
         """Append a token to the history. Takes one vectorised pass over it."""
@@ -191,16 +189,14 @@ class Repetitions:
         self._unbroken = 0 if self._breakers.end_at(tokens, len(tokens) - 1) else self._unbroken + 1
 
     def fork(self, *, from_start: bool) -> Self:
-        """See Table.fork."""
         fork = copy(self)
         fork._matches = self._matches.fork(from_start=from_start)
         fork._unbroken = self._first_unbroken if from_start else self._unbroken
         return fork
 
     def prolonged(self, least: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The tokens that would prolong a repetition of at least so many tokens; and for each, of how many at most.
-
-        `least` is positive.
+        """The tokens that would extend a repetition of at least `least` tokens (a positive number), and its maximum
+        length.
         """
         history = self._matches.tokens
         places = np.flatnonzero(self._matches.lengths >= least)

@@ -14,18 +14,18 @@ from model_runner.kernels.row_sums import row_log_softmax
 from model_runner.sampling.truncations import places
 
 _LOWEST = -9999.0
-"""Reported for probability 0, as OpenAI does: JSON has no infinity."""
+"""Reported for probability 0, as OpenAI does, because JSON has no infinity."""
 _FOLDS = 32
-"""See `top`."""
+"""Number of folds into which `top` splits each row."""
 _ROWS_AT_ONCE = 64
-"""Rows of log-probabilities that are held at a time, to bound the memory."""
+"""Rows of log-probabilities processed at a time, to bound memory."""
 
 
 def describe(logprobs: Tensor, tokens: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """One report per row of log-probabilities [rows, vocab], float32.
+    """One TokenLogprobs per row of log-probabilities [rows, vocab] float32.
 
-    `tokens` are the chosen ones, `num_top` how many alternatives each row wants, cut to the vocabulary. The rank is 1
-    plus the number of tokens that are more probable; of equally probable alternatives the lower id comes first.
+    `tokens` are the chosen tokens, `num_top` the number of alternatives per row, limited to the vocabulary. The rank is
+    1 plus the number of more probable tokens. Equally probable alternatives are ordered by id.
     """
     if not tokens:
         return []
@@ -47,20 +47,20 @@ def describe(logprobs: Tensor, tokens: Sequence[int], num_top: Sequence[int]) ->
 
 
 def values_of(logprobs: Tensor, tokens: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """These tokens with what a row of log-probabilities [vocab] says of them."""
+    """(token, log-probability) pairs of these tokens from one row of log-probabilities [vocab]."""
     return _pairs(tokens, logprobs[torch.tensor(tokens, device=logprobs.device)].tolist())
 
 
 def candidates_of(
     scores: Tensor, logits: Tensor, counts: Sequence[int], num_top: Sequence[int | None]
 ) -> list[tuple[Candidate, ...]]:
-    """The best tokens of each row, as many as are possible and at most so many as its count.
+    """The best possible tokens of each row, at most `counts` of them.
 
     Args:
-        scores: [rows, vocab] float32, by which they are the best; what is -inf is not possible.
-        logits: [rows, vocab] float32, to be reported.
-        counts: of each row.
-        num_top: alternatives in the reports of each row; None for no reports.
+        scores: [rows, vocab] float32 that ranks the tokens; -inf marks impossible tokens.
+        logits: [rows, vocab] float32 to report log-probabilities from.
+        counts: the maximum for each row.
+        num_top: alternatives to report per row; None for no report.
     """
     best = top(scores, min(max(counts), scores.shape[-1]))
     values = scores.gather(1, best)
@@ -78,7 +78,7 @@ def candidates_of(
 def _reports(
     logits: Tensor, tokens: Sequence[Sequence[int]], num_top: Sequence[int | None]
 ) -> list[Sequence[TokenLogprobs | None]]:
-    """What `describe` says of several tokens of each row of logits [rows, vocab]; None where no reports are wanted."""
+    """Reports for several tokens of each row of logits [rows, vocab]; None where no report is wanted."""
     reports: list[Sequence[TokenLogprobs | None]] = [[None] * len(of_row) for of_row in tokens]
     asked = {row: num for row, num in enumerate(num_top) if num is not None}
     for start in range(0, len(asked), _ROWS_AT_ONCE):
@@ -95,8 +95,9 @@ def _reports(
 def _reports_of_row(
     logprobs: NDArray[np.float32], tokens: Sequence[int], alternatives: tuple[tuple[int, float], ...]
 ) -> list[TokenLogprobs]:
-    """The same of one row of log-probabilities [vocab]. What is above the lowest of the tokens is sorted once, which
-    ranks all of them: one pass over the vocabulary, and not one for each token.
+    """Reports for several tokens of one row of log-probabilities [vocab].
+
+    Everything above the least probable token is sorted once, which ranks all tokens in one pass over the vocabulary.
     """
     values = logprobs[np.array(tokens, dtype=np.int64)]
     above = np.sort(logprobs[logprobs > np.fmin.reduce(values, initial=np.inf)])
@@ -112,7 +113,7 @@ def _pairs(tokens: Sequence[int], values: Sequence[float]) -> tuple[tuple[int, f
 
 
 def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[TokenLogprobs]:
-    """What the raw distribution of each row of logits [rows, vocab] says of the token [rows] that follows it."""
+    """Log-probabilities of the token [rows] that follows each row of raw logits [rows, vocab]."""
     reports: list[TokenLogprobs] = []
     for start in range(0, len(logits), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
@@ -124,7 +125,7 @@ def prompt_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[Token
 def logprobs_of_prompts(
     logits: Tensor, parts: Sequence[PromptRows], sampling: Sequence[SamplingParams]
 ) -> dict[int, tuple[TokenLogprobs, ...]]:
-    """For each choice of a step that asked for them, by its index in the batch. `sampling` are those of all choices."""
+    """Prompt logprobs of the choices that asked for them, by index in the batch. `sampling` has all choices."""
     return {
         part.choice: tuple(prompt_logprobs(logits[part.rows], part.targets, sampling[part.choice].prompt_logprobs or 0))
         for part in parts
@@ -132,11 +133,11 @@ def logprobs_of_prompts(
 
 
 def top(scores: Tensor, num: int) -> Tensor:
-    """The ids of the highest entries of each row, best first, lower id first among equals: [rows, num].
+    """The ids of the `num` highest entries of each row, best first, lower id first among equals: [rows, num].
 
-    topk promises no order among equals, nor which of them it takes, so it only says how high the lowest of them is. It
-    need not look at all entries: those of a column in each fold of the row have a highest one, and the `num` highest of
-    these are so many entries. What is as high is in the columns that they stand for, or in the rest of the row.
+    topk guarantees neither an order among equals nor which of them it takes, so it only provides the lowest value that
+    is included. It need not see all entries: the row is folded, and the `num` highest column maxima bound the `num`
+    highest entries from below. All entries that reach this bound are in those columns or in the remainder of the row.
     """
     if num == 0:
         return torch.empty(len(scores), 0, dtype=torch.int64, device=scores.device)
@@ -163,13 +164,12 @@ def top(scores: Tensor, num: int) -> Tensor:
 
 
 def _top_of_any(scores: Tensor, num: int) -> Tensor:
-    """The same where many entries may be equal, or no numbers, which come first.
+    """Like `top`, for rows in which many entries may be equal or NaN. NaN ranks first.
 
-    topk gets unique integers: the float's bits, in an order that integers share, and below them the id counted
-    backwards.
+    topk gets unique integers: the float's bits, mapped to an order that integers share, followed by the inverted id.
     """
     vocab_size = scores.shape[-1]
-    numbers = torch.where(scores.isnan(), torch.inf, scores) + 0.0  # which makes one zero of the two
+    numbers = torch.where(scores.isnan(), torch.inf, scores) + 0.0  # turns -0 into 0
     bits = numbers.view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     backwards = torch.arange(vocab_size - 1, -1, -1, device=scores.device)
@@ -178,5 +178,5 @@ def _top_of_any(scores: Tensor, num: int) -> Tensor:
 
 
 def take(scores: Tensor, rows: Sequence[int]) -> Tensor:
-    """These rows, in ascending order; not a copy if they are all."""
+    """These rows in ascending order; not a copy if they are all rows."""
     return scores if len(rows) == len(scores) else scores.index_select(0, torch.tensor(rows, device=scores.device))

@@ -1,8 +1,8 @@
-"""Counter-based noise: sampling without a generator's state.
+"""Counter-based noise: sampling without generator state.
 
-Token x at output position t is drawn as argmax(log p(x) + g(x)), with Gumbel noise g that depends on (seed, choice,
-stream, t, x) and on nothing else. Hence a pick does not depend on the batch, on how often a step is repeated, or on
-whether other tokens got noise at all.
+Token x at output position t is drawn as argmax(log p(x) + g(x)), with Gumbel noise g that depends only on (seed,
+choice, stream, t, x). So a sampled token does not depend on the batch, on how often a step is repeated, or on whether
+other tokens got noise.
 """
 
 import math
@@ -22,22 +22,22 @@ _MIX_2 = 0x94D049BB133111EB
 _UNIFORM_BITS = 52
 """One less than a double's 53, so that (k + 0.5) * 2**-52 is exact and never rounds to 1."""
 _ROUNDING = 1e-3
-"""Above the float32 rounding of an upper bound: at most 1e-5, as all terms that matter are below 50."""
+"""Exceeds the float32 rounding error of an upper bound, which is at most 1e-5: all relevant terms are below 50."""
 _CACHED_ELEMENTS = 1 << 17
-"""On CPU so many elements are worked on at once: their int64 buffers stay in a core's cache."""
+"""Elements processed at once on CPU, so that their int64 buffers stay in a core's cache."""
 
 
 class Stream(IntEnum):
-    """What the noise is for; different streams are independent."""
+    """The purpose of the noise. Different streams are independent."""
 
     TARGET = 0
     """The target's own tokens, and guesses at them: a guess with the same noise is right more often."""
     ACCEPT = 1
-    """Whether rejection sampling accepts a draft; in place of a token id stands which of its siblings it is."""
+    """Whether rejection sampling accepts a draft. The index among its siblings takes the place of the token id."""
     RESIDUAL = 2
-    """The target's token where rejection sampling has accepted no draft. Drafts must not have been drawn with it."""
+    """The target's token where rejection sampling accepted no draft. Drafts must not be drawn with this stream."""
     XTC = 3
-    """Whether the top choices are excluded at a position; the token id is 0."""
+    """Whether XTC applies at a position. The token id is 0."""
 
 
 def noise_key(seed: int, choice: int, stream: Stream, position: int) -> int:
@@ -46,7 +46,7 @@ def noise_key(seed: int, choice: int, stream: Stream, position: int) -> int:
 
 
 def noise_state(seed: int, choice: int, stream: Stream) -> int:
-    """What the keys of a stream have in common; see `noise_keys`."""
+    """The part of the key that all positions of a stream share. `noise_keys` turns it into keys."""
     state = 0
     for word in (seed, choice, stream):
         state = _splitmix(state, word)
@@ -54,22 +54,22 @@ def noise_state(seed: int, choice: int, stream: Stream) -> int:
 
 
 def noise_keys(states: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The keys of many rows at once."""
+    """Keys of many rows: `noise_state` of each row, and its output position."""
     return _splitmixes(states, positions)
 
 
 def uniform(key: int, index: int) -> float:
-    """A number from the open interval 0 to 1, with a double's resolution."""
+    """A uniform number in the open interval (0, 1), with double resolution."""
     return ((_splitmix(key, index) >> (64 - _UNIFORM_BITS)) + 0.5) * 2.0**-_UNIFORM_BITS
 
 
 def gumbel(key: int, token: int) -> float:
-    """The standard Gumbel noise of one token, between -3.6 and 36.8."""
+    """Standard Gumbel noise of one token, between -3.6 and 36.8."""
     return -math.log(-math.log(uniform(key, token)))
 
 
 def gumbels(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The same for many tokens, to within rounding: for guesses, not for what is drawn."""
+    """Like `gumbel` for many tokens, equal up to rounding. Use it for guesses, not for sampling."""
     hashes = _splitmixes(np.uint64(key), tokens)
     uniforms = ((hashes >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
     result: NDArray[np.float64] = -np.log(-np.log(uniforms))
@@ -85,7 +85,7 @@ def _splitmix(state: int, index: int) -> int:
 
 
 def _splitmixes(states: NDArray[np.uint64] | np.uint64, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The same for many states or indices."""
+    """Like `_splitmix` for many states or indices."""
     x = states + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
@@ -93,23 +93,23 @@ def _splitmixes(states: NDArray[np.uint64] | np.uint64, indices: NDArray[np.int6
 
 
 class GumbelMax:
-    """Draws one token for each row of logits.
+    """Draws one token per row of logits.
 
-    Every token gets its hash, but only a few get their noise: with v = 1 - u, -log(u) >= v, so log p - log(v) is an
-    upper bound of the score log p - log(-log u). It is cheap in float32; only tokens whose bound reaches the score of
-    some token can win. These are scored one by one in float64 on the host, where no vector width or device can round
-    differently. kernels/cpu/gumbel_max.h draws the same tokens; kernels/triton/pick.py does so but for
-    the last bit of its logarithms.
+    Every token is hashed, but only a few get their noise. With v = 1 - u, -log(u) >= v, so log p - log(v) is an upper
+    bound of the score log p - log(-log u). The bound is cheap in float32, and only tokens whose bound reaches some
+    token's score can win. These are scored one by one in float64 on the host, where no vector width or device changes
+    the rounding. kernels/cpu/gumbel_max.h draws the same tokens; kernels/triton/pick.py does so except for the last bit
+    of its logarithms.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._steps = torch.arange(1, vocab_size + 1, device=device) * _signed(_GOLDEN)  # [vocab]
 
     def __call__(self, logits: Tensor, keys: Sequence[int], tokens: Tensor | None = None) -> list[int]:
-        """The picked token id of each row; the lowest among equals.
+        """The sampled token id of each row. Ties go to the lowest id.
 
-        `logits` is [rows, width] float32 with at least one finite entry in each row and none above; `tokens` are the
-        token ids of its columns, [rows, width], or None for the whole vocabulary in order.
+        `logits` is [rows, width] float32 with at least one finite entry per row and no NaN or +inf. `tokens` [rows,
+        width] are the token ids of its columns, or None if the columns are the whole vocabulary in order.
         """
         num_rows, width = logits.shape
         block = max(1, _CACHED_ELEMENTS // width) if logits.device.type == "cpu" else num_rows
@@ -143,18 +143,18 @@ class GumbelMax:
 
 
 def _entries(relative: Tensor, tokens: Tensor | None, rows: Tensor, columns: Tensor) -> list[tuple[int, int, float]]:
-    """(row, token id, relative logit) at the given places."""
+    """(row, token id, relative logit) at the given positions."""
     ids = columns if tokens is None else tokens[rows, columns]
     return list(zip(rows.tolist(), ids.tolist(), relative[rows, columns].tolist(), strict=True))
 
 
 def _signed(word: int) -> int:
-    """The int64 with the same bits as a 64-bit unsigned: torch multiplies and adds int64 modulo 2**64."""
+    """The int64 with the same bits as an unsigned 64-bit word. torch multiplies and adds int64 modulo 2**64."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """A logical shift; torch's own copies the sign."""
+    """Logical right shift; torch's own shift copies the sign."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 

@@ -1,6 +1,6 @@
-"""What a request's bans and penalties make of the model's logits, for all rows of a step at once.
+"""Logits processors: bias, bans and penalties, applied to all rows of a step at once.
 
-The order is data: CONSTRAINTS, then greedy rows are decided, then the rows that draw go on in truncations.py.
+The order is data: CONSTRAINTS first, then greedy rows are decided, then sampled rows continue in truncations.py.
 """
 
 import math
@@ -16,19 +16,19 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 class LogitsProcessor(Protocol):
-    """One step from raw logits to those of the greedy choice. A row that does not use it keeps its bits."""
+    """One step between the raw logits and the greedy choice. Rows that do not use it keep their exact bits."""
 
     def applies(self, rows: SamplingRows) -> bool:
-        """Whether any row uses it; if not, it is skipped."""
+        """Whether any row uses it. Otherwise it is skipped."""
         ...
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        """Process logits [rows, vocab], float32. May write to its argument."""
+        """Process logits [rows, vocab] float32. May modify its argument."""
         ...
 
 
 class LogitBias:
-    """Adds the request's own bias."""
+    """Adds the request's logit_bias."""
 
     def applies(self, rows: SamplingRows) -> bool:
         return bool(rows.logit_bias)
@@ -38,7 +38,7 @@ class LogitBias:
 
 
 class AllowedTokens:
-    """Blocks all but a list of tokens."""
+    """Bans all tokens that are not in the request's list."""
 
     def applies(self, rows: SamplingRows) -> bool:
         return len(rows.allowed_rows) > 0
@@ -52,20 +52,20 @@ class AllowedTokens:
 
 
 class Grammar:
-    """Blocks what a grammar does not allow."""
+    """Bans tokens that the grammar does not allow."""
 
     def applies(self, rows: SamplingRows) -> bool:
-        return len(rows.held_rows) > 0
+        return len(rows.grammar_rows) > 0
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        if len(rows.held_rows) == len(logits):
+        if len(rows.grammar_rows) == len(logits):
             return logits.masked_fill_(~rows.masks, -math.inf)
-        kept = logits.index_select(0, rows.held_rows).masked_fill_(~rows.masks, -math.inf)
-        return logits.index_copy_(0, rows.held_rows, kept)
+        kept = logits.index_select(0, rows.grammar_rows).masked_fill_(~rows.masks, -math.inf)
+        return logits.index_copy_(0, rows.grammar_rows, kept)
 
 
 class BannedTokens:
-    """Blocks what bad_words, min_tokens and no_repeat_ngram_size forbid."""
+    """Bans the tokens that bad_words, min_tokens and no_repeat_ngram_size forbid."""
 
     def applies(self, rows: SamplingRows) -> bool:
         return bool(rows.banned)
@@ -88,7 +88,7 @@ class RepetitionPenalty:
 
 
 class OutputPenalties:
-    """Frequency and presence penalty: OpenAI's definition, over generated tokens only."""
+    """Frequency and presence penalty as OpenAI defines them: only generated tokens count."""
 
     def applies(self, rows: SamplingRows) -> bool:
         return bool(rows.output_penalty)
@@ -99,7 +99,7 @@ class OutputPenalties:
 
 
 class DryPenalty:
-    """Do not repeat yourself: the longer the repetition that a token would prolong, the less probable it gets."""
+    """DRY ("don't repeat yourself"): penalises tokens that would extend a repetition, more for longer repetitions."""
 
     def applies(self, rows: SamplingRows) -> bool:
         return bool(rows.dry)
@@ -109,7 +109,7 @@ class DryPenalty:
 
 
 class LengthPenalty:
-    """Makes the tokens that end the output more probable the longer it gets; those that are banned stay so."""
+    """Raises the logits of tokens that end the output as it grows longer. Banned tokens stay banned."""
 
     def applies(self, rows: SamplingRows) -> bool:
         return bool(rows.ending)
@@ -127,7 +127,7 @@ CONSTRAINTS: Final[tuple[LogitsProcessor, ...]] = (
     AllowedTokens(),
     Grammar(),
     BannedTokens(),
-    RepetitionPenalty(),  # before the penalties on output, which may change a logit's sign
+    RepetitionPenalty(),  # before the output penalties, which may change a logit's sign
     OutputPenalties(),
     DryPenalty(),
     LengthPenalty(),
@@ -145,10 +145,10 @@ def process(processors: Sequence[LogitsProcessor], logits: Tensor, rows: Samplin
 
 
 def keep_plausible(scores: Tensor, logits: Tensor, least_share: Setting) -> Tensor:
-    """The scores, with -inf for tokens whose probability by the logits is less than the row's share of the highest.
+    """Scores with -inf for tokens whose probability by `logits` is below the row's share of the highest probability.
 
-    That is the adaptive plausibility constraint of contrastive decoding (arXiv:2210.15097). Tokens that other settings
-    have ruled out do not count, so at least one of the others is always left.
+    This is the adaptive plausibility constraint of contrastive decoding (arXiv:2210.15097). Tokens that are already
+    banned do not count, so at least one other token always remains.
     """
     old = least_share.take(scores)
     possible = least_share.take(logits).masked_fill(old == -math.inf, -math.inf)

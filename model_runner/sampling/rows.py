@@ -1,4 +1,4 @@
-"""What the sampler knows: a slot for each running request, and rows gathered from slots for each step.
+"""The sampler's state: a slot for each running request, and rows gathered from slots for each step.
 
 A row is a row of logits, not a request: a slot may have any number of rows in a step.
 """
@@ -16,7 +16,7 @@ from model_runner.batch import IntArray, SampleRows
 from model_runner.contract import Failure, SamplingParams
 from model_runner.sampling.fused_sampling import FusedSamplingPlan, MaskedRows
 from model_runner.sampling.noise import Stream, noise_key, noise_keys
-from model_runner.sampling.slot import Slot, TokenValues
+from model_runner.sampling.slot import SlotState, TokenValues
 from model_runner.sampling.thinking import ThinkingBudget
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Values for single entries of the logits; where an entry stands twice, it has the same value. May be empty."""
+    """Values for single entries of the logits. Duplicate entries have equal values. May be empty."""
 
     rows: Tensor  # [n] int64
     tokens: Tensor  # [n] int64
@@ -37,7 +37,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A number for each row that uses a setting."""
+    """One setting's value for each row that uses it."""
 
     name: str
     """As in SamplingParams.sampler_order."""
@@ -49,64 +49,64 @@ class Setting:
         return logits if len(self.rows) == len(logits) else logits.index_select(0, self.rows)
 
     def only(self, rows: Set[int]) -> "Setting":
-        """The setting of these rows."""
+        """The setting restricted to these rows."""
         left = [place for place, row in enumerate(self.rows.tolist()) if row in rows]
         return Setting(self.name, self.rows[left], self.values[left])
 
     def put(self, logits: Tensor, changed: Tensor) -> Tensor:
-        """The logits with these rows in their places; may write to them."""
+        """The logits with these rows replaced; may modify `logits`."""
         return changed if len(self.rows) == len(logits) else logits.index_copy_(0, self.rows, changed)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """All that the processors and the sampler read about the rows of one step.
+    """Everything the processors and the sampler need to know about the rows of one step.
 
-    Greedy rows appear in no Setting but `least_share`.
+    Greedy rows appear in no Setting except `least_share`.
     """
 
     sampling: tuple[SamplingParams, ...]
-    """For each row."""
+    """One per row."""
     positions: tuple[int, ...]
-    """For each row, how many tokens were generated before."""
+    """For each row, the number of tokens generated before."""
     is_plain: bool
-    """Whether in all rows the highest of the model's logits is the token, and nobody asks for logprobs."""
+    """Whether every row takes the highest raw logit and none requests logprobs."""
     greedy: tuple[int, ...]
-    """Rows at temperature 0."""
+    """Rows with temperature 0."""
     whole: tuple[int, ...]
-    """Rows that sample from the whole vocabulary, or what grammars and bans leave of it."""
+    """Rows that sample from the whole vocabulary, except tokens banned by grammars and other bans."""
     truncated: tuple[int, ...]
-    """Rows that sample from what a truncation or a list of allowed tokens leaves."""
+    """Rows that sample from the result of a truncation or from a list of allowed tokens."""
     listed: tuple[int, ...]
-    """Rows that want candidates in place of a token; they are in none of the three above."""
+    """Rows that want candidates instead of a token. They are not in `greedy`, `whole` or `truncated`."""
     logit_bias: Entries
-    allowed_rows: Tensor  # [n] int64: rows that have a list of allowed tokens
-    allowed: Entries  # the lists; the values mean nothing
-    held_rows: Tensor  # [n] int64: rows that a grammar holds
-    masks: Tensor  # [n, vocab] bool: what their grammars allow
+    allowed_rows: Tensor  # [n] int64: rows with a list of allowed tokens
+    allowed: Entries  # the lists; the values are meaningless
+    grammar_rows: Tensor  # [n] int64: rows with a grammar
+    masks: Tensor  # [n, vocab] bool: tokens that their grammars allow
     failures: Mapping[int, Failure]
-    """Rows of which a grammar can no longer say what it allows."""
+    """Rows whose grammar can no longer say what it allows."""
     banned: Entries  # values are -inf
     repetition: Entries  # values are the penalty
     output_penalty: Entries  # values are what to subtract
     dry: Entries  # values are what to subtract
-    ending: Entries  # values are by which share of their size logits grow
+    ending: Entries  # values are relative increases of the logit
     least_share: Setting | None
-    """See SamplingParams.least_share."""
+    """Plausibility threshold, SamplingParams.least_share."""
     truncations: tuple[Setting, ...]
-    """What is done to the rows that draw. Each row's settings stand in the row's own order."""
+    """Truncation steps of sampled rows, in each row's own order."""
     mirostat: tuple[int, ...]
-    """Rows that need to know how surprising their token was."""
+    """Rows that need the surprise of their token."""
     stream: Stream = Stream.TARGET
-    """Of the noise that tokens are drawn with."""
+    """Noise stream that tokens are drawn with."""
 
     def key(self, row: int, stream: Stream | None = None) -> int:
-        """The key of a row's noise; of `self.stream` if no other is named."""
+        """The noise key of a row, for `self.stream` by default."""
         sampling = self.sampling[row]
         return noise_key(sampling.seed, sampling.choice, self.stream if stream is None else stream, self.positions[row])
 
     def without_whole_temperature(self) -> "SamplingRows":
-        """The same, but no temperature is set for the rows in `whole`, which have no other setting."""
+        """A copy without temperature for the rows in `whole`, which have no other setting."""
         if not self.whole:
             return self
         others = set(self.truncated)
@@ -115,13 +115,13 @@ class SamplingRows:
 
 
 class SamplingState:
-    """The slots. Token ids in the settings are checked against the vocabulary; ranges of numbers are the caller's."""
+    """The slots of all running requests. Checks token ids against the vocabulary, but not number ranges."""
 
     def __init__(
         self, max_num_seqs: int, vocab_size: int, device: torch.device, grammars: "Grammars | None" = None
     ) -> None:
-        """Without `grammars`, no request may have one, nor a bound on its reasoning."""
-        self._slots: list[Slot | None] = [None] * max_num_seqs
+        """Without `grammars`, requests must not have a grammar or a reasoning limit."""
+        self._slots: list[SlotState | None] = [None] * max_num_seqs
         self._vocab_size = vocab_size
         self._device = device
         none = torch.empty(0, dtype=torch.int64, device=device)
@@ -138,13 +138,13 @@ class SamplingState:
         sampler_state: float | None = None,
         forked_from: int | None = None,
     ) -> None:
-        """Fill a free slot. With `output` the request goes on as if these tokens had been committed one by one.
+        """Fill a free slot. With `output`, the request continues as if these tokens had been committed one by one.
 
-        Then `sampler_state` must be what it was after these. `forked_from` is the slot of AdmittedRequest.forked_from;
-        it changes nothing but the time that this takes.
+        `sampler_state` must then be the state after these tokens. `forked_from` is the slot of
+        AdmittedRequest.forked_from; it only saves time.
 
-        Raises ValueError if the slot is taken or if the settings hold an empty bad word, a token id that is not in the
-        vocabulary or a grammar that does not compile; the message names the field.
+        Raises ValueError if the slot is occupied, or if the settings contain an empty bad word, a token id outside the
+        vocabulary or a grammar that does not compile. The message names the field.
         """
         if self._slots[slot] is not None:
             raise ValueError(f"slot {slot} is taken")
@@ -152,7 +152,7 @@ class SamplingState:
         state = None if forked_from is None else self._slot(forked_from).fork(sampling, num_common)
         if state is None:
             _check_tokens(sampling, self._vocab_size)
-            state = Slot(sampling, self._vocab_size, prompt, output, self._thinking(sampling, output))
+            state = SlotState(sampling, self._vocab_size, prompt, output, self._thinking(sampling, output))
         else:
             for token in output[num_common:]:
                 state.commit(token)
@@ -162,48 +162,48 @@ class SamplingState:
         self._slots[slot] = state
 
     def commit(self, slot: int, token: int, surprise: float | None = None) -> None:
-        """Append a generated token to the slot's history; `surprise` is what the sampler said of it."""
+        """Append a generated token to the slot's history. `surprise` is the value the sampler returned."""
         self._slot(slot).commit(token, surprise)
 
     def sampler_state(self, slot: int) -> float | None:
-        """What `admit` needs besides the tokens to bring the slot to where it is."""
+        """The state that `admit` needs, in addition to the tokens, to restore the slot."""
         return self._slot(slot).mu
 
     def release(self, slot: int) -> None:
-        """Free the slot and forget its request."""
+        """Free the slot."""
         self._slots[slot] = None
 
     def _matcher(self, sampling: SamplingParams, output: Sequence[int]) -> "Matcher | None":
         if sampling.grammar is None:
             return None
         if self._grammars is None:
-            raise ValueError("grammar: there is no tokenizer to hold to one")
+            raise ValueError("grammar: not supported, because the model has no tokenizer")
         return self._grammars.matcher(sampling.grammar, sampling.stop_token_ids, output, sampling.grammar_prefix)
 
     def _thinking(self, sampling: SamplingParams, output: Sequence[int]) -> ThinkingBudget | None:
         if sampling.thinking is None:
             return None
         if self._grammars is None:
-            raise ValueError("thinking: there is no tokenizer to find its end with")
+            raise ValueError("thinking: not supported, because the model has no tokenizer")
         return ThinkingBudget(sampling.thinking, self._grammars.vocabulary, output)
 
-    def fill_masks(self, slots: Sequence[int], *, beside: bool = False) -> None:
-        """Find out what the slots' grammars allow next, or begin to, beside the caller."""
+    def fill_masks(self, slots: Sequence[int], *, in_background: bool = False) -> None:
+        """Compute the masks of the slots' grammars, with `in_background` in another thread."""
         matchers = [matcher for slot in slots if (matcher := self._slot(slot).matcher) is not None]
         if matchers and self._grammars is not None:
-            self._grammars.fill_masks(matchers, beside=beside)
+            self._grammars.fill_masks(matchers, in_background=in_background)
 
     def matcher(self, slot: int) -> "Matcher | None":
-        """What follows the slot's output, if it has a grammar."""
+        """The matcher of the slot's grammar, or None."""
         return self._slot(slot).matcher
 
     def allows(self, slot: int, token: int) -> bool:
-        """Whether the slot's grammar, if it has one, lets this token come next."""
+        """Whether the slot's grammar allows this token next. True without a grammar."""
         matcher = self._slot(slot).matcher
         return matcher is None or matcher.allows(token)
 
     def masked(self, rows: Sequence[int], slots: Sequence[int]) -> MaskedRows:
-        """How the next token of slots with grammars is picked at these rows, where nothing but a draw is asked for."""
+        """How to sample the next token of slots with grammars at these rows, for slots that need only a token."""
         states = [self._slot(slot) for slot in slots]
         return MaskedRows(
             rows,
@@ -216,7 +216,7 @@ class SamplingState:
         )
 
     def rows(self, slots: Sequence[int]) -> SamplingRows:
-        """What the next token of each of these slots is sampled with. A slot may stand there more than once."""
+        """The sampling state for the next token of each slot. A slot may appear more than once."""
         states = [self._slot(slot) for slot in slots]
         picked = [(row, state) for row, state in enumerate(states) if not state.is_listed]
         drawn = [(row, state) for row, state in picked if state.sampling.temperature > 0]
@@ -236,14 +236,14 @@ class SamplingState:
             logit_bias=self._entries([(row, state.logit_bias) for row, state in constrained]),
             allowed_rows=self._row_numbers([row for row, _ in allowed]),
             allowed=self._entries(allowed),
-            held_rows=self._row_numbers([row for row, _ in held]),
+            grammar_rows=self._row_numbers([row for row, _ in held]),
             masks=self._masks([matcher for _, matcher in held]),
             failures={row: failure for row, matcher in held if (failure := matcher.failure) is not None},
             banned=self._entries([(row, state.banned()) for row, state in constrained]),
             repetition=self._entries([(row, state.repetition_penalty()) for row, state in constrained]),
             output_penalty=self._entries([(row, state.output_penalty()) for row, state in constrained]),
             dry=self._entries([(row, state.dry_penalty()) for row, state in constrained]),
-            ending=self._entries([(row, state.growth_of_endings()) for row, state in constrained]),
+            ending=self._entries([(row, state.end_token_growth()) for row, state in constrained]),
             least_share=self._setting("least_share", shares),
             truncations=self._truncations(drawn),
             mirostat=tuple(row for row, state in drawn if state.sampling.mirostat is not None),
@@ -252,14 +252,14 @@ class SamplingState:
     def plan_picks(
         self, samples: Sequence[SampleRows], slots: Sequence[int], positions: IntArray, num_pending: int = 0
     ) -> FusedSamplingPlan:
-        """How a kernel can find the tokens of choices that ask for nothing but the model's own choice or a draw.
+        """How a kernel can sample the tokens of choices that need only the model's plain choice or a draw.
 
-        They may have a grammar, which is not looked at.
+        Their grammars, if any, are ignored.
 
         Args:
-            samples: the choices that are ready.
-            slots: of the same choices.
-            positions: [R] in its sequence, of the token at each row of the step's logits.
+            samples: the choices that are ready to sample.
+            slots: slots of the same choices.
+            positions: [R] sequence position of the token at each row of the step's logits.
             num_pending: output tokens of each choice that are not committed yet.
         """
         states = [self._slot(slot) for slot in slots]
@@ -273,14 +273,14 @@ class SamplingState:
             counts = np.array([1 + len(sample.tree) for sample, _ in drawn])
             rows = np.arange(counts.sum()) + (first - counts.cumsum() + counts).repeat(counts)
             num_output = [state.num_output + num_pending for _, state in drawn]
-            before = positions[first] - num_output  # tokens that are no output
+            before = positions[first] - num_output  # tokens before the output
             noise = np.array([state.noise for _, state in drawn], dtype=np.uint64)
             plan.keys[rows] = noise_keys(noise.repeat(counts), positions[rows] - before.repeat(counts))
             plan.temperatures[rows] = np.repeat([state.sampling.temperature for _, state in drawn], counts)
-        held = frozenset(sample.choice for sample, state in served if state.matcher is not None)
-        return replace(plan, choices=frozenset(sample.choice for sample, _ in served), held=held)
+        with_grammar = frozenset(sample.choice for sample, state in served if state.matcher is not None)
+        return replace(plan, choices=frozenset(sample.choice for sample, _ in served), with_grammar=with_grammar)
 
-    def _slot(self, slot: int) -> Slot:
+    def _slot(self, slot: int) -> SlotState:
         state = self._slots[slot]
         if state is None:
             raise KeyError(f"slot {slot} is free")
@@ -290,7 +290,7 @@ class SamplingState:
         return torch.tensor(rows, device=self._device) if rows else self._no_entries.rows
 
     def _masks(self, matchers: "Sequence[Matcher]") -> Tensor:
-        """[matchers, vocab] bool: what each allows next."""
+        """[matchers, vocab] bool: tokens that each allows next."""
         if not matchers:
             return self._no_masks
         words = np.stack([matcher.mask() for matcher in matchers])
@@ -306,8 +306,8 @@ class SamplingState:
         values = np.concatenate([values for _, _, values in used])
         return Entries(*(torch.from_numpy(column).to(self._device) for column in (rows, tokens, values)))
 
-    def _truncations(self, drawn: Sequence[tuple[int, Slot]]) -> tuple[Setting, ...]:
-        """The settings of the rows, one order after the other: rows of different orders have nothing in common."""
+    def _truncations(self, drawn: Sequence[tuple[int, SlotState]]) -> tuple[Setting, ...]:
+        """The settings grouped by order, because rows with different orders have no step in common."""
         of_orders: dict[tuple[str, ...], list[tuple[int, Mapping[str, float]]]] = {}
         for row, state in drawn:
             if state.settings:
@@ -324,8 +324,8 @@ class SamplingState:
         return Setting(name, rows, values)
 
 
-def _can_be_picked(sample: SampleRows, state: Slot) -> bool:
-    """Modes that test drafts instead of drawing differ only where something is drawn."""
+def _can_be_picked(sample: SampleRows, state: SlotState) -> bool:
+    """Verification modes other than "match" differ only above temperature 0."""
     return state.is_bare and (sample.verify == "match" or state.sampling.temperature == 0)
 
 
@@ -339,8 +339,8 @@ def _check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
         "dry": list(chain.from_iterable(breaker.first + breaker.rest for breaker in breakers)),
     }
     for name, tokens in fields.items():
-        for token in (min(tokens), max(tokens)) if tokens else ():  # of very many, these tell
+        for token in (min(tokens), max(tokens)) if tokens else ():  # the extremes suffice
             if not 0 <= token < vocab_size:
-                raise ValueError(f"{name}: token id {token} is not in the vocabulary of {vocab_size}")
+                raise ValueError(f"{name}: token id {token} is not in the vocabulary of {vocab_size} tokens")
     if () in sampling.bad_words:
         raise ValueError("bad_words: a word has no tokens")

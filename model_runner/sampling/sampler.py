@@ -1,4 +1,4 @@
-"""From logits to tokens, for all rows of a step."""
+"""Sampling: from logits to tokens, for all rows of a step."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -22,21 +22,21 @@ from model_runner.sampling.truncations import Truncations, compact, truncate
 
 
 class Draw(Protocol):
-    """Draws tokens. Which implementation runs is a matter of speed only: on CPU all draw the same, bit for bit."""
+    """Draws tokens. Implementations differ only in speed: on CPU all draw the same tokens, bit for bit."""
 
     divides: bool
-    """Whether the rows of `rows.whole` are to come without their temperature: the draw divides by it."""
+    """Whether the draw itself divides the rows in `rows.whole` by their temperature."""
 
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
-        """The token of each row in `rows.whole` and `rows.truncated`.
+        """Returns the token of each row in `rows.whole` and `rows.truncated`.
 
-        Each of these rows in `scores`, [rows, vocab] float32, has at least one finite entry and none above.
+        Each of these rows of `scores` [rows, vocab] float32 has at least one finite entry and no NaN or +inf.
         """
         ...
 
 
 class TorchDraw:
-    """On any device."""
+    """Draws with torch on any device."""
 
     divides = False
 
@@ -58,7 +58,9 @@ class TorchDraw:
 
 
 class NativeDraw:
-    """By the native kernels, on CPU. What a truncation has removed costs next to nothing there, so nothing is cut."""
+    """Draws with the native CPU kernels. Tokens removed by truncation cost almost nothing there, so rows are not
+    compacted.
+    """
 
     def __init__(self, kernels: Kernels, divides: bool) -> None:
         self.divides = divides
@@ -75,12 +77,12 @@ class NativeDraw:
 
 
 def pick(kernels: Kernels, logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
-    """By the native kernels: see models.target.Pick."""
+    """Samples all rows with the native kernels, as models.target.Pick describes."""
     return kernels.pick(logits.contiguous(), keys.numpy().view(np.uint64), temperatures.numpy())
 
 
 def pick_allowed(kernels: Kernels, logits: Tensor, masked: MaskedRows) -> list[int]:
-    """By the native kernels: see picks.PickAllowed."""
+    """Samples masked rows with the native kernels; a fused_sampling.PickAllowed."""
     tokens: list[int] = kernels.pick(
         logits.contiguous(), masked.keys, masked.temperatures, masked.rows, masked.masks
     ).tolist()
@@ -92,37 +94,41 @@ NOT_FINITE = Failure("the model's logits are not finite")
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """What was sampled; one entry for each row."""
+    """The sampled tokens and reports, one entry per row."""
 
     tokens: tuple[int, ...]
-    """NO_TOKEN where there is an error, or where candidates are wanted."""
+    """NO_TOKEN where there is an error or where candidates are wanted."""
     logprobs: tuple[TokenLogprobs | None, ...]
-    """For rows that ask for them and have no error."""
+    """For rows that request logprobs and have no error."""
     errors: tuple[Failure | None, ...]
-    """Why nothing could be sampled."""
+    """Why nothing could be sampled, or None."""
     surprises: tuple[float | None, ...]
-    """-log2 of the token's probability in what it was drawn from, for rows with mirostat that have no error."""
+    """For rows with mirostat and no error: -log2 of the token's probability in the distribution it was drawn from."""
     candidates: Mapping[int, tuple[Candidate, ...]] = field(default_factory=dict)
-    """Of the rows that want some and have no error."""
+    """For rows that want candidates and have no error."""
 
 
 class Sampler:
-    """Every processor in its order, then one token per row. What a row gets does not depend on the other rows."""
+    """Applies all processors in order, then chooses one token per row. Rows do not affect each other."""
 
     def __init__(self, draw: Draw, logprobs_mode: LogprobsMode = "raw", truncations: Truncations = truncate) -> None:
-        """Processed logprobs need a draw that does not divide."""
+        """Processed logprobs require a draw with `divides` False."""
         self._logprobs_mode = logprobs_mode
         self._truncate = truncations
         self.draw = draw
-        """How tokens are drawn; a draw of another kind can make use of it."""
+        """How tokens are drawn. Other kinds of draws can build on it."""
 
     def __call__(
         self, logits: Tensor, rows: SamplingRows, draw: Draw | None = None, raw: Tensor | None = None
     ) -> Picks:
-        """Sample from logits [rows, vocab], which are left as they are; rows that are not greedy by this draw.
+        """Sample from logits [rows, vocab], which are not modified.
 
-        `raw` are the model's own logits where those to sample from are others: they decide on what is plausible, and
-        raw logprobs are theirs.
+        Args:
+            logits: the scores to sample from.
+            rows: settings of the rows.
+            draw: how rows above temperature 0 are drawn; by default `self.draw`.
+            raw: the model's own logits, if `logits` are transformed scores. They determine plausibility and raw
+                logprobs.
         """
         draw = draw or self.draw
         logits = logits.float()
@@ -150,7 +156,7 @@ class Sampler:
     def logprobs(
         self, raw: Tensor, scores: Tensor, tokens: dict[int, int], rows: SamplingRows
     ) -> dict[int, TokenLogprobs]:
-        """What the raw logits or the processed ones, as the server is set, say of the token that each row got."""
+        """Log-probabilities of each row's token, from raw or processed logits as `logprobs_mode` says."""
         scores = raw if self._logprobs_mode == "raw" else scores
         asked = {
             row: params.logprobs
@@ -169,7 +175,7 @@ class Sampler:
 
 
 def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:
-    """Logits, but log-probabilities in the rows of `listed`."""
+    """Logits, with log-probabilities in the rows of `listed`."""
     if not listed:
         return raw
     if len(listed) == len(raw):
@@ -180,7 +186,7 @@ def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:
 def _candidates(
     scores: Tensor, reported: Tensor, rows: SamplingRows, errors: Collection[int]
 ) -> dict[int, tuple[Candidate, ...]]:
-    """Of the rows that want some and have no error."""
+    """Candidates of the rows that want some and have no error."""
     listed = [row for row in rows.listed if row not in errors]
     if not listed:
         return {}
@@ -190,11 +196,11 @@ def _candidates(
 
 
 def constrain(raw: Tensor, rows: SamplingRows) -> tuple[Tensor, dict[int, Failure]]:
-    """Logits after all that acts before a token is chosen; and the rows that have none to choose, with why."""
+    """Apply all constraints. Returns the scores, and the rows in which no token can be chosen, with the reason."""
     errors = dict.fromkeys(_unusable(raw), NOT_FINITE)
     scores = process(CONSTRAINTS, _with_logprobs(raw, rows.listed), rows)
     if scores is not raw:
-        blamed = [row for row in _unusable(scores) if row not in rows.listed]  # those may have no candidates
+        blamed = [row for row in _unusable(scores) if row not in rows.listed]  # listed rows may have no candidates
         errors = {row: no_token_left(rows.sampling[row]) for row in blamed} | errors | dict(rows.failures)
     if errors:
         scores = scores.index_fill(0, torch.tensor(list(errors), device=scores.device), 0.0)
@@ -212,16 +218,16 @@ def _choose(scores: Tensor, rows: SamplingRows, draw: Draw) -> dict[int, int]:
 
 
 def _surprises(scores: Tensor, tokens: dict[int, int], rows: SamplingRows) -> dict[int, float]:
-    """By row."""
+    """-log2 of the probability of each mirostat row's token."""
     asked = [row for row in rows.mirostat if tokens[row] != NO_TOKEN]
     if not asked:
         return {}
-    chosen = [row_log_softmax(scores[row].double())[tokens[row]] for row in asked]  # in a cache, where all would not be
+    chosen = [row_log_softmax(scores[row].double())[tokens[row]] for row in asked]  # row by row, to stay in the cache
     return dict(zip(asked, (torch.stack(chosen) / -math.log(2)).tolist(), strict=True))
 
 
 def _pick_highest(logits: Tensor) -> Picks:
-    """What plain rows get. That a row's highest logit is finite says the same of what `_unusable` looks for."""
+    """Results of plain rows. A finite maximum implies what `_unusable` checks."""
     tokens, values = _highest(logits)
     errors = tuple(None if math.isfinite(value) else NOT_FINITE for value in values)
     return Picks(
@@ -233,9 +239,9 @@ def _pick_highest(logits: Tensor) -> Picks:
 
 
 def _highest(scores: Tensor) -> tuple[list[int], list[float]]:
-    """The column of each row's highest entry, the first among equals, and this entry; NaN counts as the highest.
+    """The column and value of each row's highest entry; the first among equals, and NaN counts as the highest.
 
-    torch and numpy, which is much faster, both promise so.
+    torch and numpy both guarantee this; numpy is much faster.
     """
     if scores.device.type == "cpu":
         rows = scores.numpy()
@@ -246,5 +252,5 @@ def _highest(scores: Tensor) -> tuple[list[int], list[float]]:
 
 
 def _unusable(logits: Tensor) -> list[int]:
-    """Rows that hold NaN or +inf, or -inf only."""
+    """Rows that contain NaN or +inf, or only -inf."""
     return [row for row, highest in enumerate(logits.amax(-1).tolist()) if not math.isfinite(highest)]

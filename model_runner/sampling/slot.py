@@ -1,4 +1,4 @@
-"""One running request, as the sampler knows it: what it asked for and what it has said."""
+"""The sampler's state of one running request: its settings and its history."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from model_runner.sampling.grammar import Matcher
 
 TokenValues = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Token ids, and a value for each."""
+"""Token ids and a value for each."""
 TableT = TypeVar("TableT", bound=Table)
 _MOST = 1e30
-"""Powers are cut to this, so that logits stay finite."""
+"""Upper limit of powers, so that logits stay finite."""
 
 
-class Slot:
-    """Settings and history of a request."""
+class SlotState:
+    """Sampling settings and token history of a request."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Slot:
         output: Sequence[int] = (),
         thinking: ThinkingBudget | None = None,
     ) -> None:
-        """`thinking` is of the settings' bound, and has seen the output."""
+        """`thinking` must have seen `output`."""
         self.sampling = sampling
         self.matcher: Matcher | None = None
-        """Of the settings' grammar, if they have one. It has seen the output."""
+        """Matcher of the settings' grammar, if any. It has seen the output."""
         self.settings = _settings_in_use(sampling, vocab_size)
         self.truncates = bool(
             sampling.allowed_token_ids is not None
@@ -44,17 +44,17 @@ class Slot:
             or self.settings.keys() - {"temperature"}
             or sampling.least_share
         )
-        self.constrains = sampling.grammar is not None or _constrains_beside_grammar(sampling)
+        self.constrains = sampling.grammar is not None or _has_other_constraints(sampling)
         self.mu = self._first_mu = 2 * sampling.mirostat.tau if sampling.mirostat is not None else None
-        """Mirostat's bound on the surprise of the next token, in bits."""
+        """Mirostat's limit on the surprise of the next token, in bits."""
         self.is_listed = sampling.beam_candidates > 0
         is_simple = not (self.truncates or sampling.logprobs is not None or self.is_listed)
         self.is_plain = is_simple and not self.constrains and sampling.temperature == 0
-        self.is_bare = is_simple and not (_constrains_beside_grammar(sampling) or _transforms(sampling))
-        """Whether nothing but the model's logits, temperature, noise and perhaps a grammar decide on its tokens, and
-        nothing else is asked for."""
+        self.is_bare = is_simple and not (_has_other_constraints(sampling) or _transforms(sampling))
+        """Whether only logits, temperature, noise and perhaps a grammar decide its tokens, and only tokens are
+        requested."""
         self.noise = noise_state(sampling.seed, sampling.choice, Stream.TARGET)
-        """From which the keys of its positions are made."""
+        """The part of the noise key that all positions share."""
         self.logit_bias = _summed(sampling.logit_bias)
         self._allowed = None if sampling.allowed_token_ids is None else _values(sampling.allowed_token_ids, 0.0)
         self._thinking = thinking
@@ -63,7 +63,7 @@ class Slot:
         is_asked = sampling.bad_words or sampling.repetition_penalty != 1 or size or dry is not None
         history = [*prompt, *output] if is_asked else []
         self._history = history if sampling.bad_words else []
-        """Of prompt and output, unless nobody asks for it."""
+        """Prompt and output, if bad_words are set; otherwise empty."""
         self._bad_words = BadWords(sampling.bad_words)
         self._seen = SeenTokens(history) if sampling.repetition_penalty != 1 else None
         penalised = sampling.frequency_penalty or sampling.presence_penalty
@@ -72,17 +72,17 @@ class Slot:
         self._repetitions = Repetitions(history, dry.last_n, dry.breakers) if dry is not None else None
 
     def fork(self, sampling: SamplingParams, num_output: int) -> Self | None:
-        """Another choice with the same prompt, and the same beginning of the output; no token is looked at again.
+        """Another choice with the same prompt and the same beginning of the output, made without reprocessing tokens.
 
-        It has no grammar's matcher, and mirostat's bound is where it begins.
+        It has no grammar matcher, and mirostat starts from its initial limit.
 
         Args:
-            sampling: differs from this choice's in `choice` and `prompt_logprobs` alone.
-            num_output: tokens of that beginning.
+            sampling: differs from this choice's only in `choice` and `prompt_logprobs`.
+            num_output: length of the common beginning of the output.
 
         Returns:
-            None if it is not known any more how it was there: that is so but at the end of the output, and at its
-            start if the choice began without any.
+            None if the state at that point is no longer known. It is known at the current end of the output, and at its
+            start if this choice began without output.
         """
         from_start = num_output != self.num_output
         if from_start and not num_output == self._num_first == 0:
@@ -100,7 +100,7 @@ class Slot:
         return fork
 
     def commit(self, token: int, surprise: float | None = None) -> None:
-        """A token was generated; `surprise` is -log2 of its probability among those that mirostat kept."""
+        """Record a generated token; `surprise` is -log2 of its probability among the tokens that mirostat kept."""
         self._history.append(token)
         self.num_output += 1
         if self.matcher is not None:
@@ -113,7 +113,7 @@ class Slot:
             self.mu -= mirostat.eta * (surprise - mirostat.tau)
 
     def settings_of_next(self) -> Mapping[str, float]:
-        """The settings as they are for the next token."""
+        """The truncation settings for the next token."""
         sampling = self.sampling
         if sampling.xtc is None and self.mu is None:
             return self.settings
@@ -127,14 +127,14 @@ class Slot:
         return settings
 
     def allowed(self) -> TokenValues | None:
-        """The only tokens that may come next; None: all may. The values mean nothing."""
+        """The only tokens that may come next, or None if all may. The values are meaningless."""
         forced = None if self._thinking is None else self._thinking.forced
         if forced is None or (self.matcher is not None and not _is_in(self.matcher.mask(), forced)):
-            return self._allowed  # a grammar bars the tag within a character: it is forced after that
+            return self._allowed  # a grammar may ban the tag within a character: then it is forced afterwards
         return _values((forced,), 0.0)
 
     def banned(self) -> TokenValues | None:
-        """What must not come next, with -inf; a token may repeat."""
+        """Tokens that must not come next, each with -inf. Tokens may repeat."""
         if self.matcher is not None and self.matcher.is_stopped:
             return None
         banned = self._bad_words.blocked(self._history)
@@ -145,13 +145,13 @@ class Slot:
         return _constant(banned, -np.inf)
 
     def repetition_penalty(self) -> TokenValues | None:
-        """The penalty of each token in prompt or output."""
+        """The repetition penalty of each token in prompt or output."""
         if self._seen is None:
             return None
         return _constant(self._seen.tokens, self.sampling.repetition_penalty)
 
     def output_penalty(self) -> TokenValues | None:
-        """What frequency and presence penalty subtract from the logit of each token in the output."""
+        """The amounts that frequency and presence penalty subtract from the logits of output tokens."""
         if self._output is None:
             return None
         counts = np.array(self._output.counts, dtype=np.float64)
@@ -159,15 +159,15 @@ class Slot:
         return np.array(self._output.tokens), amounts
 
     def dry_penalty(self) -> TokenValues | None:
-        """What the DRY penalty subtracts from the logit of each token that would prolong a repetition."""
+        """The amounts that DRY subtracts from the logits of tokens that would extend a repetition."""
         dry = self.sampling.dry
         if dry is None or self._repetitions is None:
             return None
         tokens, lengths = self._repetitions.prolonged(dry.allowed_length)
         return tokens, np.minimum(dry.multiplier * _power(dry.base, lengths - dry.allowed_length), _MOST)
 
-    def growth_of_endings(self) -> TokenValues | None:
-        """By which share of its size the logit of each token that ends the output grows."""
+    def end_token_growth(self) -> TokenValues | None:
+        """Relative increase of the logit of each token that ends the output (exponential_decay_length_penalty)."""
         penalty = self.sampling.exponential_decay_length_penalty
         if penalty is None or self.num_output <= penalty[0]:
             return None
@@ -180,7 +180,7 @@ def _forked(table: TableT | None, *, from_start: bool) -> TableT | None:
 
 
 def _settings_in_use(sampling: SamplingParams, vocab_size: int) -> dict[str, float]:
-    """The settings after the point where greedy rows are done, as far as they may change anything."""
+    """Settings that act after the greedy decision, without those that change nothing."""
     if sampling.temperature == 0:
         return {}
     xtc, mirostat = sampling.xtc, sampling.mirostat
@@ -199,8 +199,8 @@ def _settings_in_use(sampling: SamplingParams, vocab_size: int) -> dict[str, flo
     return {name: value for name, (value, is_used) in settings.items() if is_used}
 
 
-def _constrains_beside_grammar(sampling: SamplingParams) -> bool:
-    """Whether the settings before that point change anything, but for the grammar."""
+def _has_other_constraints(sampling: SamplingParams) -> bool:
+    """Whether any setting before the greedy decision changes the logits, not counting the grammar."""
     return bool(
         sampling.logit_bias
         or sampling.allowed_token_ids is not None
@@ -217,7 +217,7 @@ def _constrains_beside_grammar(sampling: SamplingParams) -> bool:
 
 
 def _transforms(sampling: SamplingParams) -> bool:
-    """Whether its scores are not the model's own logits."""
+    """Whether its scores differ from the model's own logits."""
     return sampling.contrastive is not None or sampling.dola is not None or sampling.guidance is not None
 
 
@@ -235,7 +235,7 @@ def _values(tokens: Sequence[int], value: float) -> TokenValues:
 
 
 def _summed(pairs: Iterable[tuple[int, float]]) -> TokenValues | None:
-    """Values of the same token added up."""
+    """Values summed by token."""
     sums: dict[int, float] = {}
     for token, value in pairs:
         sums[token] = sums.get(token, 0.0) + value
@@ -243,5 +243,5 @@ def _summed(pairs: Iterable[tuple[int, float]]) -> TokenValues | None:
 
 
 def _is_in(mask: NDArray[np.int32], token: int) -> bool:
-    """Whether a mask, with a bit for each token, has the token."""
+    """Whether the token's bit is set in the mask."""
     return bool(mask[token // 32] >> (token % 32) & 1)

@@ -1,4 +1,4 @@
-"""A bound on how long a model thinks before it answers."""
+"""Limits the length of reasoning before the answer."""
 
 from collections.abc import Iterable
 from copy import copy
@@ -7,25 +7,25 @@ from typing import Final, Protocol, Self
 from model_runner.contract import Thinking
 
 _WHITESPACE: Final = b" \t\r\n"
-"""May stand before the tag that begins the reasoning."""
+"""May precede the tag that begins the reasoning."""
 
 
 class Spelling(Protocol):
-    """What tokens stand for."""
+    """Maps tokens to bytes and back."""
 
     def spelled(self, token: int) -> bytes:
-        """Its bytes; after 0xFF if it is a control token."""
+        """The token's bytes. Control tokens are prefixed with 0xFF."""
         ...
 
     def first_of(self, text: bytes) -> int:
-        """The first token of a text in this spelling."""
+        """The first token of `text`, which is spelled as above."""
         ...
 
 
 class ThinkingBudget:
-    """Follows the reasoning of one output, and forces its end when it has taken its tokens.
+    """Tracks the reasoning of one output, and forces its end when the token limit is reached.
 
-    It looks at the output's bytes, as tags may share their tokens with the text beside them.
+    It works on bytes, because a tag may share tokens with the text around it.
     """
 
     def __init__(self, thinking: Thinking, spelling: Spelling, output: Iterable[int] = ()) -> None:
@@ -34,14 +34,14 @@ class ThinkingBudget:
         self._is_open = thinking.is_begun
         self._is_over = False
         self._num_tokens = 0
-        """Of the reasoning so far."""
+        """Number of reasoning tokens so far."""
         self._tail = b""
-        """Last bytes, as far as a tag may have begun in them."""
+        """The last bytes of the output, as far as they may be part of a tag."""
         for token in output:
             self.add(token)
 
     def add(self, token: int) -> None:
-        """A token was generated."""
+        """Record a generated token."""
         if self._is_over:
             return
         self._tail += self._spelling.spelled(token)
@@ -55,11 +55,11 @@ class ThinkingBudget:
             self._tail = self._tail[-len(end) :]
 
     def fork(self, *, from_start: bool) -> Self:
-        """One that follows another output, which begins as this one did so far, or from its start."""
+        """A copy for another output: with the same beginning up to here, or from the start."""
         return type(self)(self._thinking, self._spelling) if from_start else copy(self)
 
     def _look_for_begin(self) -> None:
-        """It is the first that an output has but whitespace, or there is no reasoning."""
+        """Decide whether the output opens with the begin tag, after whitespace. Otherwise there is no reasoning."""
         begin, text = self._thinking.begin, self._tail.lstrip(_WHITESPACE)
         self._is_open = text.startswith(begin)
         self._is_over = not self._is_open and not begin.startswith(text)
@@ -67,7 +67,7 @@ class ThinkingBudget:
 
     @property
     def forced(self) -> int | None:
-        """The token that must come next; None if any may."""
+        """The only token that may come next, or None if any may."""
         if self._is_over or not self._is_open or self._num_tokens < self._thinking.max_tokens:
             return None
         end = self._thinking.end

@@ -1,4 +1,4 @@
-"""Tokens found on a GPU. Only CUDA servers import this: triton comes with CUDA builds of torch."""
+"""Token sampling on a GPU. Only CUDA servers import this, because triton comes only with CUDA builds of torch."""
 
 # Short: it is imported only where Triton is installed.
 
@@ -11,16 +11,16 @@ from model_runner.sampling.rows import SamplingRows
 
 
 class TritonDraw:
-    """On CUDA, by the kernel that finds tokens beforehand: so it is of no matter which rows it found.
+    """Draws on CUDA with the kernel that also samples plain tokens in advance, so both give the same token.
 
-    Its logarithm is the GPU's: two scores that differ by no more than a rounding can be ranked otherwise than on CPU.
+    Its logarithm is the GPU's: two scores that differ by rounding may be ranked differently than on CPU.
     """
 
     def __init__(self, divides: bool) -> None:
         self.divides = divides
 
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
-        """See Draw. Whatever a truncation has left is drawn from the whole row: to cut it out costs more."""
+        """Draws each sampled row from its whole vocabulary, because compacting truncated rows would cost more."""
         plan = FusedSamplingPlan.greedy(len(scores))
         drawn = (*rows.whole, *rows.truncated)
         for row in drawn:

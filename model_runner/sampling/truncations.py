@@ -1,7 +1,7 @@
-"""From the logits of the greedy choice to those that are drawn from, for all rows of a step at once.
+"""Truncations: from constrained logits to the logits that are sampled from, for all rows of a step at once.
 
-All steps compute in float64, so that which tokens they keep hardly hangs on rounding, and always keep at least one.
-Each sees what the ones before it have left, and probabilities are those of a softmax over that.
+All steps compute in float64, so that rounding hardly affects which tokens they keep, and always keep at least one. Each
+step sees the result of the previous one, and its probabilities are the softmax of that.
 """
 
 import math
@@ -18,11 +18,11 @@ from model_runner.kernels.row_sums import cumulative_sums, entropies, row_log_so
 from model_runner.sampling.rows import SamplingRows, Setting
 
 _KINDS: Final = {name: kind for kind, name in enumerate(SAMPLER_ORDER)}
-"""As SwTruncationKind in kernels/cpu/samewise.h."""
+"""Values of SwTruncationKind in kernels/cpu/samewise.h."""
 
 
 class NativeTruncations:
-    """Top-p, top-k and their kin on the CPU, by the kernels of kernels/cpu/truncate.h.
+    """All truncations on the CPU, with the kernels of kernels/cpu/truncate.h.
 
     Keeps the same tokens as `truncate`, unless a bound is met to the last bit of a double.
     """
@@ -31,7 +31,7 @@ class NativeTruncations:
         self._kernels = kernels
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        """The logits [rows, vocab] that are drawn from: a copy, or the argument itself if nothing changes them."""
+        """The logits [rows, vocab] to sample from: a copy, or the argument itself if nothing changes."""
         if not rows.truncations:
             return logits
         steps: list[list[tuple[int, float]]] = [[] for _ in range(len(logits))]
@@ -43,19 +43,19 @@ class NativeTruncations:
 
 
 _SHORT_TAIL = 4096
-"""So many of the less probable tokens usually hold all of the mass that the less probable ones have together."""
+"""Number of tail tokens that usually hold all of the tail's mass."""
 
 
 class Truncation(Protocol):
-    """One step towards the logits that are drawn from. A row that does not use it keeps its bits."""
+    """One truncation step. Rows that do not use it keep their exact bits."""
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        """Process the rows of `used` in logits [rows, vocab], float32. May write to its argument."""
+        """Process the rows of `used` in logits [rows, vocab] float32. May modify its argument."""
         ...
 
 
 class Temperature:
-    """Divides the logits, after shifting the highest to 0: then nothing overflows, however small the temperature."""
+    """Divides the logits after shifting the highest to 0, so that small temperatures do not overflow."""
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits).double()
@@ -65,7 +65,7 @@ class Temperature:
 class TopNSigma:
     """Keeps logits at most n standard deviations below the highest (arXiv:2411.07641).
 
-    The deviation is that of the finite logits. Temperature scales it as it scales the logits, and so changes nothing.
+    The deviation is computed over the finite logits. Temperature scales both alike, so it does not affect the result.
     """
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
@@ -81,8 +81,8 @@ class TopNSigma:
 class TypicalP:
     """Locally typical sampling (arXiv:2202.00666).
 
-    Tokens are ordered by |-log p - H|, H the entropy; the shortest head with mass >= typical_p stays, and all that
-    tie with its last.
+    Tokens are ordered by |-log p - H|, where H is the entropy. The shortest prefix with mass >= typical_p is kept, and
+    all tokens that tie with its last one.
     """
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
@@ -91,8 +91,8 @@ class TypicalP:
         probs = logprobs.exp()
         entropy = entropies(probs)
         distance = (-logprobs - entropy).abs()
-        # Tokens with the mass typical_p at least have a logprob above `tail`, hence a distance up to `reach`: only
-        # these need to be sorted.
+        # Tokens with mass >= typical_p have logprobs above `tail`, hence distances up to `reach`: only these are
+        # sorted.
         tail = _tail_probability(used.values, probs.shape[-1]).log()
         reach = torch.maximum(-tail - entropy, entropy)
         tokens, real = compact(distance <= reach)
@@ -103,7 +103,7 @@ class TypicalP:
 
 
 class EpsilonCutoff:
-    """Keeps tokens of at least the probability epsilon (arXiv:2210.15191), else those of the highest."""
+    """Keeps tokens with at least the probability epsilon (arXiv:2210.15191); if none, the most probable ones."""
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
@@ -111,7 +111,7 @@ class EpsilonCutoff:
 
 
 class EtaCutoff:
-    """Keeps tokens of at least the probability min(epsilon, sqrt(epsilon) exp(-H)), else those of the highest.
+    """Keeps tokens with at least the probability min(epsilon, sqrt(epsilon) exp(-H)); if none, the most probable ones.
 
     H is the entropy (arXiv:2210.15191).
     """
@@ -136,8 +136,8 @@ class TopK:
 class TopP:
     """Nucleus sampling (arXiv:1904.09751).
 
-    Keeps a token if the more probable ones have less mass than top_p together; among equals the lower id counts as
-    more probable. The probabilities are those of what the steps before have left.
+    Keeps a token if the more probable tokens together have less mass than top_p. Among equals the lower id counts as
+    more probable. Probabilities are those after the previous steps.
     """
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
@@ -147,12 +147,12 @@ class TopP:
         tokens = tokens.gather(1, order)
         kept = (cumulative_sums(probs)[:, :-1] < used.values) & (probs[:, 1:] > 0)
         first, others = tokens[:, :1], tokens[:, 1:]
-        tokens = torch.cat([first, others.where(kept, first)], -1)  # the first always stays, and may be named twice
+        tokens = torch.cat([first, others.where(kept, first)], -1)  # the first is always kept, and may be repeated
         return used.put(logits, torch.full_like(old, -math.inf).scatter_(1, tokens, old.gather(1, tokens)))
 
 
 class MinP:
-    """Keeps tokens with at least the share min_p of the highest probability (arXiv:2407.01082)."""
+    """Keeps tokens with at least min_p times the highest probability (arXiv:2407.01082)."""
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
@@ -161,9 +161,10 @@ class MinP:
 
 
 class ExcludeTopChoices:
-    """XTC: of the tokens with at least the threshold's probability only the least probable stays.
+    """XTC: of the tokens with at least the threshold's probability, only the least probable is kept.
 
-    Of equally probable ones the lower id counts as more probable. Rows whose coin falls the other way are not here.
+    Among equals the lower id counts as more probable. Rows in which XTC does not apply this time are excluded
+    beforehand.
     """
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
@@ -177,7 +178,7 @@ class ExcludeTopChoices:
 
 
 class SurpriseLimit:
-    """Mirostat 2.0 (arXiv:2007.14966): keeps tokens with a surprise, -log2 p, of at most mu, else the most probable."""
+    """Mirostat 2.0 (arXiv:2007.14966): keeps tokens with surprise -log2 p <= mu; if none, the most probable one."""
 
     def __call__(self, logits: Tensor, used: Setting) -> Tensor:
         old = used.take(logits)
@@ -203,15 +204,15 @@ TRUNCATIONS: Final[Mapping[str, Truncation]] = {
 
 
 class Truncations(Protocol):
-    """All steps of all rows, by whatever implementation."""
+    """Applies all truncation steps to all rows."""
 
     def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        """The logits [rows, vocab] that are drawn from: a copy, or the argument itself if nothing changes them."""
+        """The logits [rows, vocab] to sample from: a copy, or the argument itself if nothing changes."""
         ...
 
 
 def truncate(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """On any device."""
+    """Truncations with torch, on any device."""
     if rows.truncations:
         logits = logits.clone()
     for used in rows.truncations:
@@ -220,9 +221,9 @@ def truncate(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def compact(kept: Tensor) -> tuple[Tensor, Tensor]:
-    """The columns that each row of a mask keeps, in ascending order, [rows, width]; and which of them are real.
+    """The columns that each row of a mask keeps, ascending, [rows, width], and which of them are real.
 
-    The width is what the fullest row needs; the others are filled up with column 0.
+    The fullest row determines the width; other rows are padded with column 0.
     """
     row, column = places(kept)
     if len(kept) == 1:
@@ -235,7 +236,7 @@ def compact(kept: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def places(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows and columns that a mask holds, row by row: as its nonzero, for which numpy takes a fifth of the time."""
+    """Row and column indices of a mask, row by row. Same as nonzero, but on CPU numpy takes a fifth of the time."""
     if mask.device.type != "cpu":
         row, column = mask.nonzero(as_tuple=True)
         return row, column
@@ -244,12 +245,12 @@ def places(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _head(probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
-    """The most probable tokens of each row, in ascending order, [n, width], and their probabilities.
+    """The most probable tokens of each row, by ascending id, [n, width], and their probabilities.
 
-    They have the mass [n, 1] and half of the rest: what is summed up over them needs no others, whatever the rounding.
-    Places that a row does not need have probability 0.
+    They hold the mass [n, 1] plus half of the rest, so sums over them need no other tokens, whatever the rounding.
+    Padding has probability 0.
     """
-    for num_tail in (_SHORT_TAIL, probs.shape[-1]):  # most rows need no more than the first
+    for num_tail in (_SHORT_TAIL, probs.shape[-1]):  # most rows need only the first size
         tokens, real = compact(probs >= _tail_probability(mass, num_tail))
         head = probs.gather(1, tokens).masked_fill(~real, 0)
         if (head.sum(-1, keepdim=True) >= (1 + mass) / 2).all():
@@ -258,10 +259,10 @@ def _head(probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cut(logits: Tensor, probs: Tensor, least: Tensor) -> Tensor:
-    """Without the tokens below this probability [n, 1], unless their logit is the highest."""
+    """Removes tokens below this probability [n, 1], except those with the highest logit."""
     return torch.where((probs < least) & (logits < logits.amax(-1, keepdim=True)), -math.inf, logits)
 
 
 def _tail_probability(mass: Tensor, num_tokens: int) -> Tensor:
-    """So low that as many tokens below it have at most half of 1 - mass together."""
+    """A probability so low that `num_tokens` tokens below it hold at most half of 1 - mass."""
     return (1 - mass) / (2 * num_tokens)

@@ -1,4 +1,4 @@
-"""Contrastive search: of the most probable tokens, the one that adds something to what was said."""
+"""Contrastive search: among the most probable tokens, prefers one that is unlike the preceding text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ _BLOCK_ROWS = 1024
 
 
 class HiddenStates:
-    """The directions of one choice's hidden states, by position. 4 bytes for each of their entries, and room to grow.
+    """The unit vectors of one choice's hidden states, by position, stored as float32 with room to grow.
 
-    Every sum is in float64 and takes its terms in the same order however many rows come along, so that what is kept
-    of a token does not depend on the step that computed it.
+    Every sum is in float64 and in a fixed order, whatever the number of rows, so what is stored for a token does not
+    depend on the step that computed it.
     """
 
     def __init__(self, most: int) -> None:
-        """For at most so many positions."""
+        """Room for at most `most` positions."""
         self._most = most
         self._rows = torch.empty(0, 0)  # [room, hidden] float32 of length 1
 
     def put(self, start: int, hidden: Tensor) -> None:
-        """Keep those of the positions from `start` on, [n, hidden]; all before them must be there."""
+        """Store hidden states [n, hidden] of the positions from `start` on. All earlier positions must be stored."""
         end = start + len(hidden)
         if end > len(self._rows):
             room = max(end, min(2 * start, self._most))
@@ -46,7 +46,7 @@ class HiddenStates:
         self._rows[start:end] = _directions(hidden)
 
     def similarity(self, hidden: Tensor, count: int) -> list[float]:
-        """For each row of [n, hidden], its highest cosine with any of the first `count` positions."""
+        """For each row of [n, hidden], its highest cosine similarity with the first `count` positions."""
         directions = _directions(hidden).T
         blocks = [self._rows[start : min(start + _BLOCK_ROWS, count)] for start in range(0, count, _BLOCK_ROWS)]
         highest = torch.stack([(block.double() @ directions).amax(0) for block in blocks]).amax(0)
@@ -56,42 +56,42 @@ class HiddenStates:
 
 @dataclass(slots=True)
 class _Searching:
-    """A choice that searches."""
+    """The state of one choice with contrastive search."""
 
     sampling: SamplingParams
     states: HiddenStates
     candidates: DraftTree = NO_DRAFT
-    """For its next token, most probable first; none until the last known token's logits were seen."""
+    """Candidates for its next token, most probable first. Empty until the last known token's logits were seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a searching choice stands in a step that computes its last known token."""
+    """The rows of one choice in a step that computes its last known token."""
 
     slot: int
     searching: _Searching
     sample: SampleRows
     last: int
-    """Row of the last known token in the step's hidden states; those of the candidates come after it."""
+    """Row of the last known token in the step's hidden states. Its candidates' rows follow."""
     position: int
-    """Of that token."""
+    """Position of the last known token."""
 
 
 class ContrastiveSearch:
-    """Decides for the choices that have a `penalty_alpha` (Su et al., arXiv:2202.06417, section 4).
+    """Chooses tokens for choices with `penalty_alpha` (Su et al., arXiv:2202.06417, section 4).
 
     The next token is the candidate v with the highest
 
         (1 - alpha) * p(v) - alpha * max over all tokens j before it of cos(h(v), h(j))
 
-    The candidates are the k most probable tokens, p their probabilities after bias, bans and penalties (a banned token
-    is none), and h a hidden state as the model's head gets it, v's after v was appended. Equal scores go to the more
-    probable token, equal probabilities to the lower id. Nothing is drawn, and every choice is worked on alone, so the
-    token depends on nothing but the choice.
+    The candidates are the k most probable tokens. p is their probability after bias, bans and penalties; banned tokens
+    are not candidates. h is the hidden state that enters the model's head; h(v) is computed with v appended. Equal
+    scores go to the more probable token, equal probabilities to the lower id. Nothing is drawn and every choice is
+    computed alone, so the token depends only on the choice.
 
-    A step computes the last known token with its candidates as its children. The one that is chosen is computed again
-    by the next step, as the last known token then: so nothing that was computed for candidates is kept. Its logits will
-    be the same again, and name the next candidates already now: only a choice's first step has none to compare.
+    A step computes the last known token with its candidates as children. The chosen one is computed again by the next
+    step as the last known token, so no KV of candidates is kept. Its logits will be the same, so they already name the
+    next candidates: only a choice's first step has none to compare.
     """
 
     def __init__(self, sampling: SamplingState, sampler: Sampler, max_model_len: int) -> None:
@@ -101,48 +101,49 @@ class ContrastiveSearch:
         self._searching: dict[int, _Searching] = {}
 
     def begin(self, slot: int, sampling: SamplingParams) -> None:
-        """A choice starts, none of whose tokens are computed if it searches."""
+        """Start a choice. If it uses contrastive search, none of its tokens may be computed yet."""
         if sampling.num_candidates:
             self._searching[slot] = _Searching(sampling, HiddenStates(self._max_model_len))
 
     def end(self, slot: int) -> None:
-        """A choice has ended, or was preempted."""
+        """Forget a choice that has ended or was preempted."""
         self._searching.pop(slot, None)
 
     def forget_candidates(self, slot: int) -> None:
-        """The next step that computes the choice's last known token finds them again."""
+        """Drop the candidates. The next step that computes the last known token finds them again."""
         if slot in self._searching:
             self._searching[slot].candidates = NO_DRAFT
 
     def needs(self, slots: Sequence[int]) -> frozenset[Feature]:
-        """The hidden states that a step with these slots has to keep."""
+        """The hidden states that a step with these slots must keep."""
         return frozenset() if self._searching.keys().isdisjoint(slots) else frozenset({LAST})
 
     def candidates(self, slots: Sequence[int], scheduled: Sequence[ScheduledRequest]) -> list[DraftTree]:
-        """For each scheduled choice, what is compared in this step."""
+        """The candidates to compare in this step, for each scheduled choice."""
         return [
             self._searching[slot].candidates if entry.num_candidates else NO_DRAFT
             for slot, entry in zip(slots, scheduled, strict=True)
         ]
 
     def num_candidates(self) -> dict[int, int]:
-        """For each slot that searches, how many candidates there are for its next token."""
+        """Number of candidates for the next token, by slot."""
         return {slot: len(searching.candidates) for slot, searching in self._searching.items()}
 
     @torch.inference_mode()
     def decide(
         self, batch: Batch, slots: Sequence[int], features: Mapping[Feature, Tensor], logits: Tensor
     ) -> dict[int, Verdict]:
-        """Choose tokens, which go to the slots' histories, and find the candidates of the next ones.
+        """Choose tokens, commit them to the slots, and find the candidates for the next ones.
 
         Args:
-            batch: the step.
-            slots: of its choices.
-            features: of the step, LAST among them.
+            batch: the step's batch.
+            slots: slots of its choices.
+            features: the step's hidden states, including LAST.
             logits: [rows, vocab] of the step.
 
         Returns:
-            A verdict for each choice that searches and whose last known token was computed, by its index in the batch.
+            By index in the batch, a verdict for each choice with contrastive search whose last known token was
+            computed.
         """
         if self._searching.keys().isdisjoint(slots):
             return {}
@@ -154,7 +155,7 @@ class ContrastiveSearch:
         return verdicts
 
     def _remember(self, batch: Batch, slots: Sequence[int], hidden: Tensor) -> list[_Place]:
-        """Keep the hidden states of known tokens; returns the choices whose last one is among them."""
+        """Store hidden states of known tokens. Returns the choices whose last known token is among them."""
         samples = {sample.choice: sample for sample in batch.samples}
         bounds = np.searchsorted(batch.choice_of, np.arange(len(slots) + 1)).tolist()
         places = []
@@ -171,7 +172,7 @@ class ContrastiveSearch:
     def _choose(
         self, places: Sequence[_Place], verdicts: Mapping[int, Verdict], hidden: Tensor, logits: Tensor
     ) -> None:
-        """Compare the candidates of each of these places."""
+        """Choose among the candidates of each of these choices."""
         if not places:
             return
         rows = self._sampling.rows([place.slot for place in places])
@@ -203,7 +204,7 @@ class ContrastiveSearch:
             searching = place.searching
             if row in errors:
                 searching.candidates = NO_DRAFT
-                if nodes[row] == ROOT:  # at a candidate it has not got there yet: the next step will tell
+                if nodes[row] == ROOT:  # an error at a candidate is reported by the next step, if that token is reached
                     verdicts[place.sample.choice].error = errors[row]
                 continue
             ranked = zip(tokens[: searching.sampling.num_candidates], values[row], strict=False)
@@ -212,7 +213,7 @@ class ContrastiveSearch:
 
 
 def _best(place: _Place, probs: Tensor, hidden: Tensor) -> int:
-    """The candidate with the highest score, by the probabilities [vocab] and the candidates' hidden states."""
+    """The candidate with the highest score, from probabilities [vocab] and the candidates' hidden states."""
     alpha, tokens = place.searching.sampling.penalty_alpha, place.sample.tree.tokens
     similarity = place.searching.states.similarity(hidden, place.position + 1)
     chances: list[float] = probs[torch.tensor(tokens, device=probs.device)].tolist()
@@ -225,7 +226,7 @@ def _chosen(tree: DraftTree, verdict: Verdict) -> int:
 
 
 def _directions(hidden: Tensor) -> Tensor:
-    """The rows [n, hidden] in float64, divided by their lengths; a row of zeros stays one."""
+    """The rows [n, hidden] as float64 unit vectors; rows of zeros stay zero."""
     rows = hidden.double()
     lengths = row_sums(rows.square()).sqrt()
     return rows / lengths.clamp(min=torch.finfo(torch.float64).tiny)

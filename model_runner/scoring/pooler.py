@@ -1,8 +1,8 @@
-"""From a step's hidden states and logits to the numbers that some choices ask for in place of tokens.
+"""Pooling: embeddings, token logits and class scores, made of a step's hidden states and logits.
 
-They depend on nothing but the choice's tokens. Rows of hidden states do; a mean adds them as integers, whose sum is
-exact in any order, and so does not depend on the steps in which they come; all else is done for each choice alone, in
-float64 and in one order.
+Results depend only on the choice's tokens. Hidden states do by themselves. A mean adds them as integers, whose sum is
+exact in any order and so independent of how the prompt is split into steps. Everything else is computed per choice, in
+float64 and in a fixed order.
 """
 
 from collections.abc import Sequence
@@ -20,32 +20,32 @@ from model_runner.speculative.verify import Verdict
 from model_runner.state import Choice
 
 _FIXED_POINT = 2.0**28
-"""Integers for one: hidden states are rounded to this when they are added."""
+"""Fixed-point units per 1.0. Hidden states are rounded to this before they are added."""
 _LARGEST = 2.0**17
-"""A hidden state is counted as no larger, so that the sum of 2**17 tokens stays below 2**63."""
+"""Hidden states are clamped to this magnitude, so that the sum of 2**17 tokens stays below 2**63."""
 _ROWS = 256
-"""Hidden states that are turned into integers at a time, to bound the memory."""
+"""Hidden states converted to integers at a time, to bound memory."""
 _SHORTEST = 1e-12
-"""A vector that is shorter is divided by this, as torch's `normalize` does."""
+"""Smallest norm to divide by, as in torch's `normalize`."""
 NOT_FINITE = Failure("the model's hidden states are not finite")
 
 
 class Pooler:
-    """Makes the numbers of all choices of a step that ask for them and whose last token it computes."""
+    """Computes the pooled results of all choices whose last token a step computes."""
 
     def __init__(self, head: ClassificationHead | None = None) -> None:
         self._head = head
 
     def needs(self, sampling: Sequence[SamplingParams]) -> frozenset[Feature]:
-        """The hidden states that a step with these choices has to keep."""
+        """The hidden states that a step with these choices must keep."""
         asked = {params.pooling.by for params in sampling if params.pooling is not None}
         return frozenset({LAST}) if asked - {"logits"} else frozenset()
 
     @torch.inference_mode()
     def __call__(self, step: RawStep, choices: Sequence[Choice]) -> dict[int, Verdict]:
-        """For each choice that is done, by its index in the batch, its numbers or why there are none.
+        """The result or the error of each finished choice, by index in the batch.
 
-        Adds to the sums of the choices that ask for a mean, unless an error is raised.
+        Also adds to the sums of choices that ask for a mean, unless an exception is raised.
         """
         sums = {rows.choice: _sum(step.features[LAST][rows.tokens]) for rows in step.batch.pooled if _is_mean(rows)}
         found = {rows.choice: self._vector(step, rows) for rows in step.batch.pooled if not _is_mean(rows)}
@@ -55,7 +55,7 @@ class Pooler:
         return {rows.choice: _verdict(found[rows.choice], rows.pooling) for rows in step.batch.pooled if rows.is_last}
 
     def _vector(self, step: RawStep, rows: PooledRows) -> FloatArray:
-        """All numbers that are made of the last token alone; none before it is computed."""
+        """The vector that depends only on the last token; empty until that token is computed."""
         if not rows.is_last:
             return np.zeros(0)
         if rows.row is not None:
@@ -73,7 +73,7 @@ def _is_mean(rows: PooledRows) -> bool:
 
 
 def _sum(hidden: Tensor) -> IntArray | None:
-    """[hidden] of the rows [n, hidden], in fixed point; None if they are no numbers."""
+    """Fixed-point sum [hidden] of rows [n, hidden], or None if a value is not finite."""
     total = torch.zeros(hidden.shape[1], dtype=torch.int64, device=hidden.device)
     for start in range(0, len(hidden), _ROWS):
         part = hidden[start : start + _ROWS].double()
@@ -85,12 +85,12 @@ def _sum(hidden: Tensor) -> IntArray | None:
 
 
 def _mean(choice: Choice, rows: PooledRows, added: IntArray | None) -> FloatArray:
-    """The mean over all tokens so far, which the choice keeps the sum of."""
+    """The mean over all tokens so far. The choice keeps the sum."""
     if added is None:
         choice.hidden_sum = None
         return np.full(1, np.nan)
     known = choice.hidden_sum if choice.num_computed else np.zeros_like(added)
-    if known is None:  # an earlier part was not finite
+    if known is None:  # an earlier chunk was not finite
         return np.full(1, np.nan)
     choice.hidden_sum = known + added
     return choice.hidden_sum / (_FIXED_POINT * rows.num_tokens)

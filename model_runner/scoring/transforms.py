@@ -1,4 +1,4 @@
-"""Scores that mix the model's distribution with another one: between its logits and the processors."""
+"""Score transforms: contrastive decoding, DoLa and guidance, applied between the model's logits and the sampler."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,64 +18,64 @@ from model_runner.sampling.fused_sampling import FusedSamplingPlan
 
 @dataclass(frozen=True, slots=True)
 class RawStep:
-    """What the model said in a step."""
+    """The model's results for a step."""
 
     batch: Batch
     sampling: Sequence[SamplingParams]
-    """Of each choice of the batch."""
+    """One per choice of the batch."""
     logits: Tensor  # [rows, vocab] float32
     features: Mapping[Feature, Tensor]
-    """[T, width] each: at least what the transforms need of the step."""
+    """[T, width] each; includes at least what the transforms need."""
     plan: FusedSamplingPlan | None = None
-    """Which tokens are found in the logits already."""
+    """The plan of tokens that were already sampled from these logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a step that a transform changes: all rows from which these choices draw tokens, drafts included."""
+    """The part of a step that one transform changes: all sampled rows of these choices, including drafts."""
 
     choices: tuple[int, ...]
     """Indices in the batch, ascending."""
-    rows: Tensor  # [n] int64: rows of the step's logits, none while a prompt is being computed
+    rows: Tensor  # [n] int64: rows of the step's logits; empty while a prompt is being computed
     sampling: tuple[SamplingParams, ...]
-    """For each row."""
+    """One per row."""
 
 
 class ScoreTransform(Protocol):
-    """Changes the scores of the choices whose settings ask for it.
+    """Replaces the scores of choices whose settings ask for it.
 
-    Guarantee: a row's scores depend on the tokens that lead to it and on the settings of its choice, on nothing else.
+    Guarantee: a row's scores depend only on the tokens that lead to it and on the settings of its choice.
     """
 
     def is_asked_by(self, sampling: SamplingParams) -> bool:
-        """Whether a choice with these settings uses it."""
+        """Whether a choice with these settings uses the transform."""
         ...
 
     def needs(self, sampling: SamplingParams) -> Collection[Feature]:
-        """The model's hidden states that it reads for such a choice."""
+        """The hidden states it reads for such a choice."""
         ...
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
-        """The scores [n, vocab] float32 of the share's rows, for every step that computes tokens of its choices.
+        """The scores [n, vocab] float32 of the share's rows. Called for every step that computes tokens of its choices.
 
-        -inf rules a token out; a row without a finite score, or with NaN or +inf, fails its choice. Which tokens are
-        plausible enough is no matter of scores: see SamplingParams.least_share.
+        -inf bans a token. A row without a finite score, or with NaN or +inf, fails its choice. Plausibility is not
+        decided here but by SamplingParams.least_share.
         """
         ...
 
     def warm_up(self, batch: Batch) -> None:
-        """Do once what a step does. Raises NotImplementedError if a model cannot be run exactly."""
+        """Run once what a step runs. Raises NotImplementedError if a model cannot be run exactly."""
         ...
 
 
 class Scoring:
-    """All transforms of a runner. They exclude each other, so each gets the model's own logits."""
+    """All transforms of a runner. A choice uses at most one of them, so each gets the model's own logits."""
 
     def __init__(self, transforms: Sequence[ScoreTransform] = ()) -> None:
         self._transforms = tuple(transforms)
 
     def needs(self, sampling: Sequence[SamplingParams]) -> frozenset[Feature]:
-        """The hidden states that a step with these choices has to keep."""
+        """The hidden states that a step with these choices must keep."""
         return frozenset(
             need
             for transform in self._transforms
@@ -85,7 +85,7 @@ class Scoring:
         )
 
     def __call__(self, step: RawStep) -> Tensor:
-        """The scores [rows, vocab]: the logits themselves if no choice asks for others, which are left as they are."""
+        """The scores [rows, vocab]: the logits themselves if no choice uses a transform. Logits are not modified."""
         scores = step.logits
         for transform in self._transforms:
             choices = [index for index, params in enumerate(step.sampling) if transform.is_asked_by(params)]
@@ -110,15 +110,15 @@ def _share(step: RawStep, choices: Sequence[int]) -> Share:
 
 
 class ContrastiveDecoding:
-    """Li et al., arXiv:2210.15097; O'Brien and Lewis, arXiv:2309.09117. See contract.Contrastive for the formula.
+    """Contrastive decoding (Li et al., arXiv:2210.15097; O'Brien and Lewis, arXiv:2309.09117).
 
-    The amateur computes the same tokens, at the same places, as the model does for these choices, and has keys and
-    values of its own in blocks of the same numbers. So blocks computed for other choices are of no use to these: the
-    scheduler does not share them.
+    contract.Contrastive has the formula. The amateur computes the same tokens as the model at the same positions, and
+    keeps its own KV in blocks of the same ids. Blocks computed for other choices lack that KV, so the scheduler does
+    not share them.
     """
 
     def __init__(self, amateur: TargetModel) -> None:
-        """The amateur has a cache of its own."""
+        """The amateur must have its own KV cache."""
         self._amateur = amateur
 
     def is_asked_by(self, sampling: SamplingParams) -> bool:
@@ -128,7 +128,7 @@ class ContrastiveDecoding:
         return ()
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
-        """See ScoreTransform. The amateur runs for prompts as well, where no scores are wanted yet."""
+        """Runs the amateur for prompt chunks too, although they need no scores yet, to fill its cache."""
         amateur = self._amateur.forward(step.batch.only(share.choices))
         settings = [sampling.contrastive for sampling in share.sampling if sampling.contrastive is not None]
         return contrast(step.logits.index_select(0, share.rows), amateur, settings)
@@ -139,10 +139,10 @@ class ContrastiveDecoding:
 
 
 def contrast(expert: Tensor, amateur: Tensor, settings: Sequence[Contrastive]) -> Tensor:
-    """Scores [n, vocab] from the logits of both models, by the settings of each row.
+    """Scores [n, vocab] from the logits of both models, with the settings of each row.
 
-    Models with the same tokens may have logits of different widths, filled up with tokens that nobody uses: what only
-    one of them has cannot be chosen.
+    Models with the same tokenizer may pad their vocabulary to different widths. Tokens that only one of them has are
+    banned.
     """
     weights = [(s.expert_weight, s.amateur_weight / s.temperature) for s in settings]
     of_expert, of_amateur = torch.tensor(weights, device=expert.device).view(-1, 2, 1).unbind(1)
@@ -153,20 +153,20 @@ def contrast(expert: Tensor, amateur: Tensor, settings: Sequence[Contrastive]) -
 
 
 _SPAN = 20
-"""In models of more than twice as many layers, a half is so many of them."""
+"""In models with more than twice this many layers, each half has this many candidate layers."""
 _ROWS = 64
-"""Rows worked on at a time, to bound the memory."""
+"""Rows processed at a time, to bound memory."""
 
 
 class LayerContrast:
-    """Decoding by contrasting layers (Chuang et al., arXiv:2309.03883). See contract.DoLa for the formula.
+    """DoLa, decoding by contrasting layers (Chuang et al., arXiv:2309.03883).
 
-    The premature layer is chosen for each row on its own; the authors' code chooses one for a whole batch, so that an
-    answer would depend on the others.
+    contract.DoLa has the formula. The premature layer is chosen for each row. The authors' code chooses one for the
+    whole batch, which would make an answer depend on other requests.
     """
 
     def __init__(self, early_exit: EarlyExit, *, ties_embeddings: bool) -> None:
-        """`ties_embeddings`: whether the head is the embedding."""
+        """`ties_embeddings` says whether the head is the embedding matrix."""
         self._exit = early_exit
         self._ties_embeddings = ties_embeddings
 
@@ -185,11 +185,11 @@ class LayerContrast:
         return scores
 
     def _scores(self, step: RawStep, of_step: Tensor, candidates: Sequence[Sequence[int]]) -> Tensor:
-        """[n, vocab] of these rows of the step, each of which asks its own layers."""
+        """Scores [n, vocab] of these rows of the step, each with its own candidate layers."""
         logits = step.logits.index_select(0, of_step)
         tokens = torch.from_numpy(step.batch.logits_index).to(of_step.device).index_select(0, of_step)
         mature = row_log_softmax(logits.double())
-        premature = torch.full_like(mature, torch.nan)  # stays where no distance is a number, and fails the row
+        premature = torch.full_like(mature, torch.nan)  # stays NaN if no distance is a number, and fails the row
         farthest = mature.new_full((len(mature),), -torch.inf)
         for layer in sorted({layer for of_row in candidates for layer in of_row}):
             asking = [row for row, of_row in enumerate(candidates) if layer in of_row]
@@ -197,13 +197,12 @@ class LayerContrast:
             hidden = step.features[entering(layer)].index_select(0, tokens[rows])
             early = row_log_softmax(self._exit(hidden).double())
             distance = divergence(mature[rows], early)
-            is_farther = distance > farthest[rows]  # among equals the lower layer stays
+            is_farther = distance > farthest[rows]  # among equals the lower layer wins
             farthest[rows[is_farther]] = distance[is_farther]
             premature[rows[is_farther]] = early[is_farther]
         return (mature - premature).float().masked_fill_(logits == -torch.inf, -torch.inf)
 
-    def warm_up(self, batch: Batch) -> None:
-        """See ScoreTransform.warm_up."""
+    def warm_up(self, batch: Batch) -> None: ...
 
     def _candidates(self, sampling: SamplingParams) -> Sequence[int]:
         assert sampling.dola is not None
@@ -211,10 +210,10 @@ class LayerContrast:
 
 
 def candidate_layers(dola: DoLa, num_layers: int, *, ties_embeddings: bool) -> Sequence[int]:
-    """The layers before which the model is asked; the choice of the paper, as transformers has written it down.
+    """The layers whose input is a candidate, chosen as in the paper and in transformers.
 
-    The lower half begins with the embedding, or with layer 2 if the head is the embedding: then it would only say the
-    last token again.
+    The lower half begins with the embedding, or with layer 2 if the head is tied to the embedding: the embedding would
+    then only predict the last token again.
     """
     if isinstance(dola.layers, tuple):
         return dola.layers
@@ -226,7 +225,7 @@ def candidate_layers(dola: DoLa, num_layers: int, *, ties_embeddings: bool) -> S
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """Jensen and Shannon's, [n], of distributions given as log-probabilities [n, vocab] in float64."""
+    """Jensen-Shannon divergence [n] in nats of distributions given as log-probabilities [n, vocab] in float64."""
     p, q = p.exp(), q.exp()
     return _entropy((p + q) / 2) - (_entropy(p) + _entropy(q)) / 2
 
@@ -236,9 +235,9 @@ def _entropy(probs: Tensor) -> Tensor:
 
 
 class Guidance:
-    """Sanchez et al., arXiv:2306.17806. See SamplingParams.guidance for the formula.
+    """Classifier-free guidance (Sanchez et al., arXiv:2306.17806). SamplingParams.guidance has the formula.
 
-    The guide is a choice of its own in the same step, with blocks of its own.
+    The guide runs as a separate choice of the same step, with its own blocks.
     """
 
     def is_asked_by(self, sampling: SamplingParams) -> bool:
@@ -258,5 +257,4 @@ class Guidance:
         scores = base + scale * (row_log_softmax(own) - base)
         return scores.masked_fill_(own == -torch.inf, -torch.inf)
 
-    def warm_up(self, batch: Batch) -> None:
-        """See ScoreTransform.warm_up."""
+    def warm_up(self, batch: Batch) -> None: ...

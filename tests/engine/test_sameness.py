@@ -156,7 +156,7 @@ def test_the_state_of_the_sampler_matters_and_must_be_given(case: Case) -> None:
     answer = resumed(alone.sampler_states[4])
     assert (answer.tokens, answer.sampler_states) == (alone.tokens, alone.sampler_states[5:])
     assert resumed(40.0).sampler_states != alone.sampler_states[5:]
-    with pytest.raises(ValueError, match="without the state of its sampler"):
+    with pytest.raises(ValueError, match="resumed without sampler_state"):
         resumed(None)
 
 

@@ -59,9 +59,9 @@ class Straying(ReferenceAttention):
     ("strays", "how"),
     [
         (lambda batch, _: len(batch.positions) > 1, "in the middle of a prompt, split"),
-        (lambda batch, _: len(batch.block_tables) > 1, "beside others, split"),
+        (lambda batch, _: len(batch.block_tables) > 1, "with others, split"),
         (lambda batch, name: name == "not split" and batch.positions[0] > 255, "alone, not split"),
-        (lambda batch, name: name == "split" and len(batch.block_tables) > 1, "beside others, split"),
+        (lambda batch, name: name == "split" and len(batch.block_tables) > 1, "with others, split"),
     ],
     ids=["longer", "with others", "not split", "split beside others"],
 )

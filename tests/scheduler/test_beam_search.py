@@ -184,11 +184,11 @@ def test_fewer_sequences_than_were_asked_for_are_an_error_of_the_request():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 9}, "needs 9 slots at a time, there are 8"),
-        ({"width": 4, "groups": 3}, "4 beams into 3 groups"),
+        ({"width": 9}, "needs 9 slots at a time, but max_num_seqs is 8"),
+        ({"width": 4, "groups": 3}, "4 beams cannot be split into 3 equal groups"),
         ({"width": 2, "num_return": 3}, "more sequences than its 2 beams"),
         ({"width": 8, "num_prompt": 20, "max_tokens": 20}, "80 KV blocks"),
-        ({"width": 2, "max_tokens": 0}, "no tokens"),
+        ({"width": 2, "max_tokens": 0}, "max_tokens of at least 1"),
     ],
 )
 def test_what_can_never_run_is_refused(changes, message):

@@ -67,9 +67,9 @@ def test_nothing_to_generate_ends_with_the_look():
 
 def test_what_never_fits_is_refused():
     engine = make_engine(num_blocks=4, max_num_batched_tokens=8)
-    with pytest.raises(ValueError, match="1 token and 8 candidates in one step, which holds 8"):
+    with pytest.raises(ValueError, match="1 token and 8 candidates in one step, but max_num_batched_tokens is 8"):
         engine.add(searching(top_k=8))
-    with pytest.raises(ValueError, match=r"12 prompt . 2 output tokens and 3 candidates, there are 4"):
+    with pytest.raises(ValueError, match=r"12 prompt . 2 output tokens and 3 candidates, but the cache has 4"):
         engine.add(searching(num_prompt=12, max_tokens=2, top_k=3))
     run(engine, searching(num_prompt=12, max_tokens=2, top_k=2))
 

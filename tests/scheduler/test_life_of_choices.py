@@ -187,13 +187,16 @@ def test_a_result_that_comes_after_the_abort_is_dropped_also_when_the_id_is_back
     ("change", "message"),
     [
         ({"prompt": ()}, "empty prompt"),
-        ({"max_tokens": -1}, "asks for -1 tokens"),
-        ({"prompt": (0,) * 40, "max_tokens": 25}, "40 prompt .* 25 output tokens = 65, the context holds 64"),
-        ({"prompt": (0,) * 30, "max_tokens": 11}, "needs 11 KV blocks of 4 tokens .* there are 10"),
-        ({"choices": ()}, "choices of different"),
+        ({"max_tokens": -1}, "max_tokens must be at least 0, not -1"),
+        ({"prompt": (0,) * 40, "max_tokens": 25}, "40 prompt .* 25 output tokens = 65, but the context holds 64"),
+        ({"prompt": (0,) * 30, "max_tokens": 11}, "needs 11 KV blocks of 4 tokens .* the cache has 10"),
+        ({"choices": ()}, "choice indices must be distinct"),
         ({"choices": (ChoiceState(1), ChoiceState(1))}, r"not \[1, 1\]"),
         ({"choices": (ChoiceState(-1),)}, r"not \[-1\]"),
-        ({"max_tokens": 1, "choices": (ChoiceState(0, (1, 2)),)}, "resumed with 2 tokens of output, more than its 1"),
+        (
+            {"max_tokens": 1, "choices": (ChoiceState(0, (1, 2)),)},
+            "resumed with 2 output tokens, more than its max_tokens of 1",
+        ),
     ],
 )
 def test_add_refuses_what_can_never_run(change, message):
@@ -212,7 +215,7 @@ def test_a_request_that_fills_the_cache_to_the_brim_runs():
 def test_add_refuses_an_id_in_use_and_takes_it_again_later():
     engine = make_engine()
     engine.add(make_request("a"))
-    with pytest.raises(ValueError, match="':a' is already here"):
+    with pytest.raises(ValueError, match="':a' is already in use"):
         engine.add(make_request("a"))
     run(engine)
     assert run(engine, make_request("a"))
@@ -230,7 +233,7 @@ def test_limits_below_one_and_pools_that_differ_are_refused():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (ChoiceResult(":b/0", (1,)), "answered for ':b/0' in place of ':a/0'"),
+        (ChoiceResult(":b/0", (1,)), "returned ':b/0' instead of ':a/0'"),
         (ChoiceResult(":a/0", ()), "got 0 tokens with 0 to compute"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_failure_is_logged_for_whoever_has_to_mend_it(caplog):
     with caplog.at_level(logging.WARNING, "samewise.scheduler"):
         run(engine, make_request("small", 3, 4), make_request("large", 20, 4))
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "23 tokens for :large/0 (20), :small/0 (3); :large/0 goes back into the queue" in line
+    assert "23 tokens for :large/0 (20), :small/0 (3); :large/0 goes back to the queue" in line
     assert "at most 11 tokens for now" in line
     assert "lower max_num_batched_tokens or kv_cache_gib" in line
     assert line.endswith("tried to allocate more than there is")

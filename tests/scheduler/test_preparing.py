@@ -182,11 +182,11 @@ def test_of_a_search_the_other_sequences_are_the_same(engine):
 
 def test_an_id_is_taken_while_its_request_is_prepared(engine):
     engine.add(make_request("held", grammar="g"))
-    with pytest.raises(ValueError, match="already here"):
+    with pytest.raises(ValueError, match="already in use"):
         engine.add(make_request("held"))
     engine.runner.works["g"].set_result(None)
     engine.step()
-    with pytest.raises(ValueError, match="already here"):
+    with pytest.raises(ValueError, match="already in use"):
         engine.add(make_request("held", grammar="g"))
 
 

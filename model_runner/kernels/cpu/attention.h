@@ -1,9 +1,9 @@
 // Attention over the paged KV cache.
 //
-// What comes out for a query row depends, bit for bit, only on its query and on the keys and values at the positions
-// that it sees. Tiles are the blocks of the cache, which begin at multiples of the block size in absolute positions. A
-// row takes those that it sees in the order of the positions, each with the same arithmetic (attention_tile.h) whatever
-// rows are beside it. Where a branch of a tree of drafts has positions at other places, the tile is put together first.
+// The output of a query row depends, bit for bit, only on its query and on the keys and values at the positions it
+// sees. Tiles are blocks of the cache, which start at multiples of the block size in absolute positions. A row
+// processes the tiles it sees in the order of positions, with the same arithmetic (attention_tile.h) whatever rows are
+// processed with it. Where a branch of a draft tree has positions at other places, the tile is gathered first.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -20,7 +20,7 @@
 namespace SW_ISA {
 
 // ---------------------------------------------------------------------------------------------------------------------
-// How the attention of a step is cut into units of work, and what its rows see.
+// Units of work of a step's attention, and which positions its rows see.
 
 // Some rows of one choice, with the query heads of one key-value head.
 struct Unit {
@@ -30,8 +30,8 @@ struct Unit {
   int kv_head;
 };
 
-// Deals out the units of a step from the last to the first: the last choices have the longest prompt chunks, and what
-// is left for the end should be small.
+// Deals out the units of a step from last to first: the last choices have the longest prompt chunks, and the units at
+// the end should be small.
 class Units {
  public:
   Units(const SwStep &step, int kv_heads, int rows_at_once)
@@ -58,16 +58,16 @@ class Units {
   const SwStep &step_;
   const int kv_heads_;
   const int rows_at_once_;
-  std::vector<int> first_;  // index of the first unit of each choice, then their number
+  std::vector<int> first_;  // index of each choice's first unit, then the number of units
 };
 
-// What a query row sees: positions first to last. Those below own_end stand at their own places.
+// The positions a query row sees, first to last. Positions below own_end are stored at their own places.
 struct Row {
   int token;
   int first, last;
   int own_end;
 
-  // Whether all that the row sees of the tile that begins at this position stands at its own place.
+  // Whether all the row sees of the tile at this position is stored at its own place.
   bool owns_tile(int position, int block_size) const { return own_end > last || position + block_size <= own_end; }
 };
 
@@ -84,9 +84,9 @@ inline Row row_of(const SwStep &step, const SwAttention &options, int token) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-constexpr int kPairsOfUnit = 24;  // their queries and outputs stay in the first-level cache beside a tile
+constexpr int kPairsOfUnit = 24;  // limits queries and outputs so that they stay in the L1 cache together with a tile
 
-// Memory of one thread that stays for the next call.
+// Memory of one thread, kept for the next call.
 class ThreadMemory {
  public:
   ThreadMemory() = default;
@@ -110,24 +110,24 @@ class ThreadMemory {
   int64_t size_ = 0;
 };
 
-// What a tile that was converted or put together holds.
+// Number type of a converted or gathered tile.
 template <typename T>
-using Held = std::conditional_t<std::is_same_v<T, int8_t>, float, T>;
+using ScratchNumber = std::conditional_t<std::is_same_v<T, int8_t>, float, T>;
 
 // A thread's scratch memory for one unit. Queries and outputs have room for whole vectors.
 template <typename T>
 struct UnitMemory {
   Row *rows;         // [rows at once]
   Pair *pairs;       // [rows at once, group]
-  Pair **seeing;     // pairs that see the tile at hand
+  Pair **seeing;     // pairs that see the current tile
   float *queries;    // [pairs, query_stride]
   float *totals;     // [pairs, kLanes]
   float *outputs;    // [pairs, output_stride]
   float *scores;     // [pairs at once, block_size]
-  Tile<Held<T>> tile{};
+  Tile<ScratchNumber<T>> tile{};
   int64_t query_stride, output_stride;
 
-  // Lays it out in `memory` and returns how many bytes it takes.
+  // Lays out the memory and returns its size in bytes.
   int64_t lay_out(const SwKvCache &cache, int64_t rows_at_once, int64_t num_pairs, char *memory) {
     int64_t used = 0;
     const auto take = [&](auto *&to, int64_t count) {
@@ -167,7 +167,7 @@ inline void convert(const T *x, int64_t n, S *y) {  // n is a multiple of kWidth
     for (int64_t i = 0; i < n; i += kWidth) store(y + i, load(x + i));
 }
 
-// Attends for a unit. T is what the cache stores.
+// Runs attention for a unit. T is the number type of the cache.
 template <typename T>
 class Attender {
  public:
@@ -179,12 +179,12 @@ class Attender {
     memory_.lay_out(cache, rows_at_once, pairs, memory.reserve(memory_.lay_out(cache, rows_at_once, pairs, nullptr)));
   }
 
-  // The unit that this thread will probably run after the next.
+  // Announces the unit this thread will probably run after the next one, to prefetch its first tile.
   void expect(const Unit &unit) {
     tile_after_ = tile_of<T>(cache_, block_of(unit, row_of(step_, options_, unit.first_token).first), unit.kv_head);
   }
 
-  // query and output point to the rows of the unit, and there to its first head.
+  // query and output point to the unit's first row, at its first head.
   void run(const Unit &unit, const float *query, int64_t query_stride, float *output, int64_t output_stride) {
     unit_ = unit;
     for (int row = 0; row < unit.num_rows; ++row)
@@ -224,7 +224,7 @@ class Attender {
       scale(from, options_.scale, shape_.key_dim, to);
   }
 
-  // Adds the pairs of a row to those that see the tile from this position on; returns their new number.
+  // Adds a row's pairs to those that see the tile at this position; returns their new number.
   int add_seeing(int row, int start, int count) {
     const Row &r = memory_.rows[row];
     for (int head = 0; head < group_; ++head) {
@@ -259,7 +259,7 @@ class Attender {
     }
   }
 
-  // The tiles at the end of what a row sees that hold positions of a branch.
+  // Processes the row's last tiles, which hold positions of a branch.
   void attend_branch(int row) {
     const Row &r = memory_.rows[row];
     if (r.own_end > r.last) return;
@@ -270,7 +270,7 @@ class Attender {
     }
   }
 
-  // Puts together what the row sees of the tile from this position on.
+  // Gathers the part of the tile at this position that the row sees.
   void gather(const Row &row, int start) {
     if (row.own_end > start) expand(tile_of<T>(cache_, block_at(start), unit_.kv_head));
     const int32_t *places = step_.path_places + step_.path_first[row.token];
@@ -290,9 +290,9 @@ class Attender {
     convert(from.value_scales, shape_.block_size, memory_.tile.value_scales);
   }
 
-  // Converting the tile first is worth it when it is read more than once; the numbers are the same.
+  // Converting the tile first pays off if it is read more than once. The numbers are the same.
   void attend_tile(const Tile<T> &tile, int count) {
-    if constexpr (!std::is_same_v<T, Held<T>>) {
+    if constexpr (!std::is_same_v<T, ScratchNumber<T>>) {
       if (count > kPairsAtOnce) {
         expand(tile);
         return attend_with(memory_.tile, count);
@@ -325,9 +325,9 @@ class Attender {
   void attend_in_rounds(const Attend *attend, int at_once, Tile<S> tile, int count) {
     Pair **pairs = memory_.seeing;
     for (int rounds = (count + at_once - 1) / at_once; rounds; --rounds) {
-      const int taken = (count + rounds - 1) / rounds;  // even shares: a single pair left over would be slow
+      const int taken = (count + rounds - 1) / rounds;  // even shares: a single leftover pair would be slow
       attend[taken - 1](tile, shape_, pairs, memory_.scores);
-      tile.next_keys = tile.next_values = nullptr;  // were asked for
+      tile.next_keys = tile.next_values = nullptr;  // already prefetched
       pairs += taken;
       count -= taken;
     }
@@ -347,7 +347,7 @@ class Attender {
   const TileShape shape_;
   UnitMemory<T> memory_;
   Unit unit_{};
-  Tile<T> tile_after_{};  // the first of the unit that this thread probably runs next
+  Tile<T> tile_after_{};  // first tile of the unit this thread will probably run next
 };
 
 template <typename T>
@@ -366,8 +366,8 @@ void attend_as(samewise::ThreadPool &pool, const SwKvCache &cache, const SwStep 
   });
 }
 
-// Attends with the query rows of a step, [heads, key_dim] each, to what the cache holds for their choices, their own
-// keys and values included. Outputs are [heads, value_dim].
+// Attends with a step's query rows, [heads, key_dim] each, to the cached keys and values of their choices, including
+// their own. Outputs are [heads, value_dim].
 inline void attend(samewise::ThreadPool &pool, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
                    const float *query, int64_t query_stride, float *output, int64_t output_stride) {
   const auto attend_type = cache.type == SW_KV_FLOAT32    ? attend_as<float>

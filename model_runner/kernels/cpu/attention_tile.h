@@ -1,9 +1,9 @@
-// The arithmetic of attention: query rows against one tile of positions, with a running softmax (Milakov and
-// Gimelshein, arXiv:1805.02867).
+// Arithmetic of attention: query rows against one tile of positions, with a running softmax (Milakov and Gimelshein,
+// arXiv:1805.02867).
 //
-// Several pairs of a row and a head are worked on at once, so that what is loaded of the tile serves all of them. Each
-// has its own sums, always taken in the same order: over dimensions for a score, over positions for an output. So a
-// pair's result is the same whichever others are beside it.
+// Several (row, head) pairs are processed at once, so that each load of the tile serves all of them. Each pair has its
+// own sums in a fixed order: over dimensions for a score, over positions for an output. So a pair's result does not
+// depend on the other pairs.
 #pragma once
 #include <algorithm>
 
@@ -15,8 +15,8 @@ namespace SW_ISA {
 
 constexpr int kPairsAtOnce = 6;
 
-// How many vectors of a tile to work on at once for R pairs: as many as the registers can hold sums of, since a sum waits
-// for the one before.
+// How many vectors of a tile to process at once for R pairs: as many as the registers have sums for, to hide the
+// latency of dependent additions.
 template <int R>
 constexpr int vectors_at_once() {
 #if defined(__AVX512F__)
@@ -35,13 +35,13 @@ struct TileShape {
   float softcap;
 };
 
-// One head of a query row on its way over the tiles.
+// One head of a query row, and its running softmax.
 struct Pair {
-  float *query;   // [key_dim], scaled; for a cache in bfloat16 it holds Factors
-  float *totals;  // [kLanes] sums of the weights so far, whose sum is the divisor
-  float *output;  // [value_dim] weighted values so far
-  float highest;  // score so far, at first the lowest finite number
-  int low, high;  // places of the tile at hand that the row sees: low <= place < high
+  float *query;   // [key_dim], scaled; with a bfloat16 cache it holds Factors
+  float *totals;  // [kLanes] partial sums of the weights; their sum is the divisor
+  float *output;  // [value_dim] sum of weighted values so far
+  float highest;  // highest score so far, initially the lowest finite number
+  int low, high;  // places of the current tile that the row sees: low <= place < high
 };
 
 inline IntVec lane_numbers() {
@@ -50,7 +50,7 @@ inline IntVec lane_numbers() {
   return numbers;
 }
 
-// sums[r] += factor(r) * V vectors from `from` on. Of the factors and the vectors, the fewer stay in registers.
+// sums[r] += factor(r) * V vectors starting at `from`. Keeps whichever are fewer, factors or vectors, in registers.
 template <int R, int V, typename T, typename Factor>
 inline __attribute__((always_inline)) void add_products(const Factor &factor, const T *from, Vec (&sums)[R][V]) {
   if constexpr (R > V) {
@@ -104,7 +104,7 @@ inline void score(const Tile<T> &tile, const TileShape &shape, const Pair *const
   for (; place < shape.block_size; place += kWidth) score_places<R, 1>(tile, shape, pairs, place, scores);
 }
 
-// Scales and caps the raw scores of a pair, hides the places that it does not see, and returns the highest.
+// Scales and caps a pair's raw scores, sets places it does not see to -inf, and returns the highest.
 inline float finish_scores(const TileShape &shape, const float *key_scales, const Pair &pair, float *scores) {
   const Vec hidden = broadcast(-__builtin_inff());
   Vec highest = hidden;
@@ -120,7 +120,7 @@ inline float finish_scores(const TileShape &shape, const float *key_scales, cons
   return max(highest);
 }
 
-// Takes up a new highest score: what the pair has so far is multiplied by e^(old - new).
+// Updates the highest score: multiplies the sums so far by e^(old - new).
 inline void rescale(const TileShape &shape, float highest, Pair &pair) {
   const Vec factor = exp_not_positive(broadcast(pair.highest - highest));
   for (int lane = 0; lane < kLanes; lane += kWidth) store(pair.totals + lane, load(pair.totals + lane) * factor);
@@ -130,7 +130,7 @@ inline void rescale(const TileShape &shape, float highest, Pair &pair) {
   pair.highest = highest;
 }
 
-// Turns finished scores of a pair into the weights of its values. A weight is NaN where a score was.
+// Turns a pair's finished scores into weights. NaN scores become NaN weights.
 inline void weigh(const TileShape &shape, const float *value_scales, Pair &pair, float *scores) {
   Lanes totals = load_lanes(pair.totals);
   for (int first = 0; first < shape.block_size; first += kLanes) {
@@ -146,7 +146,7 @@ inline void weigh(const TileShape &shape, const float *value_scales, Pair &pair,
   std::memcpy(pair.totals, &totals, sizeof totals);
 }
 
-// The weights of R pairs from their raw scores. Each step is taken for all pairs before the next, as they can overlap.
+// Turns the raw scores of R pairs into weights. Each step runs for all pairs before the next, so that they overlap.
 template <int R>
 inline void weigh_pairs(const TileShape &shape, const float *key_scales, const float *value_scales,
                         Pair *const *pairs, float *scores) {
@@ -157,7 +157,7 @@ inline void weigh_pairs(const TileShape &shape, const float *key_scales, const f
   for (int r = 0; r < R; ++r) weigh(shape, value_scales, *pairs[r], scores + r * shape.block_size);
 }
 
-// Adds weighted values of places low to high to V vectors of the outputs from dimension d on.
+// Adds weighted values of places low to high to V vectors of the outputs, from dimension d on.
 template <int R, int V, typename T>
 inline void add_dimensions(const Tile<T> &tile, const TileShape &shape, const Pair *const *pairs, const float *weights,
                            int d, int low, int high) {
@@ -198,18 +198,18 @@ inline void add_values(const Tile<T> &tile, const TileShape &shape, const Pair *
     }
 }
 
-// R pairs against a tile; scores [R, block_size] is scratch memory.
+// Processes a tile for R pairs. scores [R, block_size] is scratch memory.
 template <int R, typename T>
 void attend_pairs(const Tile<T> &tile, const TileShape &shape, Pair *const *pairs, float *scores) {
   score<R>(tile, shape, pairs, scores);
   weigh_pairs<R>(shape, tile.key_scales, tile.value_scales, pairs, scores);
-  int low = 0, high = shape.block_size;  // what all of them see
+  int low = 0, high = shape.block_size;  // the places that all pairs see
   for (int r = 0; r < R; ++r) {
     low = std::max(low, pairs[r]->low);
     high = std::min(high, pairs[r]->high);
   }
   high = std::max(low, high);
-  // Places that a row does not see are left out and not weighted with zero, for anything may stand there, even NaN.
+  // Places that a row does not see are skipped instead of weighted with zero: they may contain anything, even NaN.
   const auto add_alone = [&](int r, int from, int to) {
     if (from < to) add_values<1>(tile, shape, pairs + r, scores + r * shape.block_size, from, to);
   };
@@ -219,22 +219,22 @@ void attend_pairs(const Tile<T> &tile, const TileShape &shape, Pair *const *pair
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The arithmetic of attention with keys and values in bfloat16: queries and weights are rounded to bfloat16, too, and
-// multiplied in bf16 pairs of dimensions and of places; see half_precision.h. Otherwise all is as above.
+// Attention with keys and values in bfloat16. Queries and weights are rounded to bfloat16 too, and multiplied in pairs
+// of dimensions and of places (half_precision.h). Otherwise as above.
 //
-// Scores are exponents of two: queries are scaled by log2(e) as well. The weights' sum is that of the rounded weights, so
-// that rounding them makes them no smaller or larger on the whole.
+// Scores are exponents of two: queries are also scaled by log2(e). The divisor is the sum of the rounded weights, so
+// that rounding does not bias the result.
 
 constexpr float kLog2E = 1.44269504f;
 
-// As many as the registers hold sums of, two vectors each.
+// As many pairs as the registers have sums for, two vectors each.
 #if defined(__AVX512F__)
 constexpr int kBf16PairsAtOnce = 8;
 #else
 constexpr int kBf16PairsAtOnce = 4;
 #endif
 
-// Of a tile, for R pairs.
+// How many vectors of a tile to process at once for R pairs.
 template <int R>
 constexpr int bf16_vectors_at_once() {
   return R > kBf16PairsAtOnce * 3 / 4 ? 2 : 4;
@@ -290,7 +290,7 @@ inline void score_bf16(const Tile<Bfloat16> &tile, const TileShape &shape, const
   for (; place < shape.block_size; place += kWidth) score_bf16<R, 1>(tile, shape, pairs, place, scores);
 }
 
-// Caps the raw scores of a pair and hides the places that it does not see. Returns the highest of all so far.
+// Caps a pair's raw scores and sets places it does not see to -inf. Returns the highest score so far.
 inline float finish_powers(const TileShape &shape, const Pair &pair, float *scores) {
   const bool sees_all = pair.low <= 0 && pair.high >= shape.block_size;
   const Vec before = broadcast(pair.highest), hidden = broadcast(-__builtin_inff());
@@ -308,7 +308,7 @@ inline float finish_powers(const TileShape &shape, const Pair &pair, float *scor
   return any_above(highest, before) ? max(highest) : pair.highest;
 }
 
-// Takes up a new highest score; see rescale.
+// Updates the highest score, like `rescale`.
 inline void rescale_power(const TileShape &shape, float highest, Pair &pair) {
   const Vec factor = exp2_not_positive(broadcast(pair.highest - highest));
   for (int lane = 0; lane < kLanes; lane += kWidth) store(pair.totals + lane, load(pair.totals + lane) * factor);
@@ -317,7 +317,7 @@ inline void rescale_power(const TileShape &shape, float highest, Pair &pair) {
   pair.highest = highest;
 }
 
-// Turns finished scores of a pair into the weights of its values, which are rounded and take their place.
+// Turns a pair's finished scores into rounded weights, in place.
 inline void weigh_powers(const TileShape &shape, Pair &pair, float *scores) {
   Lanes totals = load_lanes(pair.totals);
   Factor *weights = reinterpret_cast<Factor *>(scores);
@@ -335,8 +335,8 @@ inline const Factor *weights_of(const TileShape &shape, const float *scores, int
   return reinterpret_cast<const Factor *>(scores + r * shape.block_size);
 }
 
-// Adds the weighted values of bf16 pairs first to end to V vectors of the outputs from dimension d on.
-// load_values(bf16 pair, dimension) reads them from the tile.
+// Adds weighted values of bf16 pairs first to end to V vectors of the outputs, from dimension d on.
+// load_values(bf16 pair, dimension) reads the values from the tile.
 template <int R, int V, typename Load>
 inline __attribute__((always_inline)) void add_bf16(const TileShape &shape, const Pair *const *pairs,
                                                     const float *scores, int d, int first, int end,
@@ -363,7 +363,7 @@ inline __attribute__((always_inline)) void add_bf16(const TileShape &shape, cons
     for (int v = 0; v < V; ++v) store(pairs[r]->output + d + v * kWidth, sums[r][v]);
 }
 
-// The last bf16 pairs of a row, fewer than a vector has, and zeros.
+// The last bf16 pairs of a row, fewer than a vector, padded with zeros.
 struct LastBf16Pairs {
   Bfloat16 numbers[2 * kWidth] = {};
 };
@@ -374,7 +374,7 @@ inline LastBf16Pairs last_bf16_pairs(const Bfloat16 *from, int count) {
   return last;
 }
 
-// Adds the weighted values of bf16 pairs first to end, which all R pairs see, to all dimensions of the outputs.
+// Adds weighted values of bf16 pairs first to end, which all R pairs see, to all dimensions of the outputs.
 template <int R>
 inline void add_bf16(const Tile<Bfloat16> &tile, const TileShape &shape, const Pair *const *pairs,
                         const float *scores, int first, int end) {
@@ -395,8 +395,8 @@ inline void add_bf16(const Tile<Bfloat16> &tile, const TileShape &shape, const P
   });
 }
 
-// The same for one pair, which sees one place or both of the first and of the last bf16 pair. What it does not see is left
-// out and not weighted with zero, for anything may stand there, even NaN.
+// Like add_bf16 for one pair that may see only one place of the first and last bf16 pair. The other place is skipped
+// instead of weighted with zero: it may contain anything, even NaN.
 inline void add_seen_bf16(const Tile<Bfloat16> &tile, const TileShape &shape, const Pair *const *pair,
                              const float *scores, int first, int end) {
   const int64_t stride = 2 * shape.value_dim;
@@ -417,7 +417,7 @@ inline void add_seen_bf16(const Tile<Bfloat16> &tile, const TileShape &shape, co
   });
 }
 
-// R pairs against a tile; scores [R, block_size] is scratch memory.
+// Processes a tile for R pairs. scores [R, block_size] is scratch memory.
 template <int R>
 void attend_bf16(const Tile<Bfloat16> &tile, const TileShape &shape, Pair *const *pairs, float *scores) {
   score_bf16<R>(tile, shape, pairs, scores);

@@ -1,7 +1,7 @@
-// One decoder layer on all rows of a step: see SwDecoderLayer.
+// One decoder layer on all rows of a step, as SwDecoderLayer describes.
 //
-// The work is cut into phases, rows or units of outputs within each, after which the threads meet. A row's arithmetic is
-// the same whoever does it and whatever the other rows are.
+// The work is divided into phases, and each phase into rows or units of outputs; threads meet after each phase. A row's
+// arithmetic does not depend on the thread or on other rows.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -44,7 +44,7 @@ inline void rms_norm(const float *x, const float *weight, float eps, int64_t n, 
   for (; i < n; ++i) y[i] = x[i] * factor * weight[i];
 }
 
-// Rotary positions on the leading `dim` numbers of a head, the first half paired with the second (Su et al.,
+// Rotary position embedding on the leading `dim` numbers of a head, the first half paired with the second (Su et al.,
 // arXiv:2104.09864).
 inline void rotate(float *head, const float *cos, const float *sin, int64_t dim) {
   const int64_t half = dim / 2;
@@ -68,12 +68,12 @@ inline void add_scaled(const float *x, const float *added, float scale, int64_t 
   for (; i < n; ++i) y[i] = fma(added[i], scale, x[i]);
 }
 
-// The scratch memory of a layer for a number of rows; what is not alive at the same time shares a place.
+// A layer's scratch memory. Buffers that are not alive at the same time share memory.
 struct Scratch {
   float *wide;      // [rows, wide_stride] queries, keys and values; later gate and up
-  float *narrow;    // [rows, narrow_stride] normed rows; the attention's output; what a post-norm is applied to
+  float *narrow;    // [rows, narrow_stride] normed rows; attention output; input of a post-norm
   QuantizedRows rows;  // the input of each linear
-  ExpertsScratch experts;  // if the layer has some
+  ExpertsScratch experts;  // if the layer has experts
   int64_t wide_stride;
   int64_t narrow_stride;
 
@@ -94,14 +94,14 @@ struct Scratch {
   }
 };
 
-// Cos and sin of a step's rows, [rows, rotary_dim] each; with `rows`, those of a table that it names for each of them.
+// Cos and sin of a step's rows, [rows, rotary_dim] each; or, with `rows`, a table and each row's index in it.
 struct Rotation {
   const float *cos;
   const float *sin;
   const int32_t *rows;  // [rows]
 };
 
-// Calls work(row) for each row, shared among the threads.
+// Calls work(row) for each row, shared between the threads.
 template <typename Work>
 inline void for_rows(samewise::ThreadPool &pool, int64_t rows, const Work &work) {
   const int64_t at_once = rows / (8 * pool.size()) + 1;
@@ -163,7 +163,7 @@ class LayerRun {
                   });
   }
 
-  // to = from + residual_scale * post_norm(linear); from may be to.
+  // to = from + residual_scale * post_norm(linear). In place if `to` is from.
   void add_linear(const SwWeight &weight, const float *post_norm, const float *from, float *to) {
     const int64_t hidden = layer_.hidden;
     const float scale = layer_.residual_scale;
@@ -178,14 +178,14 @@ class LayerRun {
     each_row([&](int64_t row) { add_narrow(row, post_norm, from, to); });
   }
 
-  // The same with what is in narrow instead of the linear's results.
+  // Like add_linear, with the contents of `narrow` instead of the linear's results.
   void add_narrow(int64_t row, const float *post_norm, const float *from, float *to) const {
     const int64_t hidden = layer_.hidden;
     if (post_norm) rms_norm(narrow(row), post_norm, layer_.norm_eps, hidden, narrow(row));
     add_scaled(from + row * hidden, narrow(row), layer_.residual_scale, hidden, to + row * hidden);
   }
 
-  // x += residual_scale * post_norm(the experts' sum, and the MLP's answer if there is one).
+  // x += residual_scale * post_norm(sum of the experts' outputs, plus the MLP's output if there is an MLP).
   void add_experts(const SwExperts &experts, float *x) {
     ExpertsRun run(pool_, experts, step_.num_tokens, scratch_.experts);
     quantize_normed(x, layer_.mlp_norm, experts.gate_up[0]);
@@ -210,7 +210,7 @@ class LayerRun {
     const SwKvCache &cache = layer_.cache;
     const int64_t heads = layer_.attention.heads, dim = cache.key_dim;
     each_row([&](int64_t row) {
-      ask_for_kv(cache, step_, row);
+      prefetch_kv(cache, step_, row);
       float *qkv = wide(row);
       const int64_t angle = (rotation.rows ? rotation.rows[row] : row) * layer_.rotary_dim;
       for (int64_t head = 0; head < heads + cache.kv_heads; ++head) {
@@ -235,12 +235,12 @@ class LayerRun {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A whole forward pass: see SwModel and SwPass.
+// A complete forward pass, as SwModel and SwPass describe.
 //
-// A row's numbers depend on nothing but what the decoder layers let it see: not on which logits and hidden states are
-// wanted beside its own.
+// A row's numbers depend only on what the decoder layers let it see, and not on which logits and hidden states are
+// requested in addition.
 
-// y = scale * x, or softcap * tanh(scale * x / softcap). Where a number stands does not matter.
+// y = scale * x, or softcap * tanh(scale * x / softcap). A number's place does not affect its result.
 inline void scale_logits(const float *x, float scale, float softcap, int64_t n, float *y) {
   for (int64_t i = 0; i < n; i += kWidth) {
     const int64_t count = std::min<int64_t>(kWidth, n - i);
@@ -253,12 +253,12 @@ inline void scale_logits(const float *x, float scale, float softcap, int64_t n, 
   }
 }
 
-// The scratch memory of a pass; the head's shares its place with the layers'.
+// Scratch memory of a pass. The head shares memory with the layers.
 struct PassScratch {
   float *hidden;         // [T, hidden] the residual stream
-  char *of_layer;        // see Scratch
+  char *of_layer;        // a layer's Scratch
   float *normed;         // [num_logits, hidden]
-  QuantizedRows wanted;  // the same, as the head takes them
+  QuantizedRows wanted;  // the same rows, quantised for the head
 
   static int64_t lay_out(const SwModel &model, const SwStep &step, const SwPass &pass, char *memory,
                          PassScratch *scratch) {
@@ -287,10 +287,10 @@ class ForwardRun {
       : pool_(pool), model_(model), step_(step), pass_(pass), scratch_(scratch) {}
 
   void run() {
-    float *stream = entering(0);
+    float *stream = layer_input(0);
     embed(stream);
     for (int32_t index = 0; index < model_.num_layers; ++index) {
-      float *next = entering(index + 1);
+      float *next = layer_input(index + 1);
       run_layer(index, stream, next);
       stream = next;
     }
@@ -299,10 +299,10 @@ class ForwardRun {
   }
 
  private:
-  // Where what enters a layer, or leaves the last one, is kept. Layers run in place.
-  float *entering(int32_t layer) const {
-    const bool is_wanted = layer < model_.num_layers && pass_.entering && pass_.entering[layer];
-    return is_wanted ? pass_.entering[layer] : scratch_.hidden;
+  // Where to store a layer's input, or the last layer's output. Layers run in place.
+  float *layer_input(int32_t layer) const {
+    const bool is_wanted = layer < model_.num_layers && pass_.layer_inputs && pass_.layer_inputs[layer];
+    return is_wanted ? pass_.layer_inputs[layer] : scratch_.hidden;
   }
 
   void embed(float *stream) const {

@@ -1,8 +1,8 @@
-// A mixture of experts on all rows of a step: see SwExperts.
+// A mixture of experts on all rows of a step, as SwExperts describes.
 //
-// Rows are sorted by expert, so that an expert's weights are read once for all rows that go to it, and the products of
-// all experts are cut into units that the threads share. A row's products know no other row, and what its experts made
-// of it is added up in the order of its ranks.
+// Rows are sorted by expert, so that an expert's weights are read once for all its rows. The products of all experts
+// are divided into units that the threads share. A row's products do not depend on other rows, and its experts' outputs
+// are added in the order of its ranks.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,12 +18,12 @@
 namespace SW_ISA {
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Which experts a row goes to, and with what weights: see SwExperts.
+// Routing: which experts a row goes to, and with which weights.
 //
 // Scores are computed in float32. Each is a sum over the row's inputs in four chains, input i in chain i mod 4, so it
 // depends neither on other rows nor on the instruction set.
 
-constexpr int kRouterPanel = 16;  // outputs that the router's weight has side by side
+constexpr int kRouterPanel = 16;  // outputs that are interleaved in the router's weight
 constexpr int kRouterRows = kWidth == 16 ? 4 : 1;
 
 inline int64_t router_outputs(const SwExperts &experts) {
@@ -69,8 +69,8 @@ inline bool contains(const int32_t *list, int count, int32_t x) {
   return false;
 }
 
-// The expert with the highest score of those that are not among the first `rank` chosen ones, the lowest among equals;
-// NaN is the highest, as for torch.topk.
+// The expert with the highest score that is not among the first `rank` chosen ones, the lowest index among equals. NaN
+// is the highest, as in torch.topk.
 inline int32_t next_choice(const SwExperts &experts, const float *scores, const int32_t *chosen, int rank) {
   int32_t best = -1;
   float highest = 0;
@@ -84,8 +84,7 @@ inline int32_t next_choice(const SwExperts &experts, const float *scores, const 
   return best;
 }
 
-// chosen[top_k] and weights[top_k, padded to 16] of a row, and the factor on its MLP, from its scores, which are used
-// up.
+// Computes a row's chosen[top_k], weights[top_k, padded to 16] and the factor on its MLP. Overwrites the scores.
 inline void choose(const SwExperts &experts, float *scores, int32_t *chosen, float *weights, float *mlp_factor) {
   const int64_t outputs = router_outputs(experts);
   const int32_t count = experts.num_experts, top_k = experts.top_k;
@@ -119,19 +118,19 @@ inline void choose(const SwExperts &experts, float *scores, int32_t *chosen, flo
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Scratch memory for the experts of a layer; an assignment is a row and one of its ranks.
+// Scratch memory for a layer's experts. An assignment is a row and one of its ranks.
 struct ExpertsScratch {
   float *scores;        // [rows, router_outputs]
   float *weights;       // [rows, weights_stride]
   float *mlp_factors;   // [rows]
   int32_t *chosen;      // [rows, top_k] experts
-  int32_t *places;      // [rows, top_k] where each assignment stands when they are sorted by expert
+  int32_t *places;      // [rows, top_k] index of each assignment in the order sorted by expert
   int32_t *row_of;      // [assignments] sorted by expert
-  int32_t *starts;      // [experts + 1] where the assignments of each expert begin
-  int32_t *next;        // [experts] where the next assignment goes
-  int64_t *unit_starts; // [experts + 1] where the units of each expert begin
+  int32_t *starts;      // [experts + 1] first assignment of each expert
+  int32_t *next;        // [experts] index for the next assignment of each expert
+  int64_t *unit_starts; // [experts + 1] first unit of each expert
   QuantizedRows rows;   // [assignments] inputs of the experts' linears
-  float *results;       // [assignments, results_stride] gate and up; later what the experts make of the rows
+  float *results;       // [assignments, results_stride] gate and up; later the experts' outputs
   int64_t weights_stride;
   int64_t results_stride;
 
@@ -159,7 +158,7 @@ struct ExpertsScratch {
   }
 };
 
-// Runs the experts on rows: route, or set_choices; multiply; then add for each row.
+// Runs the experts on rows. Call route_rows or set_choices, then multiply, then add for each row.
 class ExpertsRun {
  public:
   ExpertsRun(samewise::ThreadPool &pool, const SwExperts &experts, int64_t num_rows, const ExpertsScratch &scratch)
@@ -179,14 +178,14 @@ class ExpertsRun {
     });
   }
 
-  // Takes chosen[rows, top_k] and weights[rows, top_k] from elsewhere.
+  // Sets chosen[rows, top_k] and weights[rows, top_k] directly.
   void set_choices(const int32_t *chosen, const float *weights) {
     std::memcpy(scratch_.chosen, chosen, num_rows_ * experts_.top_k * sizeof(int32_t));
     for (int64_t row = 0; row < num_rows_; ++row)
       std::memcpy(this->weights(row), weights + row * experts_.top_k, experts_.top_k * sizeof(float));
   }
 
-  // Applies the chosen experts to the rows, which are quantised for a gate_up of them.
+  // Applies the chosen experts to the rows, which are quantised for the experts' gate_up.
   void multiply(const QuantizedRows &rows) {
     sort();
     const int64_t assignments = num_rows_ * experts_.top_k, intermediate = experts_.down[0].inputs;
@@ -199,8 +198,8 @@ class ExpertsRun {
     multiply_all(experts_.down);
   }
 
-  // to[hidden] = the weighted sum of what the row's experts made of it, plus, unless mlp is null, that times its factor.
-  // In place if `to` is mlp.
+  // to[hidden] = weighted sum of the experts' outputs for the row, plus mlp times its factor unless mlp is null. In
+  // place if `to` is mlp.
   void add(int64_t row, const float *mlp, float *to) const {
     const int64_t hidden = experts_.gate_up[0].inputs;
     const int32_t *places = scratch_.places + row * experts_.top_k;
@@ -224,7 +223,7 @@ class ExpertsRun {
   float *weights(int64_t row) const { return scratch_.weights + row * scratch_.weights_stride; }
   float *result(int64_t place) const { return scratch_.results + place * scratch_.results_stride; }
 
-  // Calls work(i) for each i below count; what is too little to share is done here.
+  // Calls work(i) for each i below count; on this thread alone if there is little to share.
   template <typename Work>
   void each(int64_t count, const Work &work) {
     constexpr int64_t kLeast = 4;
@@ -244,7 +243,7 @@ class ExpertsRun {
     for (; row < end_row; ++row) route<1>(x + row * stride, stride, hidden, weight, scores + row * outputs, outputs);
   }
 
-  // Sorts the assignments by expert, those of an expert by row.
+  // Sorts the assignments by expert, and each expert's assignments by row.
   void sort() {
     const int64_t assignments = num_rows_ * experts_.top_k;
     int32_t *starts = scratch_.starts, *next = scratch_.next;
@@ -271,10 +270,10 @@ class ExpertsRun {
     to.scales[place] = from.scales[row];
   }
 
-  // results = each expert's rows times its weight. All weights are of one shape and kind.
+  // results = each expert's rows times its weight. All weights have the same shape and kind.
   void multiply_all(const SwWeight *weights) {
     constexpr int64_t kUnitRows = 120, kUnitWeights = 131072;  // as in multiply_panels
-    constexpr int64_t kTogether = 3;  // panels that a unit does not separate
+    constexpr int64_t kTogether = 3;  // panels that stay in one unit
     const int64_t panels = num_panels(weights[0].outputs), groups = (panels + kTogether - 1) / kTogether;
     const int64_t wanted = panels * kPanel * weights[0].inputs / kUnitWeights;
     const int64_t panel_units = std::clamp<int64_t>(wanted, 1, groups);

@@ -1,9 +1,9 @@
-// Finds the token of a row of logits: the highest, or a draw as sampling/noise.py makes it, bit for bit: the argmax of
-// logit / temperature + Gumbel noise, where the noise comes from a hash of key and token.
+// Chooses the token of a row of logits: the highest, or a draw equal to sampling/noise.py bit for bit. A draw is the
+// argmax of logit / temperature + Gumbel noise, with noise from a hash of key and token.
 //
-// A token's noise is -log(-log u), u between 0 and 1, and at most -log(1 - u). This bound takes no logarithm but only
-// the place of the leading bit of 1 - u, so every token gets it. The few that could win are scored in double precision
-// with the C library's log, as Python does, so that every instruction set gets the same.
+// A token's noise is -log(-log u) with u between 0 and 1, and at most -log(1 - u). A cheap bound needs no logarithm,
+// only the position of the leading bit of 1 - u, so it is computed for every token. The few tokens that could win are
+// scored in double precision with the C library's log, as in Python, so that all instruction sets agree.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -15,9 +15,9 @@
 
 namespace SW_ISA {
 
-// No noise is outside these, as u is between 2^-53 and 1 - 2^-53.
+// Bounds of all noise, as u is between 2^-53 and 1 - 2^-53.
 constexpr float kLeastNoise = -3.61f, kMostNoise = 36.75f;
-// Above the rounding of a bound, at most 1e-5: what can win is at most 41 below the highest logit.
+// Exceeds the rounding error of a bound, at most 1e-5: a token that can win is at most 41 below the highest logit.
 constexpr float kRounding = 1e-3f;
 
 // Output number `index` (from 0) of SplitMix64 started at `state`.
@@ -28,7 +28,7 @@ inline uint64_t splitmix(uint64_t state, uint64_t index) {
   return x ^ (x >> 31);
 }
 
-// The key of the noise with which the target draws the token at a position of its output.
+// The key of the target's noise at an output position.
 inline uint64_t noise_key(uint64_t seed, uint64_t choice, uint64_t position) {
   constexpr uint64_t kTargetStream = 0;
   return splitmix(splitmix(splitmix(splitmix(0, seed), choice), kTargetStream), position);
@@ -39,7 +39,7 @@ inline double gumbel(uint64_t hash) {
   return -std::log(-std::log(uniform));
 }
 
-// An upper bound of gumbel(hash), but for rounding. With r = the top 31 bits of ~hash, 2^31 (1 - u) >= r + 2^-22.
+// An upper bound of gumbel(hash), up to rounding. With r = the top 31 bits of ~hash, 2^31 (1 - u) >= r + 2^-22.
 inline float gumbel_bound(uint64_t hash) {
   const float remainder = static_cast<float>(static_cast<int32_t>(~hash >> 33)) + 0x1p-22f;
   int32_t exponent;
@@ -47,16 +47,16 @@ inline float gumbel_bound(uint64_t hash) {
   return 0.6931472f * static_cast<float>(127 + 31 - (exponent >> 23));
 }
 
-constexpr int kBlock = 64;  // tokens that are looked at together
+constexpr int kBlock = 64;  // tokens processed together
 
-// A row of logits. Where there is a mask, bit t % 32 of its word t / 32 tells whether token t may be taken.
+// A row of logits. With a mask, bit t % 32 of word t / 32 says whether token t is allowed.
 struct LogitsRow {
   const float *logits;
   int64_t width;
   const uint32_t *mask;
 
-  // Calls look(first, count, block) for the blocks of the row in order, but for those of which no token may be taken. In
-  // a block, -inf stands for tokens that may not. The last one ends at the row's end.
+  // Calls look(first, count, block) for the row's blocks in order, skipping blocks without an allowed token. Tokens
+  // that are not allowed are -inf. The last block ends with the row.
   template <typename Look>
   void each_block(const Look &look) const {
     float hidden[kBlock];
@@ -78,7 +78,7 @@ struct LogitsRow {
   }
 };
 
-inline float highest_of(const LogitsRow &row) {  // NaN if any is
+inline float highest_of(const LogitsRow &row) {  // NaN if any is NaN
   float highest = -__builtin_inff();
   int32_t any_nan = 0;
   row.each_block([&](int64_t, int count, const float *block) {
@@ -106,7 +106,7 @@ inline bool any_reaches(const float *bounds, int count, float floor) {
   return reaches;
 }
 
-// The drawn token, the lowest among equals. `highest` is the highest logit, which is finite.
+// The drawn token, the lowest among equals. `highest` is the highest logit and finite.
 inline int64_t draw(const LogitsRow &row, double highest, double temperature, uint64_t key) {
   const double inverse = std::min(1 / temperature, std::numeric_limits<double>::max());  // finite: times 0 it is 0
   double best = -std::numeric_limits<double>::infinity();
@@ -136,7 +136,7 @@ inline int64_t draw(const LogitsRow &row, double highest, double temperature, ui
   return best_token;
 }
 
-// The first token of the highest logit.
+// The first token with the highest logit.
 inline int64_t first_of(const LogitsRow &row, float highest) {
   int64_t token = -1;
   row.each_block([&](int64_t first, int count, const float *block) {
@@ -148,8 +148,8 @@ inline int64_t first_of(const LogitsRow &row, float highest) {
   return token;
 }
 
-// The token of a row: at temperature 0 the highest logit, the lowest among equals; above, what is drawn. -1 if a logit
-// that may be taken is NaN or +inf, or none of them is finite.
+// The token of a row: the highest logit at temperature 0, otherwise a draw; the lowest token among equals. -1 if an
+// allowed logit is NaN or +inf, or no allowed logit is finite.
 inline int64_t pick(const LogitsRow &row, double temperature, uint64_t key) {
   const float highest = highest_of(row);
   if (!std::isfinite(highest)) return -1;

@@ -1,9 +1,9 @@
-// Draft trees by Hydra heads for all choices of a step: see SwHydra and SwDraft. speculative/growing.py says how trees
-// grow, and grows the same ones where there are no native kernels.
+// Draft trees by Hydra heads for all choices of a step. SwHydra and SwDraft describe inputs and outputs;
+// speculative/growing.py describes how trees grow, and grows the same trees where there are no native kernels.
 //
-// Depth by depth, the nodes from which the trees of all choices grow further are rows of the same products. A tree does
-// not depend on what else is drafted: a row's results do not depend on the other rows, and logarithms and powers that
-// decide between nodes are the C library's, so that every instruction set gets the same.
+// All choices' nodes of one depth from which trees grow are rows of the same products. A tree does not depend on what
+// else is drafted: a row's results do not depend on other rows, and logarithms and powers that decide between nodes
+// come from the C library, so that all instruction sets agree.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,22 +19,22 @@
 namespace SW_ISA {
 
 constexpr int32_t kRoot = -1;
-constexpr int64_t kLogitsRows = 64;  // nodes whose logits are in memory at once: a vocabulary may be large
+constexpr int64_t kLogitsRows = 64;  // nodes whose logits are in memory at once, to bound memory
 
 struct DraftNode {
   int32_t token;
   int32_t parent;
   double confidence;
-  double probability;  // to become output, by the confidences along the path
+  double probability;  // probability of becoming output: product of the confidences on its path
 };
 
-// A node from which a tree can grow further.
-struct Bud {
+// A node from which a tree may grow further.
+struct FrontierNode {
   int32_t choice;
   int32_t node;  // or kRoot
 };
 
-// A token that may follow a bud.
+// A token that may follow a frontier node.
 struct Candidate {
   float logit;
   int32_t column;
@@ -54,19 +54,19 @@ inline bool has_higher_score(const Candidate &a, const Candidate &b) {
   return a.score > b.score || (a.score == b.score && has_higher_logit(a, b));
 }
 
-// What a draft needs beside its inputs and outputs, for up to `rows` buds of one depth and `nodes` nodes of one tree.
+// Scratch memory of a draft, for up to `rows` frontier nodes of one depth and `nodes` nodes of one tree.
 struct DraftScratch {
   int64_t rows, nodes;
   int64_t joined_width, state_width, logits_width, num_blocks;
-  float *joined;            // [rows, joined_width] what the heads take
-  QuantizedRows quantized;  // [rows] what is multiplied next
+  float *joined;            // [rows, joined_width] inputs of the heads
+  QuantizedRows quantized;  // [rows] inputs of the next product
   float *states;            // [rows, state_width]
   float *logits;            // [kLogitsRows, logits_width]
-  float *highest;           // [kLogitsRows, num_blocks] of the logits that are looked at together
+  float *highest;           // [kLogitsRows, num_blocks] highest logit of each block
   Candidate *candidates;    // [rows, draft.candidates]
   Child *children;          // [rows, draft.branches]
   int32_t *num_children;    // [rows]
-  Bud *buds, *next_buds;    // [rows]
+  FrontierNode *frontier, *next_frontier;    // [rows]
   DraftNode *tree;          // [choices, nodes]
   int32_t *tree_size;       // [choices]
   int32_t *order, *place;   // [choices, nodes]
@@ -97,8 +97,8 @@ struct DraftScratch {
     take(s.candidates, s.rows * draft.candidates);
     take(s.children, s.rows * draft.branches);
     take(s.num_children, s.rows);
-    take(s.buds, s.rows);
-    take(s.next_buds, s.rows);
+    take(s.frontier, s.rows);
+    take(s.next_frontier, s.rows);
     take(s.tree, choices * s.nodes);
     take(s.tree_size, choices);
     take(s.order, choices * s.nodes);
@@ -108,7 +108,7 @@ struct DraftScratch {
   }
 };
 
-// Drafts once.
+// Runs one SwDraft.
 class DraftRun {
  public:
   DraftRun(samewise::ThreadPool &pool, const SwHydra &hydra, const SwDraft &draft, const DraftScratch &scratch)
@@ -118,13 +118,13 @@ class DraftRun {
     int64_t count = 0;
     for (int32_t choice = 0; choice < draft_.num_choices; ++choice) {
       s_.tree_size[choice] = 0;
-      if (draft_.choices[choice].max_nodes > 0) s_.buds[count++] = {choice, kRoot};
+      if (draft_.choices[choice].max_nodes > 0) s_.frontier[count++] = {choice, kRoot};
     }
     for (int32_t depth = 1; count > 0; ++depth) {
       find_states(depth, count);
       find_children(depth, count);
       count = add_children(count, depth < depth_);
-      std::swap(s_.buds, s_.next_buds);
+      std::swap(s_.frontier, s_.next_frontier);
     }
     for (int32_t choice = 0; choice < draft_.num_choices; ++choice) write(choice);
   }
@@ -132,7 +132,9 @@ class DraftRun {
  private:
   DraftNode *tree(int32_t choice) const { return s_.tree + choice * s_.nodes; }
 
-  const DraftNode *node_of(const Bud &bud) const { return bud.node == kRoot ? nullptr : tree(bud.choice) + bud.node; }
+  const DraftNode *node_of(const FrontierNode &leaf) const {
+    return leaf.node == kRoot ? nullptr : tree(leaf.choice) + leaf.node;
+  }
 
   float *state(int64_t row) const { return s_.states + row * s_.state_width; }
 
@@ -140,12 +142,12 @@ class DraftRun {
     for_rows(pool_, count, [&](int64_t row) { quantize_row(state(row), weight, s_.quantized, row); });
   }
 
-  // What head `depth` makes of each bud.
+  // Computes the state of head `depth` for each frontier node.
   void find_states(int32_t depth, int64_t count) const {
     const SwHydraHead &head = hydra_.heads[depth - 1];
     for_rows(pool_, count, [&](int64_t row) {
       float *joined = s_.joined + row * s_.joined_width;
-      join(s_.buds[row], depth, joined);
+      join(s_.frontier[row], depth, joined);
       quantize_row(joined, head.linear, s_.quantized, row);
     });
     multiply_first_layer(head, count);
@@ -160,22 +162,23 @@ class DraftRun {
     quantize_states(count, head.logits);
   }
 
-  // The features of the choice, the embedding of its newest token, and those along the path to the bud.
-  void join(const Bud &bud, int32_t depth, float *joined) const {
-    const SwDraftChoice &choice = draft_.choices[bud.choice];
+  // Joins the choice's features, the embedding of its newest token, and the embeddings on the path to the frontier
+  // node.
+  void join(const FrontierNode &leaf, int32_t depth, float *joined) const {
+    const SwDraftChoice &choice = draft_.choices[leaf.choice];
     const int64_t hidden = hydra_.hidden;
     for (int32_t feature = 0; feature < hydra_.num_features; ++feature, joined += hidden) {
       const float *from = draft_.features[feature] + choice.row * hidden;
       const float *scale = hydra_.feature_scale + feature * hidden;
       for (int64_t i = 0; i < hidden; ++i) joined[i] = from[i] * scale[i];
     }
-    int32_t node = bud.node;
+    int32_t node = leaf.node;
     for (int32_t place = depth - 1; place >= 0; --place) {
-      const int32_t token = node == kRoot ? choice.token : tree(bud.choice)[node].token;
+      const int32_t token = node == kRoot ? choice.token : tree(leaf.choice)[node].token;
       const float *embedding = draft_.embedding + token * hidden;
       float *to = joined + place * hidden;
       for (int64_t i = 0; i < hidden; ++i) to[i] = embedding[i] * draft_.embedding_scale;
-      if (node != kRoot) node = tree(bud.choice)[node].parent;
+      if (node != kRoot) node = tree(leaf.choice)[node].parent;
     }
   }
 
@@ -215,10 +218,10 @@ class DraftRun {
     }
   }
 
-  // The children of a bud, best first, as far as they are probable enough.
+  // The children of a frontier node, best first, as far as they are probable enough.
   void find_children_of(int64_t row, int32_t depth, const LogitsRow &logits, float *highest) const {
-    const Bud &bud = s_.buds[row];
-    const SwDraftChoice &choice = draft_.choices[bud.choice];
+    const FrontierNode &leaf = s_.frontier[row];
+    const SwDraftChoice &choice = draft_.choices[leaf.choice];
     Candidate *found = s_.candidates + row * draft_.candidates;
     const int64_t count = find_candidates(logits, highest, found);
     const int64_t wanted = std::min<int64_t>(draft_.branches, count);
@@ -232,7 +235,7 @@ class DraftRun {
     }
     double total = 0;
     for (int64_t i = 0; i < count; ++i) total += std::exp(found[i].score - found[0].score);
-    const double above = bud.node == kRoot ? 1.0 : node_of(bud)->probability;
+    const double above = leaf.node == kRoot ? 1.0 : node_of(leaf)->probability;
     Child *children = s_.children + row * draft_.branches;
     int32_t &size = s_.num_children[row] = 0;
     for (int64_t i = 0; i < wanted; ++i) {
@@ -246,9 +249,10 @@ class DraftRun {
     return hydra_.draft_ids ? hydra_.draft_ids[candidate.column] : candidate.column;
   }
 
-  // The highest logits, best first and the lowest column among equals; none if there is one that is not finite. As many
-  // blocks as there are candidates reach the last one of the highest of so many blocks, so what is below cannot be among
-  // the candidates.
+  // The highest logits, best first, the lowest column among equals; none if some logit is not finite.
+  //
+  // The maxima of `wanted` blocks are `wanted` entries, so the lowest of the `wanted` highest maxima is a lower bound
+  // for the candidates.
   int64_t find_candidates(const LogitsRow &logits, float *highest, Candidate *found) const {
     int64_t num_blocks = 0;
     bool is_finite = true;
@@ -278,26 +282,26 @@ class DraftRun {
     return size;
   }
 
-  // Adds the children that the buds have to their trees; returns how many buds of these are to be followed.
-  int64_t add_children(int64_t count, bool goes_on) const {
+  // Adds the children of frontier nodes to their trees; returns the size of the next frontier.
+  int64_t add_children(int64_t count, bool expands) const {
     int64_t num_next = 0;
     for (int64_t row = 0; row < count;) {
-      const int32_t choice = s_.buds[row].choice;
+      const int32_t choice = s_.frontier[row].choice;
       int32_t &size = s_.tree_size[choice];
       const int32_t num_before = size;
-      for (; row < count && s_.buds[row].choice == choice; ++row) {
-        const DraftNode *parent = node_of(s_.buds[row]);
+      for (; row < count && s_.frontier[row].choice == choice; ++row) {
+        const DraftNode *parent = node_of(s_.frontier[row]);
         const Child *children = s_.children + row * draft_.branches;
         for (int32_t i = 0; i < s_.num_children[row]; ++i)
-          tree(choice)[size++] = {children[i].token, s_.buds[row].node, children[i].confidence,
+          tree(choice)[size++] = {children[i].token, s_.frontier[row].node, children[i].confidence,
                                   children[i].confidence * (parent ? parent->probability : 1.0)};
       }
-      if (goes_on && size > num_before) num_next = follow(choice, num_before, num_next);
+      if (expands && size > num_before) num_next = follow(choice, num_before, num_next);
     }
     return num_next;
   }
 
-  // The nodes of a tree, the most probable ones first; parents, which are never less probable, stay before children.
+  // The nodes of a tree by descending probability. Parents are never less probable, and come before their children.
   const int32_t *in_order(int32_t choice) const {
     const DraftNode *nodes = tree(choice);
     int32_t *order = s_.order + choice * s_.nodes;
@@ -309,8 +313,8 @@ class DraftRun {
     return order;
   }
 
-  // Appends those of the nodes from `first` on that are worth following. A child is at most as probable as its parent, so
-  // it is no use to follow one that is not above the last of the nodes that would be kept.
+  // Appends the nodes from `first` on that are worth expanding to the next frontier. A child is at most as probable as
+  // its parent, so a node is expanded only if it is more probable than the last node that would be kept.
   int64_t follow(int32_t choice, int32_t first, int64_t num_next) const {
     const DraftNode *nodes = tree(choice);
     const int32_t *order = in_order(choice);
@@ -321,12 +325,12 @@ class DraftRun {
     for (int32_t rank = 0; rank < s_.tree_size[choice] && num_next < end; ++rank) {
       const DraftNode &node = nodes[order[rank]];
       if (node.probability < draft_.followed || node.probability <= floor) break;
-      if (order[rank] >= first) s_.next_buds[num_next++] = {choice, order[rank]};
+      if (order[rank] >= first) s_.next_frontier[num_next++] = {choice, order[rank]};
     }
     return num_next;
   }
 
-  // The most probable nodes.
+  // Writes the most probable nodes.
   void write(int32_t choice) const {
     const DraftNode *nodes = tree(choice);
     const int32_t *order = in_order(choice);

@@ -1,11 +1,11 @@
-// Weights in int4, in groups of 32 inputs: see Int4Group. Within a group products are summed in integers; then
+// int4 weights in groups of 32 inputs (Int4Group). Within a group, products are summed in integers; then
 //
 //     y = sum over groups of (scale * sum of x q + minimum * sum of x)
 //
-// is added up in float32 in the order of the groups, whatever rows are multiplied together.
+// is added in float32 in the order of groups, whatever rows are multiplied together.
 //
-// A panel of 16 outputs is a sequence of groups. Each output has a power of two beside, which brings its largest weight
-// to the upper end of half precision, so that the scales of weights of any size have all their bits.
+// A panel of 16 outputs is a sequence of groups. Each output also has a power of two that brings its largest weight to
+// the upper end of half precision, so that the scales of weights of any size keep all their bits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,26 +19,28 @@
 namespace SW_ISA {
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The weights of 32 inputs and 16 outputs in int4: w = scale * q + minimum with q from 0 to 15, and with a scale and a
-// minimum for each output in half precision. Weights that came from groups like these are found again as they were.
+// int4 weights of 32 inputs and 16 outputs: w = scale * q + minimum with q from 0 to 15, and with a half-precision
+// scale and minimum per output. Weights that came from such groups are reproduced exactly.
 
-constexpr int kWordPairs = 4;                         // pairs of inputs whose weights stand in one word
-constexpr int kWords = kGroup / kPair / kWordPairs;  // words of each output for the first inputs of pairs
+constexpr int kWordPairs = 4;                         // pairs of inputs whose weights share one word
+constexpr int kWords = kGroup / kPair / kWordPairs;  // words per output for the first inputs of the pairs
 
-// As it is packed: 16-bit words of four nibbles, the lowest first, in the order of the inputs' pairs. The two words of
-// an output belong to the first and to the second inputs of the pairs.
+// Packed layout: 16-bit words of four nibbles, the lowest first, in the order of the input pairs. An output's two words
+// hold the first and the second inputs of the pairs.
 struct Int4Group {
   uint16_t words[kWords][kPanel][kPair];
   uint16_t scales[kPanel];
   uint16_t minimums[kPanel];
 };
 
-// Finds integers, scale and minimum of a group for as many outputs as a vector has: first between the smallest and the
-// largest weight, then a few times with the line that fits the last integers best, by least squares. What had the
-// smallest squared error is taken. Outputs do not meet, so every instruction set finds the same.
+// Finds integers, scale and minimum of a group, for as many outputs as a vector has lanes.
+//
+// It starts with the range from the smallest to the largest weight, then a few times fits a line to the last integers
+// by least squares. The fit with the smallest squared error wins. Outputs are independent, so all instruction sets
+// agree.
 class Int4Fit {
  public:
-  // Weights [inputs][16], of which those of the outputs from `lane` on are taken; none above 2^14.
+  // Takes weights [inputs][16] of the outputs from `lane` on; no weight is above 2^14.
   Int4Fit(const float (*weights)[kPanel], int lane) : lane_(lane) {
     constexpr int kFits = 4;
     for (int input = 0; input < kGroup; ++input) weights_[input] = load(weights[input] + lane);
@@ -81,7 +83,7 @@ class Int4Fit {
     Vec minimum;
   };
 
-  // From the smallest to the largest weight.
+  // The line from the smallest to the largest weight.
   Line range() const {
     Vec low = weights_[0], high = weights_[0];
     for (const Vec w : weights_) {
@@ -91,7 +93,7 @@ class Int4Fit {
     return {(high - low) / kLevels, low};
   }
 
-  // Through the points (integer, weight) with the smallest sum of squared distances.
+  // The least-squares line through the points (integer, weight).
   Line fitted() const {
     Vec q{}, qq{}, w{}, wq{};
     for (int input = 0; input < kGroup; ++input) {
@@ -102,11 +104,11 @@ class Int4Fit {
     }
     const Vec spread = static_cast<float>(kGroup) * qq - q * q;
     const Vec slope = (static_cast<float>(kGroup) * wq - q * w) / spread;
-    const Vec scale = spread > 0.0f ? slope : Vec{};  // it is 0 if all integers are the same
+    const Vec scale = spread > 0.0f ? slope : Vec{};  // 0 if all integers are equal
     return {scale, (w - scale * q) / static_cast<float>(kGroup)};
   }
 
-  // Takes the integers nearest to a line; returns their squared error.
+  // Rounds the weights to the nearest integers on a line; returns their squared error.
   Vec round(const Line &line) {
     const Vec factor = line.scale > 0.0f ? 1.0f / line.scale : Vec{};
     const Vec levels = broadcast(kLevels);
@@ -141,7 +143,7 @@ struct Int4Panels {
 
   static int64_t panel_bytes(int64_t inputs) { return inputs / kGroup * sizeof(Int4Group); }
 
-  // See Int8Panels::pack.
+  // Packs one panel, like Int8Panels::pack.
   static void pack(const float *weight, int64_t outputs, int64_t inputs, int64_t panel, int8_t *packed, float *scales) {
     float factors[kPanel];
     for (int lane = 0; lane < kPanel; ++lane) {
@@ -163,14 +165,14 @@ struct Int4Panels {
     }
   }
 
-  // See Int8Panels::multiply.
+  // Multiplies rows with panels, like Int8Panels::multiply.
   template <int Rows, int Count>
   static void multiply(const QuantizedRows &rows, int64_t row, const int8_t *panel, int64_t inputs, const int8_t *ahead,
                        Sum *sums) {
     static_assert(Count == 1);
     const Int4Group *groups = reinterpret_cast<const Int4Group *>(panel);
 #if defined(__AVX512VNNI__)
-    constexpr int kChains = Rows > 2 ? 2 : 4;  // independent sums, since one product takes several cycles
+    constexpr int kChains = Rows > 2 ? 2 : 4;  // independent sums, because one product takes several cycles
     const __m512i nibble = _mm512_set1_epi16(15);
     __m512 total[Rows];
 #pragma GCC unroll 8
@@ -230,7 +232,7 @@ struct Int4Panels {
             const __m256i xs = _mm256_set1_epi32(rows.pair(row + r, (g * kWords + word) * kWordPairs + p));
             acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(pair[0], xs));
             acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(pair[1], xs));
-            // Or the compiler makes many products before it adds them, more than there are registers for.
+            // Otherwise the compiler makes more products before adding them than there are registers.
             if constexpr (Rows > 2) asm volatile("" : "+x"(acc[r][0]), "+x"(acc[r][1]));
           }
           w[0] = _mm256_srli_epi16(w[0], 4);
@@ -291,15 +293,15 @@ struct Int4Panels {
   }
 
  private:
-  // A power of two, and its inverse. Both are 0 for an output that is too small to count; if a weight is not finite the
-  // scale is NaN.
+  // A power of two and its inverse. Both are 0 for an output that is too small to count; the scale is NaN if a weight
+  // is not finite.
   struct Magnitude {
     float factor;
     float scale;
   };
 
   static Magnitude magnitude_of(const float *weights, int64_t n) {
-    constexpr int kHighest = 14;  // the largest weight comes to 2^13 or more and below 2^14
+    constexpr int kHighest = 14;  // the largest weight is scaled to at least 2^13 and below 2^14
     const Rounding rounding = rounding_of(weights, n, 1.0f);
     if (!(rounding.scale > 0)) return {0.0f, rounding.scale};
     int exponent;

@@ -1,7 +1,7 @@
-// Weights in int8 with one scale for each output. Products are summed in 32-bit integers, which is exact in any order.
+// int8 weights with one scale per output. Products are summed in 32-bit integers, which is exact in any order.
 //
-// A panel of 16 outputs holds, for each pair of inputs, the 16 outputs' two weights each: what an integer instruction
-// multiplies and sums once they are widened. Outputs and inputs are padded with zeros.
+// A panel of 16 outputs holds, for each pair of inputs, the two weights of each output, which an integer instruction
+// multiplies and sums after widening. Outputs and inputs are padded with zeros.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -13,9 +13,9 @@ namespace SW_ISA {
 struct Int8Panels {
   using Sum = int32_t;
 
-  static constexpr int kTilePanels = 1;  // panels that are multiplied at once
+  static constexpr int kTilePanels = 1;  // panels multiplied at once
 
-  // Rows that are multiplied with a panel at once: as many sums as the registers hold.
+  // Rows multiplied with a panel at once, as many as the registers have sums for.
 #if defined(__AVX512VNNI__)
   static constexpr int kTileRows = 4;
 #else
@@ -24,7 +24,7 @@ struct Int8Panels {
 
   static int64_t panel_bytes(int64_t inputs) { return round_up(inputs, kPair) * kPanel; }
 
-  // Quantises and packs outputs 16 * panel and following; rows of the weight beyond its outputs count as zero.
+  // Quantises and packs outputs from 16 * panel on; rows beyond the weight's outputs count as zero.
   static void pack(const float *weight, int64_t outputs, int64_t inputs, int64_t panel, int8_t *packed, float *scales) {
     int8_t *to = packed + panel * panel_bytes(inputs);
     for (int lane = 0; lane < kPanel; ++lane) {
@@ -39,16 +39,16 @@ struct Int8Panels {
     }
   }
 
-  // Sums of the products of Rows rows, from `row` on, with Count panels, [Count, Rows, 16]. The panels are read from
-  // front to end, once. On the way as much is asked of memory from `ahead` on, if that is not null. (Loops are unrolled
-  // so that the compiler keeps the sums in registers.)
+  // Sums of products of `Rows` rows, from `row` on, with `Count` panels: [Count, Rows, 16]. Reads the panels once, from
+  // front to end, and meanwhile prefetches as much from `ahead` on, unless it is null. Loops are unrolled so that the
+  // compiler keeps the sums in registers.
   template <int Rows, int Count>
   static void multiply(const QuantizedRows &rows, int64_t row, const int8_t *panel, int64_t inputs, const int8_t *ahead,
                        Sum *sums) {
     static_assert(Count == 1);
     const int64_t pairs = round_up(inputs, kPair) / kPair;
 #if defined(__AVX512VNNI__)
-    constexpr int kChains = 4;  // independent sums, since one product takes several cycles
+    constexpr int kChains = 4;  // independent sums, because one product takes several cycles
     __m512i acc[Rows][kChains];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
@@ -104,11 +104,11 @@ struct Int8Panels {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Weights in int8 with one scale for each output, rotated as their rows are: see quantized_rows.h. Products of integers of 8
-// bits are summed in 32 bits, which is exact in any order: every instruction set finds the same sums.
+// int8 weights with one scale per output, rotated like their rows (quantized_rows.h). Products of 8-bit integers are
+// summed in 32 bits, which is exact in any order, so all instruction sets agree.
 //
-// With AVX-512 VNNI a panel of 16 outputs holds, for each four inputs, the 16 outputs' four weights each, to which 128 is
-// added: the instruction wants one side without signs. As much is taken off again by the sum of the row's integers.
+// With AVX-512 VNNI a panel of 16 outputs holds, for each four inputs, the four weights of each output plus 128: the
+// instruction needs one unsigned operand. This offset times the sum of the row's integers is subtracted again.
 // Elsewhere a panel is one of Int8Panels.
 
 struct RotatedPanels {
@@ -116,7 +116,7 @@ struct RotatedPanels {
 
 #if defined(__AVX512VNNI__)
   static constexpr int kTileRows = 8;
-  static constexpr int kTilePanels = 3;  // so that eight rows take 11 loads for 24 products
+  static constexpr int kTilePanels = 3;  // so that eight rows need 11 loads for 24 products
 #else
   static constexpr int kTileRows = Int8Panels::kTileRows;
   static constexpr int kTilePanels = 1;
@@ -124,7 +124,7 @@ struct RotatedPanels {
 
   static int64_t panel_bytes(int64_t inputs) { return rotated_size(inputs) * kPanel; }
 
-  // See Int8Panels::pack.
+  // Packs one panel, like Int8Panels::pack.
   static void pack(const float *weight, int64_t outputs, int64_t inputs, int64_t panel, int8_t *packed, float *scales) {
     alignas(64) float rotated[kWidestRotated];
     const int64_t size = rotated_size(inputs);
@@ -142,12 +142,12 @@ struct RotatedPanels {
     }
   }
 
-  // See Int8Panels::multiply.
+  // Multiplies rows with panels, like Int8Panels::multiply.
   template <int Rows, int Count>
   static void multiply(const QuantizedRows &rows, int64_t row, const int8_t *panels, int64_t inputs, const int8_t *ahead,
                        Sum *sums) {
 #if defined(__AVX512VNNI__)
-    constexpr int kChains = Rows * Count > 8 ? 1 : Rows > 1 ? 2 : 4;  // for each sum, since a product takes several cycles
+    constexpr int kChains = Rows * Count > 8 ? 1 : Rows > 1 ? 2 : 4;  // per sum, because a product takes several cycles
     const int64_t bytes = panel_bytes(inputs);
     const int8_t *x[Rows];
     __m512i acc[Count][Rows][kChains];

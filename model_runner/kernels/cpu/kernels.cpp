@@ -1,4 +1,4 @@
-// The kernels for the instruction set SW_ISA, which the compiler's options name and allow.
+// The kernels for the instruction set SW_ISA, which the compiler options define.
 #include <algorithm>
 
 #include "decoder.h"
@@ -62,7 +62,7 @@ int32_t forward(SwContext *context, const SwModel *model, const SwStep *step, co
   return 0;
 }
 
-// What the experts need with their own scratch memory: the rows that all of them share.
+// Lays out scratch memory of the experts and returns the rows that they share.
 static QuantizedRows lay_out_experts(const SwExperts &experts, int32_t num_rows, ScratchAllocator &memory,
                                      ExpertsScratch *scratch) {
   const int64_t hidden = experts.gate_up[0].inputs;

@@ -1,4 +1,4 @@
-// The paged KV cache of one layer: its storage types, where a block lies, and writing a token's key and value.
+// The paged KV cache of one layer: storage types, block addresses, and writing a token's key and value.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -28,28 +28,28 @@ inline float to_float(float x) { return x; }
 
 inline float to_float(int8_t x) { return x; }
 
-// A block's keys and values of one key-value head. In bfloat16 they stand in pairs, see half_precision.h: of two dimensions
-// of a key, the last with zero if their number is odd, and of two places of a value.
+// A block's keys and values of one key-value head. In bfloat16 they are stored in pairs (half_precision.h): two
+// dimensions of a key, zero-padded if their number is odd, and two places of a value.
 template <typename T>
 struct Tile {
   T *keys;              // [key_dim, block_size], in bfloat16 [key_dim / 2, block_size, 2]
   T *values;            // [block_size, value_dim], in bfloat16 [block_size / 2, value_dim, 2]
-  float *key_scales;    // [block_size]; null where numbers are stored as they are
-  float *value_scales;  // likewise
-  const T *next_keys;   // of the tile that comes after, to ask for them early; null for none
+  float *key_scales;    // [block_size]; null unless int8
+  float *value_scales;  // [block_size]; null unless int8
+  const T *next_keys;   // of the next tile, to prefetch it; null for none
   const T *next_values;
 };
 
 template <typename T>
-constexpr int64_t kInterleaved = std::is_same_v<T, Bfloat16> ? 2 : 1;  // numbers that stand together
+constexpr int64_t kInterleaved = std::is_same_v<T, Bfloat16> ? 2 : 1;  // numbers stored as a pair
 
-// Numbers of a key as they are stored.
+// Numbers that a stored key takes.
 template <typename T>
 inline int64_t stored_key_dim(int64_t key_dim) {
   return round_up(key_dim, kInterleaved<T>);
 }
 
-// Where dimension d of a place stands in a tile's keys and values.
+// Index of dimension d of a place in a tile's keys and values.
 template <typename T>
 inline int64_t key_at(int64_t block_size, int64_t place, int64_t d) {
   constexpr int64_t n = kInterleaved<T>;
@@ -71,7 +71,7 @@ inline Tile<T> tile_of(const SwKvCache &cache, int64_t block, int64_t head) {
           cache.value_scales ? cache.value_scales + index * places : nullptr, nullptr, nullptr};
 }
 
-// Copies a place of a tile to one of another, which may hold integers as floats.
+// Copies a place of a tile to a place of another tile, which may hold integers as floats.
 template <typename T, typename S>
 inline void copy_place(const SwKvCache &cache, const Tile<T> &from, int64_t from_place, const Tile<S> &to,
                        int64_t to_place) {
@@ -85,15 +85,15 @@ inline void copy_place(const SwKvCache &cache, const Tile<T> &from, int64_t from
   to.value_scales[to_place] = from.value_scales[from_place];
 }
 
-// Asks for memory that will be needed soon: a cache of keys and values is larger than any processor's, and waiting for one
-// line after the other takes longer than the arithmetic. It is asked for into the second-level cache: of lines on their
-// way to the first, a core can keep too few to use all of the memory's bandwidth.
+// Prefetches memory into the L2 cache. A KV cache is larger than any processor cache, and waiting for one line after
+// another takes longer than the arithmetic. A core can keep too few lines in flight to L1 to use the full memory
+// bandwidth.
 inline void prefetch(const void *memory, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char *>(memory) + i, 0, 2);
 }
 
-// As integers of at most 127, to nearest, halves to even: every `stride`th number from `to` on takes one of x. Returns
-// their scale; see Rounding.
+// Rounds x to integers of at most 127, to nearest, ties to even, and stores them `stride` apart from `to` on. Returns
+// the scale, as in Rounding.
 inline float write_integers(const float *x, int64_t n, int8_t *to, int64_t stride) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const Rounding rounding = rounding_of(x, n, 127.0f);
@@ -115,8 +115,8 @@ inline void write_place(const SwKvCache &cache, const Tile<float> &tile, int64_t
   std::memcpy(tile.values + place * cache.value_dim, value, cache.value_dim * sizeof(float));
 }
 
-// Calls take(d, count, numbers) for n numbers from x on, rounded to bfloat16, kWidth at a time; the last may be followed by
-// zeros.
+// Calls take(d, count, numbers) for n numbers from x on, rounded to bfloat16, kWidth at a time. The last may be padded
+// with zeros.
 template <typename Take>
 inline void round_to_bfloat16(const float *x, int64_t n, const Take &take) {
   Bfloat16 numbers[kWidth];
@@ -161,8 +161,8 @@ inline void ask_for_token(const SwKvCache &cache, int64_t block, int64_t place) 
   }
 }
 
-// Asks for the memory that write_kv will write: a token's key is spread over as many lines as it has dimensions.
-inline void ask_for_kv(const SwKvCache &cache, const SwStep &step, int64_t token) {
+// Prefetches the memory that write_kv will write: a token's key is spread over as many lines as it has dimensions.
+inline void prefetch_kv(const SwKvCache &cache, const SwStep &step, int64_t token) {
   const auto ask = cache.type == SW_KV_FLOAT32    ? ask_for_token<float>
                    : cache.type == SW_KV_BFLOAT16 ? ask_for_token<Bfloat16>
                                                   : ask_for_token<int8_t>;
@@ -190,8 +190,8 @@ inline void move_token(const SwKvCache &cache, const SwMove &move) {
                tile_of<T>(cache, move.to_block, head), move.to_offset);
 }
 
-// Each layer makes the moves in their order. No place is read after it was written, see sw_move_kv, so that is the same
-// as reading all before writing any.
+// Each layer makes the moves in order. No place is read after it was written (sw_move_kv), so the result is the same as
+// reading everything before writing.
 inline void move_kv(samewise::ThreadPool &pool, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
                     int32_t count) {
   pool.for_each(num_layers, [&](int64_t layer) {

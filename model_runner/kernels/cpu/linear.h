@@ -1,9 +1,9 @@
-// Linear layers: y = x W^T, W in int8 or int4, x rounded to integers with one scale for each row: see quantized_rows.h.
+// Linear layers: y = x W^T, with W in int8 or int4 and x rounded to integers with one scale per row (quantized_rows.h).
 //
-// A row's result does not depend on the other rows: its products are summed in integers, which is exact in any order,
-// or in an order that is always the same.
+// A row's result does not depend on other rows: its products are summed in integers, which is exact in any order, or in
+// a fixed order.
 //
-// A packed weight is a sequence of panels of 16 outputs: see int8_panels.h and int4_panels.h.
+// A packed weight is a sequence of panels of 16 outputs (int8_panels.h, int4_panels.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,8 +18,8 @@
 
 namespace SW_ISA {
 
-constexpr int64_t kFewRows = 20;  // memory is the limit, and is read faster in one stretch
-constexpr int64_t kIdleRows = 4;  // with more, products take so long that memory is idle unless it is asked ahead
+constexpr int64_t kFewRows = 20;  // memory is the limit, and long stretches are read faster
+constexpr int64_t kIdleRows = 4;  // with more rows, products take so long that memory is idle without prefetching
 
 inline int64_t num_panels(int64_t outputs) { return round_up(outputs, kPanel) / kPanel; }
 
@@ -31,7 +31,7 @@ inline Vec load_sums(const int32_t *from) {
   return __builtin_convertvector(sums, Vec);
 }
 
-// Calls work with an object of the type that packs and multiplies weights of this kind.
+// Calls work with an object of the class that packs and multiplies weights of this kind.
 template <typename Work>
 inline void with_panels(int32_t kind, const Work &work) {
   if (kind == SW_INT4)
@@ -42,14 +42,14 @@ inline void with_panels(int32_t kind, const Work &work) {
     work(Int8Panels());
 }
 
-// Multiplies Rows rows with Count panels; see multiply_rows for emit.
+// Multiplies `Rows` rows with `Count` panels. `emit` is as in multiply_rows.
 template <typename Panels, int Rows, int Count, typename Emit>
-inline void tile(const SwWeight &weight, const QuantizedRows &rows, int64_t row, int64_t panel, bool ask_ahead,
+inline void tile(const SwWeight &weight, const QuantizedRows &rows, int64_t row, int64_t panel, bool prefetch_ahead,
                  const Emit &emit) {
   alignas(64) typename Panels::Sum sums[Count * Rows * kPanel];
   const int64_t bytes = Panels::panel_bytes(weight.inputs);
   const int8_t *packed = weight.packed + panel * bytes;
-  const int8_t *ahead = ask_ahead ? packed + Count * bytes : nullptr;
+  const int8_t *ahead = prefetch_ahead ? packed + Count * bytes : nullptr;
   Panels::template multiply<Rows, Count>(rows, row, packed, weight.inputs, ahead, sums);
   alignas(64) float results[kPanel];
   for (int p = 0; p < Count; ++p)
@@ -68,15 +68,15 @@ inline void tile(const SwWeight &weight, const QuantizedRows &rows, int64_t row,
     }
 }
 
-// The tile of `count` rows, which are at most Rows, and Count panels.
+// Multiplies a tile of `count` rows, at most Rows, with `Count` panels.
 template <typename Panels, int Rows, int Count = 1, typename Emit>
 inline void tile_of_rows(int64_t count, const SwWeight &weight, const QuantizedRows &rows, int64_t row, int64_t panel,
-                         bool ask_ahead, const Emit &emit) {
-  if (count == Rows) return tile<Panels, Rows, Count>(weight, rows, row, panel, ask_ahead, emit);
-  if constexpr (Rows > 1) tile_of_rows<Panels, Rows - 1, Count>(count, weight, rows, row, panel, ask_ahead, emit);
+                         bool prefetch_ahead, const Emit &emit) {
+  if (count == Rows) return tile<Panels, Rows, Count>(weight, rows, row, panel, prefetch_ahead, emit);
+  if constexpr (Rows > 1) tile_of_rows<Panels, Rows - 1, Count>(count, weight, rows, row, panel, prefetch_ahead, emit);
 }
 
-// Rows from first_row to end_row, times panels from first_panel to end_panel, Count of them at a time.
+// Multiplies rows first_row to end_row with panels first_panel to end_panel, `Count` panels at a time.
 template <typename Panels, int Count, typename Emit>
 inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
                            int64_t first_panel, int64_t end_panel, const Emit &emit) {
@@ -85,15 +85,15 @@ inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, in
   for (; panel + Count <= end_panel; panel += Count)
     for (int64_t row = first_row; row < end_row; row += kTileRows) {
       // The first tile of rows reads the panels from memory, which would be idle during its products and later tiles.
-      const bool ask_ahead = row == first_row && end_row - row > kIdleRows && panel + 2 * Count <= end_panel;
+      const bool prefetch_ahead = row == first_row && end_row - row > kIdleRows && panel + 2 * Count <= end_panel;
       const int64_t count = std::min<int64_t>(kTileRows, end_row - row);
-      tile_of_rows<Panels, kTileRows, Count>(count, weight, rows, row, panel, ask_ahead, emit);
+      tile_of_rows<Panels, kTileRows, Count>(count, weight, rows, row, panel, prefetch_ahead, emit);
     }
   if constexpr (Count > 1)
     multiply_block<Panels, Count - 1>(weight, rows, first_row, end_row, panel, end_panel, emit);
 }
 
-// The same for a weight of any kind, by the thread that calls; see multiply_rows for emit.
+// Like multiply_block for a weight of any kind, on the calling thread.
 template <typename Emit>
 inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
                           int64_t first_panel, int64_t end_panel, const Emit &emit) {
@@ -106,12 +106,12 @@ inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int
   });
 }
 
-// Shares rows times panels of so many bytes, Count of them at a time, among the threads:
+// Shares rows times panels, of `bytes` each and `Count` at a time, between the threads:
 // work(first_row, end_row, first_panel, end_panel).
 template <int Count, typename Work>
 inline void share_product(samewise::ThreadPool &pool, int64_t panels, int64_t panel_bytes, int64_t num_rows,
                           const Work &work) {
-  constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the second-level cache
+  constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the L2 cache
   constexpr int64_t kUnitBytes = 131072;  // of weights: long stretches are read faster
   const int64_t groups = (panels + Count - 1) / Count;
   const int64_t wanted = round_up(panels * panel_bytes / kUnitBytes + 1, pool.size());
@@ -136,8 +136,8 @@ inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, 
                        });
 }
 
-// All rows times the weight, shared among the threads. emit(row, first, count, results) gets `count` results of a row,
-// from output `first` on.
+// Multiplies all rows with the weight, shared between the threads. emit(row, first, count, results) receives `count`
+// results of a row, from output `first` on.
 template <typename Emit>
 inline void multiply_rows(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
                           int64_t num_rows, const Emit &emit) {
@@ -173,7 +173,7 @@ inline void gated(float *gate, const float *up, int64_t n) {
   std::memcpy(gate + i, g, (n - i) * sizeof(float));
 }
 
-// Of a row [2 * n], gate first: gate[i] = activation(gate[i]) * up[i].
+// Activates a row [2 * n], gate first: gate[i] = activation(gate[i]) * up[i].
 inline void gate_row(int32_t activation, float *row, int64_t n) {
   if (activation == SW_SILU)
     gated<silu>(row, row + n, n);

@@ -1,6 +1,7 @@
-// Rows as integers with one scale each, for products with packed weights: of 12 bits, or rotated and then of 8. (With 8
-// bits alone a row's largest number leaves too few steps to the others: SmolLM2-135M then prefers another token than in
-// float32 at one place in nine, with 12 bits at one in twenty-three, rotated at one in twenty-five.)
+// Rows as integers with one scale each, for products with packed weights: either 12 bits, or rotated and then 8 bits.
+//
+// With 8 bits alone, a row's largest number leaves too few steps for the others: SmolLM2-135M then prefers another
+// token than in float32 at one position in nine, with 12 bits at one in 23, and rotated at one in 25.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -14,25 +15,25 @@
 namespace SW_ISA {
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Rows and weights rotated alike, before they are rounded to 8 bits: an outlier of a row, which would leave few steps to
-// its other numbers, is spread over all of them. A product of two vectors stays what it is when both are multiplied by
-// the same orthogonal matrix (Ashkboos et al., QuaRot, arXiv:2404.00456).
+// Rotation of rows and weights before they are rounded to 8 bits. It spreads a row's outlier, which would leave few
+// steps for its other numbers, over all of them. A product of two vectors is unchanged when both are multiplied by the
+// same orthogonal matrix (Ashkboos et al., QuaRot, arXiv:2404.00456).
 //
-// The matrix has Hadamard matrices in blocks on its diagonal, of the largest powers of two that add up to the number of
-// inputs, which is padded with zeros to a multiple of the smallest. Every number goes through the same additions in the
-// same order, whatever the width of vectors is.
+// The matrix has Hadamard blocks on its diagonal. Their sizes are the largest powers of two that add up to the number
+// of inputs, which is padded with zeros to a multiple of the smallest block. Every number goes through the same
+// additions in the same order, whatever the vector width.
 
 constexpr int kSmallestBlock = 64;
-constexpr int64_t kWidestRotated = 32768;  // inputs; so that a rotated row has room on the stack
+constexpr int64_t kWidestRotated = 32768;  // inputs, so that a rotated row fits on the stack
 
 inline int64_t rotated_size(int64_t inputs) { return round_up(inputs, kSmallestBlock); }
 
 inline int64_t largest_block(int64_t inputs) { return std::bit_floor(static_cast<uint64_t>(rotated_size(inputs))); }
 
-// What a product of two rotated vectors has to be multiplied with: each is shorter than it was by the root of this.
+// The factor on a product of two rotated vectors: each was shortened by the square root of this.
 inline float rotated_product_scale(int64_t inputs) { return static_cast<float>(largest_block(inputs)); }
 
-// Lane i gets what lane i ^ Stride has.
+// Lane i receives lane i ^ Stride.
 template <int Stride>
 inline Vec swapped(Vec v) {
 #if defined(__AVX512F__)
@@ -51,7 +52,7 @@ inline Vec swapped(Vec v) {
 #endif
 }
 
-// Sums and differences of lanes that are Stride apart: the product with 1 or -1 is exact, so nothing is rounded twice.
+// Sums and differences of lanes that are Stride apart. A product with 1 or -1 is exact, so nothing is rounded twice.
 template <int Stride>
 inline Vec butterfly_of_lanes(Vec v) {
   Vec sign;
@@ -59,7 +60,7 @@ inline Vec butterfly_of_lanes(Vec v) {
   return fma(v, sign, swapped<Stride>(v));
 }
 
-// The first stages: factor * x[64] times a Hadamard matrix of 64, in registers.
+// The first stages: factor * x[64] times a Hadamard matrix of size 64, in registers.
 inline void rotate_smallest(const float *x, float factor, float *to) {
   constexpr int kVecs = kSmallestBlock / kWidth;
   Vec v[kVecs];
@@ -84,7 +85,7 @@ inline void rotate_smallest(const float *x, float factor, float *to) {
   for (int i = 0; i < kVecs; ++i) store(to + i * kWidth, v[i]);
 }
 
-// The stages between numbers that are 64 or more apart; two at a time, for half as many ways to the cache.
+// The stages between numbers that are 64 or more apart, two at a time to halve the cache traffic.
 inline void rotate_larger(float *x, int64_t block) {
   int64_t stride = kSmallestBlock;
   for (; stride * 4 <= block; stride *= 4)
@@ -106,8 +107,9 @@ inline void rotate_larger(float *x, int64_t block) {
   }
 }
 
-// rotated[rotated_size(n)] = x[n] times the matrix, divided by the root of the largest block: so no number becomes
-// larger than the largest of x, and what is finite stays so. What is not finite comes out as such in some places.
+// rotated[rotated_size(n)] = x[n] times the matrix, divided by the square root of the largest block. So no number
+// becomes larger than the largest in x, and finite numbers stay finite. A non-finite number makes some results
+// non-finite.
 inline void rotate_inputs(const float *x, int64_t n, float *rotated) {
   const int64_t largest = largest_block(n);
   for (int64_t start = 0; start < n;) {
@@ -129,24 +131,24 @@ inline void rotate_inputs(const float *x, int64_t n, float *rotated) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-constexpr int kPanel = 16;          // outputs of a panel of a weight
+constexpr int kPanel = 16;          // outputs of a weight's panel
 constexpr int kPair = 2;            // inputs that one integer instruction sums
 constexpr int kGroup = 32;          // inputs that share a scale in int4
-constexpr int kWeightLevels = 127;  // the largest integer that a weight in int8 becomes
-constexpr int kRotatedLevels = 127;  // ... and a number of a rotated row
+constexpr int kWeightLevels = 127;  // the largest integer of an int8 weight
+constexpr int kRotatedLevels = 127;  // the largest integer of a rotated row
 
 #if defined(__AVX512VNNI__)
 typedef int8_t RotatedInteger;
 #else
-typedef int16_t RotatedInteger;  // which needs no widening
+typedef int16_t RotatedInteger;  // needs no widening
 #endif
 
-// Quantised rows. A row with a number that is not finite gets the scale NaN, so that all its results are NaN.
+// Quantised rows. A row with a non-finite number gets the scale NaN, so that all its results are NaN.
 struct QuantizedRows {
   char *data;       // [rows, stride]
   float *scales;    // [rows]
   int64_t stride;   // row_bytes(inputs), or more
-  int64_t sums_at;  // where a row's sums begin: behind its integers
+  int64_t sums_at;  // offset of a row's sums, after its integers
 
   int16_t *row(int64_t index) const { return reinterpret_cast<int16_t *>(data + index * stride); }
 
@@ -154,7 +156,7 @@ struct QuantizedRows {
     return reinterpret_cast<RotatedInteger *>(data + index * stride);
   }
 
-  // The sums of the row's integers in each group of inputs, for int4.
+  // The sums of a row's integers in each group of inputs, for int4.
   float *sums(int64_t index) const { return reinterpret_cast<float *>(data + index * stride + sums_at); }
 
   // The sum of all integers of a rotated row.
@@ -172,18 +174,18 @@ struct QuantizedRows {
 
 inline int64_t integer_bytes(int64_t inputs) { return rotated_size(inputs) * sizeof(int16_t); }
 
-// Bytes of a quantised row of that many inputs, with its sums.
+// Bytes of a quantised row with this many inputs, including its sums.
 inline int64_t row_bytes(int64_t inputs) {
   return integer_bytes(inputs) + round_up(std::max<int64_t>(inputs / kGroup, 1) * sizeof(float), 64);
 }
 
-// Memory for rows of up to that many inputs.
+// Lays out memory for rows of up to this many inputs.
 inline QuantizedRows lay_out_rows(int64_t inputs, char *data, float *scales) {
   return {data, scales, row_bytes(inputs), integer_bytes(inputs)};
 }
 
-// The largest integer that a number of a row that is not rotated becomes. All products of an int8 weight are summed in 32 bits, so with
-// more inputs it is smaller; those of a group always fit.
+// The largest integer of a row that is not rotated. All products of an int8 weight are summed in 32 bits, so it is
+// smaller with more inputs; the sums of an int4 group always fit.
 inline float row_levels(const SwWeight &weight) {
   constexpr int64_t kLevels = 2047;
   if (weight.kind == SW_INT4) return kLevels;

@@ -1,4 +1,4 @@
-// Numbers become integers of few bits, with one scale for many of them.
+// Rounding of floats to integers of few bits, with one scale for many numbers.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace SW_ISA {
 
-constexpr float kSmallest = 1e-30f;  // what has nothing larger counts as zero: levels / x must be finite
+constexpr float kSmallest = 1e-30f;  // rows without larger numbers count as zero: levels / x must be finite
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -33,8 +33,8 @@ inline float largest_magnitude(const float *x, int64_t n) {  // NaN or infinite 
   return magnitude_of;
 }
 
-// How numbers become integers of at most `levels`: times `factor`, and back times `scale`. What is too small to count
-// has both 0; with a number that is not finite the scale is NaN, so that nothing that went wrong is hidden.
+// Factors to round numbers to integers of at most `levels` and back. Rows of too small numbers have 0 for both. With a
+// non-finite number the scale is NaN, so that the error stays visible.
 struct Rounding {
   float factor;
   float scale;
@@ -47,7 +47,7 @@ inline Rounding rounding_of(const float *x, int64_t n, float levels) {
   return {levels / highest, highest / levels};
 }
 
-// Rounds x * factor to the nearest integers, halves to even. |x * factor| < 2^22.
+// Rounds x * factor to the nearest integers, ties to even. |x * factor| < 2^22.
 inline IntVec rounded(Vec x, Vec factor) {
   const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23
   return bits(x * factor + magic) - bits(magic);

@@ -1,4 +1,4 @@
-// What the kernels run on: threads, the table of an instruction set's kernels, and scratch memory.
+// Runtime of the kernels: threads, the kernel table of an instruction set, and scratch memory.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -9,20 +9,20 @@
 
 namespace samewise {
 
-// Threads that share out the units of one loop after another.
+// Threads that share the units of one loop after another.
 //
-// The thread that owns the pool runs loops, one at a time; the others take units of the loop that is running. A loop is
-// over when its units are done, not when all threads have come by: one that the system has put aside holds nobody up,
-// unless it is in the middle of a unit.
+// The thread that owns the pool runs loops, one at a time; the others take units of the running loop. A loop ends when
+// its units are done. It does not wait for threads that the system has suspended, unless they are in the middle of a
+// unit.
 class ThreadPool {
  public:
-  // Of so many threads, the owner among them; of fewer if the system refuses to make them.
+  // Makes `threads` threads including the owner, or fewer if the system refuses.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool &) = delete;
   ThreadPool &operator=(const ThreadPool &) = delete;
 
-  // Calls work(i) for each i below count, which is below 2^32, on whichever thread is free, the caller's among them.
+  // Calls work(i) for each i below count, which is below 2^32, on any free thread including the caller's.
   template <typename Work>
   void for_each(int64_t count, const Work &work) {
     if (count == 1 || workers_.empty()) {
@@ -43,12 +43,12 @@ class ThreadPool {
   uint32_t next_loop(uint32_t last);
 
   std::vector<std::thread> workers_;
-  // Of the loop that is running. Read only by threads that hold a unit of it.
+  // The running loop. Read only by threads that hold a unit of it.
   Call call_ = nullptr;
   const void *context_ = nullptr;
   uint32_t count_ = 0;
-  // The number of the loop in the upper half, how many of its units nobody has taken yet in the lower. Taking a unit
-  // with one exchange of both makes sure that the loop is still the same.
+  // The loop's number in the upper half, and the number of its untaken units in the lower. A thread takes a unit by one
+  // compare-and-exchange of both, which fails if the loop has changed.
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<uint32_t> done_{0};
   alignas(64) std::atomic<uint32_t> wake_{0};
@@ -56,8 +56,8 @@ class ThreadPool {
   std::atomic<bool> ending_{false};
 };
 
-// What each instruction set offers to the C interface, by the names and with the arguments that it has there. kernels.cpp
-// is compiled once for each and fills one table.
+// The kernels of one instruction set, with the names and arguments of the C interface. kernels.cpp is compiled once for
+// each instruction set and fills one table.
 struct Kernels {
   const char *isa;
   decltype(&sw_pack) pack;
@@ -85,7 +85,7 @@ struct SwContext {
   SwContext(const samewise::Kernels &kernels, int threads);
   ~SwContext();
 
-  // Scratch memory that stays for the next call; null when memory ran out.
+  // Scratch memory, kept for the next call; null if memory ran out.
   char *reserve(int64_t bytes);
 
   const samewise::Kernels &kernels;
@@ -99,7 +99,7 @@ struct SwContext {
 #ifdef SW_ISA
 namespace SW_ISA {
 
-// Hands out aligned pieces of memory that begins at `place`; where that is null, it finds out how much is needed.
+// Allocates aligned pieces from the memory at `place`. If that is null, it only computes the size.
 struct ScratchAllocator {
   char *place;
   int64_t used;

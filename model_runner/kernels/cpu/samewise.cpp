@@ -1,4 +1,4 @@
-// The C interface: picks the instruction set, owns threads and scratch memory.
+// The C interface: selects the instruction set, and owns threads and scratch memory.
 #include "samewise.h"
 
 #include <algorithm>
@@ -144,7 +144,7 @@ int64_t sw_size_of(const char *name) {
 namespace samewise {
 namespace {
 
-constexpr int kAwakeTurns = 4000;  // some tens of microseconds: longer than Python needs between two layers
+constexpr int kAwakeTurns = 4000;  // some tens of microseconds, longer than Python needs between two layers
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -163,7 +163,7 @@ ThreadPool::ThreadPool(int threads) {
     workers_.reserve(std::max(threads - 1, 0));
     for (int index = 1; index < threads; ++index) workers_.emplace_back([this] { serve(); });
   } catch (const std::exception &) {
-    // The system gives no more threads, or no memory for them: those that there are do the work.
+    // The system gives no more threads, or no memory for them. The existing threads do the work.
   }
 }
 
@@ -215,8 +215,8 @@ void ThreadPool::serve() {
   }
 }
 
-// Waits for a loop after the last one, or for the end; awake at first, then asleep, for with few cores whoever else
-// has work needs this one.
+// Waits for the next loop, or for the end. It first spins, then sleeps, because with few cores other work needs this
+// one.
 uint32_t ThreadPool::next_loop(uint32_t last) {
   for (int turns = 0; turns < kAwakeTurns; ++turns) {
     const uint32_t loop = loop_of(ticket_.load(std::memory_order_acquire));

@@ -1,8 +1,8 @@
-// Vectors of floats, of the width of the instruction set that a file is compiled for, and functions on them.
+// Vectors of floats, as wide as the instruction set that a file is compiled for, and functions on them.
 //
-// Nothing here may depend on where in a row a number stands, on how many rows are at work or on the instruction set:
-// products and sums are fused only where `fma` says so (the compiler is told not to contract), and there everywhere; and
-// sums have one fixed order, in as many lanes on every instruction set.
+// Nothing here may depend on a number's place in a row, on the number of rows or on the instruction set. Products and
+// sums are fused only where `fma` says so, and there everywhere; the compiler must not contract. Sums have one fixed
+// order, in the same number of lanes on every instruction set.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -31,7 +31,7 @@ inline Vec load(const float *from) {
 
 inline void store(float *to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
-inline Vec broadcast(float x) { return x - Vec{}; }  // which changes no number, not even -0
+inline Vec broadcast(float x) { return x - Vec{}; }  // changes no number, not even -0
 
 inline IntVec bits(Vec v) {
   IntVec b;
@@ -57,12 +57,12 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// The scalar twin of `fma`: the same rounding, for what is left over at the end of a row.
+// Scalar `fma` with the same rounding, for the remainder at the end of a row.
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-// A sum over many numbers, in 16 lanes on every instruction set: number i belongs to lane i mod 16.
+// A sum over many numbers, in 16 lanes on every instruction set: number i is added to lane i mod 16.
 constexpr int kLanes = 16;
 
 struct Lanes {
@@ -75,7 +75,7 @@ inline Lanes load_lanes(const float *from) {
   return lanes;
 }
 
-inline float sum(const Lanes &lanes) {  // pairwise, the upper half onto the lower
+inline float sum(const Lanes &lanes) {  // pairwise, the upper half added to the lower
   float x[kLanes];
   std::memcpy(x, &lanes, sizeof x);
   for (int half = kLanes / 2; half; half /= 2)
@@ -95,7 +95,7 @@ inline float max(Vec v) {
 #endif
 }
 
-// Whether any number is above that of the other vector in its place.
+// Whether any lane of a is above the same lane of b.
 inline bool any_above(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
@@ -108,7 +108,7 @@ inline bool any_above(Vec a, Vec b) {
 #endif
 }
 
-// What e^x is made of: x = n ln 2 + r, and e^r as a polynomial after Cephes' expf.
+// The parts of e^x: x = n ln 2 + r, and e^r as a polynomial after Cephes' expf.
 struct ExpParts {
   IntVec n;
   Vec power_of_r;
@@ -131,28 +131,29 @@ inline ExpParts exp_parts(Vec x) {
 
 inline Vec power_of_two(IntVec n) { return from_bits((n + 127) << 23); }
 
-constexpr float kLowestExponent = -87.33654f;  // e^x is taken as 0 below
+constexpr float kLowestExponent = -87.33654f;  // e^x is 0 below
 
 // e^x to about one unit in the last place; infinite above 88.7, NaN for NaN.
 inline Vec exp(Vec x) {
   const Vec low = broadcast(kLowestExponent), high = broadcast(88.72284f);
   const ExpParts parts = exp_parts(x < low ? low : (x > high ? high : x));
-  const IntVec half = parts.n >> 1;  // 2^n in two factors, for n reaches 128
+  const IntVec half = parts.n >> 1;  // 2^n as two factors, because n reaches 128
   Vec result = parts.power_of_r * power_of_two(half) * power_of_two(parts.n - half);
   result = x < low ? Vec{} : result;
   return x > high ? broadcast(__builtin_inff()) : result;
 }
 
-// The same for x <= 0 or NaN, quicker.
+// A faster e^x for x <= 0 or NaN.
 inline Vec exp_not_positive(Vec x) {
   const Vec low = broadcast(kLowestExponent);
   const ExpParts parts = exp_parts(x < low ? low : x);
   return x < low ? Vec{} : parts.power_of_r * power_of_two(parts.n);
 }
 
-constexpr float kLowestPower = -55.0f;  // 2^x is taken as 0 below
+constexpr float kLowestPower = -55.0f;  // 2^x is 0 below
 
-// 2^x for x <= 0 or NaN, to 3e-6 of it; 1 for 0. The coefficients have the smallest relative error on [-1/2, 1/2].
+// 2^x for x <= 0 or NaN, with a relative error of 3e-6; exactly 1 for 0. The coefficients minimise the relative error
+// on [-1/2, 1/2].
 inline Vec exp2_not_positive(Vec x) {
   const Vec magic = broadcast(12582912.0f + 127);  // as above; the last bits of the sum are the power's exponent
   const Vec shifted = x + magic;

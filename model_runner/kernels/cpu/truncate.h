@@ -1,8 +1,8 @@
-// Which tokens of a row can be drawn: the steps of sampling/truncations.py, which says what each of them means.
+// Truncation of a row of logits, with the steps of sampling/truncations.py, which defines each of them.
 //
-// All numbers that decide are in double precision, and every sum takes its terms in the same order on every instruction
-// set. To most steps only the head of a row matters, so it is found by a bound that is a little too low, and only there
-// is anything looked at twice or sorted.
+// All deciding numbers are in double precision, and every sum has the same order on every instruction set. Most steps
+// need only the most probable tokens of a row, its head. They are preselected with a threshold slightly too low, and
+// only the head is read twice or sorted.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -17,12 +17,12 @@
 namespace SW_ISA {
 namespace truncation {
 
-constexpr int kBlock = 64;  // entries that are worked on at a time; sums are in so many parts
+constexpr int kBlock = 64;  // entries processed at a time; sums have this many parts
 
 constexpr double kLn2 = 0.69314718055994531;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kLeastExponent = -708;  // e^x counts as 0 below
-// Of the less probable tokens so many usually hold all of the mass that the less probable ones have together.
+constexpr double kLeastExponent = -708;  // e^x is 0 below
+// Number of tail tokens that usually hold all of the tail's mass.
 constexpr double kShortTail = 4096;
 
 // e^x to about one unit in the last place, for x <= 0.
@@ -44,17 +44,17 @@ inline double exp_not_positive(double from) {
   p = p * r + 1.0 / 6;
   p = p * r + 0.5;
   p = p * (r * r) + r;
-  const uint64_t power = (std::bit_cast<uint64_t>(shifted) + 1023) << 52;  // the integer stands in the lowest bits
+  const uint64_t power = (std::bit_cast<uint64_t>(shifted) + 1023) << 52;  // the integer is in the lowest bits
   const double factor = std::bit_cast<double>(power);
   const double result = p * factor + factor;
   return from < kLeastExponent ? 0 : result;
 }
 
-// A sum of many numbers, a block at a time.
+// A sum of many numbers, one block at a time.
 struct BlockSum {
   double parts[kBlock] = {};
 
-  double total() const {  // pairwise, the upper half onto the lower
+  double total() const {  // pairwise, the upper half added to the lower
     double left[kBlock];
     std::memcpy(left, parts, sizeof left);
     for (int half = kBlock / 2; half; half /= 2)
@@ -64,24 +64,24 @@ struct BlockSum {
 };
 
 // A token that may be in a row's head.
-struct Found {
-  double key;  // what it is ordered by, the lowest first
+struct Entry {
+  double key;  // sort key, the lowest first
   int32_t token;
   float logit;
 };
 
-inline bool comes_first(const Found &a, const Found &b) {
+inline bool comes_first(const Entry &a, const Entry &b) {
   return a.key < b.key || (a.key == b.key && a.token < b.token);
 }
 
-// A row on its way through the steps: all of its entries at first, and only what is left once that is less. What was
-// taken out has -inf or is not there.
+// A row during truncation: at first all of its entries, later only those that are left. Removed entries are -inf or no
+// longer stored.
 class TruncatedRow {
  public:
-  static int64_t scratch(int64_t width) { return width * (sizeof(Found) + sizeof(int32_t) + sizeof(float)); }
+  static int64_t scratch(int64_t width) { return width * (sizeof(Entry) + sizeof(int32_t) + sizeof(float)); }
 
   TruncatedRow(const float *logits, int64_t width, float *output, char *scratch)
-      : logits_(logits), count_(width), width_(width), output_(output), found_(reinterpret_cast<Found *>(scratch)),
+      : logits_(logits), count_(width), width_(width), output_(output), found_(reinterpret_cast<Entry *>(scratch)),
         tokens_(reinterpret_cast<int32_t *>(found_ + width)), left_(reinterpret_cast<float *>(tokens_ + width)) {
     find_highest();
   }
@@ -112,7 +112,7 @@ class TruncatedRow {
 
  private:
   struct Sums {
-    double log_total, total;  // of e^x, x being how far a logit is below the highest one, as a negative number
+    double log_total, total;  // of e^x, where x is a logit minus the highest one
     double entropy;           // in nats
     double prob(double x) const { return exp_not_positive(x) / total; }
     double logit_of(double prob) const { return std::log(prob) + log_total; }
@@ -122,7 +122,7 @@ class TruncatedRow {
   int32_t token(int64_t i) const { return is_whole() ? static_cast<int32_t>(i) : tokens_[i]; }
   double relative(float logit) const { return static_cast<double>(logit) - highest_; }
 
-  // How far the entries are below the highest one, a block at a time; what fills up the last block is -inf.
+  // Passes the entries minus the highest one, a block at a time. The last block is padded with -inf.
   template <typename Work>
   void for_blocks(const Work &work) const {
     double x[kBlock];
@@ -161,7 +161,7 @@ class TruncatedRow {
     return {log_total, total, log_total - weighted.total() / total};
   }
 
-  // Lists the entries that are at least so high relative to the highest one, and maybe some that are a little lower.
+  // Finds the entries that are at least `lowest` relative to the highest one, and maybe some slightly lower.
   int64_t find(double lowest) {
     const double exact = highest_ + std::min(lowest, 0.0);
     const double low = std::max(exact - 1e-9 - 1e-12 * std::abs(exact), std::numeric_limits<double>::lowest());
@@ -176,7 +176,7 @@ class TruncatedRow {
     return count;
   }
 
-  // Goes on with the first `count` of what was found, which are in order of the tokens.
+  // Keeps the first `count` of the found entries, which are sorted by token.
   void keep(int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       tokens_[i] = found_[i].token;
@@ -195,7 +195,7 @@ class TruncatedRow {
     keep(kept);
   }
 
-  // Writes the negative probabilities of what was found into the keys.
+  // Sets the keys of the found entries to their negative probabilities.
   void order_by_probability(int64_t count, const Sums &all) {
     double x[kBlock];
     for (int64_t start = 0; start < count; start += kBlock) {
@@ -220,15 +220,15 @@ class TruncatedRow {
   }
 
   struct Head {
-    Found last;
-    double mass;  // less than was asked for if there is not so much
+    Entry last;
+    double mass;  // less than requested if there is not that much
   };
 
-  // The shortest head of what was found, in order of the keys, that has the mass: at least one token. Sorts little of
-  // it, but changes the order.
+  // The shortest prefix of the found entries, by key, that has the mass: at least one token. Sorts only part of the
+  // entries, but changes their order.
   Head head(int64_t count, double mass, const Sums &all) {
     int64_t start = 0, end = count;
-    double sum = 0;  // of those before `start`
+    double sum = 0;  // of the entries before `start`
     while (end - start > kBlock) {
       const int64_t middle = start + (end - start) / 2;
       std::nth_element(found_ + start, found_ + middle, found_ + end, comes_first);
@@ -241,7 +241,7 @@ class TruncatedRow {
       }
     }
     std::sort(found_ + start, found_ + end, comes_first);
-    Found last = found_[start];
+    Entry last = found_[start];
     for (int64_t i = start; i < end && (i == start || sum < mass); ++i) {
       last = found_[i];
       sum += all.prob(relative(last.logit));
@@ -270,25 +270,25 @@ class TruncatedRow {
       for (int i = 0; i < kBlock; ++i) squares.parts[i] += x[i] > -kInfinity ? (x[i] - mean) * (x[i] - mean) : 0;
     });
     const double lowest = -num_deviations * std::sqrt(squares.total() / count);
-    keep_if(find(lowest), [&](const Found &one) { return one.key >= lowest; });
+    keep_if(find(lowest), [&](const Entry &one) { return one.key >= lowest; });
   }
 
   void keep_typical(double mass) {
     const Sums all = sums();
     for (const double tail : {kShortTail, static_cast<double>(width_), kInfinity}) {
-      const double least = (1 - mass) / (2 * tail);  // as many tokens below it have at most half of 1 - mass
+      const double least = (1 - mass) / (2 * tail);  // that many tokens below it have at most half of 1 - mass
       const int64_t count = find(all.logit_of(least));
-      const auto distance = [&](const Found &one) { return std::abs(all.log_total - relative(one.logit) - all.entropy); };
+      const auto distance = [&](const Entry &one) { return std::abs(all.log_total - relative(one.logit) - all.entropy); };
       for (int64_t i = 0; i < count; ++i) found_[i].key = distance(found_[i]);
       const Head nearest = head(count, mass, all);
-      // Whatever is as near is at least so probable, and was found.
+      // Entries as near as the last one are at least this probable, and so were found.
       if (tail == kInfinity || (nearest.mass >= mass && all.entropy + nearest.last.key <= -std::log(least)))
-        return keep_if(find(all.logit_of(least)), [&](const Found &one) { return distance(one) <= nearest.last.key; });
+        return keep_if(find(all.logit_of(least)), [&](const Entry &one) { return distance(one) <= nearest.last.key; });
     }
   }
 
   void cut(double least, const Sums &all) {
-    keep_if(find(all.logit_of(least)), [&](const Found &one) { return one.key == 0 || all.prob(one.key) >= least; });
+    keep_if(find(all.logit_of(least)), [&](const Entry &one) { return one.key == 0 || all.prob(one.key) >= least; });
   }
 
   void cut_by_entropy(double epsilon) {
@@ -299,10 +299,11 @@ class TruncatedRow {
   void keep_most(int64_t k) {
     if (k >= count_) return;
     const float lowest = kth_highest(k);
-    keep_if(find(relative(lowest)), [&](const Found &one) { return one.logit >= lowest; });
+    keep_if(find(relative(lowest)), [&](const Entry &one) { return one.logit >= lowest; });
   }
 
-  // The highest entries of k stretches are k entries, so the lowest of the k highest of them bounds what is looked for.
+  // A lower bound for the k highest entries: the maxima of k stretches are k entries, so the lowest of the k highest
+  // maxima is a lower bound.
   float kth_highest(int64_t k) {
     constexpr int64_t kStretch = 32;
     float *high = reinterpret_cast<float *>(found_);
@@ -326,7 +327,7 @@ class TruncatedRow {
     return kth(count);
   }
 
-  // Top-p: the most probable tokens that together have this mass.
+  // Top-p: keeps the most probable tokens that together have this mass.
   void keep_nucleus(double mass) {
     const Sums all = sums();
     for (const double lowest : {all.logit_of((1 - mass) / (2 * kShortTail)), -kInfinity}) {
@@ -335,21 +336,21 @@ class TruncatedRow {
       const Head best = head(count, mass, all);
       if (best.mass < mass && lowest > -kInfinity) continue;
       order_by_probability(find(lowest), all);  // in order of the tokens again
-      return keep_if(count, [&](const Found &one) { return one.key < 0 && !comes_first(best.last, one); });
+      return keep_if(count, [&](const Entry &one) { return one.key < 0 && !comes_first(best.last, one); });
     }
   }
 
   void keep_share(double share) {
     const double lowest = highest_ + std::log(share);
-    keep_if(find(std::log(share)), [&](const Found &one) { return static_cast<double>(one.logit) >= lowest; });
+    keep_if(find(std::log(share)), [&](const Entry &one) { return static_cast<double>(one.logit) >= lowest; });
   }
 
   void exclude_top(double threshold) {
     const Sums all = sums();
     const int64_t count = find(all.logit_of(threshold));
-    const Found *end = std::partition(found_, found_ + count,
-                                      [&](const Found &one) { return all.prob(one.key) >= threshold; });
-    const Found *last = std::min_element(const_cast<const Found *>(found_), end, [](const Found &a, const Found &b) {
+    const Entry *end = std::partition(found_, found_ + count,
+                                      [&](const Entry &one) { return all.prob(one.key) >= threshold; });
+    const Entry *last = std::min_element(const_cast<const Entry *>(found_), end, [](const Entry &a, const Entry &b) {
       return a.logit < b.logit || (a.logit == b.logit && a.token > b.token);
     });
     if (end - found_ < 2) return;
@@ -358,7 +359,7 @@ class TruncatedRow {
       logits_ = output_;
     }
     float *logits = writable();
-    for (const Found *one = found_; one < end; ++one) {
+    for (const Entry *one = found_; one < end; ++one) {
       const int64_t place = is_whole() ? one->token : std::lower_bound(tokens_, tokens_ + count_, one->token) - tokens_;
       if (one != last) logits[place] = -std::numeric_limits<float>::infinity();
     }
@@ -368,21 +369,21 @@ class TruncatedRow {
   void keep_expected(double most_bits) {
     const Sums all = sums();
     const int64_t count = find(all.log_total - most_bits * kLn2);
-    const Found *best = std::min_element(found_, found_ + count, [](const Found &a, const Found &b) {
+    const Entry *best = std::min_element(found_, found_ + count, [](const Entry &a, const Entry &b) {
       return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
     });
     const int32_t first = best->token;
-    keep_if(count, [&](const Found &one) {
+    keep_if(count, [&](const Entry &one) {
       return one.token == first || (one.key - all.log_total) / -kLn2 <= most_bits;
     });
   }
 
-  const float *logits_;  // what is left, in order of the tokens: the row itself, `output_` or `left_`
+  const float *logits_;  // the entries left, in order of tokens: the row itself, `output_` or `left_`
   int64_t count_, width_;
   double highest_ = 0;
   float *output_;
-  Found *found_;     // [width]
-  int32_t *tokens_;  // [count], of the entries in `left_`
+  Entry *found_;     // [width]
+  int32_t *tokens_;  // [count] tokens of the entries in `left_`
   float *left_;      // [width]
 };
 

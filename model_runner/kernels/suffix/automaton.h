@@ -1,4 +1,4 @@
-// All substrings of some token sequences, with how often each occurs, built as tokens come.
+// An automaton of all substrings of some token sequences, with their numbers of occurrences, built token by token.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -8,29 +8,29 @@ namespace suffix {
 
 constexpr int32_t kNone = -1;
 
-// Edges between states, found by state and token, and kept for each state in the order in which they came.
+// Edges between states, found by state and token, and kept for each state in the order of insertion.
 //
-// A hash table of places in one list: nothing is ever taken out. The edges of a state are a ring of which the state
-// knows the last one.
+// A hash table of indices into one list; edges are never removed. A state's edges form a ring, of which the state knows
+// the last one.
 class Edges {
  public:
   struct Edge {
     int32_t state;
     int32_t token;
     int32_t target;
-    int32_t next;  // of the same state; after the last one comes the first
+    int32_t next;  // next edge of the same state; the last one points to the first
   };
 
   const Edge &operator[](int32_t place) const { return edges_[place]; }
 
-  // The edge's target; null if there is no such edge.
+  // The edge's target, or null if there is no such edge.
   const int32_t *find(int32_t state, int32_t token) const {
     if (edges_.empty()) return nullptr;
     const int32_t place = places_[slot_of(state, token)];
     return place == kNone ? nullptr : &edges_[place].target;
   }
 
-  // Adds an edge that is not there yet after the last one of its state, if there is one; returns its place.
+  // Adds a new edge after the state's last one, if there is one; returns its index.
   int32_t add(int32_t state, int32_t token, int32_t target, int32_t last) {
     const int32_t place = static_cast<int32_t>(edges_.size());
     if (2 * (edges_.size() + 1) > places_.size()) grow();
@@ -41,7 +41,7 @@ class Edges {
   }
 
  private:
-  // Where the edge is, or where it would go.
+  // The edge's slot, or the slot where it would be inserted.
   uint64_t slot_of(int32_t state, int32_t token) const {
     const uint64_t mask = places_.size() - 1;
     uint64_t slot = mixed(uint64_t{static_cast<uint32_t>(state)} << 32 | static_cast<uint32_t>(token)) & mask;
@@ -66,12 +66,12 @@ class Edges {
   }
 
   std::vector<Edge> edges_;
-  std::vector<int32_t> places_;  // a power of two of them, at most half taken
+  std::vector<int32_t> places_;  // power-of-two size, at most half full
 };
 
 constexpr int32_t kEmpty = 0;  // the state of the empty string
 
-// A string that occurs in an automaton. It stays right while the automaton grows.
+// A string that occurs in an automaton. It stays valid while the automaton grows.
 struct Match {
   int32_t state = kEmpty;
   int32_t length = 0;
@@ -79,10 +79,10 @@ struct Match {
 
 // The smallest automaton that accepts every substring (Blumer et al. 1985), over any number of sequences.
 //
-// A state stands for all strings that end at the same places; its link leads to the longest suffix of these that ends
-// at more. A token costs O(1) amortised to add or to match, and the counting at most `depth` steps more, as occurrences
-// are counted for strings of at most `depth` tokens. There are at most 2n states and 3n edges for n tokens; most states
-// have one edge, so that one lies in the state: up to 75 bytes a token, measured.
+// A state represents all strings that end at the same places; its link leads to the longest suffix of these that ends
+// at more places. Adding or matching a token costs O(1) amortised. Counting occurrences, of strings of at most `depth`
+// tokens, adds at most `depth` steps. There are at most 2n states and 3n edges for n tokens. Most states have one edge,
+// which is stored in the state: up to 75 bytes per token, measured.
 class Automaton {
  public:
   explicit Automaton(int32_t depth) : depth_(depth) { add_state(0); }
@@ -91,12 +91,12 @@ class Automaton {
 
   int64_t size() const { return static_cast<int64_t>(states_.size()); }
 
-  // A number that no other automaton has or had.
+  // A unique number that no other automaton has or had.
   uint64_t serial() const { return serial_; }
 
   // -- reading --------------------------------------------------------------------------------------------------------
 
-  // The longest string that occurs and ends the match and the token, of at most `depth` tokens.
+  // The longest string of at most `depth` tokens that occurs and is a suffix of the match plus the token.
   Match advance(Match match, int32_t token) const {
     int32_t state = state_of(match);
     const int32_t *target;
@@ -108,7 +108,7 @@ class Automaton {
     return cut({*target, match.length + 1}, depth_);
   }
 
-  // The longest suffix of a match that occurs at more places; the empty string has none.
+  // The longest suffix of a match that occurs at more places. The empty string has none.
   Match shorter(Match match) const {
     const int32_t state = states_[state_of(match)].link;
     return {state, states_[state].length};
@@ -117,12 +117,11 @@ class Automaton {
   // How often the string occurs, if it is not longer than `depth`.
   int32_t count(Match match) const { return states_[state_of(match)].count; }
 
-  // How many different tokens follow the string.
+  // The number of distinct tokens that follow the string.
   int32_t num_following(Match match) const { return states_[state_of(match)].num_edges; }
 
-  // Calls visit(token, count, child) for the tokens that follow a string somewhere: how often each does, and the
-  // string with the token at its end. A string of `depth` tokens is taken without its first one: what is longer is not
-  // counted.
+  // Calls visit(token, count, child) for the tokens that follow a string: how often each does, and the string extended
+  // by it. For a string of `depth` tokens the first is dropped, because longer strings are not counted.
   template <typename Visit>
   void each_following(Match match, const Visit &visit) const {
     match = cut(match, depth_ - 1);
@@ -133,7 +132,7 @@ class Automaton {
 
   // -- writing --------------------------------------------------------------------------------------------------------
 
-  // Adds a sequence plus one token; `last` is the sequence's own state, and the result that of the longer one.
+  // Extends a sequence by one token. `last` is the sequence's state; returns the state of the longer sequence.
   int32_t append(int32_t last, int32_t token) {
     if (const int32_t *target = find_edge(last, token)) return exact(last, token, *target);
     const int32_t fresh = add_state(states_[last].length + 1);
@@ -144,7 +143,7 @@ class Automaton {
     return fresh;
   }
 
-  // A string and all its suffixes occur once more.
+  // Counts one more occurrence of a string and all its suffixes.
   void count_up(Match match) {
     for (int32_t state = state_of(match); state != kEmpty; state = states_[state].link) ++states_[state].count;
   }
@@ -155,25 +154,25 @@ class Automaton {
     int32_t link = kNone;
     int32_t count = 0;
     int32_t num_edges = 0;
-    int32_t token = 0;       // of the first edge, and ...
-    int32_t target = kNone;  // ... where it leads
-    int32_t last = kNone;    // of the other edges
+    int32_t token = 0;       // of the first edge
+    int32_t target = kNone;  // target of the first edge
+    int32_t last = kNone;    // last of the other edges
   };
 
-  // The state that has the string now: since the match was made, its state may have been split.
+  // The state that now contains the string: it may have been split since the match was made.
   int32_t state_of(Match match) const {
     int32_t state = match.state;
     while (state != kEmpty && match.length <= states_[states_[state].link].length) state = states_[state].link;
     return state;
   }
 
-  // The match, or its suffix if it is longer.
+  // The match, or its suffix of this length if it is longer.
   Match cut(Match match, int32_t length) const {
     if (match.length <= length) return match;
     return {state_of({match.state, length}), length};
   }
 
-  // The state whose longest string is that of `state` plus the token: `target`, or what is split from it.
+  // The state whose longest string is the longest of `state` plus the token: `target`, or a state split from it.
   int32_t exact(int32_t state, int32_t token, int32_t target) {
     const int32_t length = states_[state].length + 1;
     if (states_[target].length == length) return target;
@@ -213,7 +212,7 @@ class Automaton {
     }
   }
 
-  // In the order in which they came. The visit may add edges to other states.
+  // Visits in order of insertion. The visitor may add edges to other states.
   template <typename Visit>
   void each_edge(int32_t state, const Visit &visit) const {
     if (states_[state].num_edges == 0) return;
@@ -239,12 +238,12 @@ class Automaton {
   Edges edges_;
 };
 
-// Adds one sequence to an automaton, token by token; several can take turns.
+// Adds one sequence to an automaton, token by token. Several writers can take turns.
 struct Writer {
   int32_t last = kEmpty;
-  Match end;  // the last tokens of the sequence, `depth` of them at most
+  Match end;  // the last tokens of the sequence, at most `depth`
 
-  // If the tokens are only context, strings that end in them are not counted as occurrences.
+  // If the tokens are only context, strings that end in them do not count as occurrences.
   void extend(Automaton &automaton, const int32_t *tokens, int64_t count, bool counted) {
     for (int64_t i = 0; i < count; ++i) {
       last = automaton.append(last, tokens[i]);

@@ -1,4 +1,4 @@
-// Drafts from suffix automata, and the C interface.
+// Drafting from suffix automata, and the C interface.
 #include "suffix.h"
 
 #include <algorithm>
@@ -13,24 +13,24 @@
 namespace suffix {
 namespace {
 
-constexpr int32_t kRoot = -1;   // the parent of what follows the newest token
-constexpr double kLeast = 0.1;  // nodes that are less probable than this are left out
-// The weight of all that was never seen to follow, times the length of the match. This and the formula it is in fit how
-// text and source code repeat themselves.
+constexpr int32_t kRoot = -1;   // the parent of nodes that follow the newest token
+constexpr double kLeast = 0.1;  // less probable nodes are omitted
+// Pseudo-count of continuations that were never seen, times the match length. The value and the formula are fitted to
+// how text and source code repeat.
 constexpr double kNovelty = 2.6;
 
 struct Node {
   int32_t token;
-  int32_t parent;     // a node before it, or kRoot
-  double confidence;  // that it follows its parent
+  int32_t parent;     // an earlier node, or kRoot
+  double confidence;  // probability that it follows its parent
 };
 
-// The tree of the most probable nodes, most probable first; speculative/best_first.py says why it is the best.
+// The tree of the most probable nodes, most probable first. speculative/best_first.py explains why it is optimal.
 class Tree {
  public:
   const std::vector<Node> &nodes() const { return nodes_; }
 
-  // Tokens that are expected of it.
+  // Expected number of accepted tokens.
   double score() const { return score_; }
 
   void clear() {
@@ -56,7 +56,7 @@ class Tree {
 
  private:
   struct Open {
-    double survival;  // the product of the confidences on its path
+    double survival;  // product of the confidences on its path
     int64_t order;
     Node node;
     Match match;
@@ -66,7 +66,7 @@ class Tree {
     return a.survival < b.survival || (a.survival == b.survival && a.order > b.order);
   }
 
-  // Opens what followed the match, each with its share of the counts, less where there are rivals.
+  // Adds the tokens that followed the match to the queue, each with its share of the counts, reduced by rivals.
   void offer(const Automaton &automaton, int32_t parent, double survival, Match match) {
     int64_t total = 0, num_tokens = 0;
     automaton.each_following(match, [&](int32_t, int32_t count, Match) {
@@ -89,24 +89,26 @@ class Tree {
   double score_ = 0;
 };
 
-constexpr int64_t kNodesPerToken = 2;  // a draft has at most so many nodes for each token of its match, ...
-constexpr int64_t kMoreNodes = 1;      // ... and so many more
-constexpr int kTries = 2;              // matches from which drafts are grown in each automaton, the longest first
-constexpr int32_t kMany = 32;          // what more different tokens follow than this says little about the next one
-constexpr int kMostPast = 2;           // automata of past outputs that a choice can be drafted for from
+constexpr int64_t kNodesPerToken = 2;  // a draft has at most this many nodes per token of its match,
+constexpr int64_t kMoreNodes = 1;      // and this many more
+constexpr int kTries = 2;              // matches tried in each automaton, longest first
+constexpr int32_t kMany = 32;          // with more distinct continuations, a match says little
+constexpr int kMostPast = 2;           // automata of past outputs that one choice can draft from
 
-// One choice's tokens, and where the last of them stand in the automata.
-class Choice {
+// One choice's tokens, and the matches of its last tokens in the automata.
+class ChoiceDrafter {
  public:
   using Past = std::array<const Automaton *, kMostPast>;  // null where there are fewer
 
-  // Begins after some tokens, of which `depth` are looked at.
-  Choice(int32_t depth, const int32_t *tokens, int64_t count) : depth_(depth), own_(depth) { remember(tokens, count); }
+  // Continues after these tokens, of which the last `depth` are used.
+  ChoiceDrafter(int32_t depth, const int32_t *tokens, int64_t count) : depth_(depth), own_(depth) {
+    remember(tokens, count);
+  }
 
   // Adds tokens to its own automaton.
   void take_in(const int32_t *tokens, int64_t count) { writer_.extend(own_, tokens, count, true); }
 
-  // Goes on in past outputs with the tokens that are new, or begins with the last ones in those that are new to it.
+  // Advances the matches in past outputs by the new tokens; automata new to the choice start from its last tokens.
   void follow(const Past &past, const int32_t *tokens, int64_t count) {
     remember(tokens, count);
     std::array<Followed, kMostPast> now;
@@ -123,7 +125,7 @@ class Choice {
     followed_ = now;
   }
 
-  // Grows the best tree from all matches. What is not whole misses tokens, so nothing is drafted from it.
+  // Grows the best tree from all matches. Without `is_whole` its own automaton lacks tokens, so it is not used.
   void draft(bool is_whole, int64_t max_nodes, Tree &best, Tree &spare) const {
     best.clear();
     if (is_whole) improve(own_, writer_.end, max_nodes, best, spare);
@@ -133,12 +135,12 @@ class Choice {
 
  private:
   struct Followed {
-    const Automaton *automaton = nullptr;  // lives as long as the call that named it
+    const Automaton *automaton = nullptr;  // valid only during the call that passed it
     uint64_t serial = 0;
     Match match;
   };
 
-  // Drafts may start at all ends of the known tokens, as long as can be, that something follows.
+  // Tries drafts from the longest matches of the known tokens that have a continuation.
   static void improve(const Automaton &automaton, Match match, int64_t max_nodes, Tree &best, Tree &spare) {
     for (int tries = 0; match.length && tries < kTries; match = automaton.shorter(match)) {
       const int32_t num_following = automaton.num_following(match);
@@ -170,13 +172,13 @@ struct SwAutomaton : suffix::Automaton {
   using Automaton::Automaton;
 };
 
-struct SwChoice : suffix::Choice {
-  using Choice::Choice;
+struct SwChoice : suffix::ChoiceDrafter {
+  using ChoiceDrafter::ChoiceDrafter;
 };
 
 namespace {
 
-// Runs what may take memory; 1 if there is none.
+// Runs work that may allocate memory; returns 1 if memory ran out.
 template <typename Work>
 int32_t guarded(const Work &work) {
   try {

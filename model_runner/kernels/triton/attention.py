@@ -1,20 +1,20 @@
 """Attention over the paged KV cache: prompts, single tokens and draft trees in one launch.
 
-The rows of a tile are the heads of one group (those that share a key-value head) of some consecutive tokens: row r is
-head r % GROUP of token r // GROUP. Keys are walked in tiles of BLOCK_N consecutive positions, and SPLIT consecutive
+The rows of a tile are the heads of one group (which share a key-value head) of consecutive tokens: row r is head
+r % GROUP of token r // GROUP. Keys are processed in tiles of BLOCK_N consecutive positions, and SPLIT consecutive
 positions are a split. Both start at multiples of their size, whatever the batch. Within a split the softmax is computed
-online (FlashAttention-2, arXiv:2307.08691) from nothing; then the split is merged into the splits before it, in order.
-So it does not matter, bit for bit, whether one program walks all splits of a tile, or several programs walk one each
-(as in Flash-Decoding) and another kernel merges them by the same formula, in the same order: how the work is shared out
-may depend on the batch. What a row does not see is exactly neutral: weights of zero, and a split whose highest score is
-minus infinity.
+online (FlashAttention-2, arXiv:2307.08691) from an empty state; then the split is merged into the previous splits, in
+order. So, bit for bit, one program may process all splits of a tile, or several programs one each (as in
+Flash-Decoding) with another kernel merging them by the same formula in the same order. How work is divided may
+therefore depend on the batch. Keys that a row does not see are exactly neutral: weights of zero, and a split with the
+highest score -inf.
 
-Scores are in units of log2, since exp2 is what the hardware has. `enable_fp_fusion=False` keeps the compiler from
-contracting the formulas of the two kernels in different ways.
+Scores are in units of log2, because the hardware computes exp2. `enable_fp_fusion=False` keeps the compiler from
+contracting the formulas of the two kernels differently.
 
-A value that is not finite must not reach a row that does not see it, though zero times NaN is NaN. It could only where
-the rows of a tile do not see the same keys, so such tiles of keys are walked by a variant that takes those values out
-and makes the sums of the rows that do see them NaN. Types with scales need no such care: only scales can be NaN.
+A non-finite value must not reach a row that does not see it, although zero times NaN is NaN. This can only happen where
+the rows of a tile do not see the same keys. Such tiles of keys are processed by a variant that removes these values and
+makes the sums of rows that see them NaN. Types with scales need no such care: only scales can be NaN.
 """
 
 from dataclasses import dataclass
@@ -27,19 +27,21 @@ from torch import Tensor
 BLOCK_N = 64
 """Keys in a tile."""
 SPLIT = 256
-"""Keys in a split: a program that walks one of 8 heads of 128 numbers reads 128 KiB, far more than its partial sums."""
+"""Keys in a split. With 8 heads of 128 values, a program reads 128 KiB per split, far more than its partial sums."""
 MERGED_ROWS = 4
-"""Rows of a unit of work of the merging kernel."""
+"""Rows per work unit of the merging kernel."""
 
 HEADER = 8
-"""Numbers that a step's plan begins with: the number of items, that of merges, where merges, paths and tables begin."""
+"""Values at the start of a plan: number of items, number of merges, offsets of merges, paths and tables."""
 ITEM = 9
-"""Numbers of a work item: first token, number of tokens, position of the first, start of its choice's table, first
-position that stands elsewhere, entry of that position in the paths, first split, last split (excluded), and the row of
+"""Values of a work item, in this order.
+
+First token, number of tokens, position of the first, start of its choice's block table, first position on the path
+(which is stored elsewhere), index of that position in the paths, first split, last split (exclusive), and the row of
 the first partial sum, or -1 if the item is a whole tile."""
 MERGE = 6
-"""Numbers of a merge: first token, number of tokens, position of the first, number of splits, row of the first partial
-sum, first row of the tile that it is about."""
+"""Values of a merge: first token, number of tokens, position of the first, number of splits, row of the first partial
+sum, and first row of the tile to merge."""
 
 _BLOCK_N, _SPLIT = tl.constexpr(BLOCK_N), tl.constexpr(SPLIT)
 _HEADER, _ITEM, _MERGE = tl.constexpr(HEADER), tl.constexpr(ITEM), tl.constexpr(MERGE)
@@ -50,24 +52,24 @@ _EVERYTHING = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a launch works on: a plan in device memory, see HEADER, and room for partial sums."""
+    """Inputs of a launch: a plan in device memory, laid out as HEADER describes, and buffers for partial sums."""
 
     plan: Tensor  # [...] int32
     block_m: int
     """Rows of a tile."""
     programs: int
-    """For each key-value head."""
+    """Programs per key-value head."""
     has_merges: bool
-    """Whether tiles may be walked by several programs."""
+    """Whether tiles may be split between programs."""
     part_rows: int
-    """Rows of partial sums for each key-value head."""
+    """Rows of partial sums per key-value head."""
     sums: Tensor  # [kv_heads * rows * padded(value_dim)] float32, weighted values of rows in a split
-    peaks: Tensor  # [kv_heads * rows, 2] float32, highest score and sum of the weights
+    peaks: Tensor  # [kv_heads * rows, 2] float32, highest score and sum of weights
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """Keys and values of a layer; see KVCache."""
+    """Keys and values of a layer of a KVCache."""
 
     keys: Tensor  # [blocks, kv_heads, block_size, key_dim]
     values: Tensor  # [blocks, kv_heads, block_size, value_dim]
@@ -78,23 +80,23 @@ class LayerKV:
 def attend(
     query: Tensor, layer: LayerKV, step: Step, scale: float, window: int | None, softcap: float | None, out: Tensor
 ) -> None:
-    """Attend.
+    """Write attention output for all items of a plan.
 
     Args:
-        query: [tokens, heads, key_dim] of any strides but the last.
-        layer: keys and values, in the type of the query or one with scales.
-        step: what is to be done. Items of tokens beyond those of the query are left out.
+        query: [tokens, heads, key_dim]; the last dimension is contiguous.
+        layer: keys and values, in the type of the query or a type with scales.
+        step: the plan and its buffers. Items of tokens beyond the query are ignored.
         scale: factor on the products.
-        window: how many last positions a row sees; None: all.
+        window: number of last positions a row sees; None for all.
         softcap: scores s become softcap * tanh(s / softcap).
-        out: [tokens, heads, value_dim], contiguous. Rows of no item are left as they are.
+        out: [tokens, heads, value_dim], contiguous. Rows without an item are unchanged.
     """
     num_tokens, heads, key_dim = query.shape
     _, kv_heads, block_size, value_dim = layer.values.shape
     if not num_tokens:
         return
     shape = {"GROUP": heads // kv_heads, "VALUE_DIM": value_dim, "DV": padded(value_dim)}
-    scales = (layer.values if s is None else s for s in (layer.key_scales, layer.value_scales))  # a stand-in if none
+    scales = (layer.values if s is None else s for s in (layer.key_scales, layer.value_scales))  # unused without scales
     back, grid = _EVERYTHING if window is None else window, (step.programs, kv_heads)
     _attend_kernel[grid](
         query,
@@ -135,15 +137,15 @@ def attend(
 
 
 def padded(dim: int) -> int:
-    """The width that vectors of so many numbers have in a kernel: a power of two, and enough for a tensor core."""
+    """Padded width of a vector in the kernels: a power of two, and large enough for tensor cores."""
     return max(16, 1 << (dim - 1).bit_length())
 
 
 def _launch_options(dtype: torch.dtype, dim: int, block_m: int) -> dict[str, int | bool]:
-    """Warps and stages: what fits into the registers and shared memory of an H200's SM, twice where it can.
+    """Warps and stages that fit the registers and shared memory of an H200's SM, twice where possible.
 
-    Two sums of 64 rows by 128 numbers take half of the registers of four warps, so that some bytes are spilled. float32
-    has no tensor cores that keep its precision: it spills much and is slow, and one stage is all that fits.
+    Two sums of 64 rows by 128 values take half of the registers of four warps, so some bytes are spilled. float32 has
+    no tensor cores that keep its precision: it spills much, is slow, and only one stage fits.
     """
     wide = dtype == torch.float32 or dim > 128
     stages = 1 if dtype == torch.float32 else 2 if wide else 3
@@ -152,13 +154,13 @@ def _launch_options(dtype: torch.dtype, dim: int, block_m: int) -> dict[str, int
 
 @triton.jit
 def _nothing(M: tl.constexpr, DV: tl.constexpr):
-    """The state of a softmax over no keys: highest score [M], sum of the weights [M], weighted values [M, DV]."""
+    """Softmax state over no keys: highest score [M], sum of weights [M], weighted values [M, DV]."""
     return tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, DV], tl.float32)
 
 
 @triton.jit
 def _merge(one, other):
-    """Two states as one. A state without keys changes nothing."""
+    """Merge two softmax states. A state over no keys changes nothing."""
     top, total, summed = one
     other_top, other_total, other_summed = other
     new_top = tl.maximum(top, other_top)
@@ -170,7 +172,7 @@ def _merge(one, other):
 
 @triton.jit
 def _write_output(out, token, num_tokens, rows, is_row, state, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, DV):
-    """The rows of a tile whose first token is `token`. Those without keys, of no request, become zeros."""
+    """Write the rows of a tile whose first token is `token`. Rows without keys, which are padding, become zeros."""
     _, total, summed = state
     result = summed / tl.where(total == 0.0, 1.0, total)[:, None]
     tokens, dims = token + rows // GROUP, tl.arange(0, DV)
@@ -181,7 +183,7 @@ def _write_output(out, token, num_tokens, rows, is_row, state, GROUP: tl.constex
 
 @triton.jit
 def _write_partial(sums, peaks, at, is_row, state, DV: tl.constexpr):
-    """Keep a state in the rows `at`."""
+    """Store a softmax state in the rows `at`."""
     top, total, summed = state
     tl.store(peaks + at * 2, top, mask=is_row)
     tl.store(peaks + at * 2 + 1, total, mask=is_row)
@@ -190,7 +192,7 @@ def _write_partial(sums, peaks, at, is_row, state, DV: tl.constexpr):
 
 @triton.jit
 def _read_partial(sums, peaks, at, is_row, DV: tl.constexpr):
-    """What _write_partial kept."""
+    """Load the softmax state that _write_partial stored."""
     top = tl.load(peaks + at * 2, mask=is_row, other=float("-inf"))
     total = tl.load(peaks + at * 2 + 1, mask=is_row, other=0.0)
     return top, total, tl.load(sums + at[:, None] * DV + tl.arange(0, DV)[None, :], mask=is_row[:, None], other=0.0)
@@ -198,7 +200,7 @@ def _read_partial(sums, peaks, at, is_row, DV: tl.constexpr):
 
 @triton.jit
 def _scores(products, rescale, cap, CAPPED):
-    """Products as scores in units of log2, capped: cap * tanh(x / 2) where rescale has brought x there."""
+    """Turn products into scores in units of log2, capped as cap * tanh(x / 2) after `rescale` made them x * log2(e)."""
     scores = products * rescale
     if CAPPED:
         scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
@@ -207,7 +209,7 @@ def _scores(products, rescale, cap, CAPPED):
 
 @triton.jit
 def _rows_of_keys(where, positions, is_key, head, BLOCK_SIZE: tl.constexpr):
-    """Where the keys at these positions stand: rows [BLOCK_N] of a layer's [blocks, kv_heads, block_size]."""
+    """Rows [BLOCK_N] of a layer's [blocks, kv_heads, block_size] that hold the keys at these positions."""
     table, path, start = where
     on_path = positions >= start
     blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_key & (positions < start), other=0)
@@ -219,7 +221,7 @@ def _rows_of_keys(where, positions, is_key, head, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _load_vectors(base, rows, is_key, DIM: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr):
-    """Keys or values [BLOCK_N, PADDED], with zeros after DIM and for what is no key; without MASKED all are."""
+    """Keys or values [BLOCK_N, PADDED], zero beyond DIM and where there is no key. Without MASKED, all are keys."""
     dims = tl.arange(0, PADDED)
     at = base + rows.to(tl.int64)[:, None] * DIM + dims[None, :]
     if MASKED:
@@ -231,14 +233,14 @@ def _load_vectors(base, rows, is_key, DIM: tl.constexpr, PADDED: tl.constexpr, M
 
 @triton.jit
 def _only_finite(value):
-    """Values [BLOCK_N, DV] with zeros for numbers that are not finite, and which rows [BLOCK_N] had such numbers."""
+    """Values [BLOCK_N, DV] with zeros for non-finite numbers, and which rows [BLOCK_N] had any."""
     is_finite = tl.abs(value.to(tl.float32)) < float("inf")
     return tl.where(is_finite, value, 0.0), tl.min(is_finite.to(tl.int32), 1) == 0
 
 
 @triton.jit
 def _add_tile(split, scores, value, value_scales, spoils, seen, MASKED: tl.constexpr, SCALED: tl.constexpr, PRECISION):
-    """A step of the online softmax: scores [M, BLOCK_N] and values [BLOCK_N, DV] into the state of a split."""
+    """One step of the online softmax: add scores [M, BLOCK_N] and values [BLOCK_N, DV] to a split's state."""
     top, total, summed = split
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
@@ -263,9 +265,9 @@ def _walk(
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Take the tiles of keys from `first` to `last` (excluded) into the state: of the splits so far and of this one.
+    """Process key tiles `first` to `last` (exclusive). The state is a pair: previous splits, and the current one.
 
-    Positions from `end` on have no keys. Without MASKED all rows see all keys of all these tiles.
+    Positions from `end` on have no keys. Without MASKED, all rows see all keys of these tiles.
     """
     whole, split = state
     keys, values, key_scales, value_scales = layer
@@ -280,10 +282,10 @@ def _walk(
         key = _load_vectors(keys, at, is_key, KEY_DIM, queries.shape[1], MASKED)
         value = _load_vectors(values, at, is_key, VALUE_DIM, DV, MASKED)
         scales_of_values, spoils = 1.0, False
-        if SCALED:  # by way of float32: the interpreter has no other way from integers to bfloat16
+        if SCALED:  # via float32, because the interpreter cannot convert integers to bfloat16 directly
             key, value = key.to(tl.float32).to(queries.dtype), value.to(tl.float32).to(queries.dtype)
             scales_of_values = tl.load(value_scales + at, mask=is_key, other=0.0)
-        elif MASKED:  # here, while few registers are taken
+        elif MASKED:  # here, while register pressure is low
             value, spoils = _only_finite(value)
         products = tl.dot(queries, tl.trans(key), input_precision=PRECISION)
         if SCALED:
@@ -302,7 +304,7 @@ def _attend_item(
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One work item: the output of a tile, or the partial sums of one of its splits."""
+    """Process one work item: write a tile's output, or the partial sums of one of its splits."""
     head = tl.program_id(1)
     token, count, position = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     where = tables + tl.load(item + 3), paths + tl.load(item + 5), tl.load(item + 4)
@@ -316,7 +318,7 @@ def _attend_item(
     mask = (is_row & (tokens < num_tokens))[:, None] & (dims < KEY_DIM)[None, :]
     queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
 
-    # The tiles of keys that some row sees, and among them those that all rows see in whole.
+    # Key tiles that some row sees, and among them those that all rows see completely.
     end = position + count
     lowest = position - scoring[2] + 1  # of the positions that the first row sees
     last_tile = tl.minimum(last * _SPLIT // _BLOCK_N, tl.cdiv(end, _BLOCK_N))
@@ -349,7 +351,7 @@ def _attend_kernel(
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Work through the items; program p of P for a key-value head takes p, p + P and so on."""
+    """Process the items; program p of P for a key-value head takes items p, p + P and so on."""
     layer = keys, values, key_scales, value_scales
     scoring = rescale, cap, window
     paths, tables = plan + tl.load(plan + 3), plan + tl.load(plan + 4)

@@ -7,13 +7,13 @@ import triton.language as tl
 from torch import Tensor
 
 _TILE = 1024
-"""Numbers of a program, if a token has so many."""
+"""Minimum number of values per program, if a token has that many."""
 _PER_WARP = 256
-"""8 numbers for each thread: an access of 16 bytes in half precision."""
+"""Values per warp, 8 for each thread: one 16-byte access in half precision."""
 
 
 class CacheLayer(NamedTuple):
-    """Where a layer's keys and values are kept: a layer's tensors of a KVCache, of any strides."""
+    """A layer's tensors of a KVCache, with any strides."""
 
     keys: Tensor  # [blocks, kv_heads, key_dim, block_size]
     values: Tensor  # [blocks, kv_heads, block_size, value_dim]
@@ -22,35 +22,35 @@ class CacheLayer(NamedTuple):
 
     @property
     def strides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Of keys, of values (each of block, head, place and dimension), of scales (of block, head and place)."""
+        """Strides of keys and of values (block, head, place, dimension), and of scales (block, head, place)."""
         block, head, dim, place = self.keys.stride()
         scales = (0, 0, 0) if self.key_scales is None else self.key_scales.stride()
         return (block, head, place, dim), self.values.stride(), scales
 
 
 def heads_at_once(num_heads: int, dim: int) -> int:
-    """How many heads' vectors of one token a program works on: no more than there are, but for a power of two."""
+    """Heads of one token per program: a power of two, at most the number of heads rounded up to a power of two."""
     of_tile, of_heads = max(1, _TILE // triton.next_power_of_2(dim)), triton.next_power_of_2(num_heads)
     return int(min(of_tile, of_heads))
 
 
 def num_warps(at_once: int, dim: int) -> int:
-    """Of a program that works on so many heads' vectors."""
+    """Warps of a program that processes `at_once` heads."""
     return max(1, at_once * int(triton.next_power_of_2(dim)) // _PER_WARP)
 
 
 def write_kv(key: Tensor, value: Tensor, slots: Tensor, cache: CacheLayer) -> None:
     """Store the keys and values of tokens, as KVCache.write does.
 
-    With scales, each head's key or value is stored as multiples of a scale of its own: its largest magnitude / 127
-    (int8, rounded to nearest, halves to even) or / 448 (float8_e4m3fn). If that is below 1e-30 the scale is 0, and if
-    there is a number that is not finite it is NaN; the vector is then stored as zeros.
+    With scales, each head's key or value vector is stored as multiples of its own scale. The scale is the largest
+    magnitude / 127 (int8, rounded to nearest, ties to even) or / 448 (float8_e4m3fn). If that magnitude is below 1e-30,
+    the scale is 0; if a value is not finite, it is NaN. In both cases zeros are stored.
 
     Args:
-        key: [T, kv_heads, key_dim]; the numbers of a head stand together.
-        value: [T, kv_heads, value_dim], likewise.
-        slots: [T] int64, block * block_size + place of each token; -1 for one that is not to be stored.
-        cache: where they go.
+        key: [T, kv_heads, key_dim]; the values of a head are contiguous.
+        value: [T, kv_heads, value_dim]; the values of a head are contiguous.
+        slots: [T] int64, block * block_size + place of each token; -1 to skip a token.
+        cache: where to store them.
     """
     num_tokens, kv_heads, key_dim = key.shape
     value_dim = value.shape[2]
@@ -79,7 +79,7 @@ def write_kv(key: Tensor, value: Tensor, slots: Tensor, cache: CacheLayer) -> No
 
 @triton.jit
 def _rounded(x):
-    """Float32 of at most 2^22 to the nearest integer, halves to even: where a unit in the last place is 1."""
+    """Round float32 values up to 2^22 to the nearest integer, ties to even: at 2^23 the unit in the last place is 1."""
     return (x + 12582912.0) - 12582912.0  # 1.5 * 2^23
 
 
@@ -96,9 +96,9 @@ def store_heads(
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Store one token's vectors x [n, BLOCK_DIM] float32 of these heads [n] in its slot. See write_kv.
+    """Store one token's vectors x [n, BLOCK_DIM] float32 of these heads [n] in its slot, as write_kv describes.
 
-    Without fused multiplication and addition: what is rounded is the product.
+    Compile without fused multiply-add: the product must be rounded.
     """
     is_head = (head < HEADS) & (slot >= 0)
     dim = tl.arange(0, x.shape[1])
@@ -149,7 +149,7 @@ def _write_kernel(
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    """Keys and values of some heads of one token."""
+    """Store keys and values of some heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
     slot = tl.load(slots + token)

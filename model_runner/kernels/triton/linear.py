@@ -1,4 +1,4 @@
-"""Linear layers in 16-bit or 32-bit floats, or in fp8 with scales, of one weight or of many experts; gates of MLPs."""
+"""Linear layers in 16-bit or 32-bit floats or in scaled fp8, for one weight or many experts; and gated activations."""
 
 from dataclasses import dataclass
 
@@ -18,28 +18,28 @@ from model_runner.kernels.triton.tiles import (
 )
 
 _HALVES = Operands(row_bytes=2, weight_bytes=2)
-_FP8 = Operands(row_bytes=1, weight_bytes=1, inputs=128, widest=128)  # two accumulators for each element
+_FP8 = Operands(row_bytes=1, weight_bytes=1, inputs=128, widest=128)  # two accumulators per element
 _FLOAT32 = TileShape(rows=16, outputs=32, inputs=32, warps=4, stages=3)
-"""Without tensor cores an element is a chain of multiplications and additions in the order of the inputs. Only routers
-come here, so one shape does."""
+"""Without tensor cores an element is a chain of multiply-adds in the order of inputs. Only routers use float32, so one
+shape is enough."""
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """Whose rows are whose, where rows are sorted by expert."""
+class ExpertRows:
+    """Assignment of rows to experts; rows are sorted by expert."""
 
     starts: Tensor
-    """Int32 [experts + 1]: each expert's first row, and the number of all rows; on the device."""
+    """Int32 [experts + 1] on the device: each expert's first row, and the total number of rows."""
 
     @property
     def number(self) -> int:
-        """Of experts."""
+        """Number of experts."""
         return self.starts.shape[0] - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What the numbers of an fp8 product are multiplied by."""
+    """Scales of an fp8 product."""
 
     rows: Tensor
     """Float32 [n]."""
@@ -49,7 +49,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class Addends:
-    """What is added to a product in float32, before the one rounding of the result."""
+    """Terms added to a product in float32, before the result is rounded once."""
 
     bias: Tensor | None = None
     """[out]."""
@@ -59,14 +59,14 @@ class Addends:
 
 NO_ADDENDS = Addends()
 _PROMOTE = 128
-"""Hopper's fp8 products keep about 14 bits of a sum: one of a step's inputs is then added to the whole in float32."""
+"""Inputs after which a partial sum is added to the total in float32: Hopper's fp8 products keep only about 14 bits."""
 
 
 @triton.jit
 def finish(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride):
-    """Add bias and residual to float32 sums [ROWS, OUTPUTS], round once, and store those of rows before the end.
+    """Add bias and residual to float32 sums [ROWS, OUTPUTS], round once, and store the rows before `end`.
 
-    The sums of the widest tiles leave no registers for as many residuals: they are finished one half after the other.
+    The widest tiles leave no registers for that many residuals, so they are finished one half at a time.
     """
     if acc.shape[1] > 128:
         half: tl.constexpr = acc.shape[1] // 2
@@ -85,7 +85,7 @@ def _finish_part(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output,
     inside = (first + m < end) & is_output
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + first_output + n, mask=is_output, other=0.0).to(tl.float32)
-    # The tile's place in 64 bits, a number's place in the tile in 32, which takes fewer registers.
+    # The tile's address needs 64 bits; an offset in the tile fits in 32, which saves registers.
     row = tl.cast(first, tl.int64)
     if residual_ptr is not None:
         residual_tile = residual_ptr + row * residual_stride + first_output
@@ -93,7 +93,7 @@ def _finish_part(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output,
     tl.store(out_ptr + row * N + first_output + m * N + n, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["M", "num_row_tiles"])  # the number of rows is no reason to compile again
+@triton.jit(do_not_specialize=["M", "num_row_tiles"])  # do not recompile for another number of rows
 def _linear_kernel(
     rows_ptr,  # [M, K]
     weight_ptr,  # [N, K], or [experts, N, K]
@@ -120,9 +120,9 @@ def _linear_kernel(
     PROMOTE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Rows @ weight^T (* scales) (+ bias) (+ residual); one tile for each program.
+    """Rows @ weight^T (* scales) (+ bias) (+ residual), one tile per program.
 
-    WHOLE: K is a multiple of INPUTS. PROMOTE: inputs after which a sum is added to one in full float32, for fp8.
+    WHOLE: K is a multiple of INPUTS. PROMOTE: for fp8, inputs after which a sum is added to one in full float32.
     """
     row_tile, output_tile = place(num_row_tiles, num_output_tiles, GROUP)
     expert, first, end = rows_of_tile(row_tile, M, starts_ptr, num_experts, EXPERTS, ROWS)
@@ -133,7 +133,7 @@ def _linear_kernel(
     n = first_output + tl.arange(0, OUTPUTS)
     k = tl.arange(0, INPUTS)
     of_expert = tl.cast(expert, tl.int64) * N
-    # Rows beyond the end are not read, which for a single row saves 63 of 64.
+    # Rows beyond the end are not read; for a single row this saves 63 of 64.
     row_ptrs = rows_ptr + m.to(tl.int64)[:, None] * row_stride + k[None, :]
     weight_ptrs = weight_ptr + (of_expert + n)[:, None] * weight_stride + k[None, :]
     row_mask = (m < end)[:, None]
@@ -157,12 +157,12 @@ def _linear_kernel(
 
 
 def shapes(dtype: torch.dtype, inputs: int) -> list[TileShape]:
-    """All shapes of tiles for rows of a type."""
+    """All tile shapes for rows of a type."""
     return [_FLOAT32] if dtype == torch.float32 else all_shapes(_FP8 if dtype.itemsize == 1 else _HALVES, inputs)
 
 
 def shape_for(rows: Tensor, weight: Tensor, experts: int = 1, num_rows: int | None = None) -> TileShape:
-    """The shape of tiles for a product, as if it had `num_rows` rows; see tiles.py for why any other gives the same."""
+    """The tile shape for a product with `num_rows` rows (by default those given). All shapes give the same bits."""
     if rows.dtype == torch.float32:
         return _FLOAT32
     operands = _FP8 if rows.dtype.itemsize == 1 else _HALVES
@@ -177,10 +177,10 @@ def linear(
     *,
     addends: Addends = NO_ADDENDS,
     scales: Scales | None = None,
-    experts: Experts | None = None,
+    experts: ExpertRows | None = None,
     shape: TileShape | None = None,
 ) -> Tensor:
-    """Rows @ weight^T with float32 sums, plus bias and residual; a row's result depends on no other row.
+    """Rows @ weight^T with float32 sums, plus bias and residual. A row's result depends on no other row.
 
     Args:
         rows: [n, in] float16, bfloat16, float32, or float8_e4m3fn with scales; each row contiguous.
@@ -188,8 +188,8 @@ def linear(
         out: [n, out] contiguous, receives the result.
         addends: bias and residual; the residual may be `out` itself.
         scales: of fp8 rows and weights.
-        experts: if given, each row is multiplied with the weight of its own expert.
-        shape: of the tiles; None chooses it. It changes no bit.
+        experts: if given, each row is multiplied by the weight of its own expert.
+        shape: of the tiles; chosen if None. It changes no bit.
 
     Returns:
         `out`.
@@ -226,12 +226,12 @@ def linear(
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-"""The largest number of e4m3."""
+"""The largest e4m3 number."""
 
 
 @triton.jit
 def _quantize_kernel(rows_ptr, out_ptr, scale_ptr, K, row_stride, BLOCK: tl.constexpr):
-    """One row for each program. The largest magnitude is the same in any order."""
+    """Quantise one row per program. The largest magnitude does not depend on the order of the values."""
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -239,23 +239,23 @@ def _quantize_kernel(rows_ptr, out_ptr, scale_ptr, K, row_stride, BLOCK: tl.cons
         x = tl.load(rows_ptr + row * row_stride + start + k, mask=start + k < K, other=0.0)
         largest = tl.maximum(largest, tl.abs(x.to(tl.float32)))
     scale = tl.div_rn(tl.max(largest, 0), 448.0)
-    scale = tl.where(scale > 0, scale, 1.0)  # a row of zeros, or of what float32 cannot divide
+    scale = tl.where(scale > 0, scale, 1.0)  # rows of zeros, or so small that the division underflows
     tl.store(scale_ptr + row, scale)
     for start in range(0, K, BLOCK):
         x = tl.load(rows_ptr + row * row_stride + start + k, mask=start + k < K, other=0.0)
-        # An exact division can exceed the largest number by its own rounding.
+        # even an exact division can exceed the largest number through its own rounding
         scaled = tl.div_rn(x.to(tl.float32), scale)
         scaled = tl.clamp(scaled, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(out_ptr + row * K + start + k, scaled.to(out_ptr.dtype.element_ty), mask=start + k < K)
 
 
 def quantize_rows(rows: Tensor, out: Tensor, scales: Tensor) -> None:
-    """Round each row to fp8 such that its largest magnitude becomes 448. What is no number stays so.
+    """Round each row to fp8 such that its largest magnitude becomes 448. NaN stays NaN.
 
     Args:
         rows: [n, in] float16, bfloat16 or float32; each row contiguous.
-        out: [n, in] float8_e4m3fn contiguous, receives the numbers.
-        scales: [n] float32, receives what they are to be multiplied by.
+        out: [n, in] float8_e4m3fn contiguous, receives the quantised rows.
+        scales: [n] float32, receives the factors that restore the rows.
     """
     count, inputs = rows.shape
     if count == 0:
@@ -287,11 +287,11 @@ def _expert_sum_kernel(
 
 
 def expert_sum(outputs: Tensor, places: Tensor, weights: Tensor, out: Tensor) -> Tensor:
-    """Weighted sums in float32, each added in the order of the token's ranks and rounded once.
+    """Weighted sums in float32, added in the order of the token's ranks and rounded once.
 
     Args:
         outputs: [T * k, hidden] contiguous.
-        places: [T, k] contiguous integers: the row of `outputs` that is the token's k-th.
+        places: [T, k] contiguous integers: the row of `outputs` for the token's k-th expert.
         weights: [T, k] contiguous.
         out: [T, hidden] contiguous, receives the sums.
 
@@ -309,16 +309,16 @@ def expert_sum(outputs: Tensor, places: Tensor, weights: Tensor, out: Tensor) ->
 
 
 _BLOCK = 1024
-"""Numbers of a program: 8 for each thread of its 4 warps, an access of 16 bytes in half precision."""
+"""Values per program, 8 for each thread of its 4 warps: one 16-byte access in half precision."""
 
 
 def activate_and_multiply(gate_up: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
     """Activation(gate) * up, in float32 and rounded once.
 
     Args:
-        gate_up: [n, 2 * intermediate] gate and up side by side; rows of any stride.
+        gate_up: [n, 2 * intermediate], gate then up; rows may have any stride.
         activation: "silu" or "gelu_tanh".
-        out: [n, intermediate], contiguous; where the result goes.
+        out: [n, intermediate], contiguous; receives the result, if given.
 
     Returns:
         [n, intermediate] of the type of gate_up.
@@ -335,7 +335,7 @@ def activate_and_multiply(gate_up: Tensor, activation: str, out: Tensor | None =
 
 @triton.jit
 def _activated(x, ACTIVATION: tl.constexpr):
-    """Silu is x sigmoid(x), and 1 + tanh(y), of which gelu_tanh is made, 2 sigmoid(2 y)."""
+    """The activation of x. silu(x) = x sigmoid(x), and gelu_tanh uses 1 + tanh(y) = 2 sigmoid(2 y)."""
     if ACTIVATION == "silu":
         y = x
     else:
@@ -347,7 +347,7 @@ def _activated(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _gate_kernel(gate_up, out, row_stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """BLOCK numbers of a row."""
+    """Process BLOCK values of a row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < width

@@ -1,4 +1,4 @@
-"""Products of rows in 16-bit floats and weights in int4 (W4A16)."""
+"""Products of 16-bit float rows and int4 weights (W4A16)."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_runner.kernels.triton.linear import NO_ADDENDS, Addends, Experts, finish
+from model_runner.kernels.triton.linear import NO_ADDENDS, Addends, ExpertRows, finish
 from model_runner.kernels.triton.tiles import (
     Operands,
     TileShape,
@@ -20,18 +20,18 @@ from model_runner.kernels.triton.tiles import (
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """Weights in groups of inputs, each with a scale and a minimum: w = scale * q + minimum, q from 0 to 15.
+    """int4 weights in groups of inputs, each with a scale and a minimum: w = scale * q + minimum, q from 0 to 15.
 
-    What a tile of outputs needs of a group is one stretch of memory, in which a thread reads 16 bytes.
+    The data that a tile of outputs needs of a group is contiguous, and a thread reads 16 bytes of it at once.
     """
 
     nibbles: Tensor
-    """Uint8 [groups, out, group / 2], or [experts, groups, ...]: a group's first half is low, its second half high."""
+    """Uint8 [groups, out, group / 2], or [experts, groups, ...]. A group's first half is in the low nibbles."""
     lines: Tensor
-    """Int32 [groups, out], or [experts, ...]: two numbers in float16, the scale in the lower half, the minimum above.
+    """Int32 [groups, out], or [experts, ...]: two float16 numbers, the scale in the low half, the minimum in the high
+    half.
 
-    In one word of 32 bits, as that is the least that goes to shared memory without waiting.
-    """
+    They share one 32-bit word because that is the smallest asynchronous copy to shared memory."""
 
     @property
     def group(self) -> int:
@@ -40,12 +40,12 @@ class Int4Weight:
 
     @property
     def outputs(self) -> int:
-        """Of one expert."""
+        """Outputs of one expert."""
         return self.nibbles.shape[-2]
 
     @property
     def inputs(self) -> int:
-        """Of one expert."""
+        """Inputs of one expert."""
         return self.nibbles.shape[-3] * self.group
 
 
@@ -59,16 +59,16 @@ def _line(word):
 
 @triton.jit
 def _dequantize(shifted, scale, offset):
-    """Weights [OUTPUTS, inputs] in float32, of integers with q in bits 19 to 22.
+    """Weights [OUTPUTS, inputs] in float32, from integers with q in bits 19 to 22.
 
-    There they are the upper mantissa of 16 + q, which saves the conversion: unpacking is all that a program computes
-    beside its products, and takes longer than the bytes take to arrive. A product of 5 and 11 bits is exact.
+    These bits are the upper mantissa of 16 + q, so no conversion is needed. Unpacking is all that a program computes
+    besides its products, and takes longer than loading the bytes. The product of 5 and 11 bits is exact.
     """
     number = ((shifted & 0x780000) | 0x41800000).to(tl.float32, bitcast=True)
     return tl.fma(number, scale[:, None], offset[:, None])
 
 
-@triton.jit(do_not_specialize=["M", "num_row_tiles"])  # the number of rows is no reason to compile again
+@triton.jit(do_not_specialize=["M", "num_row_tiles"])  # do not recompile for another number of rows
 def _int4_kernel(
     rows_ptr,  # [M, K]
     nibbles_ptr,  # [groups, N, INPUTS / 2], or [experts, ...]
@@ -91,7 +91,7 @@ def _int4_kernel(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Rows @ weight^T (+ bias) (+ residual); a group of inputs in each step, one tile for each program."""
+    """Rows @ weight^T (+ bias) (+ residual), one tile per program and one group of inputs per step."""
     row_tile, output_tile = place(num_row_tiles, num_output_tiles, GROUP)
     expert, first, end = rows_of_tile(row_tile, M, starts_ptr, num_experts, EXPERTS, ROWS)
     if first >= end:
@@ -124,12 +124,12 @@ def _int4_kernel(
 
 
 def int4_operands(group: int) -> Operands:
-    """What tiles are made of, with groups of so many inputs."""
+    """Operand sizes for weights with groups of `group` inputs."""
     return Operands(row_bytes=2, weight_bytes=0.5, inputs=group, widest=128)  # registers for unpacking
 
 
 def int4_shape_for(num_rows: int, weight: Int4Weight, experts: int = 1) -> TileShape:
-    """The shape of tiles for a number of rows."""
+    """The tile shape for a number of rows."""
     return choose_shape(int4_operands(weight.group), num_rows, weight.outputs, weight.inputs, experts)
 
 
@@ -139,18 +139,18 @@ def linear_int4(
     out: Tensor,
     *,
     addends: Addends = NO_ADDENDS,
-    experts: Experts | None = None,
+    experts: ExpertRows | None = None,
     shape: TileShape | None = None,
 ) -> Tensor:
-    """Rows @ weight^T, the weights rounded to the rows' type; otherwise as linear.linear.
+    """Rows @ weight^T, with weights rounded to the rows' type; otherwise like linear.linear.
 
     Args:
         rows: [n, in] float16 or bfloat16; each row contiguous.
-        weight: of `out` outputs, or of that many for each expert.
+        weight: [out, in], or one for each expert.
         out: [n, out] contiguous, receives the result.
         addends: bias and residual; the residual may be `out` itself.
-        experts: if given, each row is multiplied with the weight of its own expert.
-        shape: of the tiles; None chooses it. It changes no bit.
+        experts: if given, each row is multiplied by the weight of its own expert.
+        shape: of the tiles; chosen if None. It changes no bit.
 
     Returns:
         `out`.
@@ -182,7 +182,7 @@ def linear_int4(
 
 
 def dequantize(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
-    """The weights [..., out, in] that are multiplied with rows of a type."""
+    """The weights [..., out, in] in the type and with the rounding that products with such rows use."""
     halves = torch.stack([weight.nibbles & 15, weight.nibbles >> 4], dim=-2).float()  # [..., groups, out, 2, group / 2]
     scale, minimum = weight.lines.view(torch.float16).unflatten(-1, (-1, 2)).float().unbind(-1)
     offset = minimum - 16 * scale

@@ -1,10 +1,10 @@
-"""RMS norms of rows, with what a decoder layer does just before them: the residual addition.
+"""RMS norms of rows, fused with the residual addition before them.
 
-All arithmetic is in float32, and each result is rounded once, when it is stored. Transformers' Llama rounds once more,
-before it multiplies with the weight, so in half precision the last bit may differ from it.
+All arithmetic is in float32, and each result is rounded once, when it is stored. Transformers' Llama also rounds before
+it multiplies by the weight, so in half precision the last bit may differ.
 
-A row's result depends on nothing but the row: the tile that a program works on, and so the order in which a row's
-squares are added, is a function of the row's width alone.
+A row's result depends only on the row: the row's width alone determines a program's tile, and so the order in which
+squares are added.
 """
 
 import torch
@@ -15,13 +15,13 @@ from torch import Tensor
 from model_runner.kernels.triton.tiles import regular_rows
 
 _TILE = 1024
-"""Numbers that a program has at the least: narrow rows, such as heads, are taken several at a time."""
+"""Minimum number of values per program: narrow rows, such as heads, are processed several at a time."""
 _WIDEST = 16384
-"""Beyond it a row does not fit in the registers of a block."""
+"""Widest supported row. A wider one does not fit in the registers of a thread block."""
 _PER_WARP = 512
-"""16 numbers for each thread: two accesses of 16 bytes in half precision."""
+"""Values per warp, 16 for each thread: two 16-byte accesses in half precision."""
 _MOST_WARPS = 16
-"""With more, a thread has too few registers for the widest rows."""
+"""With more warps, a thread has too few registers for the widest rows."""
 
 
 def rms_norm(
@@ -33,14 +33,14 @@ def rms_norm(
         rows: [n, hidden], of any stride.
         factor: [hidden].
         eps: added to the mean.
-        is_centred: the mean of the row is subtracted from x before all this (layer norm without a bias).
-        out: [n, hidden], contiguous; where the result goes.
+        is_centred: first subtract the row's mean from x (layer norm without a bias).
+        out: [n, hidden], contiguous; receives the result, if given.
 
     Returns:
         [n, hidden] of the type of the rows.
 
     Raises:
-        ValueError: for rows that are too wide.
+        ValueError: if the rows are too wide.
     """
     out = _empty(rows) if out is None else out
     _launch(rows, None, None, factor, None, out, 1.0, eps, is_centred)
@@ -50,21 +50,21 @@ def rms_norm(
 def add_and_norm(
     rows: Tensor, added: Tensor, scale: float, post_factor: Tensor | None, factor: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None]:
-    """A residual addition, and the norm of its result, which is rounded before.
+    """Add to the residual stream, and norm the rounded sum.
 
     Args:
-        rows: [n, hidden] the residual stream, of any stride.
-        added: [n, hidden] what is added to it, of any stride.
-        scale: times this.
-        post_factor: [hidden] if `added` is first normed itself.
-        factor: [hidden] of the norm of the sum; None if that is not wanted.
+        rows: [n, hidden] residual stream, of any stride.
+        added: [n, hidden] what to add, of any stride.
+        scale: factor on `added`.
+        post_factor: [hidden] factor of a norm applied to `added` first; None for no such norm.
+        factor: [hidden] factor of the norm of the sum; None for no such norm.
         eps: of both norms.
 
     Returns:
-        The sum and its norm, each [n, hidden].
+        The sum, and its norm or None, each [n, hidden].
 
     Raises:
-        ValueError: for rows that are too wide.
+        ValueError: if the rows are too wide.
     """
     total = _empty(rows)
     out = None if factor is None else _empty(rows)
@@ -118,13 +118,13 @@ def _launch(
 
 @triton.jit
 def _factor(factor, dim, HIDDEN: tl.constexpr):
-    """[1, BLOCK] float32. Load it before the sum that it is for, which no load is moved across, so as not to wait."""
+    """The norm's factor, [1, BLOCK] float32. Load it before the sum: loads are not moved across a reduction."""
     return tl.load(factor + dim, dim < HIDDEN, 0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
 def _normed(x, factor, dim, eps, HIDDEN: tl.constexpr, IS_CENTRED: tl.constexpr):
-    """X [ROWS, BLOCK] float32, 0 beyond HIDDEN, by its root mean square, times the factor [1, BLOCK]."""
+    """X [ROWS, BLOCK] float32, 0 beyond HIDDEN, divided by its root mean square and times factor [1, BLOCK]."""
     if IS_CENTRED:
         x = tl.where((dim < HIDDEN)[None, :], x - (tl.sum(x, 1) / HIDDEN)[:, None], 0.0)
     inverse = tl.rsqrt(tl.sum(x * x, 1) / HIDDEN + eps)  # [ROWS]
@@ -137,8 +137,8 @@ def _norm_kernel(
     added,  # [num_rows, HIDDEN] or None
     post_factor,  # [HIDDEN] or None
     factor,  # [HIDDEN] or None if no norm is wanted
-    total,  # [num_rows, HIDDEN] where rows + scale * added goes, or None
-    out,  # [num_rows, HIDDEN] where it goes
+    total,  # [num_rows, HIDDEN] receives rows + scale * added, or None
+    out,  # [num_rows, HIDDEN] receives the norm, or None
     row_stride,
     added_stride,
     num_rows,
@@ -149,7 +149,7 @@ def _norm_kernel(
     ROWS: tl.constexpr,
     IS_CENTRED: tl.constexpr,
 ):
-    """ROWS rows, each as a whole in the registers."""
+    """Process ROWS rows, each entirely in registers."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [ROWS]
     dim = tl.arange(0, BLOCK)
     mask = (row < num_rows)[:, None] & (dim < HIDDEN)[None, :]

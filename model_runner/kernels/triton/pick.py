@@ -1,8 +1,8 @@
-"""The token of every row of logits: the highest, or a draw as sampling/noise.py defines it.
+"""Chooses the token of every row of logits: the highest, or a draw as sampling/noise.py defines it.
 
-Three launches, so that one row keeps many multiprocessors busy: each chunk's highest logit; where a row draws, each
-chunk's best score, which needs the row's highest; the best of all chunks. Every result is a maximum, with the lowest
-token id among equals, so no order of work and no other row has a say in it.
+Three launches keep many multiprocessors busy even with one row: each chunk's highest logit; for rows that draw, each
+chunk's best score, which needs the row's highest logit; the best of all chunks. Every result is a maximum with the
+lowest token id among equals, so neither the order of work nor other rows affect it.
 """
 
 import torch
@@ -11,29 +11,30 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = 2048
-"""Logits of a program: 63 programs for one row of Llama 3's vocabulary, 75 for Qwen 3's. There are 132 SMs."""
+"""Logits per program: 63 programs for one row of Llama 3's vocabulary, 75 for Qwen 3's. An H100 has 132 SMs."""
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 _UNIT = tl.constexpr(2.0**-52)
-_ALL_BITS = tl.constexpr((1 << 52) - 1)  # of those that noise is made from
+_ALL_BITS = tl.constexpr((1 << 52) - 1)  # the bits that noise is made from
 _ROUNDING = tl.constexpr(1e-3)  # above the float32 rounding of a bound, at most 1e-5 where it matters
 _LAST = tl.constexpr(0xFFFFFFFF)
 _LEAST = tl.constexpr(-(1 << 63))
-_NOT_A_NUMBER = tl.constexpr(0x7FFFFFFF)  # as an int32 above every number's, and a NaN's bits
+_NOT_A_NUMBER = tl.constexpr(0x7FFFFFFF)  # as int32 above every number's bits; also a NaN's bits
 _NO_TOKEN = tl.constexpr(-1)
 
 
 def pick(logits: Tensor, keys: Tensor, temperatures: Tensor, out: Tensor | None = None) -> Tensor:
-    """The token id of each row, [rows] int64; -1 where a row has NaN or +inf, or -inf only.
+    """The token id of each row, [rows] int64; -1 where a row has NaN or +inf, or only -inf.
 
     Args:
-        logits: [rows, vocab] float32, the entries of a row side by side.
-        keys: [rows] int64, the bits of the rows' noise keys; of no matter where nothing is drawn.
-        temperatures: [rows] float64. 0 takes the highest logit; above, a token is drawn from the softmax of the
-            logits divided by it, with GumbelMax's noise.
-        out: takes the result, if given.
+        logits: [rows, vocab] float32, contiguous within a row.
+        keys: [rows] int64, the bits of the rows' noise keys; ignored at temperature 0.
+        temperatures: [rows] float64. 0 takes the highest logit. Otherwise a token is drawn from the softmax of the
+            logits
+            divided by the temperature, with GumbelMax's noise.
+        out: receives the result, if given.
     """
     num_rows, size = logits.shape
     if logits.stride(1) != 1:
@@ -57,7 +58,7 @@ def pick(logits: Tensor, keys: Tensor, temperatures: Tensor, out: Tensor | None 
 
 @triton.jit
 def _find_leaders(logits, stride, size, leaders, CHUNK: tl.constexpr):
-    """Writes each chunk's highest logit and the lowest id that has it, packed so that the largest number wins.
+    """Write each chunk's highest logit with the lowest id that has it, packed so that the largest number wins.
 
     logits [rows, size]; leaders [rows, chunks]. NaN counts as the highest, and -0 equals 0.
     """
@@ -83,7 +84,7 @@ def _leader(leaders, row, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _is_finite(x):
-    return tl.abs(x) < float("inf")  # not so for NaN
+    return tl.abs(x) < float("inf")  # false for NaN
 
 
 @triton.jit
@@ -97,14 +98,14 @@ def _hash(key, token):
 
 @triton.jit
 def _gumbel(word):
-    """The noise, float64, that a hash stands for."""
+    """The Gumbel noise of a hash, float64."""
     uniform = ((word >> 12).to(tl.float64) + 0.5) * _UNIT
     return -tl.log(-tl.log(uniform))
 
 
 @triton.jit
 def _gumbel_bound(word):
-    """An upper bound of it, float32, but for rounding: as -log(u) is at least 1 - u."""
+    """An upper bound of `_gumbel` in float32, up to rounding: -log(u) >= 1 - u."""
     return -tl.log((((word >> 12) ^ _ALL_BITS).to(tl.float32) + 0.5) * _UNIT)
 
 
@@ -112,10 +113,11 @@ def _gumbel_bound(word):
 def _draw_from_chunks(
     logits, stride, size, keys, temperatures, leaders, scores, tokens, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    """Writes each chunk's best score, and the lowest token that has it; -inf where none can win.
+    """Write each chunk's best score and the lowest token that has it; -inf where no token can win.
 
     logits [rows, size]; keys, temperatures [rows]; leaders, scores, tokens [rows, chunks]. The score of the row's
-    highest logit is a floor: where no token's bound reaches it, no noise is computed.
+    highest logit is a lower bound of the maximum: no noise is computed in a chunk where no token's upper bound reaches
+    it.
     """
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     temperature = tl.load(temperatures + row)
@@ -139,7 +141,7 @@ def _draw_from_chunks(
 
 @triton.jit
 def _merge(temperatures, leaders, scores, tokens, num_chunks, out, CHUNKS: tl.constexpr):
-    """Writes the token of a row: temperatures, out [rows]; leaders, scores, tokens [rows, chunks]."""
+    """Write the token of a row: temperatures, out [rows]; leaders, scores, tokens [rows, chunks]."""
     row = tl.program_id(0).to(tl.int64)
     highest, token = _leader(leaders, row, num_chunks, CHUNKS)
     if tl.load(temperatures + row) > 0:

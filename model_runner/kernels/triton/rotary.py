@@ -1,4 +1,4 @@
-"""From the merged product of queries, keys and values to what attention reads, in one launch."""
+"""Rotary embedding and KV write: from the merged QKV product to what attention reads, in one launch."""
 
 import torch
 import triton
@@ -20,18 +20,18 @@ def rotate_and_write(
 ) -> Tensor:
     """Norm and rotate the heads of queries and keys, and write keys and values into the cache.
 
-    Pairs of rotated dimensions are half of them apart, the first half leading; dimensions beyond those that cos and sin
-    cover stay as they are. The arithmetic is in float32 and its result rounded once, to the type of qkv, and for the
-    cache from there, as by write_kv.
+    Rotated dimensions are paired across the two halves of the rotary dimensions (NeoX style); further dimensions are
+    unchanged. Arithmetic is in float32 and its result is rounded once to the type of qkv; the cache then stores that as
+    write_kv does.
 
     Args:
-        qkv: [T, (heads + 2 * kv_heads) * head_dim] heads of queries, of keys, of values; rows of any stride.
+        qkv: [T, (heads + 2 * kv_heads) * head_dim] heads of queries, keys and values; rows may have any stride.
         cos_sin: each [T, rotary_dim]; None for a layer without rotation.
-        head_norms: factors [head_dim] of the RMS norms of the queries' and keys' heads; None where there is none.
+        head_norms: factors [head_dim] of the RMS norms of the queries' and keys' heads; None for no norm.
         eps: of these norms.
-        slots: [T] int64, see write_kv.
-        cache: where keys and values go, of the same head_dim.
-        out: [T, heads, head_dim], contiguous; where the queries go.
+        slots: [T] int64, as in write_kv.
+        cache: where keys and values are stored; same head_dim.
+        out: [T, heads, head_dim], contiguous; receives the queries, if given.
 
     Returns:
         The queries [T, heads, head_dim].
@@ -87,12 +87,12 @@ def _rotated(
     """Vectors [n, BLOCK] float32 of these heads [n] of a row, normed and rotated."""
     HALF: tl.constexpr = ROTARY_DIM // 2
     dim = tl.arange(0, BLOCK)
-    other = dim + tl.where(dim < HALF, HALF, tl.where(dim < ROTARY_DIM, -HALF, 0))  # the one that makes a pair with it
+    other = dim + tl.where(dim < HALF, HALF, tl.where(dim < ROTARY_DIM, -HALF, 0))  # its partner
     mask = (head < HEADS)[:, None] & (dim < DIM)[None, :]
     x = tl.load(row + head[:, None] * DIM + dim[None, :], mask, 0.0).to(tl.float32)
     if ROTARY_DIM > 0:
         y = tl.load(row + head[:, None] * DIM + other[None, :], mask, 0.0).to(tl.float32)
-        # For each head anew: so the threads have them as they have x, without an exchange.
+        # Loaded for each head, so that threads hold them in the layout of x and need no exchange.
         turn = 0 * head[:, None] + dim[None, :]
         c = tl.load(cos + turn, turn < ROTARY_DIM, 1.0).to(tl.float32)
         s = tl.load(sin + turn, turn < ROTARY_DIM, 0.0).to(tl.float32)
@@ -135,7 +135,7 @@ def _rotate_kernel(
     HEADS_AT_ONCE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some heads of one token: of its queries, its keys or its values."""
+    """Process some heads of one token: of its queries, its keys or its values."""
     QUERY_GROUPS: tl.constexpr = (HEADS + HEADS_AT_ONCE - 1) // HEADS_AT_ONCE
     KV_GROUPS: tl.constexpr = (KV_HEADS + HEADS_AT_ONCE - 1) // HEADS_AT_ONCE
     token = tl.program_id(0).to(tl.int64)

@@ -1,17 +1,16 @@
-"""How a product is cut into tiles, one for each program, such that no cut changes a bit of the result.
+"""Tiling of matrix products, one tile per program, such that no tiling changes a bit of the result.
 
     out[m, n] = sum over k of rows[m, k] * weight[n, k]
 
-Why tiles of all the shapes below agree. Every tile has at least 64 rows, 4 or 8 warps and 16-bit or 8-bit operands, so
-Triton issues Hopper's `wgmma.m64nNk16` (k32 for 8 bits): 64 rows, N outputs. That instruction is a dot product over its
-16 (32) inputs for each element of the accumulator alone; N only says for how many elements. A program sends an
-element's inputs through it in ascending order, always the whole sum and never a part of it, into the same float32
-accumulator that starts at zero. So what an element goes through is a function of K and of the type: not of its place in
-a tile, of the tile's shape, or of the number of rows. Rows beyond the last are zeros, and nobody sees their sums.
-That every GPU keeps to this is for `tile_shapes_agree` to check where it runs.
+Why all tile shapes below agree: every tile has at least 64 rows, 4 or 8 warps and 16-bit or 8-bit operands, so Triton
+issues Hopper's `wgmma.m64nNk16` (k32 for 8 bits), with 64 rows and N outputs. For each element of the accumulator, that
+instruction is a dot product over its 16 (32) inputs; N only says how many elements there are. A program feeds each
+element's inputs in ascending order into one float32 accumulator that starts at zero, and never a part of the sum alone.
+So an element's arithmetic depends only on K and the type, not on its place in a tile, the tile's shape, or the number
+of rows. Padding rows are zeros, and their sums are not stored. `tile_shapes_agree` checks this on the actual GPU.
 
-There is no split over K: it would need a merge, and the same partial sums in the shapes for long prompts, which have no
-registers for them. Where outputs are few, narrow tiles make programs enough instead.
+There is no split over K. It would need a merge, and the same partial sums in the shapes for long prompts, which have no
+registers for them. Where outputs are few, narrow tiles provide enough programs instead.
 """
 
 from dataclasses import dataclass
@@ -21,15 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ALIGNED = 16  # what Triton asks whether pointers, in bytes, and integers are multiples of
+_ALIGNED = 16  # Triton specialises on divisibility of pointers (bytes) and integers by this
 
 
 def regular_rows(rows: Tensor) -> tuple[Tensor, int]:
-    """Rows [n, width] and the distance from one to the next, aligned as their width says, copied if they were not.
+    """Rows [n, width] and their stride, copied unless their alignment follows from the width.
 
-    Triton compiles a kernel anew for arguments of another alignment, and then a thread holds other elements and sums
-    are added in another order. So the alignment must not depend on which rows there are, or on how many: the stride of
-    a single row may be any number.
+    Triton recompiles a kernel for arguments with another alignment; threads then hold other elements and sums are added
+    in another order. So alignment must not depend on which rows there are, or how many. The stride of a single row may
+    be any number.
     """
     width = rows.shape[1]
     stride = rows.stride(0) if len(rows) > 1 else width
@@ -40,32 +39,33 @@ def regular_rows(rows: Tensor) -> tuple[Tensor, int]:
 
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200. Only speed depends on it."""
+"""Multiprocessors of an H100 or H200. Affects only speed."""
 _SHARED_MEMORY = 200 << 10
-"""Of the 227 KiB of a multiprocessor, what the pipelines of its programs take; the rest is for results on their way."""
+"""Shared memory for pipelines, of the 227 KiB per multiprocessor. The rest is for results being stored."""
 _ENOUGH_PROGRAMS = 128
-"""Of 132: what keeps the machine busy. A matrix of 4096 outputs has as many tiles of 32."""
+"""Programs that keep a machine of 132 multiprocessors busy. A matrix of 4096 outputs has as many tiles of 32."""
 GROUP_ROWS = 8
-"""Tiles of rows that neighbouring programs share: 8 by about 16 tiles of 128 x 256 run at once and read 5 MB for each
-64 inputs' worth of 48 KiB each, most of it from the L2 cache."""
+"""Row tiles that neighbouring programs share.
+
+8 by about 16 tiles of 128 x 256 run at once. They read 48 KiB each per 64 inputs, 5 MB in all, mostly from L2."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """What one program computes."""
+    """Tile shape and pipeline of one program."""
 
     rows: int
     outputs: int
     inputs: int
-    """In one step of its loop."""
+    """Inputs per step of the program's loop."""
     warps: int
     stages: int
-    """Steps whose operands are in shared memory or on their way there."""
+    """Steps whose operands are in shared memory or in flight."""
 
     def launch_options(self, experts: int | None) -> dict[str, int | bool]:
-        """What the kernels of products take of it, for so many experts' weights or one.
+        """Launch arguments of the product kernels, for this many experts' weights or for a single weight.
 
-        Without fused multiplication and addition: what comes after the sum rounds alike in every shape.
+        Fused multiply-add is off, so that arithmetic after the sum rounds alike in every shape.
         """
         return {
             "EXPERTS": 0 if experts is None else triton.next_power_of_2(experts),
@@ -81,39 +81,39 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What decides how large the tiles and the steps of a program are."""
+    """Operand sizes that determine tiles and steps."""
 
     row_bytes: float
-    """Of one number of the rows."""
+    """Bytes per row value."""
     weight_bytes: float
-    """Of one weight, as stored."""
+    """Bytes per weight, as stored."""
     inputs: int | None = None
-    """In a step, where the kind of weight fixes them."""
+    """Inputs per step, if the kind of weight fixes them."""
     widest: int = 256
-    """Outputs of a tile at most, for which registers suffice."""
+    """Maximum number of outputs of a tile, limited by registers."""
 
 
 _SHAPES = ((128, 256, 8), (128, 128, 8), (64, 128, 4), (64, 64, 4), (64, 32, 4))
-"""Rows, outputs, warps; from what has the most arithmetic for each byte read, to what makes the most programs.
+"""(rows, outputs, warps), from the most arithmetic per byte read to the most programs.
 
-128 x 256 reads 48 KiB for 4.2 MFLOP, 85 a byte, and wgmma reads 80 bytes of shared memory a cycle of its 128: it stays
-at the matrix rate. 128 accumulators a thread leave no room for a larger one.
-64 x 32 streams: of 24 KiB a step, 8 are weights, so that 7 steps in flight on each of 128 multiprocessors are 7 MiB,
-twice what 4.3 TB/s and a latency of 0.8 us keep on their way. The arithmetic of 64 rows, of which one may be wanted,
-takes a third of the time that the weights take to arrive.
-"""
+128 x 256 reads 48 KiB for 4.2 MFLOP, 85 per byte. wgmma reads 80 of 128 bytes of shared memory per cycle, so it runs at
+the matrix rate. A larger tile does not fit: a thread has 128 accumulators already.
+
+64 x 32 streams weights: 8 of 24 KiB per step. With 7 steps in flight on each of 128 multiprocessors that is 7 MiB,
+twice the 4.3 TB/s times 0.8 us of latency. Arithmetic on 64 rows, of which perhaps one is needed, takes a third of the
+time that the weights take to arrive."""
 _DEEPEST = 16
 
 
 def choose_shape(operands: Operands, num_rows: int, outputs: int, inputs: int, experts: int = 1) -> TileShape:
-    """The largest shape that makes programs enough.
+    """The largest shape that gives enough programs.
 
     Args:
-        operands: kinds of rows and weights.
-        num_rows: of all experts.
+        operands: sizes of rows and weights.
+        num_rows: of all experts together.
         outputs: of one expert.
         inputs: of one expert.
-        experts: that share the rows.
+        experts: number of experts that share the rows.
     """
     crowded = num_rows > 64 * experts
     for rows, wide, warps in _SHAPES:
@@ -125,29 +125,29 @@ def choose_shape(operands: Operands, num_rows: int, outputs: int, inputs: int, e
 
 
 def all_shapes(operands: Operands, inputs: int) -> list[TileShape]:
-    """Every shape that `choose_shape` can choose, each with the most stages."""
+    """Every shape that `choose_shape` may return, each with the maximum number of stages."""
     return [_cut(operands, shape, inputs, 1) for shape in _SHAPES if shape[1] <= operands.widest]
 
 
 def _cut(operands: Operands, shape: tuple[int, int, int], inputs: int, programs: int) -> TileShape:
     rows, wide, warps = shape
-    # 16-bit inputs go by 128 where tiles are small, so that steps are fewer, but only if that makes the same sums.
+    # Small tiles take 128 16-bit inputs per step, to have fewer steps, but only where that gives the same sums.
     step = operands.inputs or (128 if wide <= 64 and inputs % 128 == 0 else 64)
     step_bytes = step * (rows * operands.row_bytes + wide * operands.weight_bytes)
-    # Two programs share a multiprocessor, if there are so many and they have registers for that.
+    # Two programs share a multiprocessor if there are enough programs and registers.
     alone = warps == 8 or programs <= MULTIPROCESSORS
     stages = int((_SHARED_MEMORY if alone else _SHARED_MEMORY // 2) // step_bytes)
     return TileShape(rows, wide, step, warps, max(2, min(stages, _DEEPEST)))
 
 
 def row_tiles(num_rows: int, experts: int, rows: int) -> int:
-    """Tiles of rows at most, however the rows are shared out among the experts; exact for one expert."""
+    """Maximum number of row tiles, however rows are distributed over experts; exact for one expert."""
     return min(num_rows, (num_rows + experts * (rows - 1)) // rows)
 
 
 @triton.jit
 def place(num_row_tiles, num_output_tiles, GROUP_ROWS: tl.constexpr):
-    """The tile of rows and the tile of outputs of this program, such that neighbours share what they read."""
+    """Row tile and output tile of this program, ordered so that neighbours share what they read."""
     program = tl.program_id(0)
     in_group = GROUP_ROWS * num_output_tiles
     first = program // in_group * GROUP_ROWS
@@ -157,10 +157,11 @@ def place(num_row_tiles, num_output_tiles, GROUP_ROWS: tl.constexpr):
 
 @triton.jit
 def rows_of_tile(tile, num_rows, starts_ptr, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
-    """The expert of a tile of rows, the tile's first row, and the end of the expert's rows.
+    """The expert of a row tile, the tile's first row, and the end of the expert's rows.
 
-    Rows are sorted by expert; `starts_ptr` says where each expert's begin, and where all end. EXPERTS is num_experts
-    rounded up to a power of two, or 0 for one expert that has all rows. A tile beyond the last has no rows.
+    Rows are sorted by expert; `starts_ptr` [num_experts + 1] has each expert's first row and the total. EXPERTS is
+    num_experts rounded up to a power of two, or 0 for a single expert with all rows. Tiles beyond the last have no
+    rows.
     """
     if EXPERTS == 0:
         expert = 0

@@ -9,7 +9,7 @@ from model_runner.contract import Breaker, Dry, SamplingParams
 from model_runner.sampling import end_matches
 from model_runner.sampling.end_matches import EndMatches
 from model_runner.sampling.history import Repetitions
-from model_runner.sampling.slot import Slot
+from model_runner.sampling.slot import SlotState
 from tests.model_runner.work import lines_run
 
 VOCAB = 100
@@ -92,22 +92,22 @@ EVERYTHING = SamplingParams(
 def test_few_tokens_of_a_long_history_are_looked_at_one_by_one(text: str, num_prompt: int) -> None:
     """Else a long prompt, or an output resumed after preemption, would hold everybody up."""
     history = TEXTS[text]
-    assert lines_run(lambda: Slot(EVERYTHING, VOCAB, history[:num_prompt], history[num_prompt:])) < SIZE / 2
+    assert lines_run(lambda: SlotState(EVERYTHING, VOCAB, history[:num_prompt], history[num_prompt:])) < SIZE / 2
 
 
 def test_a_fork_looks_at_no_token_of_its_history() -> None:
     """Beams fork at every step."""
     history = TEXTS["copied once"]
-    slot = Slot(EVERYTHING, VOCAB, history[: SIZE // 2])
+    slot = SlotState(EVERYTHING, VOCAB, history[: SIZE // 2])
     slot.commit(history[SIZE // 2])
-    grown = Slot(EVERYTHING, VOCAB, history[: SIZE // 2], history[SIZE // 2 :])
+    grown = SlotState(EVERYTHING, VOCAB, history[: SIZE // 2], history[SIZE // 2 :])
     assert lines_run(lambda: slot.fork(EVERYTHING, 0)) < 100
     assert lines_run(lambda: grown.fork(EVERYTHING, SIZE // 2)) < 100
-    assert lines_run(lambda: Slot(EVERYTHING, VOCAB, history)) > 200
+    assert lines_run(lambda: SlotState(EVERYTHING, VOCAB, history)) > 200
 
 
-def tables(slot: Slot) -> list[list[tuple[int, float]]]:
-    """The slot's matches for the next token, by token."""
+def tables(slot: SlotState) -> list[list[tuple[int, float]]]:
+    """What the slot says of the next token, by token."""
     found = (slot.banned(), slot.dry_penalty(), slot.repetition_penalty(), slot.output_penalty())
     return [[] if pairs is None else sorted(zip(*(part.tolist() for part in pairs), strict=True)) for pairs in found]
 
@@ -115,10 +115,10 @@ def tables(slot: Slot) -> list[list[tuple[int, float]]]:
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_history_taken_up_is_that_which_grew(text: str) -> None:
     history = TEXTS[text][-400:]
-    grown = Slot(EVERYTHING, VOCAB, history[:200])
+    grown = SlotState(EVERYTHING, VOCAB, history[:200])
     for token in history[200:]:
         grown.commit(token)
-    taken_up = Slot(EVERYTHING, VOCAB, history[:200], history[200:])
+    taken_up = SlotState(EVERYTHING, VOCAB, history[:200], history[200:])
     for token in [*history[-9:], 1, 2, *history[:9]]:
         assert tables(grown) == tables(taken_up)
         grown.commit(token)

@@ -192,9 +192,9 @@ def test_the_state_is_what_the_tokens_make_of_it(name: str) -> None:
     for place in range(len(tokens) + 1):
         asked.guess(tokens[:place], 5)
         asked.fitting([*tokens[place : place + 3], 7, 8])
-        shared().fill_masks([filled], beside=True)
+        shared().fill_masks([filled], in_background=True)
         if place % 2:
-            shared().fill_masks([filled, asked], beside=True)  # one of them is being filled already
+            shared().fill_masks([filled, asked], in_background=True)  # one of them is being filled already
         anew = matcher(grammar, tokens[:place])
         masks = [allowed(state) for state in (plain, asked, filled, anew)]
         assert masks[1:] == masks[:1] * 3
@@ -208,7 +208,7 @@ def test_many_masks_in_threads_are_those_of_each_alone() -> None:
     grammars = [grammar for grammar, _ in LANGUAGES.values()] * 3
     outputs = [walk(grammar, seed, 6) for seed, grammar in enumerate(grammars)]
     states = [matcher(grammar, output) for grammar, output in zip(grammars, outputs, strict=True)]
-    shared().fill_masks(states, beside=True)
+    shared().fill_masks(states, in_background=True)
     expected = [allowed(matcher(grammar, output)) for grammar, output in zip(grammars, outputs, strict=True)]
     assert [allowed(state) for state in states] == expected
 
@@ -472,7 +472,7 @@ def test_a_model_that_has_no_tokenizer_or_not_a_fitting_one() -> None:
 
     for grammars in (Grammars(missing, WIDTH), Grammars(lambda: "{}", WIDTH), make(width=SIZE - 10)):
         for _ in range(2):
-            with pytest.raises(GrammarError, match="cannot be used with this model's tokenizer"):
+            with pytest.raises(GrammarError, match="this model's tokenizer supports neither"):
                 grammars.prepare(ONE, 1)
     state = SamplingState(1, WIDTH, CPU)
     with pytest.raises(ValueError, match="no tokenizer"):
@@ -523,7 +523,7 @@ def test_what_was_found_without_the_grammar_stands_where_it_is_allowed(temperatu
         for step in range(12):
             logits = random_logits(4, WIDTH, step)
             plan = state.plan_picks(samples, range(4), np.full(4, step))
-            assert (plan.choices, plan.held) == ({0, 1, 2, 3}, {0, 1, 3})
+            assert (plan.choices, plan.with_grammar) == ({0, 1, 2, 3}, {0, 1, 3})
             verdicts = verify(logits, samples, range(4), picks=picks_of(logits, plan) if known else NO_PICKS)
             outputs[-1].append(tuple(token for verdict in verdicts for token in verdict.tokens))
     assert outputs[0] == outputs[1]
@@ -547,12 +547,12 @@ def test_a_failure_in_mid_output_ends_that_one_with_the_reason(
     state.admit(2, SamplingParams(temperature=0.0), ())
     state.admit(3, SamplingParams(temperature=0.0, grammar=ONE, stop_token_ids=(EOS,)), ())
     if begins_early:
-        state.fill_masks([0, 1, 2, 3], beside=True)
+        state.fill_masks([0, 1, 2, 3], in_background=True)
     logits = random_logits(4, WIDTH, 1)
     picks = Sampler(TorchDraw(WIDTH, CPU))(logits, state.rows([0, 1, 2, 3]))
     assert picks.errors[1] is not None
     assert picks.errors[1].by_request
-    assert "cannot be held to its grammar any longer" in picks.errors[1].message
+    assert "exceeded the limits of its grammar" in picks.errors[1].message
     assert "\n" not in picks.errors[1].message
     for row in (0, 2, 3):
         alone = Sampler(TorchDraw(WIDTH, CPU))(logits[row : row + 1], state.rows([row]))
@@ -583,7 +583,7 @@ def test_what_is_kept_for_other_outputs_never_ends_one(
     state = grammars.matcher(grammar, (EOS,), ())
     for place, token in enumerate(tokens):
         if begins_early:
-            grammars.fill_masks([state], beside=True)
+            grammars.fill_masks([state], in_background=True)
         assert allowed(state) == expected[place]
         state.guess(tokens[:place], 5)
         state.advance(token)

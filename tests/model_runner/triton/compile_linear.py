@@ -2,7 +2,16 @@
 
 import torch
 
-from model_runner.kernels.triton.linear import FP8, Addends, Experts, Scales, expert_sum, linear, quantize_rows, shapes
+from model_runner.kernels.triton.linear import (
+    FP8,
+    Addends,
+    ExpertRows,
+    Scales,
+    expert_sum,
+    linear,
+    quantize_rows,
+    shapes,
+)
 from model_runner.kernels.triton.linear_int4 import Int4Weight, int4_operands, linear_int4
 from model_runner.kernels.triton.tiles import all_shapes
 from tests.model_runner.triton.hopper import report
@@ -12,7 +21,7 @@ EXPERTS = 128
 
 
 def launch() -> None:
-    experts = Experts(torch.zeros(EXPERTS + 1, dtype=torch.int32))
+    experts = ExpertRows(torch.zeros(EXPERTS + 1, dtype=torch.int32))
     dense(torch.float16, 4096, None)
     fp8(torch.bfloat16, 4096, None)
     int4(torch.bfloat16, 2080, None)  # with a tail of inputs
@@ -25,7 +34,7 @@ def launch() -> None:
         expert_sum(outputs, torch.zeros(8, 8, dtype=torch.int64), torch.empty(8, 8), torch.empty(8, 4096, dtype=dtype))
 
 
-def dense(dtype: torch.dtype, inputs: int, experts: Experts | None) -> None:
+def dense(dtype: torch.dtype, inputs: int, experts: ExpertRows | None) -> None:
     weight = torch.empty(OUTPUTS, inputs, dtype=dtype).expand(1 if experts is None else EXPERTS, -1, -1)
     for shape in shapes(dtype, inputs):
         linear(
@@ -38,7 +47,7 @@ def dense(dtype: torch.dtype, inputs: int, experts: Experts | None) -> None:
         )
 
 
-def fp8(dtype: torch.dtype, inputs: int, experts: Experts | None) -> None:
+def fp8(dtype: torch.dtype, inputs: int, experts: ExpertRows | None) -> None:
     weight = torch.empty(OUTPUTS, inputs, dtype=FP8).expand(1 if experts is None else EXPERTS, -1, -1)
     for shape in shapes(FP8, inputs):
         linear(
@@ -52,7 +61,7 @@ def fp8(dtype: torch.dtype, inputs: int, experts: Experts | None) -> None:
         )
 
 
-def int4(dtype: torch.dtype, inputs: int, experts: Experts | None) -> None:
+def int4(dtype: torch.dtype, inputs: int, experts: ExpertRows | None) -> None:
     group = 128 if inputs % 128 == 0 else 32
     nibbles = torch.empty(inputs // group, OUTPUTS, group // 2, dtype=torch.uint8)
     weight = Int4Weight(nibbles, torch.empty(inputs // group, OUTPUTS, dtype=torch.int32))

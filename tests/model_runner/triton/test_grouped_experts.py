@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from model_runner.kernels.triton.linear import Experts
+from model_runner.kernels.triton.linear import ExpertRows
 from model_runner.models.cuda_linear import (
     GROUPED_EXPERTS_NAME,
     Fp8Product,
@@ -29,8 +29,8 @@ ROUTINGS = {
 }
 
 
-def starts_of(counts: list[int], device: torch.device) -> Experts:
-    return Experts(torch.tensor([0, *counts], device=device).cumsum(0).int())
+def starts_of(counts: list[int], device: torch.device) -> ExpertRows:
+    return ExpertRows(torch.tensor([0, *counts], device=device).cumsum(0).int())
 
 
 @pytest.mark.parametrize("kind", [None, "fp8", "int4"])
