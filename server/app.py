@@ -48,7 +48,7 @@ from server.telemetry.recent_requests import RecentRequests
 from server.tenants.accounts import Accounts, UsageBook, today
 from server.tenants.keys import KeyRing
 from server.tenants.rate_limits import RateLimits
-from server.tenants.usage_counters import Windows
+from server.tenants.usage_counters import UsageCounters
 from server.text.tokenizer import Tokenizer
 
 _DESCRIPTION = (
@@ -155,7 +155,7 @@ def _services(
 def _accounts(settings: Settings, keys: KeyRing, usage: UsageBook) -> Accounts:
     """Raises ValueError if Redis cannot be used."""
     redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
-    return Accounts(keys, RateLimits(Windows(redis_url)), usage)
+    return Accounts(keys, RateLimits(UsageCounters(redis_url)), usage)
 
 
 def _file_store(settings: Settings, storage: Storage) -> FileStore | None:

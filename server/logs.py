@@ -1,4 +1,4 @@
-"""Log lines: text or JSON, with the id of the request that they belong to. Never keys; prompts only on demand."""
+"""Logging as text or JSON, with the request's id on each line. Never logs keys, and prompts only with --log-prompts."""
 
 import json
 import logging
@@ -14,10 +14,10 @@ _CHATTY_LOGGERS = {
 
 
 def configure_logging(format: Literal["text", "json"], level: str) -> None:  # noqa: A002 - the setting's name
-    """Send the logs of this process to standard error, replacing what was configured before.
+    """Send the logs of this process to standard error, replacing earlier configuration.
 
-    Libraries that would log the text of streams at their debug level are kept at warnings, and one that warns of each
-    header it cannot read, which it quotes, at errors.
+    Some libraries log the text of streams at debug level: they are limited to warnings. OpenTelemetry warns of each
+    unreadable header and quotes it: it is limited to errors.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if format == "json" else TextFormatter())
@@ -37,13 +37,13 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         fields = (f"{key}={_plain(value)}" for key, value in _extra(record).items())
         line = super().formatMessage(record)
-        if not line.isprintable():  # a line break in a path, say, must not begin a line of its own
+        if not line.isprintable():  # a line break in a path must not start a new log line
             line = line.encode("unicode_escape").decode()
         return " ".join([line, *fields])
 
 
 class JSONFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     converter = staticmethod(time.gmtime)
 
@@ -61,11 +61,11 @@ class JSONFormatter(logging.Formatter):
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller gave as `extra`."""
+    """The fields that the caller passed as `extra`."""
     return {key: value for key, value in record.__dict__.items() if key not in _PLAIN_ATTRIBUTES and value is not None}
 
 
 def _plain(value: object) -> str:
-    """A value on a line of text; quoted where it could be taken for several."""
+    """A value on a line of text, quoted if it has spaces or unprintable characters."""
     text = f"{value:.4f}" if isinstance(value, float) else str(value)
     return text if text.isprintable() and " " not in text else json.dumps(text)

@@ -16,7 +16,7 @@ from server.api.services import ServicesDep
 from server.generation.abilities import Embedding, Scoring
 from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
-from server.generation.planning.limits import unasked_max_tokens
+from server.generation.planning.limits import implicit_max_tokens
 from server.generation.settings import DecodingSettings, facts_of
 from server.http.responses import json_response
 
@@ -112,9 +112,9 @@ async def capabilities(request: Request, services: ServicesDep) -> Response:
     """What the server can do with the loaded model, and every field with its range, default and exclusions."""
     info = services.info()
     template = services.tokenizer.chat_template
-    method = services.planner().speculation.of_silence
+    method = services.planner().speculation.default_method
     max_tokens = services.model.defaults.max_tokens
-    most = unasked_max_tokens(info.max_model_len) if max_tokens is None else max_tokens
+    most = implicit_max_tokens(info.max_model_len) if max_tokens is None else max_tokens
     defaults = {
         **services.model.defaults.values,
         **({} if max_tokens is None else {"max_tokens": max_tokens}),

@@ -224,7 +224,7 @@ def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:
     """For the start summary: the default and the methods that requests can name."""
     if not methods:
         return "none"
-    default = SpeculationRules(methods, settings.speculation).of_silence
+    default = SpeculationRules(methods, settings.speculation).default_method
     return f"{default} by default; {', '.join(methods)}; at most {settings.num_draft_tokens} draft tokens in a step"
 
 

@@ -1,1 +1,1 @@
-"""The engine process and what the HTTP side uses to talk to it."""
+"""The engine process and the client through which the HTTP side uses it."""

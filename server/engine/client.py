@@ -1,4 +1,4 @@
-"""What the HTTP side calls: one interface, whether the engine runs in a process of its own or in this one."""
+"""Interface of an engine for the HTTP side, whether it runs in its own process or in this one."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -12,7 +12,7 @@ from server.engine.step_log import StepLog
 
 
 class EngineState(StrEnum):
-    """Where the engine is in its life. Requests are taken only when READY or RESTARTING (they wait)."""
+    """Life cycle of the engine. Requests are accepted when READY or RESTARTING (they wait)."""
 
     STARTING = "starting"
     READY = "ready"
@@ -22,98 +22,98 @@ class EngineState(StrEnum):
 
 
 class EngineUnavailableError(Exception):
-    """The engine takes no work now: starting, draining or failed. The client may try again later."""
+    """The engine accepts no work now: it is starting, draining or failed. The client may retry later."""
 
 
 class QueueFullError(Exception):
-    """All places of the server are taken, and the client that asks has no more left in its share."""
+    """All queue places are taken, and the client has used its share of them."""
 
 
 class RequestFailedError(Exception):
-    """One request cannot be completed: it failed alone, the engine goes on."""
+    """One request failed alone; the engine continues."""
 
 
 class OutputStream(Protocol):
-    """What one request brings, until every choice has ended."""
+    """Outputs of one request, until every choice has ended."""
 
     @property
     def error(self) -> Exception | None:
-        """What ended it early: EngineUnavailableError or RequestFailedError. It comes after the outputs."""
+        """Why the request ended early: EngineUnavailableError or RequestFailedError. Set after the last output."""
         ...
 
     def take(self) -> Sequence[RequestOutput]:
-        """All outputs that have come since the last time, in order."""
+        """All outputs since the last call, in order."""
         ...
 
     def close(self) -> None:
-        """Abort what still runs; nothing more comes."""
+        """Abort unfinished choices. No more outputs follow."""
         ...
 
 
 class EngineClient(Protocol):
-    """A running engine. Everything is called from one event loop."""
+    """A running engine. All calls come from one event loop."""
 
     @property
     def state(self) -> EngineState: ...
 
     @property
     def info(self) -> RunnerInfo:
-        """Raises EngineUnavailableError until the engine has been ready once."""
+        """Description of the loaded model. Raises EngineUnavailableError until the engine has been ready once."""
         ...
 
     @property
     def stats(self) -> EngineStats:
-        """The last snapshot that the engine sent; nothing runs and waits in one that has ended."""
+        """The last snapshot from the engine. After its end, none are running or waiting in it."""
         ...
 
     @property
     def steps(self) -> StepLog:
-        """The last steps, also those of engines before this one."""
+        """The last steps, including steps of earlier engines."""
         ...
 
     @property
     def num_held(self) -> int:
-        """Live choices that are not in the engine: it restarts, or they wait because one may have killed it."""
+        """Live choices outside the engine: it restarts, or they wait because one of them may have killed it."""
         ...
 
     @property
     def num_background_held(self) -> int:
-        """Those of `num_held` that only get the room that others leave."""
+        """Choices of `num_held` that belong to background requests."""
         ...
 
     @property
     def num_restarts(self) -> int: ...
 
     async def start(self) -> None:
-        """Begin to load the model; returns at once. `wait_ready` waits."""
+        """Begin to load the model and return at once; `wait_ready` waits."""
         ...
 
     async def wait_ready(self) -> None:
-        """Returns when the engine answers; raises EngineUnavailableError when it failed to start."""
+        """Returns when the engine is ready; raises EngineUnavailableError if it failed to start."""
         ...
 
     def submit(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> OutputStream:
-        """Take a request; `wake` is called whenever its stream has something new.
+        """Submit a request; `wake` is called whenever its stream has something new.
 
-        Raises QueueFullError or EngineUnavailableError if it is not taken. A restart of the engine is not seen in the
-        outputs, which go on where they stopped; only the follower is told.
+        Raises QueueFullError or EngineUnavailableError if it is refused. The outputs do not show a restart of the
+        engine: they continue where they stopped, and only the follower hears of it.
         """
         ...
 
     async def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
-        """What became so far of a request's choices that have not ended. Takes as long as a step does.
+        """Histories of a request's unfinished choices so far. Takes as long as a step.
 
-        Nothing of a request that is unknown or has ended, or that the engine does not have: it restarts, or dies. Of
-        choices that were aborted before, followers have been told when this returns.
+        Empty if the request is unknown, has ended or is not in the engine, which may be restarting. When this returns,
+        followers have received the ends of all choices that were aborted before.
         """
         ...
 
     def abort_choice(self, request_id: str, choice: int) -> None:
-        """End one choice of a running request (a stop string was found); no more outputs of it come."""
+        """End one choice of a running request (a stop string was found). It has no more outputs."""
         ...
 
     async def drain(self, grace_s: float) -> None:
-        """Take no new requests, wait for the running ones at most this long, then fail what is left."""
+        """Refuse new requests, let running ones finish for at most `grace_s`, then fail the rest."""
         ...
 
     async def stop(self) -> None:

@@ -1,33 +1,32 @@
-"""What the engine process finds in its environment."""
+"""Environment variables of the engine process."""
 
-# Short: the benches read it without the packages that the engine needs.
+# Short: the benches use it without the engine's packages.
 
 import os
 
 _ALLOCATOR, _OLD_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 
 ENVIRONMENT = {
-    # After each of torch's operators its threads would wait for the next one in a busy loop, for milliseconds, and take
-    # the cores from the kernels' own threads and from the HTTP process.
+    # Otherwise torch's threads busy-wait for milliseconds after each operator, and take cores from the kernels' own
+    # threads and from the HTTP process.
     "OMP_WAIT_POLICY": "PASSIVE",
-    # Sampling works on tensors of some megabytes. By default malloc returns each to the kernel, and clearing the pages
-    # of the next takes longer than the work itself.
+    # Sampling works on tensors of some megabytes. By default malloc returns each to the kernel, and clearing the next
+    # one's pages takes longer than the work itself.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    # Steps take tensors of ever new sizes. Where segments of CUDA memory can grow, what is freed fits the next ones and
-    # does not end as pieces too small for any. Builds of torch for the CPU read it and do nothing.
+    # Each step allocates tensors of new sizes. Expandable segments of CUDA memory let freed memory be reused instead of
+    # fragmenting. Torch builds for the CPU ignore this setting.
     _ALLOCATOR: "expandable_segments:True",
-    # Torch's compiler starts processes of Python, which are to import nothing from the working folder either.
+    # Torch's compiler starts Python processes, which must not import from the working folder either.
     "PYTHONSAFEPATH": "1",
 }
-"""Of the engine process, where the server's own environment does not say otherwise; read before Python starts."""
+"""Defaults of the engine process, set before Python starts. The server's own environment takes precedence."""
 
 
 def engine_environment() -> dict[str, str]:
-    """All that an engine process finds in its environment: the server's own, and ENVIRONMENT.
+    """The environment of an engine process: ENVIRONMENT, overridden by the server's own variables.
 
-    Torch reads its allocator's settings under two names, parts of them under one and parts under the other, so nothing
-    is added to what the user says under either.
+    Torch reads its allocator's settings from two variables. If the user sets either of them, nothing is added.
     """
     environment = ENVIRONMENT | os.environ
     if _OLD_ALLOCATOR in os.environ and _ALLOCATOR not in os.environ:

@@ -1,8 +1,8 @@
-"""What routers are told of the prefix cache, in the form in which vLLM tells it.
+"""Prefix-cache events for routers, in vLLM's format.
 
-A batch is the msgpack array `[seconds, events, data_parallel_rank]`, and an event an array that begins with its tag and
-goes on with its fields in a fixed order. A block's hash is an integer of 64 bits, the last of its name, which is the
-same in every process. Newer readers also take events as maps, and hashes as bytes; all take these.
+A batch is the msgpack array `[seconds, events, data_parallel_rank]`. An event is an array: its tag, then its fields in
+a fixed order. A block's hash is a 64-bit integer, the last 8 bytes of its name, so it is the same in every process.
+Newer readers also accept events as maps and hashes as bytes; all readers accept this form.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from scheduler.prefix_cache import AllBlocksCleared, BlockRemoved, BlockStored, 
 
 _HASH_BYTES = 8
 _MEDIUM = "GPU"
-"""What readers call the memory from which the model computes, whatever the device."""
+"""The readers' name for the memory from which the model computes, whatever the device."""
 _RANK = 0
 
 
 class _Stored(msgspec.Struct, array_like=True, tag="BlockStored"):
-    """Blocks of which each extends the one before it, the first one `parent_block_hash`."""
+    """A chain of blocks, each extending the one before it, and the first extending `parent_block_hash`."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
     token_ids: list[int]
-    """Of all the blocks."""
+    """Tokens of all the blocks."""
     block_size: int
     lora_id: None = None
     medium: str = _MEDIUM
@@ -40,17 +40,17 @@ class _Cleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
 
 
 def block_hash(name: bytes) -> int:
-    """By which readers know the block of this name."""
+    """The hash by which readers identify the block of this name."""
     return int.from_bytes(name[-_HASH_BYTES:], "big")
 
 
 def encode_batch(events: Sequence[CacheEvent], seconds: float) -> bytes:
-    """The events as one batch, in their order; `seconds` is when they happened, in Unix time."""
+    """The events as one batch, in order; `seconds` is when they happened, in Unix time."""
     return msgspec.msgpack.encode((seconds, _written(events), _RANK))
 
 
 def _written(events: Sequence[CacheEvent]) -> list[_Stored | _Removed | _Cleared]:
-    """Blocks that follow each other, as those of a long prompt do, share an event."""
+    """The events to send: successive blocks, as in a long prompt, share one event."""
     written: list[_Stored | _Removed | _Cleared] = []
     for event in events:
         last = written[-1] if written else None

@@ -1,6 +1,6 @@
-"""Publishes what engines tell of their prefix caches (kv_events.py), over ZeroMQ. Needs pyzmq.
+"""Publishes the engines' prefix-cache events (kv_events.py) over ZeroMQ. Needs pyzmq.
 
-Lives in the HTTP process: subscribers stay connected, and batches numbered on, when an engine dies and another follows.
+It lives in the HTTP process, so subscribers stay connected and the numbering continues when an engine is replaced.
 """
 
 import errno
@@ -11,9 +11,9 @@ from collections import deque
 import zmq
 
 BACKLOG = 10_000
-"""Batches, of one step each, that can be sent again; as many may be on their way to each subscriber."""
+"""Batches (one step each) kept for replay, and queued at most for each subscriber."""
 BACKLOG_BYTES = 64 << 20
-"""The same in bytes: steps of long prompts tell of thousands of tokens."""
+"""Limit on the backlog in bytes, because one step of a long prompt can carry thousands of tokens."""
 _NUMBER_BYTES = 8
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _NO_ADDRESS = "no network interface here has this address"
@@ -22,20 +22,20 @@ logger = logging.getLogger("samewise.kv_events")
 
 
 class KVPublisher:
-    """Numbers batches from 0 and sends each as `[topic, number, batch]` to all that subscribe.
+    """Numbers batches from 0 and sends each as `[topic, number, batch]` to all subscribers.
 
-    Nobody is waited for. A subscriber that is more than the backlog behind misses batches, which the numbers show; what
-    it has missed it can ask for at the second endpoint. A request is `[b"", number]` and gets `[b"", number, batch]`
-    for each batch in the backlog from that number on, then `[b"", -1, b""]`. Numbers have 8 bytes, big-endian.
+    Sending never waits. A subscriber that falls behind by more than the backlog misses batches, and sees it from the
+    numbers. It can request them at the replay endpoint with `[b"", number]`. The reply is `[b"", number, batch]` for
+    each batch in the backlog from that number on, then `[b"", -1, b""]`. Numbers have 8 bytes, big-endian.
     """
 
     def __init__(self, endpoint: str, topic: str = "", replay: str | None = None, backlog: int = BACKLOG) -> None:
-        """Raises OSError, in words for the user, if one of the endpoints cannot be listened on."""
+        """Raises OSError with a message for the user if it cannot listen on one of the endpoints."""
         self._topic = topic.encode()
         self._most = 0 if replay is None else backlog
         self._batches: deque[tuple[bytes, bytes]] = deque()
         self._num_bytes = 0
-        """Of these."""
+        """Size of `_batches`."""
         self._num_batches = 0
         self._lock = threading.Lock()
         self._context = zmq.Context()
@@ -43,10 +43,10 @@ class KVPublisher:
         try:
             self._subscribers = _listen(self._context, zmq.PUB, endpoint, backlog)
             self.endpoint = self._subscribers.get_string(zmq.LAST_ENDPOINT)
-            """The one that was given, with the port that was picked if that was left open."""
+            """The given endpoint, with the chosen port if none was given."""
             self.replay: str | None = None
             if replay is not None:
-                # ZeroMQ may count up to half of it as unread when all is read, and drops what there is no room for.
+                # ZeroMQ may count up to half of the limit as unread after all was read, and drops messages beyond it.
                 late = _listen(self._context, zmq.ROUTER, replay, 2 * (backlog + 1))
                 self.replay = late.get_string(zmq.LAST_ENDPOINT)
                 self._thread = threading.Thread(
@@ -58,7 +58,7 @@ class KVPublisher:
             raise
 
     def publish(self, batch: bytes) -> None:
-        """Send it to whoever listens. Never blocks. Called from one thread."""
+        """Send a batch to all subscribers. Never blocks. Called from one thread only."""
         number = self._num_batches.to_bytes(_NUMBER_BYTES, "big")
         with self._lock:
             self._batches.append((number, batch))
@@ -69,25 +69,25 @@ class KVPublisher:
         self._subscribers.send_multipart((self._topic, number, batch), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Nothing that was not sent yet is waited for."""
+        """Close at once; unsent batches are dropped."""
         self._subscribers.close(linger=0)
         self._context.term()
         if self._thread is not None:
             self._thread.join()
 
     def _serve_replays(self, socket: "zmq.Socket[bytes]") -> None:
-        """In a thread of its own, to which the socket belongs, so that answers take no time from the event loop."""
+        """Answers replay requests in a thread that owns the socket, so that it takes no time from the event loop."""
         try:
             while True:
                 self._answer(socket, socket.recv_multipart())
         except zmq.ContextTerminated:
             return
         finally:
-            socket.close(linger=0)  # or closing would wait for it
+            socket.close(linger=0)  # otherwise closing would wait for unsent answers
 
     def _answer(self, socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
         if len(frames) != 3 or frames[1] or len(frames[2]) != _NUMBER_BYTES:
-            logger.warning("Somebody asked for KV events in a form that is not that of vLLM, and gets no answer.")
+            logger.warning("Ignored a replay request for KV events: expected an empty frame and a number of 8 bytes.")
             return
         sender, delimiter, first = frames
         with self._lock:
@@ -99,7 +99,7 @@ class KVPublisher:
 
 
 def _listen(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, endpoint: str, backlog: int) -> "zmq.Socket[bytes]":
-    """A socket that drops what is more than so many messages for a peer. Raises OSError."""
+    """A bound socket that drops messages beyond `backlog` for a slow peer. Raises OSError."""
     socket = context.socket(kind)
     socket.sndhwm = backlog
     socket.ipv6 = "[" in endpoint

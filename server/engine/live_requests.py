@@ -1,4 +1,4 @@
-"""The requests that are under way: their outputs so far, and the streams that wait for more."""
+"""Requests in flight: their outputs so far, and the streams that wait for more."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -12,38 +12,38 @@ from server.engine.recovery import Crash, CrashPolicy
 
 
 class Follower(Protocol):
-    """Told what became of a request. Nothing waits for it, and it must not fail."""
+    """Receives the events of one request. Nothing waits for its methods, and they must not raise."""
 
     def ended(self, choice: int, history: ChoiceHistory | None) -> None:
-        """One choice has ended; each does once. This may come after its stream was closed.
+        """A choice has ended; called once for each. May be called after the stream was closed.
 
-        `history` is that of the last engine, or None if no engine has any: it never had the choice, or died with it.
+        `history` is from the last engine that had the choice. It is None if no engine had it, or that engine died.
         """
         ...
 
     def interrupted(self) -> None:
-        """The engine died with it. It goes on in the next one."""
+        """The engine died with the request in it. The request continues in the next engine."""
         ...
 
 
 class LiveRequest:
-    """One request, between the reader that brings outputs and the one consumer that takes them.
+    """One request, between the reader that adds outputs and the one consumer that takes them.
 
-    Bringing never blocks: what a slow consumer leaves lying is bounded by the request's `max_tokens`.
+    Adding never blocks: the outputs that a slow consumer has not taken are bounded by the request's `max_tokens`.
     """
 
     def __init__(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> None:
-        """`wake` tells the consumer that there is something new."""
+        """`wake` is called when there is something new to take."""
         self.follower = follower
         self._request = request
         self._tokens = {choice.index: list(choice.output) for choice in request.choices}  # of unfinished choices
         self._states = {choice.index: choice.sampler_state for choice in request.choices}
         self._outputs: list[RequestOutput] = []
         self._num_places = 0
-        """Those that it holds."""
+        """Places that the request holds."""
         self._wake = wake
         self.error: Exception | None = None
-        """What ended it early."""
+        """The error that ended the request early."""
 
     @property
     def request_id(self) -> str:
@@ -51,22 +51,22 @@ class LiveRequest:
 
     @property
     def num_unfinished(self) -> int:
-        """Choices that still run."""
+        """Choices that are still running."""
         return len(self._tokens)
 
     @property
     def is_background(self) -> bool:
-        """Whether it gets only the room that others leave."""
+        """Whether it runs only in capacity that other requests leave."""
         return self._request.tier >= BACKGROUND
 
     def take_places(self, places: Places) -> None:
-        """Count the sequences that are drawn for it; in the background they take no places."""
+        """Take a place for each sequence it generates. Background requests take none."""
         if not self.is_background:
             self._num_places = self._request.num_drawn
             places.take(self._request.client, self._request.weight, self._num_places)
 
     def give_places_back(self, places: Places, *, is_over: bool = False) -> None:
-        """Count no longer what has ended: a choice, or with the last one all beams of a search."""
+        """Give back the places of choices that ended. A beam search gives back all its places at its end."""
         if is_over or not self._tokens:
             number = self._num_places
         else:
@@ -76,13 +76,13 @@ class LiveRequest:
             self._num_places -= number
 
     def resumed(self) -> EngineRequest:
-        """The request as to submit now: only its unfinished choices, with their outputs so far."""
+        """The request to submit now: only its unfinished choices, with their outputs so far."""
         states = self._states
         choices = tuple(ChoiceState(index, tuple(tokens), states[index]) for index, tokens in self._tokens.items())
         return replace(self._request, choices=choices)
 
     def apply(self, output: RequestOutput) -> bool:
-        """Take in what a step brought. False if the choice has ended: then it is dropped."""
+        """Add an output of a step. Returns False if the choice has ended already, and drops the output."""
         tokens = self._tokens.get(output.choice)
         if tokens is None:
             return False
@@ -96,9 +96,9 @@ class LiveRequest:
         return True
 
     def abort(self, choice: int) -> bool:
-        """End one choice; its outputs that were not taken yet are dropped. False if it had finished before.
+        """End one choice and drop its outputs that were not taken. Returns False if it had finished already.
 
-        The follower is not told: it is to get what the engine says of the choice.
+        The follower is not called here, because the engine still has to report the choice's history.
         """
         was_running = self._tokens.pop(choice, None) is not None
         self._outputs = [output for output in self._outputs if output.choice != choice]
@@ -106,20 +106,20 @@ class LiveRequest:
         return was_running
 
     def abort_all(self) -> list[int]:
-        """End all choices, of which the follower is not told. Returns those that had not finished before."""
+        """End all choices without calling the follower. Returns those that were running."""
         running = list(self._tokens)
         self._tokens.clear()
         return running
 
     def fail(self, error: Exception) -> None:
-        """End all choices; the consumer gets the outputs that are there, then the error."""
+        """End all choices. The consumer gets the outputs so far, then the error."""
         for choice in self.abort_all():
             self.follower.ended(choice, None)
         self.error = error
         self._wake()
 
     def take(self) -> list[RequestOutput]:
-        """The outputs that came since the last time, in order of arrival."""
+        """The outputs since the last call, in order of arrival."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -133,7 +133,7 @@ class LiveRequests:
         self._empty = asyncio.Event()
         self._empty.set()
         self.places = Places()
-        """What unfinished choices take, of all requests that are not in the background."""
+        """Places of the unfinished choices of all requests that are not in the background."""
         self._pending_acks = PendingAcks()
 
     def __len__(self) -> int:
@@ -141,12 +141,12 @@ class LiveRequests:
 
     @property
     def num_held(self) -> int:
-        """Those of requests that are not in the engine."""
+        """Unfinished choices of requests that are not in the engine."""
         return sum(live.num_unfinished for live in self._held())
 
     @property
     def num_background_held(self) -> int:
-        """Those of `num_held` that only get the room that others leave."""
+        """Choices of `num_held` that belong to background requests."""
         return sum(live.num_unfinished for live in self._held() if live.is_background)
 
     @property
@@ -155,7 +155,7 @@ class LiveRequests:
         return self._policy.num_inside
 
     def add(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> LiveRequest:
-        """A new request, not yet submitted. Raises ValueError if one with this id is live."""
+        """Add a request without submitting it. Raises ValueError if its id is in use."""
         if request.request_id in self._live:
             raise ValueError(f"request id {request.request_id!r} is in use")
         live = self._live[request.request_id] = LiveRequest(request, wake, follower)
@@ -169,7 +169,7 @@ class LiveRequests:
         return [self._live[request_id].resumed() for request_id in self._policy.release()]
 
     def apply(self, outputs: Iterable[RequestOutput]) -> bool:
-        """Hand out what a step brought; True if a request finished with it. What nobody waits for is dropped."""
+        """Deliver the outputs of a step, except outputs of ended choices. Returns True if a request finished."""
         finished = False
         for output in outputs:
             live = self._live.get(output.request_id)
@@ -185,7 +185,7 @@ class LiveRequests:
         return finished
 
     def abort_choice(self, request_id: str, choice: int) -> bool:
-        """End one choice, and the request with its last. True if the engine has to be told."""
+        """End one choice; with the last choice, the request. Returns True if the engine must be informed."""
         live = self._live.get(request_id)
         if live is None or not live.abort(choice):
             return False
@@ -197,40 +197,41 @@ class LiveRequests:
         return submitted
 
     def abort(self, live: LiveRequest) -> bool:
-        """End this request if it has not ended. True if the engine has to be told."""
+        """End this request unless it has ended. Returns True if the engine must be informed."""
         if self._live.get(live.request_id) is not live:
             return False
         submitted = self._policy.is_inside(live.request_id)
-        self._forget(live.request_id)  # which counts its choices
+        self._forget(live.request_id)  # before its choices are cleared: it counts them
         self._note_aborted(live, live.abort_all(), submitted)
         return submitted
 
     async def explain(self, request_id: str, send: Callable[[], None]) -> Sequence[ChoiceHistory]:
-        """What became of a request that the engine has, or still has to tell the end of; `send` asks it. When this
-        returns, followers know the ends of all choices that were aborted before.
+        """Histories of a request's unfinished choices; empty if the engine does not have it. `send` asks the engine.
+
+        When this returns, followers have received the ends of all choices that were aborted before.
         """
         if not self._policy.is_inside(request_id) and not self._pending_acks.is_expected(request_id):
             return ()
         return await self._pending_acks.ask(request_id, send)
 
     def explained(self, request_id: str, histories: Sequence[ChoiceHistory]) -> None:
-        """The engine has answered that."""
+        """Deliver the engine's answer to `explain`."""
         self._pending_acks.explained(request_id, histories)
 
     def aborted(self, request_id: str, choice: int | None, histories: Iterable[ChoiceHistory]) -> None:
-        """The engine has ended a choice, or all of them, as it was told; these are the ends of those that ran."""
+        """The engine has ended an aborted choice, or all of them (None); `histories` are of those that were running."""
         self._pending_acks.abort_acknowledged(request_id, choice, histories)
 
     def engine_ended(self) -> None:
-        """It tells nothing more. `crashed` says what that means for the requests."""
+        """The engine's connection is closed, so pending answers will not come. `crashed` then handles the requests."""
         self._pending_acks.engine_ended()
 
     def in_background(self) -> list[LiveRequest]:
-        """Those that get only the room that others leave."""
+        """The requests that run only in capacity that others leave."""
         return [live for live in self._live.values() if live.is_background]
 
     def fail(self, request_id: str, error: Exception) -> None:
-        """End a request with an error; unknown ones have ended and are left alone."""
+        """End a request with an error. An unknown request has ended already and is ignored."""
         if request_id in self._live:
             self._forget(request_id).fail(error)
 
@@ -240,8 +241,8 @@ class LiveRequests:
             self.fail(request_id, error)
 
     def crashed(self, error: Exception) -> Crash:
-        """The engine died: nothing is submitted any more. The culprit, if there is one, ends with the error."""
-        self._pending_acks.engine_ended()  # of what was aborted while it was being buried
+        """The engine died: no request is in it any more. The culprit, if one was found, ends with the error."""
+        self._pending_acks.engine_ended()  # for requests aborted while the engine was shutting down
         crash = self._policy.crashed()
         for victim in crash.victims:
             self._live[victim].follower.interrupted()
@@ -257,7 +258,7 @@ class LiveRequests:
         return (live for request_id, live in self._live.items() if not self._policy.is_inside(request_id))
 
     def _note_aborted(self, live: LiveRequest, choices: Iterable[int], submitted: bool) -> None:
-        """The follower is told what the engine says of these choices, if it has them."""
+        """Call the follower with the engine's report on these choices; at once if the engine does not have them."""
         if submitted:
             self._pending_acks.expect(live.request_id, choices, live.follower)
         else:
@@ -277,53 +278,53 @@ class LiveRequests:
 
 
 class PendingAcks:
-    """The ends of aborted choices, and the answers to questions about requests."""
+    """Aborted choices whose end the engine has not reported, and requests whose history was asked for."""
 
     def __init__(self) -> None:
         self._aborted: dict[str, dict[int, Follower]] = {}
-        """By request and choice."""
+        """Followers by request and choice."""
         self._explanations: dict[str, asyncio.Future[Sequence[ChoiceHistory]]] = {}
 
     def expect(self, request_id: str, choices: Iterable[int], follower: Follower) -> None:
-        """These choices were aborted in the engine."""
+        """These choices were aborted, and the engine will report their ends."""
         self._aborted.setdefault(request_id, {}).update(dict.fromkeys(choices, follower))
 
     def is_expected(self, request_id: str) -> bool:
-        """Whether choices of it were aborted of which the engine has told nothing yet."""
+        """Whether the engine still has to report the end of an aborted choice of this request."""
         return request_id in self._aborted
 
     def output_received(self, output: RequestOutput) -> None:
-        """An output that nobody waits for any more; it may be the end of a choice that was to be aborted."""
+        """Use an output of an aborted choice: it may be its last, and carry its history."""
         if output.finish_reason is not None:
-            self._tell(output.request_id, output.choice, output.history)
+            self._report(output.request_id, output.choice, output.history)
 
     def abort_acknowledged(self, request_id: str, choice: int | None, histories: Iterable[ChoiceHistory]) -> None:
-        """One choice runs no longer, or none does: these are the ends of those that did."""
+        """An abort of one choice or of all (None) was acknowledged, with the histories of those that were running."""
         for history in histories:
-            self._tell(request_id, history.choice, history)
+            self._report(request_id, history.choice, history)
         for one in list(self._aborted.get(request_id, ())) if choice is None else [choice]:
-            self._tell(request_id, one, None)
+            self._report(request_id, one, None)
 
     def ask(self, request_id: str, send: Callable[[], None]) -> Awaitable[Sequence[ChoiceHistory]]:
-        """What the engine says of a request; nothing if it dies meanwhile. `send` asks it, unless it has been asked."""
+        """The engine's answer about a request; empty if the engine dies first. `send` asks it, once."""
         if request_id not in self._explanations:
             self._explanations[request_id] = asyncio.get_running_loop().create_future()
             send()
         return asyncio.shield(self._explanations[request_id])
 
     def explained(self, request_id: str, histories: Sequence[ChoiceHistory]) -> None:
-        """What the engine says of a request."""
+        """The engine's answer about a request has arrived."""
         if (waiting := self._explanations.pop(request_id, None)) is not None:
             waiting.set_result(histories)
 
     def engine_ended(self) -> None:
-        """The engine has ended."""
+        """Complete all pending reports and questions with nothing."""
         for request_id in list(self._aborted):
             self.abort_acknowledged(request_id, None, ())
         for request_id in list(self._explanations):
             self.explained(request_id, ())
 
-    def _tell(self, request_id: str, choice: int, history: ChoiceHistory | None) -> None:
+    def _report(self, request_id: str, choice: int, history: ChoiceHistory | None) -> None:
         followers = self._aborted.get(request_id, {})
         if (follower := followers.pop(choice, None)) is None:
             return

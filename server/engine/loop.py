@@ -1,4 +1,4 @@
-"""The engine's main loop: messages in, steps, messages out. The same in a process of its own and in a thread."""
+"""The engine's main loop: messages in, steps, messages out. It runs in its own process or in a thread."""
 
 import logging
 import time
@@ -34,7 +34,7 @@ EXIT_CRASHED = 70
 
 
 class Engine(Protocol):
-    """What the loop drives; `scheduler.engine.Engine` is the real one."""
+    """The engine as the loop uses it, implemented by `scheduler.engine.Engine`."""
 
     @property
     def has_work(self) -> bool: ...
@@ -44,11 +44,11 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_id: str, choice: int | None = None) -> Sequence[ChoiceHistory]:
-        """Returns what became of the choices that ended with it."""
+        """End one choice, or all of them. Returns the histories of the choices that this ended."""
         ...
 
     def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
-        """What became so far of a request's choices that have not ended; of none, if it is unknown."""
+        """Histories of a request's unfinished choices; empty if it is unknown."""
         ...
 
     def step(self) -> Sequence[RequestOutput]: ...
@@ -59,10 +59,10 @@ class Engine(Protocol):
 
 
 class Channel(Protocol):
-    """The engine's end of the line to the client."""
+    """The engine's end of the connection to the client."""
 
     def receive(self, *, wait: bool) -> Sequence[ToEngine]:
-        """All messages that are there. With `wait`, blocks until there is one; may return none now and then."""
+        """All messages that have arrived. With `wait`, blocks until there is one, but may sometimes return none."""
         ...
 
     def send(self, message: FromEngine) -> None:
@@ -72,20 +72,20 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine that is ready, and what there is to know about it."""
+    """A ready engine and its description."""
 
     engine: Engine
     info: RunnerInfo
     close: Callable[[], None] = lambda: None
-    """Ends what the engine has started beside itself."""
+    """Ends threads and processes that the engine started."""
     cache_log: CacheLog | None = None
-    """What its prefix cache holds; None where nobody wants to know."""
+    """Changes of the prefix cache; None if they are not published."""
 
 
 def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
-    """Load, then serve until told to shut down. Returns the exit code; whatever goes wrong is logged here.
+    """Load, then serve until `Shutdown`. Returns the exit code; failures are logged here.
 
-    A ValueError or OSError of `load` is for the user to read and is sent as a message, without a trace.
+    A ValueError or OSError of `load` is sent as a message for the user, without a trace.
     """
     try:
         loaded = load()
@@ -95,7 +95,7 @@ def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
             pass
         return EXIT_LOAD_FAILED
     except Exception:
-        logger.exception("The engine failed unexpectedly while it loaded the model.")
+        logger.exception("The engine crashed while loading the model.")
         return EXIT_CRASHED
     channel.send(Ready(loaded.info))
     loop = EngineLoop(loaded.engine, channel, loaded.cache_log)
@@ -103,7 +103,7 @@ def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
         loop.serve()
     except Exception:
         logger.exception(
-            "The engine failed in a step and exits; the server starts another. Requests in it: %s",
+            "The engine crashed in a step and exits; the server starts another. Requests in it: %s",
             ", ".join(loop.request_ids) or "none",
         )
         return EXIT_CRASHED
@@ -112,7 +112,7 @@ def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
 
 
 class EngineLoop:
-    """Feeds an engine from a channel."""
+    """Passes messages from a channel to an engine, and its outputs back."""
 
     def __init__(self, engine: Engine, channel: Channel, cache_log: CacheLog | None = None) -> None:
         self._engine = engine
@@ -120,7 +120,7 @@ class EngineLoop:
         self._cache_log = cache_log
         self._unfinished: dict[str, set[int]] = {}  # choices by request id
         self._learnt: LearningStats | None = None
-        """What the client knows of learning, which goes on while there is no work."""
+        """Last reported learning statistics. Learning continues while there is no work."""
 
     @property
     def request_ids(self) -> list[str]:
@@ -128,7 +128,7 @@ class EngineLoop:
         return list(self._unfinished)
 
     def serve(self) -> None:
-        """Step while there is work, wait for messages while there is none; returns on `Shutdown`."""
+        """Step while there is work, otherwise wait for messages. Returns on `Shutdown`."""
         while True:
             messages = self._channel.receive(wait=not self._engine.has_work)
             for message in messages:
@@ -137,7 +137,7 @@ class EngineLoop:
                 self._apply(message)
             if self._engine.has_work:
                 self._step()
-            elif messages or self._engine.stats().learning != self._learnt:  # aborted or rejected to the last one
+            elif messages or self._engine.stats().learning != self._learnt:  # all work was aborted or rejected
                 self._report(())
 
     def _apply(self, message: ToEngine) -> None:
@@ -150,7 +150,7 @@ class EngineLoop:
             case Explain(request_id):
                 self._channel.send(Explained(request_id, tuple(self._engine.explain(request_id))))
             case _:
-                raise TypeError(f"{type(message).__name__} is not for an engine that runs")
+                raise TypeError(f"a running engine does not accept {type(message).__name__}")
 
     def _submit(self, request: EngineRequest) -> None:
         try:

@@ -1,7 +1,7 @@
-"""What crosses the socket between the HTTP process and the engine process, as msgpack.
+"""Messages between the HTTP process and the engine process, as msgpack.
 
-Every message is one frame (framing.py). The first one to a new engine process is `Load`; it answers `Ready` or
-`LoadFailed`.
+Every message is one frame: four bytes of length, then the payload. The first message to a new engine process is `Load`;
+it answers `Ready` or `LoadFailed`.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def framed(payload: bytes) -> bytes:
 
 
 class FrameReader:
-    """Puts frames together, however the stream was cut into pieces."""
+    """Joins the pieces of a byte stream into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -46,7 +46,7 @@ class FrameReader:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All that the engine process needs to know to build itself."""
+    """The configuration of an engine process."""
 
     runner: RunnerConfig
     policy: Policy = "fcfs"
@@ -54,7 +54,7 @@ class EngineConfig:
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
     kv_events: bool = False
-    """Whether to tell what changes in the prefix cache."""
+    """Whether to report changes of the prefix cache."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -70,7 +70,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Forget one choice of a request, or all of them; unknown ones have finished meanwhile and are no error.
+    """End one choice of a request, or all of them. Unknown choices have finished already and are no error.
 
     Answered by `Aborted`.
     """
@@ -80,7 +80,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Explain(msgspec.Struct, frozen=True, tag=True):
-    """Say what became of a request so far. Answered by `Explained`, between two steps."""
+    """Ask for the history of a request's unfinished choices. Answered by `Explained`, between two steps."""
 
     request_id: str
 
@@ -90,49 +90,49 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded; requests may come."""
+    """The model is loaded, and the engine accepts requests."""
 
     info: RunnerInfo
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be served; the message is for the person who started the server."""
+    """The model cannot be served. The message is for the person who started the server."""
 
     message: str
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):
-    """All outputs of one step, and the state after it. Sent after every step, also when it has no outputs."""
+    """The outputs of one step and the state after it. Sent after every step, even without outputs."""
 
     outputs: tuple[RequestOutput, ...]
     stats: EngineStats
     kv_events: bytes | None = None
-    """What has changed in the prefix cache, as it is published (kv_events.py); None if nothing has, or nobody asks."""
+    """Changes of the prefix cache as an encoded batch (kv_events.py); None without changes or subscribers."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
-    """The request can never run here (it does not fit, say)."""
+    """The request can never run here, for instance because it does not fit."""
 
     request_id: str
     reason: str
 
 
 class Aborted(msgspec.Struct, frozen=True, tag=True):
-    """The choices that an `Abort` named run no longer."""
+    """The choices that an `Abort` named do not run any more."""
 
     request_id: str
     choice: int | None
-    """As it was asked."""
+    """The `choice` of the `Abort`."""
     histories: tuple[ChoiceHistory, ...]
-    """Of those that ended with it. All others had ended before, which was said before."""
+    """Histories of the choices that this abort ended. Choices that ended earlier were reported before."""
 
 
 class Explained(msgspec.Struct, frozen=True, tag=True):
-    """What became of a request so far."""
+    """The history of a request so far."""
 
     request_id: str
     histories: tuple[ChoiceHistory, ...]
-    """Of the choices that have not ended; none if the request is unknown."""
+    """One for each unfinished choice; empty if the request is unknown."""
 
 
 ToEngine = Load | Submit | Abort | Explain | Shutdown

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, behind a pair of sockets."""
+"""The engine in its own process, behind a pair of sockets."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from server.engine.worker import DEFAULT_FACTORY
 
 
 class EngineProcess(EngineSupervisor):
-    """The EngineClient that a server uses."""
+    """The EngineClient of a server: runs the engine in its own process."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EngineProcess(EngineSupervisor):
 
 
 class ProcessLink:
-    """One engine process, with a connection of its own: nothing of another engine can arrive here."""
+    """A connection to one engine process. Messages of another engine cannot arrive here."""
 
     def __init__(self, process: asyncio.subprocess.Process, connection: "EngineConnection") -> None:
         self._process = process
@@ -62,7 +62,7 @@ class ProcessLink:
 
     @classmethod
     async def open(cls, factory: str) -> "ProcessLink":
-        """Start an engine process. Its output goes where ours goes. Raises OSError if it cannot be started."""
+        """Start an engine process that shares our standard output and error. Raises OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
         with theirs:
             _, connection = await asyncio.get_running_loop().create_unix_connection(EngineConnection, sock=ours)
@@ -78,7 +78,7 @@ class ProcessLink:
                 )
             except OSError as error:
                 await connection.close()
-                raise OSError(f"{sys.executable} cannot be run: {error}") from error
+                raise OSError(f"cannot run {sys.executable}: {error}") from error
             except BaseException:
                 await connection.close()
                 raise
@@ -98,7 +98,7 @@ class ProcessLink:
         return describe_end(self.pid, await self._process.wait())
 
     async def close(self, grace_s: float) -> None:
-        """Ends and reaps the process, and closes the connection."""
+        """End and reap the process, and close the connection."""
         try:
             self.send(Shutdown())
             with contextlib.suppress(TimeoutError):
@@ -113,7 +113,7 @@ class ProcessLink:
 
 
 class EngineConnection(asyncio.Protocol):
-    """Our end of a pair of sockets of which an engine process has the other one."""
+    """Our end of a socket pair; the engine process has the other."""
 
     def __init__(self) -> None:
         self._reader = FrameReader()
@@ -133,18 +133,18 @@ class EngineConnection(asyncio.Protocol):
         self._lost.set()
 
     def send(self, payload: bytes) -> None:
-        """Never blocks; what a dead engine is sent is lost."""
+        """Never blocks. Messages to a dead engine are lost."""
         if not self._lost.is_set():
             self._transport.write(framed(payload))
 
     async def receive(self) -> bytes:
-        """The next frame; waits for ever once the engine is dead."""
+        """The next frame. Waits forever once the engine is dead."""
         while not self._received:
             self._news.clear()
             await self._news.wait()
         return self._received.popleft()
 
     async def close(self) -> None:
-        """Nothing that was not sent yet is waited for."""
+        """Close at once; unsent messages are dropped."""
         self._transport.abort()
         await self._lost.wait()

@@ -1,49 +1,49 @@
-"""What happens after the engine died, as pure logic: who is to blame, and who goes back in when."""
+"""Decides after an engine crash which request caused it, and when the others go back in. Pure logic."""
 
 from dataclasses import dataclass
 
 SUSPICIOUS = 2
-"""A request that was in the engine at this many crashes is a suspect."""
+"""Crashes with a request in the engine after which the request is a suspect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The verdict on one death of the engine."""
+    """The outcome of one engine crash."""
 
     victims: tuple[str, ...]
-    """Requests that were in the engine and go on in the next one, in the order in which they came."""
+    """Requests that were in the engine and continue in the next one, in order of arrival."""
     culprit: str | None
-    """The request to fail: the only suspect among those that were in the engine."""
+    """The request to fail: the only suspect among the requests that were in the engine."""
 
 
 class CrashPolicy:
-    """Decides which requests may be in the engine, so that one which kills it ends up failed alone.
+    """Decides which requests may be in the engine, so that a request that kills it ends up failed alone.
 
-    After its first crash a request simply goes back in with the others. Requests that saw two crashes are suspects:
-    they go back in one at a time, each when the one before has left, with the unsuspected beside them. An engine that
-    dies with exactly one suspect in it died of that one.
+    After its first crash a request goes back in with the others. Requests that saw two crashes are suspects. They go
+    back in one at a time, together with unsuspected requests. If the engine dies with exactly one suspect in it, that
+    suspect is the culprit.
     """
 
     def __init__(self) -> None:
-        self._crashes: dict[str, int] = {}  # of every live request, in the order in which they came
+        self._crashes: dict[str, int] = {}  # by live request, in order of arrival
         self._suspects: set[str] = set()
         self._inside: set[str] = set()
         self._waiting: dict[str, None] = {}  # an ordered set
 
     def add(self, request_id: str) -> None:
-        """A new request; `release` lets it in."""
+        """Add a request, which `release` will let in."""
         self._crashes[request_id] = 0
         self._waiting[request_id] = None
 
     def remove(self, request_id: str) -> None:
-        """The request finished, failed or was aborted."""
+        """Remove a request that finished, failed or was aborted."""
         del self._crashes[request_id]
         self._suspects.discard(request_id)
         self._waiting.pop(request_id, None)
         self._inside.discard(request_id)
 
     def release(self) -> list[str]:
-        """The requests to submit now, in order; from here on they count as being in the engine."""
+        """The requests to submit now, in order. They count as being in the engine from here on."""
         suspect_inside = bool(self._suspects_inside())
         released = []
         for request_id in self._waiting:
@@ -58,13 +58,13 @@ class CrashPolicy:
         return released
 
     def crashed(self) -> Crash:
-        """The engine died. Whoever was in it waits for `release` again, but for the culprit, which is removed."""
+        """The engine died. The culprit is removed; all other requests in the engine wait for `release` again."""
         suspects = self._suspects_inside()
         for request_id in self._inside:
             self._crashes[request_id] += 1
             if self._crashes[request_id] >= SUSPICIOUS:
                 self._suspects.add(request_id)
-        if not suspects:  # whoever became one beside a suspect is none that died with it
+        if not suspects:  # with a suspect inside, requests that become suspects now are not blamed
             suspects = self._suspects_inside()
         culprit = suspects[0] if len(suspects) == 1 else None
         victims = tuple(name for name in self._crashes if name in self._inside and name != culprit)
@@ -75,7 +75,7 @@ class CrashPolicy:
         return Crash(victims, culprit)
 
     def is_inside(self, request_id: str) -> bool:
-        """Whether the request was released to the engine that runs now."""
+        """Whether the request was released to the current engine."""
         return request_id in self._inside
 
     @property

@@ -1,4 +1,4 @@
-"""What engines did in their last steps."""
+"""Log of the engines' last steps."""
 
 import time
 from collections import deque
@@ -9,52 +9,50 @@ from model_runner.runner_interface import SpeculationStats
 from scheduler.interface import EngineStats
 
 MOST_STEPS: Final = 240
-"""That are remembered."""
+"""Steps that the log keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoneStep:
-    """A step whose results are in."""
+    """One completed step."""
 
     number: int
-    """The first one of all engines is 1."""
+    """Counted over all engines, from 1."""
     ended_unix: float
-    """When its results were heard of: Unix time in seconds."""
+    """When its results arrived, in Unix time (seconds)."""
     seconds: float
-    """That it took: see EngineStats."""
+    """Its duration, as in `EngineStats.step_s`."""
     prefill_tokens: int
-    """Computed of prompts, and of what was preempted."""
+    """Tokens computed for prompts, and again for preempted choices."""
     decode_tokens: int
-    """Computed of all that generates: one for each sequence."""
+    """Tokens computed for generating sequences, one each."""
     draft_tokens: int
-    """Verified beside these, and ..."""
+    """Draft tokens verified in this step."""
     accepted_tokens: int
-    """... accepted."""
+    """Draft tokens accepted in this step."""
     num_running: int
-    """Choices after it, and ..."""
+    """Running choices after the step."""
     num_waiting: int
-    """... those in the queue."""
+    """Queued choices after the step."""
 
 
 class StepLog:
-    """Remembers the last steps by the snapshots that came with them. What a step did is their difference, which is
-    found when somebody asks.
-    """
+    """Keeps the snapshots that came with the last steps. A step's counts are differences, computed on demand."""
 
     def __init__(self) -> None:
         self._ended: deque[tuple[float, EngineStats, EngineStats]] = deque(maxlen=MOST_STEPS)
-        """The oldest first: when it ended, what the engine had told before, and with it."""
+        """The oldest first: end in Unix time, the snapshot before, the snapshot after."""
         self.num_steps = 0
-        """Of all engines; the number of the last one."""
+        """Steps of all engines; also the number of the last one."""
 
     def note(self, before: EngineStats, after: EngineStats) -> None:
-        """An engine has told of itself, for the first time since `before`, mostly because a step is done."""
+        """Add the snapshot that follows `before`, if it completed a step."""
         if after.steps_done != before.steps_done:
             self.num_steps += 1
             self._ended.append((time.time(), before, after))
 
     def since(self, number: int) -> list[DoneStep]:
-        """Those that are remembered of the steps after this one, the oldest first."""
+        """The steps in the log after this one, oldest first."""
         first = self.num_steps - len(self._ended) + 1
         numbered = enumerate(self._ended, first)
         return [_difference(index, *ended) for index, ended in numbered if index > number]

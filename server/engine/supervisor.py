@@ -1,4 +1,7 @@
-"""Keeps an engine running and the streams of its requests open across its deaths. Knows no process and no socket."""
+"""Supervisor of engines: replaces those that die and keeps their requests' streams open.
+
+It knows neither processes nor sockets.
+"""
 
 import asyncio
 import logging
@@ -36,40 +39,40 @@ SHUTDOWN_GRACE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the client allows its callers and its engine."""
+    """Limits of the client on its callers and its engine."""
 
     max_waiting: int
-    """Choices that may be live beyond the engine's `max_num_seqs`."""
+    """Choices that may be in flight beyond the engine's `max_num_seqs`."""
     engine_timeout_s: float
-    """An engine that has work and says nothing for this long is killed and replaced."""
+    """A silent engine with work is killed and replaced after this many seconds."""
     backoff: Backoff = field(default_factory=Backoff)
 
 
 class EngineLink(Protocol):
-    """The line to one engine, from its start to its death. The next engine gets another link."""
+    """The connection to one engine, from its start to its end. The next engine gets another link."""
 
     def send(self, message: ToEngine) -> None:
-        """Never blocks; what a dead engine is sent is lost."""
+        """Never blocks. Messages to a dead engine are lost."""
         ...
 
     async def receive(self) -> FromEngine:
-        """The next message; waits for ever once the engine is dead."""
+        """The next message. Waits forever once the engine is dead."""
         ...
 
     async def exited(self) -> str:
-        """Returns when the engine has ended by itself, with words that say how."""
+        """Returns how the engine ended, once it has ended by itself."""
         ...
 
     async def close(self, grace_s: float) -> None:
-        """Ask the engine to end, end it by force after the grace, and free everything."""
+        """Ask the engine to end, kill it after `grace_s`, and release all resources."""
         ...
 
 
 class EngineSupervisor(ABC):
-    """The EngineClient, given a way to launch engines."""
+    """An EngineClient; a subclass launches the engines."""
 
     def __init__(self, limits: EngineLimits, publish: Callable[[bytes], None] | None = None) -> None:
-        """`publish` gets what engines tell of their prefix caches; it must not block. Without it these are dropped."""
+        """`publish` gets the engines' prefix-cache events and must not block. Without it, they are dropped."""
         self._limits = limits
         self._publish = publish or _drop
         self._requests = LiveRequests()
@@ -88,7 +91,7 @@ class EngineSupervisor(ABC):
 
     @abstractmethod
     async def _launch(self) -> EngineLink:
-        """Start an engine that will send Ready or LoadFailed. Raises OSError if it cannot even be started."""
+        """Start an engine that will send Ready or LoadFailed. Raises OSError if it cannot be started."""
 
     @property
     def state(self) -> EngineState:
@@ -137,7 +140,7 @@ class EngineSupervisor(ABC):
             self._refuse_unless_open()
 
     def submit(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> "SupervisedStream":
-        """See EngineClient. Raises ValueError if a request with this id is live."""
+        """Start a request. Raises ValueError if its id is in use, and the errors of `EngineClient.submit`."""
         self._admit(request)
         live = self._requests.add(request, wake, follower)
         self._submit_released()
@@ -145,28 +148,28 @@ class EngineSupervisor(ABC):
 
     def _abort(self, live: LiveRequest) -> None:
         if self._requests.abort(live):
-            self._tell(Abort(live.request_id))
+            self._send(Abort(live.request_id))
         self._submit_released()
 
     def abort_choice(self, request_id: str, choice: int) -> None:
         if self._requests.abort_choice(request_id, choice):
-            self._tell(Abort(request_id, choice))
+            self._send(Abort(request_id, choice))
         self._submit_released()
 
     async def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
         if self._link is None:
             return ()
-        return await self._requests.explain(request_id, lambda: self._tell(Explain(request_id)))
+        return await self._requests.explain(request_id, lambda: self._send(Explain(request_id)))
 
     async def drain(self, grace_s: float) -> None:
         self._draining = True
         self._end_background()
-        logger.info("Draining: %d requests are running and have %g s to finish.", len(self._requests), grace_s)
+        logger.info("Draining: %d requests in flight have %g s to finish.", len(self._requests), grace_s)
         try:
             async with asyncio.timeout(grace_s):
                 await self._requests.wait_empty()
         except TimeoutError:
-            logger.warning("Draining: %d requests did not finish in time and are ended.", len(self._requests))
+            logger.warning("Draining: %d requests did not finish in time and fail now.", len(self._requests))
         await self.stop()
 
     async def stop(self) -> None:
@@ -180,7 +183,7 @@ class EngineSupervisor(ABC):
         self._settled.set()
 
     def _end_background(self) -> None:
-        """Nobody waits for it, and whoever has sent it sends it again to the next server."""
+        """Abort background requests on shutdown: no client waits for them, and their sender resubmits them."""
         error = EngineUnavailableError("The server is shutting down.")
         for live in self._requests.in_background():
             self._abort(live)
@@ -189,7 +192,7 @@ class EngineSupervisor(ABC):
     def _admit(self, request: EngineRequest) -> None:
         self._refuse_unless_open()
         if request.tier >= BACKGROUND:
-            return  # whoever sends it limits it
+            return  # its sender limits it
         limit = self.info.max_num_seqs + self._limits.max_waiting
         refusal = self._requests.places.refusal(request.client, request.weight, request.num_drawn, limit)
         if refusal:
@@ -204,7 +207,7 @@ class EngineSupervisor(ABC):
             case EngineState.STARTING:
                 raise EngineUnavailableError("The engine is still loading the model.")
 
-    def _tell(self, message: ToEngine) -> None:
+    def _send(self, message: ToEngine) -> None:
         if self._link is not None:
             self._link.send(message)
 
@@ -214,15 +217,15 @@ class EngineSupervisor(ABC):
                 self._link.send(Submit(request))
 
     async def _supervise(self) -> None:
-        """Run one engine after the other until it makes no sense any more."""
+        """Run engines, one after the other, until restarting them is pointless."""
         try:
             self._fail(await self._run_engines())
         except Exception:
-            logger.exception("The supervisor of the engine failed; all requests are ended.")
-            self._fail("The engine's supervisor failed; the log has the trace.")
+            logger.exception("The engine's supervisor failed; all requests fail with it.")
+            self._fail("The engine's supervisor failed. The server's log has the traceback.")
 
     async def _run_engines(self) -> str:
-        """Returns why there will not be another engine."""
+        """Returns why no other engine will be started."""
         failures = 0
         while True:
             stayed_up, ending = await self._run_engine()
@@ -232,12 +235,12 @@ class EngineSupervisor(ABC):
             failures = 0 if stayed_up or died_of_request else failures + 1
             delay = self._limits.backoff.delay(failures)
             if delay is None:
-                return f"The engine failed {failures} times in a row before it had done a step, the last time: {ending}"
+                return f"The engine failed {failures} times in a row before its first step. Last failure: {ending}"
             self._num_restarts += 1
             await asyncio.sleep(delay)
 
     async def _run_engine(self) -> tuple[bool, str]:
-        """The whole life of one engine. Returns whether it stayed up, and how it ended."""
+        """Run one engine from launch to end. Returns whether it stayed up, and how it ended."""
         self._ready_since = None
         try:
             link = await self._launch()
@@ -255,7 +258,7 @@ class EngineSupervisor(ABC):
             await link.close(SHUTDOWN_GRACE_S if gentle else 0.0)
 
     async def _read(self, link: EngineLink) -> str:
-        """Apply what the engine sends; returns only if it could not load."""
+        """Apply the engine's messages. Returns only if it could not load the model."""
         while True:
             match await link.receive():
                 case StepDone(outputs, stats, kv_events):
@@ -279,17 +282,17 @@ class EngineSupervisor(ABC):
             self._num_messages += 1
 
     async def _watch(self) -> str:
-        """Returns when the engine has had work for the whole timeout and has sent nothing.
+        """Returns when the engine has had work but sent nothing for the whole timeout.
 
         Counts ticks instead of time, so that a pause of this process is not held against the engine.
         """
         silent_ticks, seen = 0, self._num_messages
-        while silent_ticks <= WATCHDOG_TICKS:  # one more, for the first may be a part only
+        while silent_ticks <= WATCHDOG_TICKS:  # one more, because the first may be partial
             await asyncio.sleep(self._limits.engine_timeout_s / WATCHDOG_TICKS)
             silent = self._requests.num_submitted > 0 and self._num_messages == seen
             silent_ticks = silent_ticks + 1 if silent else 0
             seen = self._num_messages
-        return f"it was silent for {self._limits.engine_timeout_s:g} s while it had work, and was killed"
+        return f"killed after {self._limits.engine_timeout_s:g} s of silence with work to do (engine_timeout_s)"
 
     def _become_ready(self, link: EngineLink, info: RunnerInfo) -> None:
         self._info = info
@@ -307,20 +310,22 @@ class EngineSupervisor(ABC):
         return self._limits.backoff.stayed_up(self._stats.steps, ready_s)
 
     def _judge(self, ending: str) -> bool:
-        """Find out what the death of the engine means for the live requests. True if one of them is to blame."""
-        error = RequestFailedError("The engine crashed repeatedly on this request; it was given up, the others go on.")
+        """Find out which live requests continue after the engine's death. Returns True if one of them is to blame."""
+        error = RequestFailedError(
+            "The engine crashed repeatedly on this request, so it was not retried again. Other requests continue."
+        )
         crash = self._requests.crashed(error)
         logger.error(
-            "The engine ended: %s. Requests that are to continue: %s",
+            "The engine ended: %s. Requests that will continue: %s",
             ending,
             ", ".join(crash.victims) or "none",
         )
         if crash.culprit is not None:
-            logger.error("Request %s was in the engine at repeated crashes and is failed alone.", crash.culprit)
+            logger.error("Request %s was in the engine at repeated crashes and fails now.", crash.culprit)
         return crash.culprit is not None
 
     def _fail(self, reason: str) -> None:
-        logger.error("%s (requests failed with it: %d)", reason, len(self._requests))
+        logger.error("%s (requests that fail with it: %d)", reason, len(self._requests))
         self._failure = reason
         self._requests.fail_all(EngineUnavailableError(reason))
         self._settled.set()
@@ -340,7 +345,7 @@ class SupervisedStream:
 
     @property
     def num_unfinished(self) -> int:
-        """Choices of which more will come."""
+        """Choices that will have more outputs."""
         return self._live.num_unfinished
 
     def close(self) -> None:
@@ -348,11 +353,11 @@ class SupervisedStream:
 
 
 def _drop(batch: bytes) -> None:
-    """Nobody reads them."""
+    """Used when KV events are not published."""
 
 
 async def _first(*coroutines: Coroutine[Any, Any, str]) -> str:
-    """Run all until the first one is done; returns its result, the earlier one's if several are done at once."""
+    """Run all until one is done, and cancel the others. Returns the result of the first that is done, in this order."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """The engine process, `python -m server.engine.worker`: builds scheduler and runner and runs the engine's loop.
 
-The only module of the server that knows the runner, and it imports it only in this process: importing the module
-costs no torch.
+It is the only server module that uses the runner. It imports the runner inside functions, so importing this module does
+not load torch.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from functools import partial
 from model_runner.config import RunnerConfig
 from model_runner.processes import die_with_parent
 from scheduler.prefix_cache import CacheLog
-from server.engine.beam_stop_strings import StopWatches
+from server.engine.beam_stop_strings import StopStringWatches
 from server.engine.loop import EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import (
     EngineConfig,
@@ -47,14 +47,14 @@ DEFAULT_FACTORY = "server.engine.worker:load_engine"
 PARENT_CHECK_MS = 1000
 UNSENT_CHECK_MS = 1
 SEND_BUFFER = 4 << 20
-"""Bytes that may be on their way to a server that is busy."""
+"""Bytes that may be in transit to a busy server."""
 RECEIVE_BYTES = 1 << 18
 
 Factory = Callable[[EngineConfig], LoadedEngine]
 
 
 def load_engine(config: EngineConfig) -> LoadedEngine:
-    """The real engine. Raises ValueError or OSError, in words for the user, if the model cannot be served."""
+    """The real engine. Raises ValueError or OSError, with a message for the user, if the model cannot be served."""
     start = time.perf_counter()
     with _without_collecting():
         from model_runner.runner import ModelRunner  # noqa: PLC0415  (brings torch)
@@ -74,20 +74,22 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         prefix_caching=config.prefix_caching,
     )
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
-    watches = StopWatches(partial(Tokenizer.from_folder, config.runner.model))
+    watches = StopStringWatches(partial(Tokenizer.from_folder, config.runner.model))
     cache_log = CacheLog() if config.kv_events else None
     scheduler = Scheduler(scheduler_config, runner.info.num_blocks, watches, cache_log)
     return LoadedEngine(Engine(scheduler, runner), info, runner.close, cache_log)
 
 
 def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:
-    """Raises ValueError if the loaded model does not have the method of requests that name none."""
+    """Raises ValueError if the loaded model does not support the configured speculation method."""
     if config.speculation not in ("off", "auto", *methods):
-        raise ValueError(f"speculation by {config.speculation} is not possible here; there is {', '.join(methods)}")
+        raise ValueError(
+            f"speculation {config.speculation!r} is not available here; use one of {', '.join(('off', *methods))}"
+        )
 
 
 def _load_for_good(factory: Factory, config: EngineConfig) -> LoadedEngine:
-    """Load the engine. What is there then stays: no step waits for a search for garbage in it."""
+    """Load the engine, then exempt its objects from garbage collection, so that no step waits for it."""
     loaded = factory(config)
     gc.collect()
     gc.freeze()
@@ -96,7 +98,7 @@ def _load_for_good(factory: Factory, config: EngineConfig) -> LoadedEngine:
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Imports make half a million objects that all stay: looking for garbage among them would take 0.6 s."""
+    """Pause garbage collection: imports make half a million permanent objects, and scanning them would take 0.6 s."""
     gc.disable()
     try:
         yield
@@ -109,7 +111,7 @@ class SocketChannel:
     """The worker's end of the socket. Reads `Shutdown` when the parent process is gone."""
 
     def __init__(self, descriptor: int, parent: int) -> None:
-        """`descriptor` is that of a connected socket, which the process has from its parent."""
+        """`descriptor` is a connected socket, inherited from the parent process."""
         self._parent = parent
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -117,10 +119,10 @@ class SocketChannel:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._reader = FrameReader()
-        self._unsent = bytearray()  # what the socket had no room for
+        self._unsent = bytearray()  # bytes that the socket did not accept yet
 
     def receive(self, *, wait: bool) -> Sequence[ToEngine]:
-        """All messages that are there; with `wait`, blocks for one, at most a second."""
+        """All messages that have arrived. With `wait`, blocks for one, but at most a second."""
         if os.getppid() != self._parent:
             return (Shutdown(),)
         if wait:
@@ -137,36 +139,36 @@ class SocketChannel:
         return [*messages, Shutdown()]  # the parent has closed its end
 
     def send(self, message: FromEngine) -> None:
-        """Never blocks: what there is no room for goes with the next message, or when there is nothing else to do."""
+        """Never blocks: bytes that the socket does not accept are sent later."""
         self._unsent += framed(encode(message))
         self._flush()
 
     def close(self) -> None:
-        """Nothing that was not sent yet is waited for: whoever closes has been told to, or has lost its parent."""
+        """Close at once; unsent bytes are dropped, because the parent is shutting this process down or is gone."""
         self._socket.close()
 
     def _flush(self) -> None:
-        """A parent that is gone is noticed where its messages are read."""
+        """Send as much as the socket accepts. A lost parent is noticed by `receive`."""
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
 
 
 def detach_from_terminal() -> None:
-    """Leave Ctrl-C and SIGTERM to the parent: it lets running requests finish, then tells this process to exit."""
+    """Ignore Ctrl-C and SIGTERM: the parent lets running requests finish, then sends `Shutdown`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def resolve_factory(path: str) -> Factory:
-    """The function that `module:name` names."""
+    """The function named by `module:name`."""
     module, _, name = path.partition(":")
     factory: Factory = getattr(importlib.import_module(module), name)
     return factory
 
 
 def wait_for_load(channel: SocketChannel) -> EngineConfig | None:
-    """The first message's configuration; None when told to shut down instead."""
+    """The configuration in the first message, or None for `Shutdown`."""
     while True:
         for message in channel.receive(wait=True):
             return message.config if isinstance(message, Load) else None

@@ -1,1 +1,1 @@
-"""From what a request asks for to the events that answer it, whatever API it came through."""
+"""Generation: from a request to its events, the same for every API."""

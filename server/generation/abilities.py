@@ -1,4 +1,4 @@
-"""What a model was made for (generating, embedding, scoring), read from its files."""
+"""The abilities of a model (generating, embedding, scoring), read from its files."""
 
 import json
 import math
@@ -53,7 +53,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a model can do, and why it lacks other abilities."""
+    """The abilities of a model, and why it lacks others."""
 
     generates: bool = True
     embedding: Embedding | None = None
@@ -91,7 +91,7 @@ _FLAGS: Mapping[str, str] = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""The pooling mode that each switch of older files stands for."""
+"""The pooling mode for each switch of older files."""
 _WAYS: Mapping[str, Literal["last", "mean"]] = {"lasttoken": "last", "mean": "mean"}
 _CLASSIFIES = "ForSequenceClassification"
 
@@ -225,7 +225,7 @@ def _scoring(files: _Files, tokenizer: Tokenizer, score_tokens: Sequence[str]) -
         return None
     num_classes = files.config.get("num_labels") or len(files.config.get("id2label") or range(2))
     if num_classes != 1:
-        raise _UnsupportedError(f"Its classification head has {num_classes} classes, and a score needs one with 1.")
+        raise _UnsupportedError(f"Its classification head has {num_classes} classes; scoring needs one class.")
     return Scoring("classes", (), _is_probability(files), instruction, opens_turn)
 
 
@@ -236,7 +236,7 @@ def _token_ids(tokenizer: Tokenizer, named: Sequence[str]) -> tuple[int, ...]:
         tokens = tokenizer.encode(str(word), add_special_tokens=False)
         if len(tokens) != 1 or len(named) > 2:
             raise ValueError(
-                f"score_tokens: {word!r} is {len(tokens)} tokens of the model; one or two words are needed."
+                f"score_tokens: {word!r} has {len(tokens)} tokens. Give one or two words of one token each."
             )
         ids.append(tokens[0])
     return tuple(ids)

@@ -21,7 +21,7 @@ from server.generation.events import (
     ToolCallBegin,
     ToolCallDelta,
 )
-from server.generation.output_formats import Reading
+from server.generation.output_formats import ParserConfig
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.parsing.output_parser import OutputParser
 from server.generation.parsing.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
@@ -41,31 +41,31 @@ class _Choice:
         self._options = options
         self._detokenizer = make_detokenizer(tokenizer, prompt, skip_special_tokens=options.skip_special_tokens)
         self.num_tokens = 0
-        """Tokens that belong to the answer, including the one that completed a stop string."""
+        """Tokens of the answer, including the one that completed a stop string."""
         self.num_reasoning_tokens = 0
         self.has_ended = False
 
     def push(self, output: RequestOutput) -> Sequence[Event]:
-        """Return the events that an output of the engine adds. Must not be called after the choice has ended."""
+        """The events of an engine output. Must not be called after the choice has ended."""
         raise NotImplementedError
 
     @property
     def _may_stop(self) -> bool:
-        """Whether a stop string counts yet."""
+        """Whether stop strings count already."""
         return self.num_tokens > self._options.min_tokens
 
     def _is_hidden(self, output: RequestOutput, place: int) -> bool:
-        """Whether the token at this place is a stop token whose text is not part of the answer."""
+        """Whether the token at this place is a stop token whose text is not returned."""
         is_stop = output.stop_token_id is not None and place == len(output.tokens) - 1
         return is_stop and not self._options.include_stop
 
     def _stop_token(self, output: RequestOutput) -> int | None:
-        """The token of the request's `stop_token_ids` that ended the choice; None for the model's own EOS tokens."""
+        """The one of the request's `stop_token_ids` that ended the choice; None for the model's own EOS tokens."""
         return None if output.stop_token_id in self._options.eos_token_ids else output.stop_token_id
 
 
 class ChoiceText(_Choice):
-    """A choice that is plain text."""
+    """A choice of plain text."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions, index: int = 0) -> None:
         super().__init__(tokenizer, prompt, options, index)
@@ -96,7 +96,7 @@ class ChoiceText(_Choice):
         return (TextDelta(self._index, shown, tokens),) if shown else ()
 
     def _end(self, shown: str, output: RequestOutput) -> Sequence[Event]:
-        """The engine ended the choice. A character that its last tokens began is left out: it would become another."""
+        """End the choice as the engine did. A cut last character is dropped, because it would show as another one."""
         rest = "" if self._matcher is None else self._matcher.flush()
         reason: FinishedBy = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
         return self._finish(shown + rest, reason, self._stop_token(output), output)
@@ -113,29 +113,29 @@ class ChoiceText(_Choice):
 
 
 def method_of(output: RequestOutput, index: int) -> str:
-    """The method of speculation that guessed the token of this index; empty for those that the model's step found."""
+    """The speculation method that drafted the token of this index; empty if the model's own step found it."""
     return output.draft_method if index < output.num_accepted else ""
 
 
 class ReportedTokens:
-    """The tokens of a choice, to be reported with its text: a piece of text ends where a token does, and has one."""
+    """The tokens to report with a choice's text. Text is cut at token ends, so that each piece has whole tokens."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[OutputToken, int]] = deque()  # with how much text must be shown first
-        self._num_chars = 0  # decoded
+        self._waiting: deque[tuple[OutputToken, int]] = deque()  # with how many characters must be shown first
+        self._num_chars = 0  # characters decoded so far
         self._num_shown = 0
-        self._held = ""  # text that ends inside of a token
+        self._held = ""  # text that ends inside a token
 
     def note(
         self, token: int, text: str, logprobs: TokenLogprobs | None, draft_method: str, *, is_complete: bool
     ) -> None:
-        """A token came, and with it this text, which may end before the token's last character."""
+        """Add a token and the text that it made certain, which may end before the token's last character."""
         entry = OutputToken(token, self._num_chars, logprobs, draft_method)
         self._num_chars += len(text)
         self._waiting.append((entry, self._num_chars if is_complete else self._num_chars + 1))
 
     def complete(self, text: str) -> tuple[str, tuple[OutputToken, ...]]:
-        """What can be shown when this text has become certain: up to the end of a token, with the tokens in it."""
+        """The part of the certain text up to the last whole token, and the tokens in it."""
         held = self._held + text
         known = self._num_shown + len(held)
         whole = [end for _, end in takewhile(lambda waiting: waiting[1] <= known, self._waiting)]
@@ -148,7 +148,7 @@ class ReportedTokens:
         return held[:num_chars], tuple(self._waiting.popleft()[0] for _ in whole)
 
     def rest(self, text: str) -> tuple[str, tuple[OutputToken, ...]]:
-        """The last of the text, with all tokens that wait."""
+        """The last of the text, with all tokens not yet reported."""
         rest = self._held + text
         last = self._num_shown + len(rest)
         tokens = tuple(msgspec.structs.replace(entry, offset=min(entry.offset, last)) for entry, _ in self._waiting)
@@ -157,24 +157,24 @@ class ReportedTokens:
 
 
 class ChoiceParts(_Choice):
-    """A choice that may reason and call tools. Stop strings count in the text of the answer alone."""
+    """A choice that may have reasoning and tool calls. Stop strings apply only to the answer's text."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions, reading: Reading, index: int = 0
+        self, tokenizer: Tokenizer, prompt: Sequence[int], options: OutputOptions, parser: ParserConfig, index: int = 0
     ) -> None:
         super().__init__(tokenizer, prompt, options, index)
-        self._controls = reading.controls
-        self._only_calls = reading.only_calls
+        self._controls = parser.controls
+        self._only_calls = parser.only_calls
         self._parser = OutputParser(
-            None if reading.tool_format is None else TOOL_FORMATS[reading.tool_format],
-            None if reading.reasoning is None else REASONING_TAGS[reading.reasoning],
-            reading.expected,
-            frozenset(reading.controls.values()),
+            None if parser.tool_format is None else TOOL_FORMATS[parser.tool_format],
+            None if parser.reasoning is None else REASONING_TAGS[parser.reasoning],
+            parser.expected,
+            frozenset(parser.controls.values()),
         )
         self._matcher = StopMatcher(options.stop, include_stop=options.include_stop)
-        self._calls = _Calls(index, reading.custom_tools)
+        self._calls = _Calls(index, parser.custom_tools)
         self._tokens: list[OutputToken] = []
-        """Tokens that the next event reports."""
+        """Tokens for the next event."""
 
     def push(self, output: RequestOutput) -> Sequence[Event]:
         deltas: list[Delta] = []
@@ -197,7 +197,7 @@ class ChoiceParts(_Choice):
         return self._parser.push(self._detokenizer.push(token))
 
     def _end(self, deltas: list[Delta], output: RequestOutput) -> Sequence[Event]:
-        """The engine ended the choice; what was held back is certain now, but for a character that was only begun."""
+        """End the choice as the engine did, and show what was held back, except a cut last character."""
         is_cut = output.finish_reason is FinishReason.LENGTH
         found: list[Delta] = []
         stop = self._take(self._parser.finish(is_cut=is_cut), found)
@@ -210,7 +210,7 @@ class ChoiceParts(_Choice):
         return self._finish(deltas, reason, self._stop_token(output), output)
 
     def _take(self, parts: Sequence[Part], deltas: list[Delta]) -> str | None:
-        """Add what parts bring to `deltas`; returns the stop string that ended the choice, if one did."""
+        """Add the events of these parts to `deltas`. Returns the stop string that ended the choice, if any."""
         for part in parts:
             if isinstance(part, Content) and self._only_calls:
                 continue
@@ -234,7 +234,7 @@ class ChoiceParts(_Choice):
             _add(deltas, TextDelta(self._index, text))
 
     def _join(self, found: list[Delta], deltas: list[Delta]) -> None:
-        """Add what was found to `deltas`. The tokens that wait belong to the first text in it, or else to its end."""
+        """Append `found` to `deltas`. Waiting tokens go to its first text, otherwise to its last event."""
         if found and self._tokens:
             texts = (place for place, delta in enumerate(found) if isinstance(delta, TextDelta))
             place = next(texts, len(found) - 1)
@@ -257,7 +257,7 @@ class ChoiceParts(_Choice):
 
 
 class _Calls:
-    """The calls of a choice: their numbers, their ids, and the text of custom ones."""
+    """The tool calls of a choice: their indices, their ids, and the text of custom calls."""
 
     def __init__(self, choice: int, custom_tools: frozenset[str]) -> None:
         self._choice = choice
@@ -265,11 +265,11 @@ class _Calls:
         self._numbers = count()
         self._number = 0
         self._custom: list[str] | None = None
-        """Arguments so far of a custom tool's call."""
+        """Arguments so far of a call of a custom tool."""
         self.num_whole = 0
 
     def take(self, part: CallBegin | CallArguments | CallEnd) -> Iterator[Delta]:
-        """What the part brings."""
+        """The events of a part."""
         match part:
             case CallBegin():
                 self._number = next(self._numbers)
@@ -288,19 +288,19 @@ class _Calls:
 
 
 def new_call_id() -> str:
-    """That no other call has. Of nine letters and digits, since the templates of some models take no others."""
+    """A unique id of nine letters and digits; some models' templates accept no other form."""
     return uuid.uuid4().hex[:9]
 
 
 def _custom_text(arguments: str) -> str:
-    """The one argument of a custom tool; all of them where a model gave others."""
+    """The one argument of a custom tool, or all arguments if the model gave others."""
     value = json.loads(arguments or "{}", parse_int=float)  # Python refuses integers with thousands of digits
     text = value.get(CUSTOM_INPUT)
     return text if isinstance(text, str) and len(value) == 1 else arguments
 
 
 def _add(deltas: list[Delta], delta: Delta) -> None:
-    """Append, or prolong the last one if both are pieces of the same."""
+    """Append an event, or extend the last one if both are pieces of the same text."""
     match deltas[-1:], delta:
         case [TextDelta() as last], TextDelta():
             deltas[-1] = _prolonged(last, delta)

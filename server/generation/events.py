@@ -1,4 +1,4 @@
-"""What happens to the choices of a request, for whichever API tells of it."""
+"""Events of a request's choices, independent of the API that reports them."""
 
 from typing import Literal
 
@@ -15,28 +15,28 @@ class OutputToken(msgspec.Struct, frozen=True):
 
     id: int
     offset: int
-    """Characters of the text before it."""
+    """Characters of the choice's text before this token."""
     logprobs: TokenLogprobs | None
     draft_method: str = ""
-    """Of speculation, that guessed it; empty where the model's step found it."""
+    """The speculation method that drafted the token; empty if the model's own step found it."""
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """The next piece of a choice's text, and the tokens that are complete with it, if tokens are to be reported.
+    """The next piece of a choice's text, with the tokens that it completes if tokens are reported.
 
-    The pieces of a choice together hold all of its text, and each of its tokens once.
+    Concatenated, the pieces are the choice's text; together they have each of its tokens once.
     """
 
     choice: int
-    """Its number among all choices of the answer: those of the first prompt, then those of the second."""
+    """Index among all choices of the answer: the first prompt's choices come first, then the second's."""
     text: str
     tokens: tuple[OutputToken, ...] = ()
     is_last: bool = False
-    """Whether the choice's end is the next event."""
+    """Whether the next event is the choice's end."""
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """The next piece of what the model thinks before it answers."""
+    """The next piece of the model's reasoning."""
 
     choice: int
     text: str
@@ -44,20 +44,20 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallBegin(msgspec.Struct, frozen=True):
-    """A call of a tool begins."""
+    """Start of a tool call."""
 
     choice: int
     call: int
-    """Its number among the choice's calls."""
+    """Index among the choice's calls."""
     id: str
     name: str
     is_custom: bool = False
-    """Whether free text follows in place of arguments."""
+    """Whether free text follows instead of JSON arguments."""
     tokens: tuple[OutputToken, ...] = ()
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The next piece of a call's arguments, or of its text."""
+    """The next piece of a call's arguments, or of a custom call's text."""
 
     choice: int
     call: int
@@ -74,7 +74,7 @@ class ChoiceEnd(msgspec.Struct, frozen=True):
     stop_reason: str | int | None = None
     """The stop string, or the token among the request's `stop_token_ids`, that ended the choice."""
     beam: BeamScore | None = None
-    """Of what beam search found."""
+    """Score of the sequence; None without beam search."""
 
 
 Delta = TextDelta | ReasoningDelta | ToolCallBegin | ToolCallDelta
@@ -82,15 +82,15 @@ Event = Delta | ChoiceEnd
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens that a request took so far. Each prompt counts once, however many choices it has."""
+    """Tokens that a request has used so far. Each prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    """Of the prompts, those that were found in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     cache_written_tokens: int
-    """Of the prompts, those that were added to it."""
+    """Prompt tokens added to the prefix cache."""
     accepted_drafts: int
     rejected_drafts: int
     reasoning_tokens: int = 0
-    """Of the completions."""
+    """Part of `completion_tokens`."""

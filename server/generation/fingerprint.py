@@ -1,4 +1,4 @@
-"""What determines the answers, in a few characters: OpenAI's `system_fingerprint`."""
+"""OpenAI's `system_fingerprint`: a hash of everything that determines the answers."""
 
 import asyncio
 import hashlib
@@ -14,24 +14,24 @@ from server.config import Settings
 
 
 class Fingerprint:
-    """Of a server, from the content of its models' files on.
+    """The fingerprint of a server, from the content of its models' files and the settings that affect answers.
 
-    They are hashed in a thread of its own, while the engine loads them: the first time, large ones take minutes.
+    A thread hashes the files while the engine loads them. The first time, large files take minutes.
     """
 
     def __init__(self, folders: Sequence[Path], settings: Settings) -> None:
-        """`folders` hold the models whose scores are in the answers. Raises OSError if one cannot be listed."""
+        """`folders` hold the models that affect answers. Raises OSError if one cannot be listed."""
         self._settings = settings
         self._files = [
             (index, path) for index, folder in enumerate(folders) for path in sorted(folder.iterdir()) if path.is_file()
         ]
         self._digest: Future[str] = Future()
-        self._digest.set_running_or_notify_cancel()  # nobody who stops waiting ends it
+        self._digest.set_running_or_notify_cancel()  # cancelled waiters must not cancel it
         threading.Thread(target=self._run, name="samewise-fingerprint", daemon=True).start()
 
     @property
     def is_known(self) -> bool:
-        """Whether the files are hashed, so that no answer waits for that any more."""
+        """Whether the files are hashed, so that answers need not wait."""
         return self._digest.done() and self._digest.exception() is None
 
     async def wait_known(self) -> None:
@@ -39,12 +39,12 @@ class Fingerprint:
         await asyncio.wrap_future(self._digest)
 
     async def of(self, info: RunnerInfo) -> str:
-        """Changes whenever the answer to the same request may. With --no-exact answers also depend on what else runs.
+        """The fingerprint, which changes whenever the answer to the same request may.
 
-        How the server speculates is no part of it: drafts that are verified by `match` never change an answer, and
-        the other ways, which a request must ask for, promise no answer that could be told again.
+        Speculation is not included: `match` never changes an answer, and other verification must be requested and
+        promises no repeatable answer. With --no-exact, answers also depend on concurrent requests.
 
-        Raises OSError if a file of the models cannot be read.
+        Raises OSError if a model file cannot be read.
         """
         digest = self._digest.result() if self._digest.done() else await asyncio.wrap_future(self._digest)
         engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.rows, info.kernels)
@@ -56,7 +56,7 @@ class Fingerprint:
     def _run(self) -> None:
         try:
             self._digest.set_result(self._hash_files())
-        except Exception as error:  # noqa: BLE001 - raised again by whoever asks
+        except Exception as error:  # noqa: BLE001 - raised again where it is read
             self._digest.set_exception(error)
 
     def _hash_files(self) -> str:

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json sets for requests that say nothing."""
+"""Defaults from a model's generation_config.json."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ _FILE = "generation_config.json"
 _KEYS: Mapping[str, str] = {
     name: facts.of_model for name, facts in facts_of(DecodingSettings).items() if facts.of_model is not None
 }
-"""Of the fields that the file may say the default of."""
+"""Keys of the file, by the names of the fields whose defaults they set."""
 _TAKEN = frozenset({*_KEYS.values(), "do_sample", "max_new_tokens", "eos_token_id"})
 _WITHOUT_EFFECT = frozenset(
     {
@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = frozenset(
         *("prompt_lookup_num_tokens", "speculation_type", "target_lookbehind", "use_mtp"),
     }
 )
-"""What can change no answer here: memory, speed, what else `generate` returns, how transformers guesses ahead."""
+"""Keys that cannot change an answer here: memory, speed, further outputs of `generate`, transformers' speculation."""
 _NEUTRAL: Mapping[str, object] = {
     "diversity_penalty": 0.0,
     "encoder_no_repeat_ngram_size": 0,
@@ -44,38 +44,38 @@ _NEUTRAL: Mapping[str, object] = {
     "num_beams": 1,
     "num_return_sequences": 1,
 }
-"""The defaults of transformers for all other keys, where they are not null, false or empty."""
+"""Transformers' defaults of all other keys, where they are not null, false or empty."""
 
 logger = logging.getLogger("samewise.model")
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What the file sets."""
+    """The defaults that a model sets."""
 
     values: Mapping[str, object]
-    """By the names of DecodingSettings; those of which it says nothing are not in here."""
+    """Defaults by the names of DecodingSettings. Fields without one are missing."""
     max_tokens: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    """Tokens that end the output; the file may name one or several."""
+    """EOS tokens; the file may name one or several."""
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Strings that end it."""
+        """Strings that end the output."""
         stop = self.values.get("stop", ())
         assert isinstance(stop, tuple)
         return stop
 
 
 def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
-    """The defaults of a model folder; a warning names what else the file sets that would change answers.
+    """The defaults in a model folder. Logs a warning about other keys that would change answers.
 
-    The tokens that end the output come from generation_config.json, else from config.json, else from the tokenizer.
-    Raises ValueError if a value is not what it should be.
+    EOS tokens come from generation_config.json, otherwise from config.json, otherwise from the tokenizer. Raises
+    ValueError for an invalid value.
     """
     generation = read_json(folder / _FILE)
     if unused := not_taken(generation):
-        logger.warning("%s sets %s, which this server does not take from there", _FILE, ", ".join(unused))
+        logger.warning("%s sets %s, which this server ignores", _FILE, ", ".join(unused))
     eos = _token_ids(generation) or _token_ids(read_json(folder / "config.json"))
     if not eos:
         token = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", ""))
@@ -91,7 +91,7 @@ def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
 
 
 def not_taken(generation: Mapping[str, Any]) -> list[str]:
-    """The keys that are not taken and ask for something, as `generate` of transformers reads them."""
+    """The ignored keys that would change answers, judged as transformers' `generate` reads them."""
     return sorted(
         key
         for key, value in generation.items()
@@ -106,7 +106,7 @@ def _token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _value(config: Mapping[str, Any], field: str, key: str) -> object:
-    """The default of a field, of the kind that the field has; None where the file says nothing."""
+    """The default of a field, converted to its type; None if the file does not set it."""
     if field in _READERS:
         return _READERS[field](config, key)
     return _integer(config, key) if int in get_args(_TYPES[field]) else _number(config, key)
@@ -155,4 +155,4 @@ _TYPES = get_type_hints(DecodingSettings)
 
 
 def _wrong(key: str, value: object, expected: str) -> ValueError:
-    return ValueError(f"{_FILE}: {key} is {value!r}, not {expected}.")
+    return ValueError(f"{_FILE}: {key} is {value!r}, but must be {expected}.")

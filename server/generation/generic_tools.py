@@ -1,7 +1,7 @@
-"""Tools for models whose chat template knows none: the whole of it is written into the messages.
+"""Tools for models whose chat template does not support them: they are described in the messages.
 
-The system message lists the tools, and calls are written as Hermes models write them; so they are read by that format.
-Results come back in a message of the user, as models without tools expect none from anybody else.
+The system message lists the tools. Calls use the Hermes format and are parsed as such. Results come back in a user
+message, because such models expect no other sender.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 Message = Mapping[str, Any]
 FORMAT = "hermes"
-"""How calls are written."""
+"""Name of the format of calls."""
 _INTRODUCTION = """You can call functions. They are, with the JSON schema of their arguments:
 
 {tools}
@@ -23,7 +23,7 @@ The results come in the next message. If no function is needed, answer without a
 
 
 def with_description(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
-    """The messages with the tools described in the first system message, or in one of their own."""
+    """The messages with the tools described in the first system message, or in a new one."""
     if not tools:
         return messages
     text = _INTRODUCTION.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
@@ -34,9 +34,9 @@ def with_description(messages: Sequence[Message], tools: Sequence[Mapping[str, A
 
 
 def spelled_out(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with calls and results as text; results that follow each other are one message.
+    """The messages with calls and results as text; successive results become one message.
 
-    Of several calls in a message, results say which one they belong to.
+    If a message has several calls, each result names its call.
     """
     spelled: list[Message] = []
     titles: Mapping[str, str] = {}
@@ -55,7 +55,7 @@ def spelled_out(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _titles(calls: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
-    """What stands above the results of these calls, by their ids; nothing where there is one call."""
+    """A heading for each call's result, by call id; empty for a single call."""
     if len(calls) < 2:
         return {}
     return {

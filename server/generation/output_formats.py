@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from server.generation import generic_tools
 from server.generation.parsing.choose import (
-    READ_EVERYTHING,
+    FULL_OUTPUT_FORMATS,
     REASONING_TAGS,
     TOOL_FORMATS,
     reasoning_tags,
@@ -17,47 +17,47 @@ from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
 NONE = "none"
-"""As a setting: the model has no reasoning."""
+"""Setting for a model without reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How an output is told apart into reasoning, text and calls. Made of names, so that it can go to any process."""
+class ParserConfig:
+    """How to parse an output into reasoning, text and calls. Only names, so that other processes can use it."""
 
     tool_format: str | None = None
-    """None: nothing may be called."""
+    """Name of the format of calls; None if nothing may be called."""
     reasoning: str | None = None
-    """Name of the tags; None: the model has none."""
+    """Name of the reasoning tags; None if the model has none."""
     expected: Expected = field(default_factory=Expected)
     controls: Mapping[int, str] = field(default_factory=dict)
-    """Tokens that are markers of these, with their texts."""
+    """Markers that are control tokens: token id to text."""
     custom_tools: frozenset[str] = frozenset()
-    """Names of those that take free text."""
+    """Names of tools that take free text."""
     only_calls: bool = False
-    """Whether what stands beside calls belongs to their format, and to no text."""
+    """Whether text around calls is part of their format, and dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFormats:
-    """What a model writes, by the names of the formats."""
+    """Names of the formats that a model writes."""
 
     tool_format: str
-    """Of its calls."""
+    """Format of its calls."""
     reasoning: str | None = None
-    """Tags of its reasoning, if it has any."""
+    """Tags of its reasoning; None if it has none."""
 
     @classmethod
     def of(
         cls, template: ChatTemplate | None, tools: str | None = None, reasoning: str | None = None
     ) -> "ModelFormats":
-        """By the settings, or else by the template.
+        """The formats from the settings, otherwise from the template.
 
-        Raises ValueError for a name that is not known, and for a format of calls that the model is not going to write.
+        Raises ValueError for an unknown name, and for a format of calls that the model will not write.
         """
         _check_name("tool_parser", tools, TOOL_FORMATS)
         if template is not None and not template.knows_tools and tools not in (None, generic_tools.FORMAT):
-            taught = f"so it is told to write calls as {generic_tools.FORMAT!r} does; {tools!r} would find none of them"
-            raise ValueError(f"tool_parser: the model's chat template knows no tools, {taught}")
+            taught = f"so calls are written in the format {generic_tools.FORMAT!r} and {tools!r} would not find them"
+            raise ValueError(f"tool_parser: the model's chat template does not support tools, {taught}")
         _check_name("reasoning_parser", reasoning, {**REASONING_TAGS, NONE: None})
         source = "" if template is None else template.source
         found = tool_format(source) if template is not None and template.knows_tools else None
@@ -68,28 +68,29 @@ class ModelFormats:
             reasoning=by_template if reasoning is None else None if reasoning == NONE else reasoning,
         )
 
-    def reading(
-        self, tokenizer: Tokenizer, prompt: str, tools: ToolUse | None, *, is_held: bool, has_form: bool
-    ) -> Reading | None:
-        """How the answer to a prompt, given as text, is read; None if all of it is text.
+    def parser_config(
+        self, tokenizer: Tokenizer, prompt: str, tools: ToolUse | None, *, is_constrained: bool, has_constraint: bool
+    ) -> ParserConfig | None:
+        """How to parse the answer to a prompt, given as text; None if all of it is text.
 
-        `is_held` says that a grammar holds the calls, and `has_form` that it holds an answer without any, too.
+        `is_constrained` says that a grammar constrains the calls, `has_constraint` that it also constrains an answer
+        without calls.
         """
-        is_told_apart = tools is not None or self.tool_format in READ_EVERYTHING
-        if not is_told_apart and self.reasoning is None:
+        needs_parser = tools is not None or self.tool_format in FULL_OUTPUT_FORMATS
+        if not needs_parser and self.reasoning is None:
             return None
         offered = () if tools is None else tools.callable
         only_calls = tools is not None and tools.mode == "required"
-        return Reading(
-            tool_format=self.tool_format if is_told_apart else None,
+        return ParserConfig(
+            tool_format=self.tool_format if needs_parser else None,
             reasoning=self.reasoning,
             expected=Expected(
                 tools={tool.name: tool.parameters for tool in offered},
                 only_offered=True,
-                has_form=has_form,
+                has_constraint=has_constraint,
                 is_thinking=self.is_thinking(prompt),
-                reasons_to_its_end=is_held and (has_form or only_calls),
-                calls_are_whole=is_held,
+                reasons_to_its_end=is_constrained and (has_constraint or only_calls),
+                calls_are_whole=is_constrained,
             ),
             controls=self.controls(tokenizer),
             custom_tools=frozenset(tool.name for tool in offered if tool.is_custom),
@@ -97,13 +98,13 @@ class ModelFormats:
         )
 
     def is_thinking(self, prompt: str) -> bool:
-        """Whether the prompt, given as text, has begun the reasoning."""
+        """Whether the prompt, given as text, has already opened the reasoning."""
         if self.reasoning is not None:
             return prompt.rstrip().endswith(REASONING_TAGS[self.reasoning].begin)
-        return any(prompt.endswith(opening) for opening in READ_EVERYTHING.get(self.tool_format, ()))
+        return any(prompt.endswith(opening) for opening in FULL_OUTPUT_FORMATS.get(self.tool_format, ()))
 
     def controls(self, tokenizer: Tokenizer) -> Mapping[int, str]:
-        """The markers that are control tokens, by their ids."""
+        """The markers that are control tokens, by token id."""
         markers = set(TOOL_FORMATS[self.tool_format].markers)
         if self.reasoning is not None:
             markers |= {*REASONING_TAGS[self.reasoning].markers}
@@ -113,4 +114,4 @@ class ModelFormats:
 
 def _check_name(setting: str, name: str | None, known: Mapping[str, object]) -> None:
     if name is not None and name not in known:
-        raise ValueError(f"{setting}: there is no {name!r}; there is {', '.join(sorted(known))}")
+        raise ValueError(f"{setting}: unknown value {name!r}; use one of {', '.join(sorted(known))}")

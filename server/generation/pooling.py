@@ -111,13 +111,13 @@ class PairPrompts:
     """Makes one model's prompts for a query and a document.
 
     A chat template that knows the roles `query` and `document` is used. Otherwise a model with a classification head
-    gets the two texts as its tokenizer joins them, and a model that says yes or no gets Qwen3-Reranker's question.
+    gets the two texts as its tokenizer joins them. A model that says yes or no gets Qwen3-Reranker's question.
     """
 
-    def __init__(self, tokenizer: Tokenizer, form: Scoring, encode: Callable[[str, str], list[int]]) -> None:
+    def __init__(self, tokenizer: Tokenizer, scoring: Scoring, encode: Callable[[str, str], list[int]]) -> None:
         """`encode` tokenizes a text, special tokens included; its error for too many tokens names the given path."""
         self._tokenizer = tokenizer
-        self._form = form
+        self._scoring = scoring
         self._encode = encode
 
     def of(self, pair: Pair, asks: Score) -> TokenPrompt:
@@ -135,21 +135,20 @@ class PairPrompts:
         template = self._tokenizer.chat_template
         if template is not None and template.knows_pairs:
             return self._encode(self._rendered(template, query, document, asked, path), path)
-        if self._form.by == "classes":
+        if self._scoring.by == "classes":
             if asked is not None:
                 raise _no_instruction()
             self._encode(query + document, path)  # refuses texts that are far too long
             return self._tokenizer.encode_pair(query, document)
-        question = (
-            f"<Instruct>: {asked or self._form.instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
-        )
+        instruction = asked or self._scoring.instruction or _INSTRUCTION
+        question = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
         messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": question}]
         text, _ = render(template, Conversation(messages, thinks=False))
         return self._encode(text, path)
 
     def _rendered(self, template: ChatTemplate, query: str, document: str, asked: str | None, path: str) -> str:
         pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-        opens_turn, instruction = self._form.opens_turn, asked or self._form.instruction
+        opens_turn, instruction = self._scoring.opens_turn, asked or self._scoring.instruction
         try:
             plain = template.render(pair, add_generation_prompt=opens_turn, variables={})
             if instruction is None:
@@ -202,42 +201,45 @@ class PoolingRules:
         return plan
 
     def _embedding(self, asks: Embed, request: PoolingRequest) -> tuple[Pooling, Sequence[Prompt]]:
-        form = self._model.abilities.embedding
-        if form is None:
+        embedding = self._model.abilities.embedding
+        if embedding is None:
             raise unable(self._model.name, "embed texts", self._model.abilities.no_embedding)
-        name = form.default_prompt if asks.prompt_name is None else asks.prompt_name
-        if name is not None and name not in form.prompts:
-            raise _unknown_prompt(name, form)
+        name = embedding.default_prompt if asks.prompt_name is None else asks.prompt_name
+        if name is not None and name not in embedding.prompts:
+            raise _unknown_prompt(name, embedding)
         if asks.prompt_name is not None and not all(isinstance(prompt, TextPrompt) for prompt in asks.inputs):
             message = "'prompt_name' needs texts: tokens and messages are taken as they are."
             raise InvalidRequestError(message, param="prompt_name", code="invalid_parameter_combination")
-        before = "" if name is None else form.prompts[name]
+        before = "" if name is None else embedding.prompts[name]
         inputs = [replace(one, text=before + one.text) if isinstance(one, TextPrompt) else one for one in asks.inputs]
-        normalizes = form.normalizes if asks.normalizes is None else asks.normalizes
-        return Pooling(form.by, self._dimensions(asks, form), normalizes), inputs
+        normalizes = embedding.normalizes if asks.normalizes is None else asks.normalizes
+        return Pooling(embedding.by, self._dimensions(asks, embedding), normalizes), inputs
 
-    def _dimensions(self, asks: Embed, form: Embedding) -> int | None:
+    def _dimensions(self, asks: Embed, embedding: Embedding) -> int | None:
         """The length to shorten vectors to; None: the full length."""
         wanted = asks.dimensions
         if wanted is None or wanted == self._hidden_size:
             return None
-        if not form.shortens:
+        if not embedding.shortens:
             message = (
                 f"Unsupported parameter: 'dimensions'. This model's vectors have {self._hidden_size} numbers, and "
             )
             message += "it was not trained for shorter ones."
             raise InvalidRequestError(message, param="dimensions", code="unsupported_parameter")
-        if wanted > self._hidden_size or (form.dimensions and wanted not in form.dimensions):
-            sizes, given = ", ".join(map(str, form.dimensions)) or f"at most {self._hidden_size}", shorten(str(wanted))
+        if wanted > self._hidden_size or (embedding.dimensions and wanted not in embedding.dimensions):
+            sizes, given = (
+                ", ".join(map(str, embedding.dimensions)) or f"at most {self._hidden_size}",
+                shorten(str(wanted)),
+            )
             message = f"Invalid 'dimensions': this model's vectors may have {sizes} numbers, but got {given} instead."
             raise InvalidRequestError(message, param="dimensions", code="invalid_value")
         return wanted
 
     def _scores(self, asks: Score, request: PoolingRequest) -> tuple[Pooling, Sequence[Prompt]]:
-        form = self._model.abilities.scoring
-        if form is None:
+        scoring = self._model.abilities.scoring
+        if scoring is None:
             raise unable(self._model.name, "score texts", self._model.abilities.no_scoring)
-        pair_prompts = PairPrompts(self._tokenizer, form, self._planner.encode)
+        pair_prompts = PairPrompts(self._tokenizer, scoring, self._planner.encode)
         prompts: list[Prompt] = []
         total = 0
         for pair in asks.pairs:  # each prompt repeats the query, so a short body can become many tokens
@@ -245,7 +247,7 @@ class PoolingRules:
             total += len(prompt.tokens)
             _check_total(total, request.paths["prompt"])
             prompts.append(prompt)
-        return Pooling(form.by, tokens=form.tokens), prompts
+        return Pooling(scoring.by, tokens=scoring.tokens), prompts
 
 
 def _check_total(num_tokens: int, path: str) -> None:
@@ -254,7 +256,7 @@ def _check_total(num_tokens: int, path: str) -> None:
         raise InvalidRequestError(message, param=path, code="invalid_value")
 
 
-def _unknown_prompt(name: str, form: Embedding) -> InvalidRequestError:
-    known = ", ".join(f"'{known}'" for known in form.prompts) or "none"
+def _unknown_prompt(name: str, embedding: Embedding) -> InvalidRequestError:
+    known = ", ".join(f"'{known}'" for known in embedding.prompts) or "none"
     message = f"Invalid 'prompt_name': this model's prompts are {known}, but got '{shorten(name)}' instead."
     return InvalidRequestError(message, param="prompt_name", code="invalid_value")

@@ -1,4 +1,4 @@
-"""From a prompt as it was asked for to its tokens."""
+"""From a request's prompt to its tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,14 +20,14 @@ _SPEAKERS = ("user", "assistant")
 
 
 def one_system_message(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with those of the system, wherever they are, merged into one at the beginning."""
+    """The messages with all system messages merged into one at the beginning."""
     system = [message for message in messages if message["role"] in _SYSTEM]
     others = [message for message in messages if message["role"] not in _SYSTEM]
     return [_merged(system), *others] if system else others
 
 
 def one_turn_each(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with those of the user, and of the assistant, that follow each other merged into one."""
+    """The messages with successive messages of the user, or of the assistant, merged into one."""
     turns: list[Message] = []
     for role, group in groupby(messages, key=lambda message: message["role"]):
         same = list(group)
@@ -36,7 +36,7 @@ def one_turn_each(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _merged(messages: Sequence[Message]) -> Message:
-    """One message with all that these have; of parts that cannot be joined, the last one's."""
+    """One message with the content of all; of keys that cannot be joined, the last value."""
     whole: dict[str, Any] = {key: value for message in messages for key, value in message.items()}
     whole["role"] = messages[0]["role"]
     for key in ("content", "reasoning_content"):
@@ -49,38 +49,38 @@ def _merged(messages: Sequence[Message]) -> Message:
 
 Messages = Sequence[Mapping[str, Any]]
 ROLES = ("developer", "system", "user", "assistant", "tool")
-"""Those of which every template has some, and that are written in other ways where one has them not."""
+"""Roles that most templates support. For templates that lack one, messages are rewritten."""
 MAX_OTHER_ROLES = 4
-"""For each, the conversation is rendered several times."""
+"""Limit on further roles, because the conversation is rendered several times for each."""
 MAY_SHOW = ("name", "reasoning_content")
-"""Parts that clients send along: those that the template does not show are left out and reported."""
+"""Message keys that the template may not show; they are then ignored and reported."""
 _PROJECT, _FILE, _OPEN_FILE = "myproject", "tmp", "filename"
-"""Names in a prompt of several files for a project, a file and the file with the gap of which no name is known."""
+"""Placeholder names of the project, of a file without a name, and of the file with the gap."""
 _SNIPPET = "\n\n--- snippet ---\n\n"
-"""Stands before each file in the prompt of a model without a pattern for several files."""
+"""Heading of each file in the prompt of a model without a multi-file format."""
 
 
 def read_prompt(
     tokenizer: Tokenizer, prompt: TextPrompt | Conversation, path: str = "messages"
 ) -> tuple[str, list[Notice]]:
-    """The prompt's text with all special tokens that it writes itself, and what was left out of it.
+    """The prompt's text, including the special tokens that it writes itself, and notices of ignored parts.
 
-    Raises InvalidRequestError for a conversation that the model has no template for, or that this does not take:
-    `path` is where it stands.
+    Raises InvalidRequestError if there is no chat template, or the template refuses the conversation; errors name
+    `path`.
     """
     return (prompt.text, []) if isinstance(prompt, TextPrompt) else render(tokenizer.chat_template, prompt, path)
 
 
 def encode(tokenizer: Tokenizer, text: str, prompt: TextPrompt | Conversation | None = None) -> list[int]:
-    """The tokens of the text of a prompt, between those that begin and end every text where the prompt wants them.
+    """The tokens of a prompt's text, with the special tokens that begin and end every text if the prompt wants them.
 
-    Any other text is nothing but its own tokens.
+    Without a prompt, only the text's own tokens.
     """
     return tokenizer.encode(text, add_special_tokens=prompt is not None and prompt.adds_special)
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> list[int]:
-    """The tokens of a prompt in pieces; those that begin every text are added if it begins with a text."""
+    """The tokens of a prompt in pieces, with the special tokens that begin a text if the first is a text."""
     tokens: list[int] = []
     for index, piece in enumerate(pieces):
         if isinstance(piece, int):
@@ -92,10 +92,10 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str | int]) -> list[int
 
 
 def encode_fill_in(tokenizer: Tokenizer, prompt: FillIn) -> list[int]:
-    """The tokens of a text with a gap, by the pattern of the model's family.
+    """The tokens of a text with a gap, in the format of the model's family.
 
-    The texts are nothing but texts: a special token that is spelled in one is spelled by others. Raises
-    InvalidRequestError if the model has no tokens for this.
+    Special tokens spelled in the texts are encoded as ordinary text. Raises InvalidRequestError if the model has no
+    fill-in tokens.
     """
     marks = tokenizer.fill_in
     if marks is None:
@@ -112,7 +112,7 @@ def encode_fill_in(tokenizer: Tokenizer, prompt: FillIn) -> list[int]:
 
 
 def _files_before(tokenizer: Tokenizer, marks: FillInTokens, files: Sequence[ContextFile] | None) -> list[int]:
-    """What shows other files before a text with a gap, as llama.cpp writes it."""
+    """The tokens that show other files before a text with a gap, as in llama.cpp."""
     if files is None:
         return []
     if marks.repository is None or marks.file is None:
@@ -127,7 +127,7 @@ def _files_before(tokenizer: Tokenizer, marks: FillInTokens, files: Sequence[Con
 def render(
     template: ChatTemplate | None, conversation: Conversation, path: str = "messages"
 ) -> tuple[str, list[Notice]]:
-    """The text of the conversation, special tokens included, and what the template does not show of it.
+    """The conversation's text, special tokens included, and notices of parts that the template does not show.
 
     Raises InvalidRequestError as `read_prompt` does.
     """
@@ -149,7 +149,7 @@ def render(
 
 
 def _with_tools(template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any]) -> Conversation:
-    """The conversation with its tools and calls as text, as far as the template does not show them itself."""
+    """The conversation with tools and calls written as text if the template does not support them."""
     messages = conversation.messages
     if not _shows_calls(template, messages, variables):
         messages = spelled_out(messages)
@@ -159,7 +159,7 @@ def _with_tools(template: ChatTemplate, conversation: Conversation, variables: M
 
 
 def _shows_calls(template: ChatTemplate, messages: Messages, variables: Mapping[str, Any]) -> bool:
-    """Whether it shows the calls and results that are there."""
+    """Whether the template shows the calls and results of these messages."""
     if any(message.get("tool_calls") for message in messages):
         ignores = template.ignores("tool_calls", "assistant", messages, variables=variables)
         return "tool_calls" in template.source and not ignores
@@ -169,42 +169,42 @@ def _shows_calls(template: ChatTemplate, messages: Messages, variables: Mapping[
 def _shown(
     template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any], notices: list[Notice]
 ) -> tuple[Conversation, str]:
-    """The text, and the conversation as the template took it.
+    """The text, and the conversation as the template accepted it.
 
-    Not all templates take what clients send: the others get it in a form that they do take. The first error counts.
+    If the template refuses the messages, simpler forms are tried. Raises the first error if all fail.
     """
     try:
         return conversation, _text(template, conversation, variables)
     except ChatTemplateError as error:
         refusal = error
-    for messages, told in _simpler(conversation.messages):
+    for messages, applied in _simpler(conversation.messages):
         simpler = replace(conversation, messages=messages)
         try:
             text = _text(template, simpler, variables)
         except ChatTemplateError:
             continue
-        notices += told
+        notices += applied
         return simpler, text
     raise refusal
 
 
 def _simpler(messages: Messages) -> Iterator[tuple[Messages, Sequence[Notice]]]:
-    """Forms of the messages that more and more templates take, and what is to be told of each."""
-    told: Sequence[Notice] = ()
+    """Simpler forms of the messages, from the least to the most changed, with notices of the changes."""
+    applied: Sequence[Notice] = ()
     for simplified, notice in _SIMPLIFICATIONS:
         simpler = simplified(messages)
         if simpler != list(messages):
-            messages, told = simpler, (*told, notice)
-            yield messages, told
+            messages, applied = simpler, (*applied, notice)
+            yield messages, applied
 
 
 def _with_objects(messages: Messages) -> Messages:
-    """The messages with an object for the arguments of each call."""
+    """The messages with an object for each call's arguments."""
     return [_with_object(message) for message in messages]
 
 
 def _with_object(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with an object for the arguments of each of its calls."""
+    """The message with an object for each of its calls' arguments."""
     if "tool_calls" not in message:
         return message
     calls = []
@@ -216,7 +216,10 @@ def _with_object(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _SIMPLIFICATIONS = (
-    (_with_objects, Notice("messages[].tool_calls[].function.arguments", "What is no object was put into one.")),
+    (
+        _with_objects,
+        Notice("messages[].tool_calls[].function.arguments", "Wrapped in an object, as the chat template needs one."),
+    ),
     (one_system_message, Notice("messages[].role", "The system messages were merged into the first.")),
     (one_turn_each, Notice("messages[].role", "Messages of one role that follow each other were merged.")),
 )
@@ -236,9 +239,9 @@ def _text(template: ChatTemplate, conversation: Conversation, variables: Mapping
 def _not_shown(
     template: ChatTemplate, messages: Messages, taken: Messages, variables: Mapping[str, Any]
 ) -> Iterator[Notice]:
-    """What may be left out of the messages and is, in the form in which they were taken.
+    """Notices of message keys that the template does not show, tested on the messages as it accepted them.
 
-    Looks at each role by itself, since templates treat roles differently.
+    Each role is tested by itself, because templates treat roles differently.
     """
     first: dict[tuple[str, str], int] = {}
     for index, message in enumerate(messages):
@@ -251,7 +254,7 @@ def _not_shown(
 
 
 def _other_roles(messages: Messages) -> Mapping[str, int]:
-    """The roles that not every API knows, with the first message of each."""
+    """Roles beyond ROLES, with the index of each one's first message."""
     first: dict[str, int] = {}
     for index, message in enumerate(messages):
         if message["role"] not in ROLES:
@@ -262,25 +265,26 @@ def _other_roles(messages: Messages) -> Mapping[str, int]:
 def _unnamed_roles(
     template: ChatTemplate, messages: Messages, taken: Messages, variables: Mapping[str, Any], path: str
 ) -> Iterator[Notice]:
-    """Roles that the template writes as they are, and that its author may never have thought of.
+    """Notices of roles that the template renders but does not mention.
 
-    Raises InvalidRequestError for roles of which it shows nothing.
+    Raises InvalidRequestError for roles whose messages it does not show.
     """
     others = _other_roles(messages)
     if len(others) > MAX_OTHER_ROLES:
         message = (
-            f"Invalid '{path}': it has {len(others)} roles besides {_known_roles()}, and may have {MAX_OTHER_ROLES}."
+            f"Invalid '{path}': expected at most {MAX_OTHER_ROLES} roles besides {_known_roles()}, "
+            f"but got {len(others)} instead."
         )
         raise InvalidRequestError(message, param=path, code="invalid_value")
     for role, index in others.items():
         if not template.shows_role(role, taken, variables=variables):
             raise _unknown_role(role, f"{path}[{index}].role", "does not show messages of this role")
         if not template.names_role(role):
-            yield Notice(f"{path}[{index}].role", "The model's chat template writes it, but does not know this role.")
+            yield Notice(f"{path}[{index}].role", "The model's chat template renders it, but does not know this role.")
 
 
 def _unacceptable(messages: Messages, reason: str, path: str) -> InvalidRequestError:
-    """The error for messages that the template refuses; it names a role that not every template knows."""
+    """The error for messages that the template refuses. Names a role beyond ROLES if there is one."""
     why = f"does not accept these messages: {reason}"
     for role, index in _other_roles(messages).items():
         return _unknown_role(role, f"{path}[{index}].role", why)

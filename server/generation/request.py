@@ -1,4 +1,4 @@
-"""What is asked for, whichever API it came through: the one form that the pipeline knows."""
+"""A generation request in the form that all APIs are converted to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +17,12 @@ class TextPrompt:
 
     text: str
     path: str | None = None
-    """None: it is the request's only prompt."""
+    """The prompt's path in the request; None for the only prompt."""
     adds_special: bool = True
-    """Whether its tokens are put between those that begin and end every text."""
+    """Whether to add the special tokens that begin and end every text."""
 
     def opposed(self, negative: str) -> "TextPrompt":
-        """The prompt that guidance goes away from."""
+        """The negative prompt in the form of this one, for guidance."""
         return TextPrompt(negative, adds_special=self.adds_special)
 
 
@@ -34,19 +34,19 @@ class TokenPrompt:
     path: str
 
     def opposed(self, negative: str) -> TextPrompt:
-        """See TextPrompt."""
+        """The negative prompt, for guidance."""
         return TextPrompt(negative)
 
 
 @dataclass(frozen=True, slots=True)
 class MixedPrompt:
-    """A text to continue, in pieces that are texts or tokens; each text is encoded by itself."""
+    """A text to continue, in pieces that are texts or tokens; each text is encoded separately."""
 
     pieces: Sequence[str | int]
     path: str
 
     def opposed(self, negative: str) -> TextPrompt:
-        """See TextPrompt."""
+        """The negative prompt, for guidance."""
         return TextPrompt(negative)
 
 
@@ -60,24 +60,24 @@ class ContextFile:
 
 @dataclass(frozen=True, slots=True)
 class FillIn:
-    """A text with a gap to fill in, by the tokens that the model has for that."""
+    """A text with a gap to fill, for models with fill-in tokens."""
 
     before: Sequence[str] | Sequence[int]
-    """Texts that are encoded one by one, or tokens."""
+    """The text before the gap: texts to encode one by one, or tokens."""
     after: str
     path: str
-    """Of what stands before the gap."""
+    """Path of the text before the gap."""
     after_path: str
     files: Sequence[ContextFile] | None = None
-    """Other files; None: the prompt is that of a file alone, even if the model has a pattern for several."""
+    """Other files to show before. None: a single-file prompt, even if the model supports several files."""
 
     @property
     def parts(self) -> Sequence[str | int]:
-        """All texts and tokens that it has."""
+        """All texts and tokens of the prompt."""
         return [*self.before, self.after, *(file.text for file in self.files or ())]
 
     def opposed(self, negative: str) -> "FillIn":
-        """The prompt that guidance goes away from."""
+        """The prompt with the negative prompt before the gap, for guidance."""
         return replace(self, before=(negative,))
 
 
@@ -86,31 +86,31 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages to answer, by the model's chat template."""
+    """Messages to answer, rendered by the model's chat template."""
 
     messages: Sequence[Message]
-    """As templates take them: role, content as one string, and what else a message has."""
+    """Messages in the form of chat templates: role, content as one string, and further keys."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Of which the model is told, as templates take them."""
+    """Tools to show to the model, in the form of chat templates."""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Of the template. One that it does not have is reported."""
+    """Variables for the template. Unknown ones are reported."""
     thinks: bool | None = None
-    """Whether the model is to think before it answers, where the template has a switch for that; else it is reported
-    as `thinking`."""
+    """Whether the model should reason before it answers. Reported as `thinking` if the template has no switch for
+    it."""
     effort: str | None = None
-    """How much it is to think, where the template has a variable for that; "none" turns the switch off as well. Else it
-    is reported as `reasoning_effort`."""
+    """How much the model should reason; "none" also turns the switch off. Reported as `reasoning_effort` if the
+    template has no variable for it."""
     open_turn: bool = True
     """Whether the prompt ends with the beginning of the assistant's turn."""
     continue_last: bool = False
     """Whether the last message is continued instead of answered."""
     drops_oldest: bool = False
-    """Whether the oldest messages are left out, and that is reported, where all of them do not fit."""
+    """Whether to drop and report the oldest messages if the conversation does not fit."""
     adds_special: bool = False
-    """Whether the template's text is put between the tokens that begin and end every text."""
+    """Whether to add the special tokens that begin and end every text to the template's text."""
 
     def opposed(self, negative: str) -> "Conversation":
-        """The same with another system message, in place of the first one if there are several."""
+        """The conversation with `negative` as its first system message, for guidance."""
         messages = list(self.messages)
         roles = ("system", "developer")
         first = next((index for index, message in enumerate(messages) if message["role"] in roles), None)
@@ -128,27 +128,27 @@ class GenerationRequest:
     """Prompts, how to answer them, and what to report."""
 
     model: str | None
-    """As the client named it; None: it did not."""
+    """The model name that the client sent, or None."""
     may_omit_model: bool = False
-    """Whether clients of this API usually name no model, so that none is reported as missing."""
+    """Whether clients of this API usually omit the model, so that a missing name is not reported."""
     prompts: Sequence[Prompt]
     id: str | None = None
-    """Of the answer. None: one is made."""
+    """Id of the answer; None to generate one."""
     own_id: str | None = None
-    """The client's own, of which the answer's is made. It need not differ from others."""
+    """The client's own id, used in the answer's id. It need not be unique."""
     id_prefix: str = "gen-"
-    """Of an id that is made, as far as its API prescribes it."""
+    """Prefix of a generated id, as the API prescribes it."""
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
     biased_texts: Sequence[tuple[str, float]] = ()
-    """Texts, with what is added to the logit of each token of one; besides `decoding.logit_bias`."""
+    """Texts, with a bias for the logits of all their tokens; added to `decoding.logit_bias`."""
     max_tokens: int | None = None
-    """For each choice."""
+    """Limit for each choice."""
     default_max_tokens: int | None = None
-    """The API's, where the model has none. None: the server's."""
+    """The API's default limit, used if the model has none. None: the server's default."""
     may_fill_context: bool = False
-    """Whether `max_tokens` of None asks for the rest of the context."""
+    """Whether the output may fill the context if `max_tokens` is None."""
     num_choices: int = 1
-    """To generate for each prompt."""
+    """Choices to generate for each prompt."""
     seed: int | None = None
     logprobs: int | None = None
     """Alternatives to report for each output token."""
@@ -159,34 +159,34 @@ class GenerationRequest:
     echoes: bool = False
     """Whether each choice's text begins with its prompt."""
     num_repeats: int = 1
-    """How often the answer repeats what it tells of a prompt: once, or in each choice."""
+    """How often the answer repeats the report on a prompt: once, or in each choice."""
     reports_tokens: bool = False
-    """Whether the answer names the tokens of the output; it does in any case with `logprobs`."""
+    """Whether the answer lists the output's tokens. With `logprobs`, it always does."""
     pooling: Pooling | None = None
-    """Numbers that are asked for in place of answers; `max_tokens` is 0 then."""
+    """Pooling to compute instead of generating; `max_tokens` is then 0."""
     truncate_prompt: int | None = None
-    """How many tokens at the end of each prompt are used; -1: as many as fit."""
+    """Tokens to keep of each prompt; -1: as many as fit."""
     keeps_beginning: bool = False
-    """Whether those are used that are at its beginning instead."""
+    """Whether to keep the beginning of prompts instead of their end."""
     constraint: Constraint | None = None
-    """What the answer's text is held to; not its reasoning, and not its calls."""
+    """Constraint on the answer's text. It does not apply to reasoning and calls."""
     tools: ToolUse | None = None
-    """What the answer may call."""
+    """Tools that the answer may call."""
     thinking_budget: int | None = None
-    """Tokens of reasoning after which its end is forced."""
+    """Reasoning tokens after which the end of the reasoning is forced."""
     separates_reasoning: bool = True
-    """Whether the answer tells the reasoning apart from the text."""
+    """Whether the answer returns the reasoning separately from the text."""
     prediction: str | None = None
-    """What the answer will probably be."""
+    """The expected output, for speculation."""
     priority: int = 0
     cache_salt: str = ""
     learn: bool | None = None
-    """Whether heads may be trained on it; None: nothing is said, and they may."""
+    """Whether heads may be trained on the request; None (not specified) allows it."""
     stream: bool = False
     paths: Mapping[str, str] = field(default_factory=dict)
-    """How the API calls what errors may name, where it is not by the name here."""
+    """The API's names of fields that errors may name, where they differ from the names here."""
     notices: Sequence[Notice] = ()
-    """Of what the API has left out already."""
+    """Notices of fields that the API layer has ignored already."""
 
     @property
     def fills_in(self) -> bool:
@@ -194,5 +194,5 @@ class GenerationRequest:
         return isinstance(self.prompts[0], FillIn)
 
     def path(self, name: str) -> str:
-        """Where the client finds a field."""
+        """The path of a field in the client's request."""
         return self.paths.get(name, name)

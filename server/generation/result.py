@@ -1,4 +1,4 @@
-"""A whole answer, from the events of its choices."""
+"""A complete answer, collected from the events of its choices."""
 
 from dataclasses import dataclass, field
 
@@ -25,20 +25,20 @@ class WholeText:
 
 @dataclass(slots=True)
 class WholeReasoning:
-    """A stretch of what the model thought."""
+    """A stretch of the model's reasoning."""
 
     text: str = ""
 
 
 @dataclass(slots=True)
 class WholeCall:
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     name: str
     is_custom: bool
     text: str = ""
-    """Its arguments, or what a custom tool is given."""
+    """Its arguments, or a custom tool's input."""
 
 
 WholePart = WholeText | WholeReasoning | WholeCall
@@ -46,34 +46,34 @@ WholePart = WholeText | WholeReasoning | WholeCall
 
 @dataclass(slots=True)
 class WholeChoice:
-    """A choice that has ended."""
+    """A complete choice."""
 
     parts: list[WholePart] = field(default_factory=list)
-    """In the order in which the model wrote them."""
+    """Parts in the order in which the model wrote them."""
     tokens: list[OutputToken] = field(default_factory=list)
-    """Only if they are to be reported."""
+    """Empty unless tokens are reported."""
     finish_reason: FinishedBy = "stop"
     stop_reason: str | int | None = None
     beam: BeamScore | None = None
 
     @property
     def text(self) -> str:
-        """All of its text."""
+        """All text of the choice."""
         return "".join(part.text for part in self.parts if isinstance(part, WholeText))
 
     @property
     def reasoning(self) -> str:
-        """All of its reasoning."""
+        """All reasoning of the choice."""
         return "".join(part.text for part in self.parts if isinstance(part, WholeReasoning))
 
     @property
     def calls(self) -> list[WholeCall]:
-        """All of its calls."""
+        """All tool calls of the choice."""
         return [part for part in self.parts if isinstance(part, WholeCall)]
 
 
 async def collect(run: Run) -> list[WholeChoice]:
-    """All choices in order, when all of them have ended. Raises what `Run.take` does."""
+    """All choices in order, once all have ended. Raises the errors of `Run.take`."""
     building = [_Building() for _ in range(len(run.prompts) * run.plan.n)]
     while await run.wait():
         for event in run.take():
@@ -82,14 +82,14 @@ async def collect(run: Run) -> list[WholeChoice]:
 
 
 class _Building:
-    """A choice and the pieces of its parts."""
+    """Collects the pieces of one choice."""
 
     def __init__(self) -> None:
         self._choice = WholeChoice()
         self._pieces: list[list[str]] = []
 
     def add(self, event: Event) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         choice = self._choice
         if isinstance(event, ChoiceEnd):
             choice.finish_reason, choice.stop_reason, choice.beam = event.reason, event.stop_reason, event.beam
@@ -106,13 +106,13 @@ class _Building:
                 self._pieces[-1].append(event.text)
 
     def built(self) -> WholeChoice:
-        """The choice, when it has ended."""
+        """The complete choice."""
         for part, pieces in zip(self._choice.parts, self._pieces, strict=True):
             part.text = "".join(pieces)
         return self._choice
 
     def _add_to(self, kind: type[WholeText | WholeReasoning], text: str) -> None:
-        """To the last part if it is of this kind, else to a new one."""
+        """Append to the last part if it is of this kind, otherwise begin a new part."""
         if not (self._choice.parts and isinstance(self._choice.parts[-1], kind)):
             self._begin(kind())
         self._pieces[-1].append(text)

@@ -15,7 +15,7 @@ from server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model under one name or several."""
+    """The model that the server runs, under one or several names."""
 
     name: str
     """The first of its names."""
@@ -39,7 +39,7 @@ class ServedModel:
         aux_model: str | None = None,
         score_tokens: Sequence[str] = (),
     ) -> "ServedModel":
-        """Raises OSError or ValueError if a file is not what it should be."""
+        """Read a model folder. Raises OSError or ValueError if a file is invalid."""
         name, *aliases = names
         formats = formats or ModelFormats.of(tokenizer.chat_template)
         abilities = read_abilities(folder, tokenizer, score_tokens)
@@ -61,7 +61,7 @@ class ServedModel:
         if needs_name:
             message = "Missing required parameter: 'model'."
             raise InvalidRequestError(message, param="model", code="missing_required_parameter")
-        notices.append(Notice("model", f"Missing; '{self.name}' is the only one."))
+        notices.append(Notice("model", f"Missing; set to '{self.name}', the only model."))
         return self.name
 
     def check_name(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The variables of a conversation's chat template: those that a request sets, and what it wishes of the reasoning."""
+"""Variables of a conversation's chat template: the request's own, and those for its reasoning settings."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,15 +11,15 @@ from server.text.chat_template import ChatTemplate
 _EFFORT = "reasoning_effort"
 _NO_EFFORT = "none"
 _SWITCHES = ("enable_thinking", "thinking")
-"""Variables of templates that turn the reasoning on or off."""
+"""Template variables that turn the reasoning on or off."""
 _NO_VARIABLE = "The model's chat template has no such variable."
 _NO_SWITCH = "The model's chat template has no switch for it."
 
 
 def template_variables(template: ChatTemplate, conversation: Conversation) -> tuple[Mapping[str, Any], list[Notice]]:
-    """The variables to render with, and what is not followed: wishes, and variables that the template does not have.
+    """The variables to render with, and notices of settings that the template does not support.
 
-    Where they contradict each other, the request's own variables count most, then `thinks`, then `effort`.
+    In a conflict, the request's own variables take precedence, then `thinks`, then `effort`.
     """
     given = {name: value for name, value in conversation.variables.items() if value is not None}
     known = template.variables
@@ -30,10 +30,10 @@ def template_variables(template: ChatTemplate, conversation: Conversation) -> tu
 
 
 class _Wishes:
-    """What one conversation wishes of the reasoning, and the variables that follow from it."""
+    """The reasoning settings of one conversation, and the variables that follow from them."""
 
     def __init__(self, template: ChatTemplate, conversation: Conversation, own: Mapping[str, Any]) -> None:
-        """`own` are the request's own variables that the template has."""
+        """`own` has the request's own variables that the template knows."""
         self._known = template.variables
         self.own = own
         self._thinks = conversation.thinks
@@ -44,7 +44,7 @@ class _Wishes:
         self.followed: dict[str, Any] = {}
 
     def of_thinking(self) -> Iterator[Notice]:
-        """Turn the switch, or say why not."""
+        """Set the switch, or report why not."""
         if self._thinks is None:
             return
         if self._switch is None:
@@ -55,7 +55,7 @@ class _Wishes:
             self.followed[self._switch] = self._thinks
 
     def of_effort(self) -> Iterator[Notice]:
-        """Set the effort, and turn the switch off where it is none; or say why not. To be called after the other."""
+        """Set the effort, and turn the switch off for "none"; or report why not. Call `of_thinking` first."""
         if self._effort is None:
             return
         thinks = self._effort != _NO_EFFORT
@@ -78,4 +78,4 @@ class _Wishes:
 
 
 def _otherwise(path: str) -> str:
-    return f"'{path}' says otherwise."
+    return f"Overridden by '{path}'."

@@ -1,1 +1,1 @@
-"""What the server keeps for its clients, on disk or in memory."""
+"""The server's storage for its clients, on disk or in memory."""

@@ -10,19 +10,19 @@ Fields = Mapping[str, Any]
 MAX_ENDED = 10_000
 """Ended batches kept for each client."""
 _PAGE = 256
-"""Results that are read at a time."""
+"""Results read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch."""
+    """A batch of requests."""
 
     client: str
     """The owner; no other client finds it."""
     fields: Fields
     """Its object as clients see it, without the current counts."""
     is_open: bool
-    """Whether something is left to do."""
+    """Whether the batch still has work to do."""
 
     @property
     def id(self) -> str:
@@ -32,13 +32,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """The result of a line."""
+    """The result of one line of a batch."""
 
     line: int
-    """Its number, from 0."""
+    """The line's number, from 0."""
     is_error: bool
     body: bytes
-    """Its line in the file of answers or errors, without the line end."""
+    """The result's line in the output or error file, without the line end."""
 
 
 class BatchTable:

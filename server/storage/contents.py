@@ -1,4 +1,4 @@
-"""The content of files in a folder: written, made durable, renamed, read and deleted, in threads of its own."""
+"""Contents of files in a folder: written, made durable, renamed, read and deleted, in a thread pool."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ class Contents:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="samewise-files")
         self._at_start = {path: path.stat().st_size for path in folder.glob(f"{PREFIX}*")}
         self.num_bytes = sum(self._at_start.values())
-        """Bytes in the folder, with those that are about to be written: writers count them first."""
+        """Bytes in the folder. Writers add bytes before they write them."""
 
     def path_of(self, file_id: str) -> Path:
         """The path of a whole file."""
@@ -118,7 +118,7 @@ def _close(file: FileIO) -> None:
     try:
         file.close()
     except OSError as error:
-        _logger.debug("closing a file that is to be deleted: %s", error)  # what could not be written may fail again
+        _logger.debug("failed to close a file before deleting it: %s", error)  # a failed write may fail again
 
 
 def _unlink(paths: Iterable[Path]) -> Sequence[Path]:
@@ -130,7 +130,7 @@ def _unlink(paths: Iterable[Path]) -> Sequence[Path]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            _logger.error("a file cannot be deleted before the next start: %s", error)
+            _logger.error("failed to delete a file; the next start retries it: %s", error)
         else:
             gone.append(path)
     return gone

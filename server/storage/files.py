@@ -1,7 +1,7 @@
 """Files of clients: their content in a folder, and their records in the database.
 
-A file is written under a name of its own, made durable and renamed, and only then listed. A deleted file leaves the
-list first. So a crash leaves whole files, and at most some content without a record, which the next start deletes.
+A file is written under a temporary name, made durable and renamed, and only then listed. A deleted file leaves the list
+first. So a crash leaves whole files, and at most some content without a record, which the next start deletes.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ _LIVES = "(expires_at IS NULL OR expires_at > ?)"
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file that is whole and on disk."""
+    """The record of a complete file on disk."""
 
     client: str
     """The owner; no other client finds it."""
     id: str
     filename: str
-    """The client's name of it; never part of a path."""
+    """The client's name for the file; never part of a path."""
     purpose: str
     num_bytes: int
     created_at: int
     """In Unix time, as `expires_at`."""
     expires_at: int | None
-    """It is not found from then on; None if it stays until it is deleted."""
+    """Unix time from which the file is not found any more; None if it never expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +118,22 @@ _T = TypeVar("_T")
 
 
 class FilesFullError(NotStoredError, InvalidRequestError):
-    """All files together would be larger than they may be."""
+    """All files together would exceed `max_files_mib`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """The record of a file that is still to be written."""
+    """The description of a file to write."""
 
     client: str
     filename: str
     purpose: str
     lives_s: int | None = None
-    """Seconds after which it expires; None if never."""
+    """Seconds until it expires; None if never."""
 
 
 class Draft:
-    """A file that is being written, and is not found before it is kept. Made by `FileStore.draft`."""
+    """A file that is being written, and is not listed before `keep`. Made by `FileStore.draft`."""
 
     def __init__(self, store: "FileStore", file_id: str, file: FileIO) -> None:
         self.num_bytes = 0
@@ -154,7 +154,7 @@ class Draft:
         created = int(self._store.now())
         expires = None if new.lives_s is None else created + new.lives_s
         record = FileRecord(new.client, self._id, new.filename, new.purpose, self.num_bytes, created, expires)
-        self._is_kept = True  # even if the caller is cancelled meanwhile: it may be listed all the same
+        self._is_kept = True  # before the caller can be cancelled: the record may be written even then
         try:
             await self._store.storage.on(FilesTable, lambda table: table.add(record))
         except NotStoredError:
@@ -172,7 +172,7 @@ class FileStore:
     """The files of all clients."""
 
     def __init__(self, data_folder: Path, storage: Storage, max_bytes: int) -> None:
-        """All files together may have `max_bytes`. Raises OSError if the folder cannot be used."""
+        """`max_bytes` limits all files together. Raises OSError if the folder cannot be used."""
         self.storage = storage
         self.contents = Contents(data_folder / "files")
         self._max_bytes = max_bytes
@@ -198,7 +198,7 @@ class FileStore:
             await draft.discard()
 
     async def store(self, new: NewFile, pieces: AsyncIterable[bytes]) -> FileRecord:
-        """Write and keep a file. Raises NotStoredError, and what the pieces raise; there is no file then."""
+        """Write and keep a file. Raises NotStoredError and the errors of `pieces`, and then leaves no file."""
         async with self.draft() as draft:
             async for piece in pieces:
                 await draft.write(piece)
@@ -236,13 +236,13 @@ class FileStore:
         await self.contents.remove_leftovers(await self.storage.on(FilesTable, lambda table: table.ids()))
 
     async def take_room(self, num_bytes: int) -> None:
-        """Reserve room for so many bytes. Raises FilesFullError."""
+        """Reserve room for this many bytes. Raises FilesFullError."""
         if self.contents.num_bytes + num_bytes > self._max_bytes:
             await self.sweep()
         if self.contents.num_bytes + num_bytes > self._max_bytes:
             message = (
-                f"There is no room for this file: all files together may have {self._max_bytes} bytes on this server. "
-                "Delete some that are not needed any more (DELETE /v1/files/{file_id}), or raise its setting "
+                f"There is no room for this file: the server stores at most {self._max_bytes} bytes of files. Delete "
+                "files that you do not need any more (DELETE /v1/files/{file_id}), or raise the server's setting "
                 "max_files_mib."
             )
             raise FilesFullError(message, param="file", code="files_limit_exceeded")

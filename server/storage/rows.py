@@ -9,7 +9,7 @@ _COLUMNS = "kind, id, client, body, parent, state"
 _OLDEST = "SELECT min(number) FROM rows WHERE parent = ''"
 _AMONG = "IN (SELECT value FROM json_each(?))"
 _ROW_BYTES = 256
-"""Bytes of a row in addition to its body, as the database counts."""
+"""Bytes counted for a row in addition to its body."""
 UNFINISHED = "unfinished"
 """The state of rows that are never dropped, because the server has promised to finish them."""
 
@@ -25,9 +25,9 @@ class Row:
     """The owner; no other client finds it."""
     body: bytes
     parent: str = ""
-    """The id of the row that it belongs to, and is deleted with."""
+    """The id of the row that it belongs to; deleting that row deletes this one."""
     state: str = ""
-    """A mark by which rows are found."""
+    """A mark by which rows can be selected."""
 
 
 class Rows:
@@ -36,14 +36,14 @@ class Rows:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._written: dict[str, int] = {}
-        """Bytes of the rows without parents that were written, by id; 0 where only parts of them were."""
+        """Bytes of the written rows without parents, by id; 0 if only parts of a row were written."""
         self.writer: str | None = None
         """The client whose rows were written."""
         self.promised = 0
         """Bytes of the unfinished rows that were written, with their parts."""
 
     def put(self, *rows: Row) -> None:
-        """Add or change rows; changed ones keep their places. An unfinished row comes with its parts."""
+        """Add or change rows. Changed rows keep their position. An unfinished row comes with its parts."""
         for row in rows:
             self.writer = row.client
             self._written.setdefault(row.parent or row.id, 0)
@@ -68,13 +68,13 @@ class Rows:
         return found[0] if found else None
 
     def of_parent(self, kind: str, parent: str) -> Sequence[Row]:
-        """All of a kind that belong to it, oldest first."""
+        """All rows of a kind that belong to the parent, oldest first."""
         return self._select("parent = ? AND kind = ? ORDER BY number", parent, kind)
 
     def some_of_parent(
         self, kind: str, parent: str, state: str, *, after: str | None, newest_first: bool, limit: int
     ) -> Sequence[Row] | None:
-        """Some rows of a kind and state that belong to it; None if there is no row `after`."""
+        """Some rows of a kind and state that belong to the parent; None if there is no row `after`."""
         where, values = "parent = ? AND kind = ? AND state = ?", [parent, kind, state]
         if after is not None:
             found = self._connection.execute(f"SELECT number FROM rows WHERE {where} AND id = ?", (*values, after))
@@ -90,7 +90,7 @@ class Rows:
         return self._select("kind = ? ORDER BY number", kind)
 
     def delete(self, kind: str, row_id: str, client: str, parent: str = "") -> bool:
-        """Delete a client's row, and all that belong to it; returns whether it was there."""
+        """Delete a client's row and all rows that belong to it. Returns whether it existed."""
         where = "kind = ? AND id = ? AND client = ? AND parent = ?"
         found = self._connection.execute(f"DELETE FROM rows WHERE {where}", (kind, row_id, client, parent)).rowcount
         if found and not parent:
@@ -126,9 +126,9 @@ class Rows:
         return int(num_bytes) + sum(self._written.values())
 
     def drop_oldest(self, client: str) -> int:
-        """Delete the client's oldest row without a parent, and its parts; returns how many bytes the client has left.
+        """Delete the client's oldest row without a parent, and its parts. Returns the client's remaining bytes.
 
-        Unfinished rows and rows that this transaction has written are kept.
+        Unfinished rows and rows written by this transaction are kept.
         """
         droppable = f"parent = '' AND client = ? AND state != ? AND NOT id {_AMONG} ORDER BY number LIMIT 1"
         for oldest in self._select(droppable, client, UNFINISHED, json.dumps(list(self._written))):

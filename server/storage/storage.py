@@ -1,4 +1,4 @@
-"""One SQLite database, in one thread: in the server's data folder, or in memory."""
+"""One SQLite database, used from one thread: in the server's data folder, or in memory."""
 
 import asyncio
 import heapq
@@ -15,30 +15,30 @@ _T = TypeVar("_T")
 _Table = TypeVar("_Table")
 FILE = "samewise.sqlite3"
 _FOR_PROMISES = 0.5
-"""The part of all room that unfinished rows may take; their results need the rest."""
+"""Share of the room that unfinished rows may take; the rest is for their results."""
 
 
 class NotStoredError(ApiError):
-    """Something was not stored, for want of room or because the disk failed. The message says why."""
+    """Something was not stored: there is no room, or the disk failed. The message says why."""
 
 
 class TooLargeToStoreError(NotStoredError, BodyTooLargeError):
-    """Something is larger than all that its client may store."""
+    """An object is larger than all the room its client may use."""
 
 
 class PromisesFullError(NotStoredError, RateLimitError):
-    """Promised responses take all the room that there is for them."""
+    """Background responses that have not ended take all the room reserved for them."""
 
 
 class Storage:
-    """Runs work in transactions. Its writes are on disk when it returns; work that raises has written nothing."""
+    """Runs work in transactions. Writes are on disk when `run` returns; work that raises writes nothing."""
 
     def __init__(
         self, folder: Path | None, max_bytes: int, weight_of: Callable[[str], float] = lambda client: 1.0
     ) -> None:
-        """Without a folder, everything is lost with the process.
+        """Without a folder, the data lives in memory and is lost with the process.
 
-        Beyond `max_bytes` of rows, the oldest are dropped of clients that have more than their share by weight.
+        Beyond `max_bytes` of rows, clients that exceed their share by weight lose their oldest rows.
 
         Raises OSError if the folder cannot be made, StorageError if the database in it cannot be used.
         """
@@ -50,9 +50,9 @@ class Storage:
             self._connection = _connect(str(folder / FILE))
 
     async def run(self, work: Callable[[Rows], _T]) -> _T:
-        """Return what work on the rows returns or raises, done in one transaction.
+        """Do work on the rows in one transaction, and return its result or raise its error.
 
-        Raises NotStoredError, or its kinds TooLargeToStoreError and PromisesFullError.
+        Raises NotStoredError, TooLargeToStoreError or PromisesFullError.
         """
 
         def on_rows(connection: sqlite3.Connection) -> _T:
@@ -64,14 +64,14 @@ class Storage:
         return await self._transaction(on_rows)
 
     async def on(self, table: Callable[[sqlite3.Connection], _Table], work: Callable[[_Table], _T]) -> _T:
-        """Return what work on a table returns or raises, done in one transaction. The limit on bytes is for rows only.
+        """Do work on a table in one transaction, and return its result or raise its error.
 
-        Raises NotStoredError.
+        Only rows count towards the limit on bytes. Raises NotStoredError.
         """
         return await self._transaction(lambda connection: work(table(connection)))
 
     def close(self) -> None:
-        """Close the database when running work is done. May be called again."""
+        """Close the database after running work. May be called again."""
         self._thread.shutdown(wait=True)
         if self._connection is not None:
             self._connection.close()
@@ -94,7 +94,7 @@ class _Room:
     """The bytes that rows may take, shared by weight between the clients that have rows.
 
     A client may exceed its share while there is room. When there is none, the client with the most bytes for its weight
-    loses its oldest rows, so no client's writes ever drop rows that another keeps within its share.
+    loses its oldest rows. So no client's writes drop rows that another keeps within its share.
     """
 
     def __init__(self, max_bytes: int, weight_of: Callable[[str], float]) -> None:
@@ -102,7 +102,7 @@ class _Room:
         self._weight_of = weight_of
 
     def make(self, rows: Rows) -> None:
-        """Drop rows until the limit is kept. Raises TooLargeToStoreError and PromisesFullError."""
+        """Drop rows until they fit. Raises TooLargeToStoreError and PromisesFullError."""
         is_full = rows.num_bytes() > self._max_bytes
         if is_full:
             _check_size(rows, self._max_bytes)
@@ -128,7 +128,7 @@ class _Room:
             _check_size(rows, share * self._weight_of(rows.writer))
 
     def _check_promises(self, rows: Rows) -> None:
-        """Raises PromisesFullError, except for the only promise."""
+        """Raises PromisesFullError, unless this is the only unfinished response."""
         promised, client = rows.promised_by_client(), rows.writer or ""
         most, total = self._max_bytes * _FOR_PROMISES, sum(promised.values())
         if total <= most or total == rows.promised:
@@ -137,8 +137,8 @@ class _Room:
         own, share = promised[client], int(most * (weights[client] / sum(weights.values())))
         if own > share:
             raise PromisesFullError(
-                f"Responses in the background that have not ended would take {own} bytes of the server's storage, and "
-                f"there is room for {share}. Please try again when some of them have ended."
+                f"Unfinished background responses would take {own} bytes of the server's storage, and the limit is "
+                f"{share}. Please try again when some of them have ended."
             )
 
     def _weights(self, clients: Iterable[str]) -> Mapping[str, float]:
@@ -146,16 +146,14 @@ class _Room:
 
 
 def _check_size(rows: Rows, room: float) -> None:
-    """Raises TooLargeToStoreError if the transaction has written more bytes than that."""
+    """Raises TooLargeToStoreError if the transaction wrote more than `room` bytes."""
     num_bytes = rows.num_bytes_written()
     if num_bytes > room:
-        raise TooLargeToStoreError(
-            f"This is larger than all that may be stored: it has {num_bytes} bytes, and there is room for {int(room)}."
-        )
+        raise TooLargeToStoreError(f"Too large to store: it has {num_bytes} bytes, and there is room for {int(room)}.")
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    """Open the database, for this process alone. Raises StorageError, also if it is damaged."""
+    """Open the database for exclusive use. Raises StorageError, also if it is damaged."""
     connection = None
     try:
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -164,12 +162,12 @@ def _connect(path: str) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         (finding,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if finding != "ok":
-            raise StorageError(f"it is damaged: {' '.join(finding.split())}. Restore a copy, or move it away")
+            raise StorageError(f"it is damaged: {' '.join(finding.split())}. Restore a backup, or move it away")
         migrate(connection)
     except (sqlite3.Error, StorageError) as error:
         if connection is not None:
             connection.close()
-        raise StorageError(f"The stored data in {path} cannot be used: {error}.") from error
+        raise StorageError(f"Cannot use the stored data in {path}: {error}.") from error
     return connection
 
 
@@ -271,7 +269,7 @@ CREATE INDEX batches_open ON batches (client, number) WHERE is_open;
 CREATE INDEX batches_ended ON batches (client, number) WHERE NOT is_open;
 """
 _STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES, _BATCHES, _SHARES)
-"""The migrations. One that was released is never changed."""
+"""The migrations. Released ones are never changed."""
 
 
 class StorageError(ValueError):
@@ -279,9 +277,9 @@ class StorageError(ValueError):
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Apply the migrations that this database lacks. Raises StorageError if it is from a newer server."""
+    """Apply the migrations that this database lacks. Raises StorageError if a newer server wrote it."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(_STEPS):
-        raise StorageError(f"it has version {version}, and this server knows {len(_STEPS)}")
+        raise StorageError(f"it has version {version}, and this server supports up to {len(_STEPS)}")
     for number, step in enumerate(_STEPS[version:], start=version + 1):
         connection.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")

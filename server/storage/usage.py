@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 KEPT_DAYS = 400
-"""Days that are kept of each client and model."""
+"""Days of usage that are kept."""
 _COUNTS = "requests, prompt_tokens, cached_tokens, completion_tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class UsageKey:
-    """The client, the model and the day of a usage."""
+    """A client, a model and a day."""
 
     client: str
     model: str
@@ -21,12 +21,12 @@ class UsageKey:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Usage as keys are charged for it: guides count as prompts, and beams as completions."""
+    """Usage as it is charged to keys: guidance prompts count as prompts, and all beams as completions."""
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Part of prompt_tokens."""
+    """Part of `prompt_tokens`."""
     completion_tokens: int = 0
 
     @property
@@ -49,7 +49,7 @@ class UsageTable:
         self._connection = connection
 
     def add(self, used: Mapping[UsageKey, Used]) -> None:
-        """Add usage, and drop days that are too old."""
+        """Add usage, and delete days older than KEPT_DAYS."""
         self._connection.executemany(
             f"INSERT INTO usage (client, model, day, {_COUNTS}) VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (client, model, day) DO UPDATE SET requests = requests + excluded.requests, "
@@ -74,7 +74,7 @@ class UsageTable:
             self._connection.execute("DELETE FROM usage WHERE day < date(?, ?)", (newest, f"-{KEPT_DAYS} days"))
 
     def of_client(self, client: str, first_day: str, last_day: str) -> Sequence[tuple[UsageKey, Used]]:
-        """By day, then by model; both days are included."""
+        """A client's usage by day, then by model. Both days are included."""
         found = self._connection.execute(
             f"SELECT model, day, {_COUNTS} FROM usage WHERE client = ? AND day BETWEEN ? AND ? ORDER BY day, model",
             (client, first_day, last_day),
@@ -82,6 +82,6 @@ class UsageTable:
         return [(UsageKey(client, model, day), Used(*counts)) for model, day, *counts in found]
 
     def tokens_of_day(self, day: str) -> Mapping[str, int]:
-        """The tokens of prompts and answers, by client."""
+        """Tokens of prompts and answers on a day, by client."""
         total = "SELECT client, sum(prompt_tokens + completion_tokens) FROM usage WHERE day = ? GROUP BY client"
         return dict(self._connection.execute(total, (day,)).fetchall())

@@ -1,1 +1,1 @@
-"""What the server tells of itself: log lines, metrics, the record of each request."""
+"""Observability: metrics, traces and the log of recent requests."""

@@ -12,10 +12,10 @@ from server.telemetry.request_trace import GenerationTrace, RequestTrace
 from server.telemetry.timeline import RequestTimeline
 
 MAX_ENDED: Final = 1000
-"""Ended requests that are kept, and as many background ones: a batch does not evict interactive requests."""
+"""Ended requests kept, and the same number of background ones, so that a batch does not evict interactive requests."""
 
 Traced = GenerationTrace | RequestTimeline
-"""A request that runs, or one that has ended."""
+"""A running or an ended request."""
 
 Observer = Callable[[RequestTimeline], None]
 """Called once for each ended request. It must be quick, because streams wait for it; its exceptions are logged."""

@@ -1,7 +1,8 @@
-"""The life of one request: what the metrics, the access log, the spans and /v1/requests read.
+"""Traces of requests, read by the metrics, the access log, the spans and /v1/requests.
 
-A RequestTrace exists for each HTTP request, a GenerationTrace for each that runs in the engine, and a PromptTrace for
-each prompt of it. All times are seconds on the clock of time.perf_counter unless their name says otherwise.
+A RequestTrace exists for each HTTP request, a GenerationTrace for each request that runs in the engine, and a
+PromptTrace for each of its prompts. All times are seconds on the clock of time.perf_counter unless their name says
+otherwise.
 """
 
 import time
@@ -77,7 +78,7 @@ class RequestTrace:
 
 
 class GenerationTrace:
-    """What the engine does for one request: feeds the metrics and builds the request's timeline.
+    """Generation of one request in the engine: feeds the metrics and builds the request's timeline.
 
     It ends when the response has ended, no consumer waits for its choices, and the engine has reported all of them.
     """

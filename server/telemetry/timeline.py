@@ -1,6 +1,6 @@
-"""What became of a request, in times and counts. Never what it said.
+"""Timeline of a request: times and counts, never content.
 
-All times are seconds on the clock of time.perf_counter, if nothing else is said.
+All times are seconds on the clock of time.perf_counter unless stated otherwise.
 """
 
 from collections import defaultdict
@@ -17,104 +17,104 @@ MAX_LISTED_CHOICES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTimeline:
-    """One choice."""
+    """The timeline of one choice."""
 
     prompt: int
-    """The index of the prompt that it answers."""
+    """Index of the prompt that it answers."""
     choice: int
-    """Its own, among the prompt's."""
+    """Index among the prompt's choices."""
     finish_reason: EndReason | None
     """None while it runs."""
     history: ChoiceHistory | None
-    """Of the last engine that had it; None where no engine has told."""
+    """Report of the last engine that had it; None without a report."""
     restarts: tuple[float, ...]
-    """When an engine died with its prompt, which went on in the next one. What was done until then nobody has told."""
+    """When an engine died with its prompt, which then continued in the next one. Work before that is not included."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """What the engine did for all choices together."""
+    """The engine's work for all choices of a request together."""
 
     arrived_at: float
-    """Of the first choice, and so are the next two. What went on after a restart arrived in the next engine."""
+    """When the first choice arrived in the engine; after a restart, in the last engine."""
     admitted_at: float | None
-    """None while all are in the queue, or if they never left it."""
+    """When the first choice was admitted; None if none has left the queue."""
     first_token_at: float | None
-    """None before there is one, and where there is none to come."""
+    """When the first choice had its first token; None without one."""
     ended_at: float
-    """Of the last choice; of those that run, the time until when this is told."""
+    """When the last choice ended. For running choices, the time of this report."""
     steps: int
-    """Of single choices: a step that computed something for two of them counts twice."""
+    """Steps summed over choices: a step that computes two choices counts twice."""
     prefill_steps: int
     preemptions: int
     waited_again_s: float
     drafts: tuple[MethodDrafts, ...]
-    """By method."""
+    """Accepted and rejected draft tokens by method."""
 
     @property
     def queue_s(self) -> float:
-        """Until a choice was admitted, or on."""
+        """Seconds in the queue, until the first choice was admitted or until `ended_at`."""
         return (self.ended_at if self.admitted_at is None else self.admitted_at) - self.arrived_at
 
     @property
     def prefill_s(self) -> float | None:
-        """From there to the first token, or on; None before it."""
+        """Seconds from admission to the first token or until `ended_at`; None before admission."""
         if self.admitted_at is None:
             return None
         return (self.ended_at if self.first_token_at is None else self.first_token_at) - self.admitted_at
 
     @property
     def decode_s(self) -> float | None:
-        """From the first token to the end of the last choice; None before it."""
+        """Seconds from the first token until `ended_at`; None before the first token."""
         return None if self.first_token_at is None else self.ended_at - self.first_token_at
 
     @property
     def inference_s(self) -> float | None:
-        """The last two together."""
+        """Seconds of prefill and decode together; None before admission."""
         return None if self.admitted_at is None else self.ended_at - self.admitted_at
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimeline:
-    """A request that the engine has taken, or a part of."""
+    """The timeline of a request once the engine has accepted one of its prompts."""
 
     request_id: str
     answer_id: str
     client: str
-    """The name of its key; empty where there are no keys."""
+    """Name of the client's key; empty on a server without keys."""
     endpoint: str
-    """The path."""
+    """The URL path."""
     model: str
     is_background: bool
-    """Whether it got only the room that others left."""
+    """Whether it ran only in capacity that other requests left."""
     started_unix: float
-    """Unix time in seconds."""
+    """Start in Unix time (seconds)."""
     started_at: float
     as_of: float
-    """When this was so. If it has ended: when it was answered, and nobody waited for more."""
+    """When this was recorded. For an ended request, when its response and its consumer had ended."""
     has_ended: bool
     status: int | None
-    """Of the HTTP response; that of the error where one has ended a stream. None before there is one."""
+    """Status of the HTTP response, or of the error that ended a stream; None before the response has ended."""
     error: str | None
-    """The class of what went wrong."""
+    """Class name of the error."""
     prompt_tokens: int
     cached_tokens: int
-    """Of these, found in the prefix cache; each prompt counts once."""
+    """Part of `prompt_tokens` found in the prefix cache; each prompt counts once."""
     output_tokens: int
-    """Of the answer."""
+    """Tokens of all choices of the answer."""
     time_to_first_token_s: float | None
     work: EngineWork | None
-    """None where no engine has told anything."""
+    """None without any report of an engine."""
     restarts: tuple[float, ...]
-    """When an engine died with it; of several prompts, those of the one that this befell most often."""
+    """When an engine died with it. Of several prompts, the one with the most restarts counts."""
     max_tokens: int
-    """Of each choice."""
+    """Limit for each choice."""
     num_choices: int
-    """That the engine has taken."""
+    """Choices that the engine has accepted."""
     choices: tuple[ChoiceTimeline, ...]
-    """The first of them, at most MAX_LISTED_CHOICES."""
+    """The first choices, at most MAX_LISTED_CHOICES."""
     trace_context: Mapping[str, str]
-    """What the client says of the trace that it belongs to: traceparent and tracestate."""
+    """The client's `traceparent` and `tracestate` headers."""
 
     def unix(self, at: float) -> float:
         """The moment as Unix time in seconds."""
@@ -122,7 +122,7 @@ class RequestTimeline:
 
 
 def work_of(histories: Collection[ChoiceHistory]) -> EngineWork | None:
-    """All of them together; None if there are none."""
+    """The work of all choices together; None without any."""
     if not histories:
         return None
     admissions = [history.admitted_at for history in histories if history.admitted_at is not None]

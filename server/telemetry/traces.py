@@ -28,7 +28,7 @@ _OPERATIONS = {
 }
 Attributes = Mapping[str, str | int | float | tuple[str, ...]]
 _Perhaps = Mapping[str, str | int | float | tuple[str, ...] | None]
-"""None is left out."""
+"""Attributes before None values are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,17 @@ class Phase:
 
 
 def name_of(timeline: RequestTimeline) -> str:
-    """Of the request's own span."""
+    """Name of the request's own span."""
     return f"{_operation(timeline)} {timeline.model}"
 
 
 def attributes_of(timeline: RequestTimeline, tenant: str) -> Attributes:
-    """Of the request's own span; `tenant` is empty for one without a name."""
+    """Attributes of the request's own span; `tenant` is empty for a client without a name."""
     return _given({**_of_request(timeline), "samewise.tenant": tenant or None, **_of_work(timeline.work)})
 
 
 def phases_of(timeline: RequestTimeline) -> Iterator[Phase]:
-    """Those that the request came to, choice by choice."""
+    """The phases that the request reached, choice by choice."""
     if timeline.work is not None:
         yield Phase("prepare", timeline.started_at, timeline.work.arrived_at)
     for choice in timeline.choices:
@@ -77,7 +77,7 @@ def _phases_of_choice(choice: ChoiceTimeline, history: ChoiceHistory) -> Iterato
     yield Phase("prefill", admitted_at, prefilled_at, {**whose, **counts})
     if first_token_at is None:
         return
-    told = {
+    decoded = {
         "samewise.output_tokens": history.output_tokens,
         "samewise.steps": history.steps,
         "samewise.preemptions": history.preemptions,
@@ -86,7 +86,7 @@ def _phases_of_choice(choice: ChoiceTimeline, history: ChoiceHistory) -> Iterato
         **{f"samewise.drafts.{one.method}.accepted": one.accepted for one in history.drafts},
         **{f"samewise.drafts.{one.method}.rejected": one.rejected for one in history.drafts},
     }
-    yield Phase("decode", first_token_at, ended_at, _given({**whose, **told}))
+    yield Phase("decode", first_token_at, ended_at, _given({**whose, **decoded}))
 
 
 def _operation(timeline: RequestTimeline) -> str:
@@ -135,24 +135,24 @@ def _given(attributes: _Perhaps) -> Attributes:
 
 
 _EXPORT_TIMEOUT_S = 5.0
-"""For a collector that does not answer."""
+"""Timeout for one export to the collector."""
 _CLOSE_S = 3.0
-"""That a server which ends waits for the collector, in all."""
+"""Longest wait for the collector at shutdown."""
 _MOST_WAITING: Final = 1000
-"""Requests that have ended and whose spans are still to be made."""
+"""Ended requests that may wait for their spans to be made."""
 _SCOPE = InstrumentationScope("samewise", __version__)
 _OK = Status()
 _logger = logging.getLogger("samewise.traces")
 
 
 class Traces:
-    """Sends the spans of requests that have ended to a collector, from threads of its own.
+    """Sends the spans of ended requests to a collector, from its own threads.
 
-    What else can be set, OpenTelemetry's own variables say: OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and so on.
+    Further settings are OpenTelemetry's variables: OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and so on.
     """
 
     def __init__(self, endpoint: str, label_of: Callable[[str], str]) -> None:
-        """`endpoint` is the whole URL, of OTLP over HTTP; `label_of` gives what a client of this name is called."""
+        """`endpoint` is the full URL for OTLP over HTTP; `label_of` maps a client's name to its label in traces."""
         self._label_of = label_of
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT_S))
@@ -160,32 +160,32 @@ class Traces:
         self._tracer = self._provider.get_tracer(_SCOPE.name, _SCOPE.version)
         self._propagator = TraceContextTextMapPropagator()
         self._waiting: SimpleQueue[RequestTimeline | None] = SimpleQueue()
-        """None ends the thread."""
+        """Requests for the thread; None ends it."""
         self._has_dropped = False
         self._thread = threading.Thread(target=self._send_all, name="samewise-traces", daemon=True)
         self._thread.start()
 
     def observe(self, timeline: RequestTimeline) -> None:
-        """See Observer. Spans are made elsewhere; if too many are waiting for that, this one's are dropped."""
+        """Queue an ended request for the thread. If too many are queued, its spans are dropped."""
         if self._waiting.qsize() < _MOST_WAITING:
             self._waiting.put(timeline)
         elif not self._has_dropped:
             self._has_dropped = True
-            _logger.warning("Requests end faster than their spans are made: some are left out of the traces.")
+            _logger.warning("Requests end faster than their spans can be made, so some are missing from the traces.")
 
     def close(self) -> None:
-        """Send what is left, as far as the collector takes it within a few seconds."""
+        """Send the remaining spans, within a few seconds."""
         self._waiting.put(None)
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            _logger.warning("The collector of traces did not take the last spans within %g s: dropped.", _CLOSE_S)
+            _logger.warning("The trace collector did not accept the last spans within %g s: dropped.", _CLOSE_S)
 
     def _send_all(self) -> None:
         while (timeline := self._waiting.get()) is not None:
             try:
                 self._send(timeline)
-            except Exception:  # those behind it are sent all the same
-                _logger.exception("no spans of a request", extra={"request_id": timeline.request_id})
+            except Exception:  # the requests behind it are still sent
+                _logger.exception("failed to send the spans of a request", extra={"request_id": timeline.request_id})
         self._provider.shutdown()
 
     def _send(self, timeline: RequestTimeline) -> None:
@@ -206,7 +206,7 @@ class Traces:
         span.end(_ns(timeline, timeline.as_of))
 
     def _child(self, parent: SpanContext, phase: Phase, timeline: RequestTimeline) -> ReadableSpan:
-        """Made in one piece, as it has ended and is sampled if its parent is: a quarter of what a tracer takes."""
+        """A finished span, sampled if its parent is. Building it directly takes a quarter of a tracer's time."""
         span_id = self._provider.id_generator.generate_span_id()
         return ReadableSpan(
             phase.name,
@@ -222,7 +222,7 @@ class Traces:
 
 
 def _resource() -> Resource:
-    """What the spans are of: what OpenTelemetry's variables say, above what is so by default."""
+    """The spans' resource: OpenTelemetry's variables over our defaults."""
     said = Resource.create()
     own = {SERVICE_VERSION: __version__}
     if str(said.attributes[SERVICE_NAME]).startswith("unknown_service"):

@@ -1,1 +1,1 @@
-"""Who uses the server: keys, what each may use, and what each has used."""
+"""Tenants: API keys, their limits, and their usage."""

@@ -14,7 +14,7 @@ from server.tenants.keys import KeyRing, Tenant
 from server.tenants.rate_limits import Cost, RateLimits, Reservation
 
 _PAUSE_S = 0.5
-"""Before each transaction, so that what ends meanwhile goes with it. So much of it a crash may cost."""
+"""Pause before each transaction, so that requests that end meanwhile share it. A crash can lose this much usage."""
 _logger = logging.getLogger("samewise.usage")
 
 
@@ -24,7 +24,7 @@ def today() -> str:
 
 
 class UsageBook:
-    """What has ended is written with what ends in the next moment: a transaction takes longer than all else."""
+    """Writes the usage of ended requests to the storage, many in one transaction, because transactions are slow."""
 
     def __init__(self, storage: Storage, metrics: Metrics, model: str, day: Callable[[], str] = today) -> None:
         self._storage = storage
@@ -37,7 +37,7 @@ class UsageBook:
         self._is_closing = False
 
     def add(self, tenant: Tenant, used: Used) -> None:
-        """A request of the tenant has ended, and used this."""
+        """Add the usage of a tenant's ended request."""
         self._metrics.observe_usage(tenant.label, used.prompt_tokens, used.cached_tokens, used.completion_tokens)
         key = UsageKey(tenant.name, self._model, self._day())
         self._unwritten[key] = self._unwritten.get(key, Used()) + used
@@ -45,14 +45,14 @@ class UsageBook:
             self._pause = asyncio.get_running_loop().call_later(_PAUSE_S, self._begin)
 
     async def written(self) -> None:
-        """Returns when all that was added is in the storage, or that takes long."""
+        """Returns when all added usage is in the storage, or after a timeout."""
         if self._pause is not None:
             self._begin()
         if self._writing is not None:
             await asyncio.wait([self._writing], timeout=2 * RETRY_AFTER_S)
 
     async def close(self) -> None:
-        """Write what is left, if that can be done at once."""
+        """Write the remaining usage, without retries."""
         self._is_closing = True
         await self.written()
 
@@ -76,25 +76,25 @@ class UsageBook:
             except NotStoredError as error:
                 for key, used in taken.items():
                     self._unwritten[key] = self._unwritten.get(key, Used()) + used
-                _logger.error("usage is not written down yet: %s", error.message)
+                _logger.error("usage is not stored yet, and will be retried: %s", error.message)
                 if self._is_closing:
                     break
                 await asyncio.sleep(RETRY_AFTER_S)
 
 
 class Account:
-    """What one request uses."""
+    """The reservation of one request, and the account that it is charged to."""
 
     def __init__(self, tenant: Tenant, reservation: Reservation, usage: UsageBook) -> None:
         self.tenant = tenant
         self.headers = reservation.headers
-        """How the limits of its tokens stand with it, for the answer."""
+        """Rate-limit headers for the response."""
         self._reservation = reservation
         self._usage = usage
         self._is_open = True
 
     def close(self, used: Used) -> None:
-        """The request has ended: this is what is counted of it. Later calls change nothing."""
+        """Charge the ended request with this usage. Later calls change nothing."""
         if self._is_open:
             self._is_open = False
             self._reservation.settle(used.tokens)
@@ -104,22 +104,22 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """All that is known of tenants."""
+    """Keys, limits and usage of all tenants."""
 
     keys: KeyRing
     limits: RateLimits
     usage: UsageBook
 
     async def open(self, name: str, cost: Cost, *, is_background: bool = False) -> Account:
-        """For a request of the tenant of this name. Raises LimitError."""
+        """Reserve the cost of a request for the tenant of this name. Raises LimitError."""
         tenant = self.keys.named(name)
         limited = tenant
-        if is_background:  # it may wait for hours, in which its key is used for other things
+        if is_background:  # it may wait for hours, and must not block the key meanwhile
             limited = replace(tenant, limits=tenant.limits.in_background())
             cost = replace(cost, num_output=0)
         return Account(tenant, await self.limits.reserve(limited, cost), self.usage)
 
     async def close(self) -> None:
-        """When all that has ended is counted."""
+        """Returns when the usage of all ended requests is stored."""
         await self.limits.close()
         await self.usage.close()

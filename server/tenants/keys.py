@@ -17,48 +17,48 @@ from server.config import Settings
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What one may use; None is not limited."""
+    """Limits of a tenant; None means unlimited."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Of prompts and answers together."""
+    """Tokens of prompts and answers together."""
     tokens_per_day: int | None = None
-    """The same, in a day of UTC."""
+    """Tokens of prompts and answers together, per UTC day."""
     max_choices: int | None = None
-    """Answers that are made at the same time, where each beam of a search counts as one."""
+    """Answers generated at the same time; each beam of a search counts as one."""
 
     def in_background(self) -> "TenantLimits":
-        """Those that count for work that only gets the room that others leave."""
+        """The limits that apply to background work: only the tokens per day."""
         return TenantLimits(tokens_per_day=self.tokens_per_day)
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One who has a key, or all who need none."""
+    """An API-key holder and its limits. Without keys, all clients are one tenant."""
 
     name: str = ""
-    """By which what it stores and uses is found. Empty where there are no keys. Without a name given by the operator,
-    part of the key's hash, by which weak keys can be guessed: it stays in this server and its databases."""
+    """Identifies the tenant's stored objects and usage; empty on a server without keys. An unnamed key gets part of its
+    hash as name. Weak keys can be guessed from it, so it never leaves this server and its databases."""
     weight: float = 1.0
-    """Its share beside those of others."""
+    """Its weight when capacity is shared between tenants."""
     priority: int = 0
-    """Lower ones are served first."""
+    """Lower values are served first."""
     limits: TenantLimits = field(default_factory=TenantLimits)
     label: str = ""
-    """Its name in metrics and traces: the one that the operator gave, otherwise empty."""
+    """Name in metrics and traces: the operator's, or empty for an unnamed key."""
     sees_all_usage: bool = False
-    """Whether its key reads in /metrics what each of the others has used."""
+    """Whether its key may read the usage of all tenants in /metrics."""
 
 
 _NAME_LENGTH = 16
 _IS_YAML = re.compile(r"^keys\s*:", re.MULTILINE)
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day", "max_choices")
 Tenants = Mapping[bytes, Tenant]
-"""By the SHA-256 of their keys."""
+"""Tenants by the SHA-256 of their keys."""
 
 
 class KeysError(ValueError):
-    """The keys cannot be used. The message names the place, and no key."""
+    """The configured keys cannot be used. The message names the place, but never a key."""
 
 
 def _as_list(value: object) -> object:
@@ -68,7 +68,7 @@ def _as_list(value: object) -> object:
 def _no_space(key: SecretStr) -> SecretStr:
     text = key.get_secret_value()
     if not text or any(character.isspace() for character in text):
-        raise ValueError("a key has at least one character and no space")
+        raise ValueError("a key needs at least one character and must not contain spaces")
     return key
 
 
@@ -78,7 +78,7 @@ _Limit = Annotated[int | None, Field(ge=1)]
 
 
 class KeysEntry(BaseModel):
-    """One name, with its keys."""
+    """One tenant of a keys file, with its keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
 
@@ -108,21 +108,21 @@ class _KeysFile(BaseModel):
 
 
 def digest_of(key: str) -> bytes:
-    """The SHA-256 of a key, by which alone it is known."""
+    """The SHA-256 of a key. Only this hash is kept."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def unnamed(key: str) -> Tenant:
-    """The tenant of a key for which nothing else is said."""
+    """The tenant of a key without a name or limits."""
     return Tenant(digest_of(key).hex()[:_NAME_LENGTH])
 
 
 def read_keys(path: Path) -> Tenants:
-    """What a file says. Raises KeysError, and OSError if it cannot be read."""
+    """The tenants in a keys file. Raises KeysError, and OSError if it cannot be read."""
     try:
         text = path.read_text()
     except UnicodeDecodeError as error:
-        raise KeysError(f"{path} is no text: {error.reason} at byte {error.start}.") from None
+        raise KeysError(f"{path} is not a text file: {error.reason} at byte {error.start}.") from None
     return _from_yaml(path, text) if _IS_YAML.search(text) else _from_lines(path, text)
 
 
@@ -131,11 +131,13 @@ def _from_lines(path: Path, text: str) -> Tenants:
     for number, line in enumerate(text.splitlines(), start=1):
         key = line.strip()
         if any(character.isspace() for character in key):
-            raise KeysError(f"{path}, line {number}: a key has no spaces. A file that says more begins with 'keys:'.")
+            raise KeysError(
+                f"{path}, line {number}: a key must not contain spaces. If this is a YAML file, begin it with 'keys:'."
+            )
         if key:
             tenants[digest_of(key)] = unnamed(key)
     if not tenants:
-        raise KeysError(f"{path} holds no API key.")
+        raise KeysError(f"{path} has no API key.")
     return tenants
 
 
@@ -145,26 +147,24 @@ def _from_yaml(path: Path, text: str) -> Tenants:
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f", line {mark.line + 1}"
-        raise KeysError(f"{path}{place}: this is no YAML.") from None  # what is wrong may be part of a key
+        raise KeysError(f"{path}{place}: this is not valid YAML.") from None  # the parser's message may quote a key
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise KeysError(f"{path}: {_path_of(first)}: {first['msg']}.") from None
     except ValueError:
-        raise KeysError(f"{path}: a value looks like a date and is none: write it in quotes.") from None
+        raise KeysError(f"{path}: a value looks like a date but is not one; put it in quotes.") from None
     tenants: dict[bytes, Tenant] = {}
     names: set[str] = set()
     for entry in entries:
         if entry.name in names:
-            raise KeysError(
-                f"{path}: the name {entry.name!r} is given twice. One name may have several keys, as a list."
-            )
+            raise KeysError(f"{path}: the name {entry.name!r} occurs twice. Give its keys as a list under one name.")
         names.add(entry.name)
         digests = entry.digests()
         if not digests:
-            raise KeysError(f"{path}: {entry.name!r} has neither 'key' nor 'sha256'.")
+            raise KeysError(f"{path}: {entry.name!r} needs 'key' or 'sha256'.")
         for digest in digests:
             if digest in tenants:
-                raise KeysError(f"{path}: {entry.name!r} has a key that {tenants[digest].name!r} has, too.")
+                raise KeysError(f"{path}: {entry.name!r} and {tenants[digest].name!r} have the same key.")
             tenants[digest] = entry.tenant()
     return tenants
 
@@ -177,15 +177,15 @@ def _path_of(error: Mapping[str, Any]) -> str:
 
 
 _CHECK_S = 1.0
-"""Between two looks at whether the file has changed."""
+"""Seconds between checks whether the file has changed."""
 _logger = logging.getLogger("samewise.keys")
 
 
 class KeyRing:
-    """Whose each key is. Only hashes are kept. The file is read again when it changes."""
+    """The accepted keys and their tenants. Keeps only hashes, and reads the file again when it changes."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises KeysError if keys are configured that cannot be used, OSError if their file cannot be read."""
+        """Raises KeysError if the configured keys cannot be used, OSError if their file cannot be read."""
         self._path = settings.api_keys_file
         self._clock = clock
         self._fixed: Tenants = {}
@@ -200,38 +200,38 @@ class KeyRing:
         self._by_name = {tenant.name: tenant for tenant in self._tenants.values()}
 
     def __bool__(self) -> bool:
-        """Whether a key is needed."""
+        """Whether a key is required."""
         return bool(self._tenants)
 
     def tenant_of(self, key: str) -> Tenant | None:
-        """Who has the key; None for one that is not accepted.
+        """The tenant of a key; None if the key is not accepted.
 
-        Looked up by its hash: how long that takes says nothing about keys that are nearly right.
+        Looked up by its hash, so that the time reveals nothing about keys that are nearly right.
         """
         self._look()
         return self._tenants.get(digest_of(key))
 
     def knows(self, name: str) -> bool:
-        """Whether somebody of this name may use the server, with a key or because none is needed."""
+        """Whether a tenant of this name may use the server, with a key or because none is required."""
         self._look()
         return not self._tenants or name in self._by_name
 
     def named(self, name: str) -> Tenant:
-        """The tenant of this name, as it is configured now; one that has gone is not limited any more."""
+        """The tenant of this name as configured now. A removed tenant has no limits any more."""
         return self._by_name.get(name) or Tenant(name)
 
     def reload(self) -> None:
-        """Read the file again. One that cannot be used changes nothing, and leaves an error in the log."""
+        """Read the file again. If it cannot be used, log an error and keep the current keys."""
         if self._path is None:
             return
         try:
             self._stamp = _stamp(self._path)
             self._tenants = {**read_keys(self._path), **self._fixed}
         except (KeysError, OSError) as error:
-            _logger.error("The keys stay as they were: %s", error)
+            _logger.error("The API keys could not be reloaded, so the current ones stay in force: %s", error)
             return
         self._by_name = {tenant.name: tenant for tenant in self._tenants.values()}
-        _logger.info("The keys were read again from %s: %d are accepted.", self._path, len(self._tenants))
+        _logger.info("Reloaded the API keys from %s: %d are accepted.", self._path, len(self._tenants))
 
     def _look(self) -> None:
         if self._path is None or self._clock() - self._checked < _CHECK_S:
@@ -241,12 +241,12 @@ class KeyRing:
             is_changed = _stamp(self._path) != self._stamp
         except OSError:
             is_changed = self._stamp is not None
-            self._stamp = None  # said once
+            self._stamp = None  # logged once
         if is_changed:
             self.reload()
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """Another one for another content."""
+    """A stamp that changes with the file's content."""
     status = path.stat()
     return status.st_mtime_ns, status.st_ino, status.st_size

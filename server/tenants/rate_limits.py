@@ -1,5 +1,7 @@
-"""What tenants may use. Requests are counted as they come; tokens and choices are reserved before a request runs, and
-corrected when it has ended.
+"""Rate limits and quotas of tenants.
+
+Requests are counted when they arrive. Tokens and choices are reserved before a request runs, and corrected when it has
+ended.
 """
 
 import asyncio
@@ -10,44 +12,44 @@ from math import ceil
 
 from server.errors import LimitError, QuotaError, RequestLimitError, TokenLimitError
 from server.tenants.keys import Tenant
-from server.tenants.usage_counters import DAY_S, MINUTE_S, Count, CountedUse, Unit, Window, Windows
+from server.tenants.usage_counters import DAY_S, MINUTE_S, Count, CountedUse, Unit, UsageCounters, Window
 
 _CHOICE_WAIT_S = 1.0
-"""When to try again for a place of which nobody knows when it will be free."""
+"""Seconds until a retry for a place, because it is unknown when one gets free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a request may come to."""
+    """The most that a request can use."""
 
     num_prompt: int
-    """Tokens of its prompts and of their guides."""
+    """Tokens of its prompts and guidance prompts."""
     num_output: int
-    """Tokens that are drawn for all its answers, at most."""
+    """The most tokens that are generated for all its answers."""
     num_choices: int
-    """Answers that are made at the same time, at most: each beam of a search is one."""
+    """The most answers generated at the same time; each beam of a search counts as one."""
     is_bounded: bool = True
-    """Whether somebody has said how long answers may be: else there may be less room than they could take."""
+    """Whether the request limits its answers' length. If not, it may start with less room than they could take."""
 
     @property
     def num_tokens(self) -> int:
-        """In all, at most."""
+        """The most tokens in all."""
         return self.num_prompt + self.num_output
 
     @property
     def least(self) -> int:
-        """Of the tokens, what there must be for it to begin."""
+        """Tokens that must be available for the request to start."""
         return self.num_tokens if self.is_bounded else self.num_prompt + min(self.num_output, 1)
 
 
 class Reservation:
-    """What a request may use, from its start to its end."""
+    """Tokens and choices taken for a request, from its start to its end."""
 
     def __init__(
         self, limits: "RateLimits", tenant: Tenant, cost: Cost, taken: Sequence[CountedUse], headers: Mapping[str, str]
     ) -> None:
         self.headers = headers
-        """How things stand with its tokens: see `RateLimits.headers`."""
+        """Rate-limit headers for its tokens, as from `RateLimits.headers`."""
         self._limits = limits
         self._tenant = tenant
         self._cost = cost
@@ -55,38 +57,42 @@ class Reservation:
         self._is_open = True
 
     def settle(self, num_tokens: int) -> None:
-        """The request has ended and used so many tokens: the rest is given back. Later calls change nothing."""
+        """Correct the reservation to the tokens that the ended request used. Later calls change nothing."""
         if self._is_open:
             self._is_open = False
             self._limits.settle(self._tenant, self._cost, self._taken, num_tokens)
 
 
 class RateLimits:
-    """The limits of all tenants. Choices at a time are counted by each server for itself."""
+    """The limits of all tenants. Each server counts simultaneous choices by itself."""
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: UsageCounters) -> None:
         self._windows = windows
         self._num_choices: Counter[str] = Counter()
-        """That are made now, by tenant, of those that are limited."""
+        """Running choices by tenant, only for tenants with a limit."""
         self._corrections: set[asyncio.Task[None]] = set()
 
     async def remember(self, tokens_of_today: Mapping[str, int]) -> None:
-        """What tenants, by name, had used today when the server was started."""
+        """Count the tokens that tenants, by name, used today before the server was started."""
         for name, num_tokens in tokens_of_today.items():
             await self._windows.remember(_day(name, 0), num_tokens)
 
     async def count_request(self, tenant: Tenant) -> None:
-        """Count a request, whatever becomes of it. Raises RequestLimitError for one too many, which is not counted."""
+        """Count a request, whatever its outcome.
+
+        Raises RequestLimitError, and does not count it, if the limit is reached.
+        """
         for window in _windows(tenant, "requests"):
             count, taken = await self._windows.take(window, 1)
             if taken is None:
                 raise _refusal(count, 1)
 
     async def reserve(self, tenant: Tenant, cost: Cost) -> Reservation:
-        """Take the tokens and choices that a request may use. Raises LimitError if that is too much, and then takes
-        nothing.
+        """Take the tokens and choices that a request may use.
+
+        Raises LimitError, and takes nothing, if that exceeds a limit.
         """
-        _refuse_for_ever(tenant, cost)
+        _refuse_impossible(tenant, cost)
         self._enter(tenant, cost)
         taken: list[CountedUse] = []
         counts: list[Count] = []
@@ -106,7 +112,7 @@ class RateLimits:
         return Reservation(self, tenant, cost, taken, _headers(counts))
 
     def settle(self, tenant: Tenant, cost: Cost, taken: Sequence[CountedUse], num_tokens: int) -> None:
-        """A request that took this has ended, with so many tokens."""
+        """Release a request's choices and correct its tokens to what it used."""
         self._leave(tenant, cost)
         if taken:
             task = asyncio.get_running_loop().create_task(self._correct(taken, num_tokens))
@@ -114,13 +120,13 @@ class RateLimits:
             task.add_done_callback(self._corrections.discard)
 
     async def headers(self, tenant: Tenant) -> Mapping[str, str]:
-        """How things stand, in the words of OpenAI's API; nothing of what has no limit."""
+        """The state of the limits as OpenAI's `x-ratelimit-*` headers; none for what is unlimited."""
         windows = [*_windows(tenant, "requests"), *_windows(tenant, "tokens")]
         shown = {window.unit: window for window in reversed(windows)}
         return _headers([await self._windows.look(window) for window in shown.values()])
 
     async def close(self) -> None:
-        """When all that has ended is corrected."""
+        """Returns when all corrections are done."""
         await asyncio.gather(*self._corrections)
         await self._windows.close()
 
@@ -133,7 +139,7 @@ class RateLimits:
         if most is None:
             return
         if running + cost.num_choices > most:
-            message = f"Rate limit reached for answers at a time: limit {most}, running {running}, "
+            message = f"Rate limit reached for simultaneous answers: limit {most}, running {running}, "
             raise RequestLimitError(f"{message}requested {cost.num_choices}.", wait_s=_CHOICE_WAIT_S)
         self._num_choices[tenant.name] += cost.num_choices
 
@@ -152,28 +158,28 @@ def _windows(tenant: Tenant, unit: Unit) -> Iterator[Window]:
 
 
 def _day(name: str, limit: int) -> Window:
-    """Days are those of UTC: what is left of one is lost."""
+    """The counter for a UTC day. Unused tokens of a day are lost."""
     return Window(f"{name}/tokens/day", "tokens", limit, DAY_S, slides=False)
 
 
-def _refuse_for_ever(tenant: Tenant, cost: Cost) -> None:
-    """What is too much at any time. Of an answer's tokens as many are reserved as there are at most."""
+def _refuse_impossible(tenant: Tenant, cost: Cost) -> None:
+    """Raise a LimitError for a request that exceeds a limit whatever was used before."""
     most = tenant.limits.max_choices
     if most is not None and cost.num_choices > most:
-        asked = f"The request asks for {cost.num_choices} answers at a time, where each beam of a search counts as one"
+        asked = f"The request asks for {cost.num_choices} answers at a time (each beam of a search counts as one)"
         message = f"{asked}, and the limit of this key is {most}."
         raise RequestLimitError(message, wait_s=None)
     for window in _windows(tenant, "tokens"):
         if cost.num_prompt > window.limit:
             message = f"Request too large for this key: limit {window.limit} tokens {_per(window)}, "
-            raise TokenLimitError(f"{message}and its prompts have {cost.num_prompt}.", wait_s=None)
+            raise TokenLimitError(f"{message}requested {cost.num_prompt} in its prompts.", wait_s=None)
 
 
 def _refusal(count: Count, amount: int) -> LimitError:
     window, wait_s = count.window, count.wait_s(amount)
     used = f"limit {window.limit}, used {ceil(count.used)}, requested {amount}"
     if window.seconds == DAY_S:
-        message = f"You exceeded your current quota: {window.unit} {_per(window)}: {used}. It begins anew in"
+        message = f"You exceeded your current quota: {window.unit} {_per(window)}: {used}. Your quota resets in"
         return QuotaError(f"{message} {_duration(wait_s)}.", wait_s=wait_s)
     kind = RequestLimitError if window.unit == "requests" else TokenLimitError
     message = f"Rate limit reached for {window.unit} {_per(window)}: {used}. Please try again in"
@@ -185,7 +191,7 @@ def _per(window: Window) -> str:
 
 
 def _headers(counts: Sequence[Count]) -> Mapping[str, str]:
-    """Of each unit the first: of a minute, or else of the day."""
+    """Headers for the first count of each unit: per minute if there is one, otherwise per day."""
     headers: dict[str, str] = {}
     for unit, count in {count.window.unit: count for count in reversed(counts)}.items():
         headers[f"x-ratelimit-limit-{unit}"] = str(count.window.limit)
@@ -195,7 +201,7 @@ def _headers(counts: Sequence[Count]) -> Mapping[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI's API writes it: 6m0s, 1.5s, 20ms."""
+    """A duration as in OpenAI's API: 6m0s, 1.5s, 20ms."""
     if seconds < 1:
         return f"{ceil(seconds * 1000)}ms"
     if seconds < 60:

@@ -1,4 +1,4 @@
-"""Counting what is used within a minute or a day, here or in a Redis that several servers share."""
+"""Counters of usage per minute or day, in this server or in a Redis that several servers share."""
 
 import logging
 import time
@@ -13,44 +13,44 @@ from limits.storage import storage_from_string
 
 MINUTE_S, DAY_S = 60, 86400
 _GIVE_UP_S = 2.0
-"""For an answer of Redis."""
+"""Timeout for an answer of Redis."""
 _TRY_AGAIN_S = 5.0
-"""After one that did not come."""
+"""Pause after a Redis that did not answer."""
 _logger = logging.getLogger("samewise.limits")
-_REDIS_FORM = "It is written as redis://[:password@]host:port[/number], and needs `pip install 'samewise[redis]'`."
+_REDIS_FORM = "Use redis://[:password@]host:port[/number], and install `samewise[redis]`."
 _T = TypeVar("_T")
 Unit = Literal["requests", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is counted, and how much there may be of it in how long."""
+    """A limit on one unit in a period."""
 
     name: str
-    """Of what, and whose."""
+    """Identifies the counter: tenant, unit and kind of period."""
     unit: Unit
     limit: int
     seconds: int
-    """Windows begin at multiples of it, in Unix time."""
+    """Length of the period. Periods begin at its multiples, in Unix time."""
     slides: bool
-    """Whether what was used in the window before this one still counts, by the part of it that is not so long ago."""
+    """Whether usage of the previous period still counts, in proportion to its part within the last `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How things stand with a window."""
+    """The state of a window."""
 
     window: Window
     before: int
-    """Used in the window before this one, if that counts, ..."""
+    """Usage in the previous period, if it counts."""
     now: int
-    """... and in this one."""
+    """Usage in this period."""
     elapsed: float
-    """Seconds of this one that have passed."""
+    """Seconds of this period that have passed."""
 
     @property
     def used(self) -> float:
-        """That counts now."""
+        """Usage that counts now."""
         return self.before * (1 - self.elapsed / self.window.seconds) + self.now
 
     @property
@@ -59,19 +59,19 @@ class Count:
 
     @property
     def reset_s(self) -> float:
-        """Until all of it is there again, if nothing more is used."""
+        """Seconds until the whole limit is available again, if nothing more is used."""
         to_next = self.window.seconds - self.elapsed
         if self.now and self.window.slides:
             return to_next + self.window.seconds
         return to_next if self.now or self.before else 0.0
 
     def wait_s(self, cost: int) -> float:
-        """Until so much more may be used, which is at most the limit, if nothing else is."""
+        """Seconds until `cost`, which is at most the limit, is available, if nothing else is used."""
         room, seconds = self.window.limit - cost, self.window.seconds
         to_next = seconds - self.elapsed
         if self.used <= room:
             return 0.0
-        if self.now > room and self.window.slides:  # this one must go out of sight, too
+        if self.now > room and self.window.slides:  # the current period must expire, too
             return to_next + seconds * (1 - room / self.now)
         if self.now > room:
             return to_next
@@ -80,7 +80,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class CountedUse:
-    """What was counted, so that it can be corrected."""
+    """A counted usage that can be corrected."""
 
     window: Window
     cost: int
@@ -89,40 +89,40 @@ class CountedUse:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where it is counted now."""
+class _CounterKeys:
+    """The current counter of a window."""
 
     key: str
-    """Of the counter of this window, ..."""
+    """Key of this period's counter."""
     key_before: str
-    """... and of the one before."""
+    """Key of the previous period's counter."""
     elapsed: float
-    """Seconds of this one that have passed."""
+    """Seconds of this period that have passed."""
 
 
-class Windows:
-    """The counters. While a shared one does not answer, those of this server alone count, and the log says so."""
+class UsageCounters:
+    """The counters. While a shared Redis does not answer, this server counts alone and logs that."""
 
     def __init__(self, url: str | None = None) -> None:
-        """`url` is that of a Redis.
+        """`url` is the address of a Redis.
 
-        Raises ValueError if the URL is none, or what it takes to use it is not installed.
+        Raises ValueError if the URL is invalid or a required package is missing.
         """
         self._own: Storage = MemoryStorage()
         self._shared = None if url is None else _redis(url)
         self._lost_until = 0.0
-        """When the shared one is asked again; 0 while it answers."""
+        """When Redis is tried again; 0 while it answers."""
         self._owed: Counter[tuple[str, int]] = Counter()
-        """Corrections, by key and expiry, of which it must still be told."""
+        """Corrections that Redis has not received, by key and expiry."""
 
     def now(self) -> float:
         """Unix time in seconds."""
         return time.time()
 
     async def take(self, window: Window, cost: int, least: int | None = None) -> tuple[Count, CountedUse | None]:
-        """Use so much of a window, or as much as there is if that is not less than `least`; else nothing is used.
+        """Use `cost` of a window, or what remains of it if that is at least `least`. Otherwise nothing is used.
 
-        Of several that ask at the same time none gets what is not there.
+        Simultaneous calls never take more than there is.
         """
         count, taken = await self._ask(lambda storage: self._take(storage, window, cost))
         if taken is None and least is not None and least <= count.remaining < cost:
@@ -130,11 +130,11 @@ class Windows:
         return count, taken
 
     async def look(self, window: Window) -> Count:
-        """How things stand with a window."""
-        return await self._ask(lambda storage: _count(storage, window, self._place(window)))
+        """The state of a window."""
+        return await self._ask(lambda storage: _count(storage, window, self._keys_of(window)))
 
     async def correct(self, taken: CountedUse, cost: int) -> None:
-        """It was so much in truth."""
+        """Correct an earlier usage to `cost`."""
         change, expiry = cost - taken.cost, 2 * taken.window.seconds
         if not change:
             return
@@ -145,16 +145,16 @@ class Windows:
             await taken.storage.incr(taken.key, expiry, amount=change)
 
     async def remember(self, window: Window, used: int) -> None:
-        """So much was used before, which only a shared counter knows of itself."""
-        await self._own.incr(self._place(window).key, 2 * window.seconds, amount=used)
+        """Count usage from before the start. A shared counter remembers it anyway."""
+        await self._own.incr(self._keys_of(window).key, 2 * window.seconds, amount=used)
 
     async def close(self) -> None:
-        """Take no more."""
+        """Close the connection. No calls may follow."""
         if self._shared is not None:
             await self._shared.bridge.get_connection().aclose()  # type: ignore[attr-defined]
 
     async def _ask(self, work: Callable[[Storage], Awaitable[_T]]) -> _T:
-        """What the work brings on the shared counters, or while these do not answer on those of this server."""
+        """Run the work on the shared counters, or on this server's own while they do not answer."""
         if self._shared is None or self.now() < self._lost_until:
             return await work(self._own)
         try:
@@ -164,12 +164,12 @@ class Windows:
             return await work(self._own)
         if self._lost_until:
             self._lost_until = 0.0
-            _logger.info("Redis answers again: limits count for all servers that share it.")
+            _logger.info("Redis answers again: limits apply across all servers that share it.")
             await self._pay()
         return result
 
     async def _pay(self) -> None:
-        """Tell the shared counters of all corrections that are left, if they answer."""
+        """Send all pending corrections to the shared counters, if they answer."""
         while self._owed and self._shared is not None and not self._lost_until:
             (key, expiry), change = self._owed.popitem()
             try:
@@ -179,29 +179,31 @@ class Windows:
                 self._lose(error)
 
     async def _take(self, storage: Storage, window: Window, cost: int) -> tuple[Count, CountedUse | None]:
-        place = self._place(window)
-        count = await _count(storage, window, place)
+        keys = self._keys_of(window)
+        count = await _count(storage, window, keys)
         if count.used + cost > window.limit:
             return count, None
-        count = replace(count, now=await storage.incr(place.key, 2 * window.seconds, amount=cost))
+        count = replace(count, now=await storage.incr(keys.key, 2 * window.seconds, amount=cost))
         if count.used <= window.limit:
-            return count, CountedUse(window, cost, place.key, storage)
-        await storage.incr(place.key, 2 * window.seconds, amount=-cost)  # others were there between the two
+            return count, CountedUse(window, cost, keys.key, storage)
+        await storage.incr(keys.key, 2 * window.seconds, amount=-cost)  # another server was faster
         return replace(count, now=count.now - cost), None
 
-    def _place(self, window: Window) -> "_Place":
+    def _keys_of(self, window: Window) -> "_CounterKeys":
         number, elapsed = divmod(self.now(), window.seconds)
-        return _Place(f"samewise/{window.name}/{int(number)}", f"samewise/{window.name}/{int(number) - 1}", elapsed)
+        return _CounterKeys(
+            f"samewise/{window.name}/{int(number)}", f"samewise/{window.name}/{int(number) - 1}", elapsed
+        )
 
     def _lose(self, error: StorageError) -> None:
         if not self._lost_until:
-            _logger.error("Redis does not answer, so limits count for this server alone: %s", error.storage_error)
+            _logger.error("Redis does not answer, so this server applies its limits alone: %s", error.storage_error)
         self._lost_until = self.now() + _TRY_AGAIN_S
 
 
-async def _count(storage: Storage, window: Window, place: _Place) -> Count:
-    before = await storage.get(place.key_before) if window.slides else 0
-    return Count(window, before, await storage.get(place.key), place.elapsed)
+async def _count(storage: Storage, window: Window, keys: _CounterKeys) -> Count:
+    before = await storage.get(keys.key_before) if window.slides else 0
+    return Count(window, before, await storage.get(keys.key), keys.elapsed)
 
 
 def _redis(url: str) -> RedisStorage:
@@ -209,6 +211,6 @@ def _redis(url: str) -> RedisStorage:
     try:
         storage = storage_from_string(f"async+{url}", wrap_exceptions=True, implementation="redispy", **timeouts)
     except Exception as error:  # noqa: BLE001  (the library's own, and what its parsers let through)
-        raise ValueError(f"redis_url cannot be used: {type(error).__name__}. {_REDIS_FORM}") from None
+        raise ValueError(f"redis_url is not usable ({type(error).__name__}). {_REDIS_FORM}") from None
     assert isinstance(storage, RedisStorage)
     return storage

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja programs that come with a model and turn messages into the text of a prompt."""
+"""Chat templates: Jinja programs that come with a model and turn messages into a prompt's text."""
 
 import json
 import re
@@ -22,10 +22,10 @@ class ChatTemplateError(Exception):
 
 
 class ChatTemplate:
-    """One compiled template. Rendering runs in a sandbox and changes nothing."""
+    """A compiled chat template. Rendering runs in a sandbox and has no side effects."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises ValueError if the source is no template."""
+        """Raises ValueError if the source is not a valid template."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
@@ -38,12 +38,12 @@ class ChatTemplate:
         except TemplateError as error:
             raise ValueError(f"The chat template cannot be read: {error}") from error
         self.variables = variables - _RESERVED - set(special_tokens)
-        """What a request may set."""
+        """Variables that a request may set."""
         self.knows_tools = "tools" in variables
-        """Whether it tells the model of tools."""
+        """Whether the template shows tools to the model."""
         self.source = source
         self.knows_pairs = self.names_role("query") and self.names_role("document")
-        """Whether it is for a query and a document, as messages of these roles."""
+        """Whether the template takes a query and a document, as messages with these roles."""
         self._special_tokens = dict(special_tokens)
         self._knows_developer = "developer" in source
 
@@ -55,9 +55,9 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The text of the prompt, special tokens included. `tools` are OpenAI's objects.
+        """The prompt's text, special tokens included. `tools` are OpenAI's objects.
 
-        A developer message counts as a system message unless the template knows that role. Raises ChatTemplateError.
+        A developer message becomes a system message unless the template knows that role. Raises ChatTemplateError.
         """
         values = {**self._special_tokens, **variables}
         try:
@@ -76,9 +76,9 @@ class ChatTemplate:
     def render_open(
         self, messages: Sequence[Message], *, variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        """The same, but ending with the last message's content, so that the model continues it.
+        """The prompt's text up to the end of the last message's content, so that the model continues it.
 
-        Raises ChatTemplateError, also if the template does not show that content as it is.
+        Raises ChatTemplateError, also if the template does not show that content unchanged.
         """
         *before, last = messages
         marked = {**last, "content": last["content"] + _CUT_HERE}
@@ -89,7 +89,7 @@ class ChatTemplate:
         return head
 
     def ignores(self, key: str, role: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
-        """Whether the prompt would be the same without this key of the role's messages; no, where it is refused."""
+        """Whether the prompt is the same without this key of the role's messages; False if one is refused."""
         without = [
             {name: value for name, value in message.items() if name != key or message["role"] != role}
             for message in messages
@@ -97,7 +97,7 @@ class ChatTemplate:
         return self._shows_alike(without, messages, variables)
 
     def shows_role(self, role: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
-        """Whether the prompt has the content of the role's messages, and would be another one if the role were.
+        """Whether the prompt depends on the role's name and on the content of its messages.
 
         Renders four times.
         """
@@ -109,11 +109,11 @@ class ChatTemplate:
         return not any(self._shows_alike(other, messages, variables) for other in (renamed, longer))
 
     def names_role(self, role: str) -> bool:
-        """Whether it mentions the role, so that its author had it in mind."""
+        """Whether the template mentions the role, so that its author intended to support it."""
         return bool(re.search(rf"""['"]{re.escape(role)}['"]""", self.source))
 
     def _shows_alike(self, some: Sequence[Message], others: Sequence[Message], variables: Mapping[str, Any]) -> bool:
-        """Whether the prompts of both are the same; no, where one is refused."""
+        """Whether both render to the same prompt. False if the template refuses either."""
         try:
             first, second = (
                 self.render(messages, add_generation_prompt=False, variables=variables) for messages in (some, others)
@@ -129,7 +129,7 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is transparent."""
+    """Handles `{% generation %}`, which marks the assistant's text for training: renders its body as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's interface
 
@@ -142,7 +142,7 @@ def _to_json(
     value: object, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:  # fmt: skip
-    """Plain JSON: jinja2's own filter would escape for HTML."""
+    """Plain JSON. Jinja's own filter would escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Tokens to text as they come, in whole characters only."""
+"""Incremental detokenization: tokens to text, in whole characters only."""
 
 import codecs
 from collections.abc import Sequence
@@ -9,42 +9,42 @@ from server.text.tokenizer import Tokenizer
 
 _UNFINISHED = "\ufffd"
 _LONGEST_UNFINISHED = 3
-"""A character cut short shows as at most this many replacement characters: one for each byte, in some decoders."""
+"""Replacement characters at most for a cut character: some decoders emit one for each byte."""
 _CONTEXT = 8
-"""Tokens of the prompt that decoders get to see, to decide on the space before the first word."""
+"""Prompt tokens shown to the decoder, which decides from them on the space before the first word."""
 _LONGEST_WINDOW = 16
-"""Tokens without a whole character among the last ones after which the first of them are no longer looked at."""
+"""Tokens without a whole character after which the window is cut to the last few."""
 
 
 class Detokenizer(Protocol):
-    """The text of one growing sequence of tokens. What is returned over time, `flush` included, adds up to it."""
+    """The text of one growing sequence of tokens: all returned pieces, with `flush`, concatenated."""
 
     pending: bool
     """Whether the last token ended inside a character that later tokens may complete."""
 
     def push(self, token: int) -> str:
-        """The text that is certain now and was not before."""
+        """The text that this token makes certain."""
         ...
 
     def flush(self) -> str:
-        """What was held back, when no more tokens come: an unfinished character becomes U+FFFD."""
+        """The text held back, when no more tokens follow: an unfinished character becomes U+FFFD."""
         ...
 
     def fork(self) -> Self:
-        """One that goes its own way from here."""
+        """An independent copy in the same state."""
         ...
 
 
 def make_detokenizer(
     tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True
 ) -> Detokenizer:
-    """`context` are the tokens before the first; their text is not returned, but a character that they began is."""
+    """A detokenizer for tokens after `context`, whose text is returned only where it cut a character."""
     kind = ByteDetokenizer if tokenizer.is_byte_level else WindowDetokenizer
     return kind(tokenizer, context, skip_special_tokens=skip_special_tokens)
 
 
 class ByteDetokenizer:
-    """For tokens that stand for bytes, whatever is beside them: each is looked at once."""
+    """For tokens that stand for bytes, independent of their neighbours: decodes each token once."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._token_bytes = tokenizer.token_bytes
@@ -76,10 +76,10 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For decoders that look at neighbours: a window of the last tokens is decoded again for each new one.
+    """For decoders that depend on neighbours: decodes a window of the last tokens again for each new one.
 
-    The window begins where the text was last certain. It is bounded where no character becomes whole for long, so that
-    the time for a token is; a byte run that is no text may then be read from its middle.
+    The window starts where the text was last certain. It is bounded, to bound the time per token, even when no
+    character completes for long. A byte run that is not valid text may then be read from its middle.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int], *, skip_special_tokens: bool) -> None:
@@ -87,8 +87,8 @@ class WindowDetokenizer:
         self._skip_special = skip_special_tokens
         self._window: list[int] = []
         self._context_length = 0
-        self._known = ""  # the text of the window as far as it was decoded
-        self._returned = 0  # how much of it was returned, or stands before the first token
+        self._known = ""  # the decoded text of the window
+        self._returned = 0  # its part that was returned, or precedes the first token
         self._start_window(list(context[-_CONTEXT:]))
         if len(context) > _CONTEXT:
             self._skip_cut_character()
@@ -104,7 +104,7 @@ class WindowDetokenizer:
             return ""
         self._window.append(token)
         text = self._decode(self._window)
-        if not text.startswith(self._known[: self._returned]):  # the new token changed what stands before it
+        if not text.startswith(self._known[: self._returned]):  # the new token changed the text before it
             self._start_window([])
             self._window.append(token)
             text = self._decode(self._window)
@@ -125,7 +125,7 @@ class WindowDetokenizer:
         return rest
 
     def _bound_window(self) -> None:
-        """Look at the last tokens alone that stand for anything, if they show what is held back."""
+        """Cut the window to its last tokens with bytes, if they show the text that is held back."""
         if len(self._window) - self._context_length <= _LONGEST_WINDOW:
             return
         spelled = [token for token in self._window if self._tokenizer.token_bytes(token)]
@@ -136,13 +136,13 @@ class WindowDetokenizer:
             self._known, self._returned = known, len(known) - len(held)
 
     def _skip_cut_character(self) -> None:
-        """The context may begin inside a character; it would count as one that is not finished."""
+        """Drop a partial character at the start of the context, which would count as unfinished."""
         for _ in range(_LONGEST_UNFINISHED):
             if self._known.startswith(_UNFINISHED):
                 self._start_window(self._window[1:])
 
     def _slide(self) -> None:
-        """Keep as context only the tokens that came since the last time."""
+        """Keep as context only the tokens added since the last time."""
         self._start_window(self._window[self._context_length :])
 
     def _start_window(self, context: list[int]) -> None:
@@ -157,6 +157,6 @@ class WindowDetokenizer:
 
 
 def _certain(text: str) -> str:
-    """The text without what later bytes could still turn into a character."""
+    """The text without a tail that later bytes could complete to a character."""
     kept = text.rstrip(_UNFINISHED)
     return kept + _UNFINISHED * max(0, len(text) - len(kept) - _LONGEST_UNFINISHED)

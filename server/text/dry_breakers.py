@@ -7,18 +7,18 @@ from functools import lru_cache
 from model_runner.contract import Breaker
 
 _CACHED = 256
-"""Strings whose spellings are remembered."""
+"""Strings whose spellings are cached."""
 
 
 class BreakerSpellings:
-    """Finds the token sequences over which no repetition reaches.
+    """Finds the token sequences that end a repetition.
 
-    As in llama.cpp, a breaker is spelled by each single token whose text contains it, and by each token whose text ends
-    with the beginning of it, followed by the tokens into which the rest is encoded.
+    As in llama.cpp, a breaker is spelled by each single token whose text contains it. It is also spelled by each token
+    whose text ends with a prefix of it, followed by the tokens of the rest.
     """
 
     def __init__(self, texts: Sequence[bytes], encode: Callable[[str], Sequence[int]]) -> None:
-        """`texts` is what each token of the vocabulary stands for."""
+        """`texts` is the bytes of each token of the vocabulary."""
         self._texts = texts
         self._encode = encode
         self._by_last: dict[int, list[int]] = {}  # tokens by the last byte of their text
@@ -28,9 +28,9 @@ class BreakerSpellings:
         self._spell = lru_cache(_CACHED)(self._find)
 
     def __call__(self, breakers: Sequence[str], vocab_size: int) -> tuple[Breaker, ...]:
-        """The spellings of all these breakers, as far as a model with so many tokens can write them.
+        """The spellings of all these breakers that a model with `vocab_size` tokens can write.
 
-        No two have the same rest; the tokens that begin them ascend.
+        No two have the same rest. Their first tokens are in ascending order.
         """
         by_rest: dict[tuple[int, ...], set[int]] = {}
         for breaker in breakers:
@@ -45,11 +45,11 @@ class BreakerSpellings:
         return tuple(spellings)
 
     def forget(self) -> None:
-        """Find all anew."""
+        """Clear the cache."""
         self._spell.cache_clear()
 
     def _find(self, breaker: str) -> tuple[Breaker, ...]:
-        """One for the whole string, and one for each of its beginnings."""
+        """One spelling for the whole string, and one for each of its prefixes."""
         whole = breaker.encode()
         single = {token for token, text in enumerate(self._texts) if whole in text}
         spellings = [Breaker(tuple(single))]

@@ -1,4 +1,4 @@
-"""Fill in the middle: the special tokens by which code models read a text with a gap, and the order they expect."""
+"""Fill in the middle: the special tokens with which code models mark a gap in a text, and the order they expect."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Models that write their prompts alike."""
+    """Models with the same prompt format."""
 
     prefix: str
     suffix: str
     middle: str | None
-    """Ends the prompt. None: the text before the gap does."""
+    """Ends the prompt. None if the text before the gap ends it."""
     ends: tuple[str, ...] = ()
-    """Tokens that end the middle, besides those above and those that end any output of the model."""
+    """Tokens that end the middle, in addition to the ones above and the model's EOS tokens."""
     suffix_first: bool = False
     repository: str | None = None
-    """Begins a prompt that shows several files; None: the family has no pattern for them."""
+    """Begins a prompt that shows several files. None if the family has no format for them."""
     file: str | None = None
     """Begins each file of such a prompt."""
 
@@ -49,21 +49,21 @@ _FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class FillInTokens:
-    """The tokens of one tokenizer, by their ids."""
+    """The fill-in tokens of one tokenizer, as ids."""
 
     prefix: int
     suffix: int
     middle: int | None
     suffix_first: bool
     ends: tuple[int, ...]
-    """End the middle: the model writes none of them inside it."""
+    """Tokens that end the middle, and never occur inside it."""
     repository: int | None = None
     file: int | None = None
-    """Both are there, or none of them is."""
+    """Set if and only if `repository` is."""
 
     @classmethod
     def of(cls, added: Mapping[str, int]) -> "FillInTokens | None":
-        """Those among a tokenizer's added tokens, by their exact texts; None if no known family is complete."""
+        """The fill-in tokens among a tokenizer's added tokens, found by text. None if no known family is complete."""
         for family in _FAMILIES:
             own = [family.prefix, family.suffix, *([] if family.middle is None else [family.middle])]
             if all(text in added for text in own):
@@ -80,7 +80,7 @@ class FillInTokens:
         return None
 
     def around(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
-        """The tokens of a prompt, given those of the texts before and after the gap; the middle follows them."""
+        """A prompt's tokens, from the tokens before and after the gap. The model writes the middle next."""
         prefix, suffix = [self.prefix, *before], [self.suffix, *after]
         parts = [*suffix, *prefix] if self.suffix_first else [*prefix, *suffix]
         return parts if self.middle is None else [*parts, self.middle]

@@ -1,4 +1,4 @@
-"""The search for stop strings in a growing text."""
+"""Search for stop strings in a growing text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopSearch:
-    """What may be shown after a piece of text, and the stop string that ended it, if any."""
+    """The text that may be returned now, and the stop string that ended it, if any."""
 
     text: str
     stop: str | None = None
 
 
 class StopMatcher:
-    """Looks for the first stop string in a growing text; never shows what could be the beginning of one.
+    """Finds the first stop string in a growing text, and holds back text that could begin one.
 
-    The first is the one that is complete first; of several that end together, the longest. So the result does not
-    depend on how the text was cut into pieces.
+    The first is the one that completes first; of several that end together, the longest. So the result does not depend
+    on how the text was cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
@@ -25,7 +25,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str, *, armed: bool = True) -> StopSearch:
-        """`armed` is False while stop strings do not count yet; those that end in this piece are then passed over."""
+        """Add a piece of text. With `armed` False, stop strings that end in this piece are ignored."""
         buffer = self._held + text
         found = self._first_match(buffer, len(self._held)) if armed and self._stops else None
         if found is not None:
@@ -37,7 +37,7 @@ class StopMatcher:
         return StopSearch(buffer[:shown])
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text held back, when no more text follows."""
         rest, self._held = self._held, ""
         return rest
 
@@ -51,7 +51,7 @@ class StopMatcher:
         return min(matches)[2:] if matches else None
 
     def _longest_beginning(self, buffer: str) -> int:
-        """How many characters at the end of the buffer could begin a stop string."""
+        """Number of characters at the end of the buffer that could begin a stop string."""
         longest = max((len(stop) for stop in self._stops), default=0) - 1
         for length in range(min(longest, len(buffer)), 0, -1):
             tail = buffer[-length:]

@@ -1,7 +1,4 @@
-"""Text to tokens and back, from a model folder. Uses the `tokenizers` library alone, and so starts quickly.
-
-chat_template.py turns messages into the text of a prompt; detokenizer.py turns tokens into text as they come.
-"""
+"""Text to tokens and back, from a model folder. Uses only the `tokenizers` library, and so starts quickly."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,9 +15,9 @@ from server.text.dry_breakers import BreakerSpellings
 from server.text.fill_in import FillInTokens
 
 _LONG = 1 << 11
-"""Characters from which a text is encoded in a way that lets other threads go on."""
+"""Characters from which a text is encoded by the library's batch function, which releases the GIL."""
 _CONTINUED = "☺"
-"""A character that tokenizers of SentencePiece's kind spell as bytes, which merge with nothing."""
+"""A character that SentencePiece-style tokenizers spell as bytes, which merge with nothing."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _PATH_NAMES = ("_file", "name_or_path")
@@ -30,61 +27,61 @@ class Tokenizer:
     """A model's tokenizer with its special tokens and its chat template."""
 
     def __init__(self, model: TokenizerModel, config: Mapping[str, Any], chat_template: str | None) -> None:
-        """`config` is the content of tokenizer_config.json. Truncation and padding of the file are turned off."""
+        """`config` is the content of tokenizer_config.json. The file's truncation and padding are turned off."""
         model.no_truncation()
         model.no_padding()
         self._model = model
         self.config = {name: value for name, value in config.items() if not name.endswith(_PATH_NAMES)}
-        """What the folder says of the tokenizer, but for paths of whoever wrote it."""
+        """tokenizer_config.json without the paths on its author's machine."""
         self.tokenizer_class = str(config.get("tokenizer_class", "PreTrainedTokenizerFast"))
         self.special_tokens = _special_tokens(config)
-        """Name, such as "eos_token", to text."""
+        """Special tokens as text, by name, such as "eos_token"."""
         added = model.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.control_ids = self.special_ids | {
             i for i, token in added.items() if token.content.startswith("<") and token.content.endswith(">")
         }
-        """Tokens that no text is spelled with, by llguidance's rule: the special ones, which a text leaves out, and
-        tags such as Qwen's for reasoning and calls."""
+        """Tokens that never spell text, by llguidance's rule: special tokens, and tags such as Qwen's for reasoning and
+        tool calls."""
         self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template is not None else None
         self.fill_in = FillInTokens.of({token.content: i for i, token in added.items()})
-        """The tokens for filling in the middle; None: it has none, or none that are known here."""
+        """Tokens for filling in the middle. None if the tokenizer has none that are known here."""
         self._token_bytes = _ByteReader(model)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Raises OSError or ValueError if a file is missing or not what it should be."""
+        """Load a model folder. Raises OSError or ValueError if a file is missing or invalid."""
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise FileNotFoundError(f"{folder} holds no tokenizer.json.")
+            raise FileNotFoundError(f"{folder} has no tokenizer.json.")
         config = read_json(folder / "tokenizer_config.json")
         config = {**read_json(folder / "special_tokens_map.json"), **config}
         return cls(TokenizerModel.from_file(str(path)), config, _read_template(folder, config))
 
     @cached_property
     def vocab_size(self) -> int:
-        """Added tokens included. The model's own vocabulary may be padded to more."""
+        """Number of tokens, added ones included. The model's own vocabulary may be padded to more."""
         return self._model.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The text's tokens. Other threads go on meanwhile: of the library's calls only those for batches let them."""
+        """The text's tokens. Long texts use the batch function, because only that one releases the GIL."""
         if len(text) < _LONG:
             return self._model.encode(text, add_special_tokens=add_special_tokens).ids
         return self._model.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_as_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The same of a text in which special tokens are text like any other. Slow the first time."""
+        """The text's tokens, where special tokens count as ordinary text. The first call is slow."""
         return self._literal.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     @cached_property
     def _literal(self) -> TokenizerModel:
-        """A copy, because the library has a switch for all texts alone."""
+        """A copy, because the library has this switch only for a whole tokenizer."""
         model = TokenizerModel.from_str(self._model.to_str())
         model.encode_special_tokens = True
         return model
 
     def encode_literally(self, text: str, *, continues: bool = False) -> list[int]:
-        """The text's tokens, none of them special or for filling in, however the text is spelled.
+        """The text's tokens, never special or fill-in tokens, however the text is spelled.
 
         A text that `continues` another gets no space before its first word.
         """
@@ -101,7 +98,7 @@ class Tokenizer:
 
     @cached_property
     def beginning_ids(self) -> list[int]:
-        """The special tokens that begin every text."""
+        """The special tokens that begin every encoded text."""
         encoded = self._model.encode("a", add_special_tokens=True)
         return [
             token
@@ -110,69 +107,69 @@ class Tokenizer:
 
     @cached_property
     def _prepends_space(self) -> bool:
-        """Whether a text is read as if a space stood before it."""
+        """Whether the tokenizer puts a space before every text."""
         parts = f"{self._model.normalizer} {self._model.pre_tokenizer}"
         habits = ("Prepend(", "prepend_scheme=always", "prepend_scheme=first", "add_prefix_space=True")
         return any(habit in parts for habit in habits)
 
     def _without_added(self, text: str) -> list[int]:
-        """The text's tokens if the tokenizer had no added ones."""
+        """The text's tokens if the tokenizer had no added tokens."""
         model = self._model
         text = text if model.normalizer is None else model.normalizer.normalize_str(text)
         words = [(text, None)] if model.pre_tokenizer is None else model.pre_tokenizer.pre_tokenize_str(text)
         return [token.id for word, _ in words for token in model.model.tokenize(word)]
 
     def encode_pair(self, first: str, second: str) -> list[int]:
-        """Two texts as the tokenizer joins them, with what it puts before, between and behind."""
+        """The tokens of a pair of texts, with the tokenizer's special tokens before, between and after."""
         return self._model.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
 
     def beginning(self, text: str, num_tokens: int) -> str:
-        """What at most so many tokens spell of the text, in whole characters."""
+        """The beginning of the text that takes at most `num_tokens` tokens, in whole characters."""
         spans = self._model.encode_batch([text], add_special_tokens=False)[0].offsets
         if len(spans) <= num_tokens:
             return text
-        while num_tokens and spans[num_tokens][0] < spans[num_tokens - 1][1]:  # both are of one character
+        while num_tokens and spans[num_tokens][0] < spans[num_tokens - 1][1]:  # both are parts of one character
             num_tokens -= 1
         return text[: spans[num_tokens - 1][1]] if num_tokens else ""
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether a text is the bytes of its tokens (`token_bytes`) one after the other."""
+        """Whether a text is the concatenated bytes of its tokens (`token_bytes`)."""
         return self._token_bytes.is_byte_level
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of the tokens; ids outside the vocabulary have none."""
+        """The tokens' text. Ids outside the vocabulary have none."""
         return self._model.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_id(self, text: str) -> int | None:
-        """The id of a token given by its text in the vocabulary."""
+        """The id of a token, given its text in the vocabulary."""
         return self._model.token_to_id(text)
 
     def token_name(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it."""
+        """The token's text in the vocabulary."""
         return self._model.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token stands for, which need not be whole characters."""
+        """The bytes that the token stands for, which may be part of a character."""
         return self._token_bytes(token_id)
 
     def whole_text(self, token_id: int) -> str | None:
-        """The token's text; None where its bytes are no whole characters."""
+        """The token's text. None if its bytes are not whole characters."""
         return self._token_bytes.whole_text(token_id)
 
     def token_text(self, token_id: int) -> str:
-        r"""The token as a string; `bytes:\\xe2\\x80` where it is no whole characters, as OpenAI writes it."""
+        r"""The token as a string. Bytes that are not whole characters become `bytes:\\xe2\\x80`, as in OpenAI's API."""
         text = self.whole_text(token_id)
         if text is None:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.token_bytes(token_id))
         return text
 
     def spell_breakers(self, breakers: Sequence[str], vocab_size: int) -> tuple[Breaker, ...]:
-        """DRY's sequence breakers as tokens of a model with so many. Not for the event loop: new ones take a while."""
+        """DRY's sequence breakers as tokens below `vocab_size`. Slow for new strings: not for the event loop."""
         return self._breaker_spellings(breakers, vocab_size)
 
     def forget_breakers(self) -> None:
-        """Have all breakers looked for anew."""
+        """Clear the cache of breakers."""
         self._breaker_spellings.forget()
 
     @cached_property
@@ -181,19 +178,19 @@ class Tokenizer:
         return BreakerSpellings(texts, lambda text: self.encode(text, add_special_tokens=False))
 
     def fewest_tokens(self, text: str) -> int:
-        """A number of tokens that the text certainly needs, found without encoding it."""
+        """A lower bound on the text's number of tokens, found without encoding it."""
         if self._model.normalizer is not None or not self._longest_token:
             return 0
         return len(text) // self._longest_token
 
     @cached_property
     def _longest_token(self) -> int:
-        """No token covers more characters of text than this."""
+        """The most characters that one token covers."""
         return max((len(token) for token in self._model.get_vocab()), default=0)
 
 
 class _ByteReader:
-    """Token id to bytes, by the convention of the tokenizer's decoder; remembers what it was asked."""
+    """Token id to bytes, by the convention of the tokenizer's decoder. Caches its results."""
 
     def __init__(self, model: TokenizerModel) -> None:
         self._model = model
@@ -210,12 +207,12 @@ class _ByteReader:
         known = self._known.get(token_id)
         if known is None:
             known = self._read(token_id)
-            if known:  # any number may be asked for, and only tokens are remembered
+            if known:  # callers may pass any number; only tokens are cached
                 self._known[token_id] = known
         return known
 
     def whole_text(self, token_id: int) -> str | None:
-        """See Tokenizer."""
+        """The token's text. None if its bytes are not whole characters."""
         try:
             return self._texts[token_id]
         except KeyError:
@@ -232,7 +229,7 @@ class _ByteReader:
         token = self._model.id_to_token(token_id)
         if token is None:
             return b""
-        if self._has_bytes:  # as the library's decoder: a token with another character stands for itself
+        if self._has_bytes:  # like the library's decoder: a token with any other character stands for itself
             if all(character in self._byte_of for character in token):
                 return bytes(self._byte_of[character] for character in token)
             return token.encode()
@@ -246,7 +243,7 @@ class _ByteReader:
 
 
 def byte_characters() -> str:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """The printable character for each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = (byte for byte in range(256) if byte not in printable)
     stand_in = {byte: 256 + index for index, byte in enumerate(others)}
@@ -254,7 +251,7 @@ def byte_characters() -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object from a file; empty if there is no such file. Raises ValueError if it holds anything else."""
+    """A JSON object from a file. Empty if there is no file; raises ValueError if it holds anything else."""
     if not path.is_file():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -264,7 +261,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Each is given as a string, or as an object with its content."""
+    """Special tokens by name. Each is given as a string, or as an object with its content."""
     tokens = {}
     for name in _SPECIAL_NAMES:
         value = config.get(name)
@@ -275,7 +272,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """A file of its own, or an entry of the configuration: one template, or several by name."""
+    """The chat template: from its own file, or from the configuration, where it may be one of several by name."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

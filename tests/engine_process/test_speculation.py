@@ -71,7 +71,7 @@ async def test_usage_counts_drafts_once(running, tmp_path: Path, workers: Worker
 
 def test_a_method_that_the_model_does_not_have_is_refused():
     config = RunnerConfig(Path("/m"), speculation="hydra")
-    with pytest.raises(ValueError, match="speculation by hydra is not possible here; there is auto, lookahead"):
+    with pytest.raises(ValueError, match="speculation 'hydra' is not available here; use one of off, auto, lookahead"):
         check_speculation(config, ("auto", "lookahead"))
     check_speculation(config, ("auto", "hydra", "lookahead"))
 

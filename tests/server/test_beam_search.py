@@ -7,7 +7,7 @@ import pytest
 
 from model_runner.contract import SamplingParams, Speculation
 from scheduler.interface import BeamScore, BeamSearch, EngineRequest, RequestOutput
-from server.engine.beam_stop_strings import StopWatches
+from server.engine.beam_stop_strings import StopStringWatches
 from server.text.tokenizer import Tokenizer
 from tests.server import helpers
 from tests.server.fake_engine import FakeEngine
@@ -154,7 +154,7 @@ async def test_values_that_ask_for_nothing_do_no_harm(client: httpx.AsyncClient,
 def watch_of(tokenizer: Tokenizer, *stop: str, min_tokens: int = 0) -> Any:
     sampling = SamplingParams(min_tokens=min_tokens)
     request = EngineRequest("a", (104,), sampling, 9, beam_search=BeamSearch(2, stop=stop))
-    return StopWatches(lambda: tokenizer)(request)
+    return StopStringWatches(lambda: tokenizer)(request)
 
 
 def test_a_stop_string_is_found_with_its_last_token(tokenizer: Tokenizer) -> None:

@@ -307,7 +307,7 @@ async def test_without_keys_nobody_can_tell_clients_apart(client: httpx.AsyncCli
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_a_file_without_keys_lets_nobody_in_by_accident(make_app, tmp_path: Path, content: str):
     (tmp_path / "keys").write_text(content)
-    with pytest.raises(ValueError, match="holds no API key"):
+    with pytest.raises(ValueError, match="has no API key"):
         make_app(api_keys_file=tmp_path / "keys")
     with pytest.raises(ValueError, match="empty"):
         make_app(api_key="  ")

@@ -56,9 +56,9 @@ async def test_every_dialect_says_whether_it_may_be_learnt_from(
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"cache_salt": "mine"}, "Nothing is learnt from requests with a 'cache_salt'."),
-        ({"beam_search": {"width": 2}}, "Nothing is learnt from beam search and contrastive search."),
-        ({"penalty_alpha": 0.6}, "Nothing is learnt from beam search and contrastive search."),
+        ({"cache_salt": "mine"}, "Requests with a 'cache_salt' are not learnt from."),
+        ({"beam_search": {"width": 2}}, "Beam search and contrastive search are not learnt from."),
+        ({"penalty_alpha": 0.6}, "Beam search and contrastive search are not learnt from."),
     ],
 )
 async def test_a_permission_that_comes_to_nothing_is_reported(

@@ -285,7 +285,7 @@ async def test_a_setting_makes_a_reranker_of_any_model(serving: Callable[..., ht
 
 
 def test_a_word_that_is_no_token_is_refused(tmp_path: Path, tokenizer: Tokenizer):
-    with pytest.raises(ValueError, match="score_tokens: 'yes' is 3 tokens"):
+    with pytest.raises(ValueError, match="score_tokens: 'yes' has 3 tokens"):
         read_abilities(folder_with(tmp_path / "model", {}), tokenizer, ("no", "yes"))
 
 

@@ -101,7 +101,7 @@ async def test_messages_say_what_there_is(
     engine.info_ = replace(engine.info_, num_early_exits=0)
     async with client_of(make_app()) as poor:
         text = await refused(poor, CHAT, chat(contrastive={}), "contrastive", "unsupported_parameter")
-        assert text.endswith("it has no auxiliary model.")
+        assert "has no auxiliary model. Start it with --aux-model" in text
         await refused(poor, CHAT, chat(dola={"layers": "low"}), "dola", "unsupported_parameter")
 
 

@@ -110,7 +110,7 @@ async def test_an_engine_without_speculation(make_app: Callable[..., FastAPI], e
             assert await told(client, engine, CHAT, chat(speculation=asked)) is None
         for asked in ({}, {"method": "auto"}, {"verify": "typical"}):
             text = await refused(client, CHAT, chat(speculation=asked), "speculation.method", "unsupported_value")
-            assert text.endswith("It has no method of speculation.")
+            assert text.endswith("This server has no speculation method.")
         await refused(client, CHAT, chat(prediction=LOW), "prediction", "unsupported_parameter")
         assert (await client.get("/v1/capabilities")).json()["speculation"]["default"] == "off"
 

@@ -259,7 +259,7 @@ async def test_time_limit(make_app: Callable[..., FastAPI], engine: FakeEngine, 
         response = await client.post(path, json=body)
         assert response.status_code == 504
         assert response.headers["x-should-retry"] == "false"
-        assert "longer than this server allows" in response.json()["error"]["message"]
+        assert "time limit of 0.05 s" in response.json()["error"]["message"]
     assert engine.num_live == 0
 
 

@@ -243,7 +243,7 @@ async def test_stop_strings_are_not_looked_for(
     body = completion(stop=["ca"], guided_regex="[abc]*")
     held = (await client.post(COMPLETIONS, json=body)).json()
     assert held["choices"][0]["text"] == "abcab"
-    assert held["warnings"] == [{"path": "stop", "reason": "Not looked for in an answer that is held to a form."}]
+    assert held["warnings"] == [{"path": "stop", "reason": "Ignored with structured output."}]
     chunks = events_of((await client.post(COMPLETIONS, json={**body, "stream": True})).text)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abcab"
     await refused(strict_client, COMPLETIONS, body, "stop", "unsupported_parameter")

@@ -34,7 +34,7 @@ from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from server.errors import shorten
 from server.generation.notices import MAX_NOTICES, Notice
-from server.generation.settings import asks_for_anything
+from server.generation.settings import is_active_value
 
 _Value = TypeVar("_Value")
 LENIENT = {"lenient": True}
@@ -105,7 +105,7 @@ class RequestModel(BaseModel):
     def asks(self, name: str) -> bool:
         """Whether a field has a value that asks for anything."""
         value, relations = getattr(self, name), relations_of(type(self))[name]
-        return value is False if relations.is_on else asks_for_anything(value, relations.off)
+        return value is False if relations.is_on else is_active_value(value, relations.off)
 
     def said(self, name: str) -> tuple[str, Any]:
         """The name by which the client sets a field, its own or another server's, and the value."""

@@ -19,7 +19,7 @@ from server.generation.constraints.json_schema import (
 )
 from server.generation.constraints.lark import Gbnf, Lark
 from server.generation.constraints.structural_tag import StructuralTag
-from server.generation.constraints.texts import Choice, Regex
+from server.generation.constraints.texts import OneOfStrings, Regex
 
 MAX_TEXT = 1 << 20
 """Characters of an expression or a grammar; its cost is bounded elsewhere."""
@@ -197,7 +197,7 @@ def _of_structured(asked: StructuredOutputs, path: str) -> Constraint:
     if asked.regex is not None:
         return Regex(asked.regex, under(path, "regex"))
     if asked.choice is not None:
-        return Choice(asked.choice, under(path, "choice"))
+        return OneOfStrings(asked.choice, under(path, "choice"))
     if asked.grammar is not None:
         return _grammar(asked.grammar, under(path, "grammar"))
     if asked.structural_tag is not None:
@@ -241,7 +241,7 @@ _CONSTRAINTS: Mapping[str, Callable[[Any, str], Constraint]] = {
     "structured_outputs": _of_structured,
     "guided_json": _schema,
     "guided_regex": Regex,
-    "guided_choice": Choice,
+    "guided_choice": OneOfStrings,
     "guided_grammar": _grammar,
     "json_schema": _schema,
     "regex": Regex,

@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import RequestModel, problem, related, tag_by_type
 from server.api.fields.structured import MAX_TEXT
-from server.generation.tools import TextForm, Tool, ToolUse
+from server.generation.tools import TextFormat, Tool, ToolUse
 
 MAX_TOOLS = 512
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -90,7 +90,7 @@ class CustomTool(RequestModel):
         asked, form = self.custom.format, None
         if isinstance(asked, GrammarFormat):
             grammar = asked.grammar
-            form = TextForm(grammar.syntax, grammar.definition, f"{path}.custom.format.grammar.definition")
+            form = TextFormat(grammar.syntax, grammar.definition, f"{path}.custom.format.grammar.definition")
         return Tool.custom(self.custom.name, self.custom.description, form)
 
 

@@ -196,7 +196,7 @@ async def slots(request: Request, services: ServicesDep) -> Response:
     if asked.fails and stats.num_running - stats.num_background_running >= info.max_num_seqs:
         raise UnavailableError(f"No slot is available: {info.max_num_seqs} completions are being computed.")
     running = services.timelines.of_client(record_of(request).client)
-    return json_response(_slots(running, info, is_speculative=services.planner().speculation.of_silence != "off"))
+    return json_response(_slots(running, info, is_speculative=services.planner().speculation.default_method != "off"))
 
 
 def _slots(followed: Sequence[Traced], info: RunnerInfo, *, is_speculative: bool) -> Sequence[LlamaSlot]:

@@ -10,7 +10,7 @@ from server.api.fields.rules import EchoedModel, Opaque, RequestModel, hint, no_
 from server.api.fields.tools import MAX_TOOLS, NO_ARGUMENTS, AnyText, GrammarDefinition, ToolName
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
-from server.generation.tools import TextForm, Tool, ToolUse
+from server.generation.tools import TextFormat, Tool, ToolUse
 
 _BY_PROGRAMS = "Tools are called by the model alone."
 _NOT_DEFERRED = "All tools are shown to the model from the beginning."
@@ -66,7 +66,7 @@ class CustomTool(_Callable):
     def tool(self, name: str, path: str) -> Tool:
         form = None
         if isinstance(self.format, GrammarFormat):
-            form = TextForm(self.format.syntax, self.format.definition, f"{path}.format.definition")
+            form = TextFormat(self.format.syntax, self.format.definition, f"{path}.format.definition")
         return Tool.custom(name, self.description, form)
 
 

@@ -1,1 +1,1 @@
-"""Structured output: the form that a client asks for, as one grammar of llguidance, without tokenizer or model."""
+"""Structured output: turns a client's constraint into one llguidance grammar, without tokenizer or model."""

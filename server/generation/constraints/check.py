@@ -1,4 +1,4 @@
-"""Whether llguidance compiles a grammar."""
+"""Checks that llguidance compiles a grammar."""
 
 import re
 from functools import cache, lru_cache
@@ -15,15 +15,15 @@ _REGEX_ERROR = re.compile(r"regex parse error:.*?^error: ([^\n]+)", re.DOTALL | 
 _ANCHOR = "lookarounds not supported yet; "
 _LONGEST = 300
 _KEPT = 256
-"""Remembered verdicts: clients send the same grammars again and again."""
+"""Cached results, because clients send the same grammars again and again."""
 _MULTIPLE = re.compile(r'"multipleOf": ([0-9][-+.0-9e]*)')
-"""Finds each `multipleOf` of the schemas that `json_schema` has written."""
+"""Finds each `multipleOf` in the schemas that `json_schema` writes."""
 
 
 def grammar_of(constraint: Constraint, path: str) -> str:
-    """The complete grammar of an answer with this constraint and nothing else.
+    """The complete grammar of an answer that has only this constraint.
 
-    Raises ConstraintError for a constraint that cannot be enforced or does not compile; the latter with `path`.
+    Raises ConstraintError if the constraint cannot be enforced, or does not compile; the latter with `path`.
     """
     grammar = whole(constraint.fragment("answer"))
     check_grammar(grammar, path)
@@ -31,9 +31,9 @@ def grammar_of(constraint: Constraint, path: str) -> str:
 
 
 def check_grammar(grammar: str, path: str) -> None:
-    """Raises ConstraintError with the path for a grammar that does not compile.
+    """Raises ConstraintError with the path if the grammar does not compile.
 
-    Needs no tokenizer: it takes special tokens by name and by id as they are.
+    Needs no tokenizer: special tokens are accepted by name and by id without a check.
     """
     error = grammar_error(grammar)
     if error is not None:
@@ -42,14 +42,14 @@ def check_grammar(grammar: str, path: str) -> None:
 
 @lru_cache(_KEPT)
 def grammar_error(grammar: str) -> str | None:
-    """Why the grammar does not compile, in a line; None if it does."""
+    """Why the grammar does not compile, in one line; None if it does."""
     if sum(multiple_size(float(number)) for number in _MULTIPLE.findall(grammar)) > MAX_MULTIPLE:
         return "The sum of all 'multipleOf' is too large."
     return compile_error(grammar)
 
 
 def compile_error(grammar: str) -> str | None:
-    """Why a grammar does not compile, without remembering the verdict: for parts of schemas."""
+    """Why a grammar does not compile, uncached, for parts of schemas; None if it does."""
     try:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, None)
     except (ValueError, RuntimeError) as error:
@@ -58,14 +58,14 @@ def compile_error(grammar: str) -> str | None:
 
 
 def begins(grammar: str, text: str) -> bool:
-    """Whether an answer of a grammar without tokens by id can begin with this text."""
+    """Whether an answer can begin with this text. The grammar must not have tokens by id."""
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
     data = list(text.encode())
     return int(matcher.try_consume_tokens(data)) == len(data)
 
 
 class _Bytes:
-    """A vocabulary of single bytes, as llguidance asks for one."""
+    """A vocabulary of single bytes, with the interface that llguidance expects."""
 
     eos_token_id = 256
     bos_token_id = None
@@ -82,7 +82,7 @@ def _byte_tokenizer() -> LLTokenizer:
 
 
 def _readable(message: str) -> str:
-    """The first line of a message, without its place in a grammar that no client wrote; an expression's own error."""
+    """The first line of a message, without a position in a grammar that the client did not write."""
     in_regex = _REGEX_ERROR.search(message)
     if in_regex is not None:
         return f"The pattern is not valid: {in_regex[1]}."

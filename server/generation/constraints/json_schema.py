@@ -1,13 +1,13 @@
-"""JSON as an answer: any object, or what fits a schema.
+"""JSON as an answer: any object, or JSON that fits a schema.
 
-A client's schema is read before anything is compiled and written again in JSON schema 2020-12 with few keywords: no
-annotations, references to definitions of their own only, numbers and patterns that mean to llguidance what the
-client's mean. As JSON schema says, unknown keywords constrain nothing. llguidance says what of the rest it cannot
-enforce; because it names no place, the doubtful parts are tried by themselves.
+A client's schema is read before anything is compiled, and rewritten in JSON schema 2020-12 with few keywords. It has no
+annotations, only references to its own definitions, and numbers and patterns that mean the same to llguidance. Unknown
+keywords constrain nothing, as JSON schema says. llguidance reports what of the rest it cannot enforce, but not where,
+so doubtful parts are compiled separately.
 
-Two things are stricter than the schema: bounds beyond 2**53 are moved inwards to a double, and declared properties
-come in the schema's order. And two are not enforced: that undeclared properties have different names, and when there
-are leap seconds.
+Two things are stricter than the schema: bounds beyond 2**53 move inwards to a double, and declared properties come in
+the schema's order. Two are not enforced: that undeclared properties have different names, and the dates of leap
+seconds.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 from server.generation.constraints.check import compile_error, grammar_error
 from server.generation.constraints.fragment import ConstraintError, Fragment, check_text, literal, under, whole
-from server.generation.constraints.limits import Definitions, Limits, Schema
+from server.generation.constraints.limits import Definitions, Schema, SchemaLimits
 from server.generation.constraints.references import References, is_document
 from server.generation.constraints.texts import MAX_EXPANDED, read_pattern, regex_size
 from server.generation.constraints.values import check_constant, read_bound, read_count, read_multiple
@@ -26,29 +26,29 @@ from server.generation.notices import Notice
 
 MAX_CHARACTERS = 1_000_000
 MAX_NODES = 20_000
-"""Schemas and constants together."""
+"""Schemas and constants, counted together."""
 MAX_DEPTH = 60
-"""Levels of schemas in schemas: two levels of JSON each, of which llguidance reads 125."""
+"""Nested schemas. Each is two levels of JSON, and llguidance reads 125 levels."""
 MAX_ENUM = 10_000
 MAX_PATTERNS = 10 * MAX_EXPANDED
 _MAX_NOTICES = 100
 _MAX_MEMBERS = 200
-"""Schemas of one `oneOf`: each is compared with each."""
+"""Schemas of one `oneOf`. Each is compared with each."""
 _MAX_OUTLINED = 5_000
-"""Schemas in the outlines of all members of `oneOf`."""
+"""Schemas in the outlines of all `oneOf` members together."""
 _MAX_TRIED = 3 * MAX_CHARACTERS
 _TRIAL = 15_000
-"""A trial costs its characters and so many more: one of no characters takes a millisecond, too."""
+"""Cost of a trial in addition to its characters: even an empty one takes a millisecond."""
 _KEPT = 256
-"""Remembered schemas: clients send the same ones again and again."""
+"""Cached schemas, because clients send the same ones again and again."""
 
 _ESCAPES = 'nrbtf\\"'
-"""No `\\uXXXX`: spelt so, a name that is declared could come again with a value of any type."""
+"""No `\\uXXXX`: with it, a declared name could occur again with a value of any type."""
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 _LEAP_YEARS = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00"
 _LEAP_DAYS = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-(?:[01]|2[0-8]))|(?:{_LEAP_YEARS})-02-29)"
-"""llguidance itself has 29 February in every year."""
+"""A pattern for valid days. llguidance itself allows 29 February in every year."""
 _ANYTHING: tuple[Any, ...] = (True, {})
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "not": (False,),
@@ -63,7 +63,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "$dynamicRef": (),
     "$recursiveRef": (),
 }
-"""Keywords that cannot be enforced, with the values that ask for nothing."""
+"""Keywords that cannot be enforced, with the values that have no effect."""
 _APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
 _DEPENDENTS: Mapping[str, tuple[str, ...]] = {
     "properties": ("additionalProperties",),
@@ -71,7 +71,7 @@ _DEPENDENTS: Mapping[str, tuple[str, ...]] = {
     "prefixItems": ("items",),
     "items": ("items",),
 }
-"""Keywords that mean more if another one is left out, and so must be left out with it."""
+"""Keywords whose omission changes what others mean, so that those must be omitted, too."""
 _OF_PROPERTIES = frozenset(
     {"minProperties", "maxProperties", "required", "additionalProperties", "properties", "patternProperties"}
 )
@@ -80,19 +80,19 @@ _NOT_DISJOINT = "A value might fit two of these. Use 'anyOf', or a required prop
 
 @dataclass(frozen=True, slots=True)
 class Whitespace:
-    """The whitespace that is allowed between the tokens of JSON."""
+    """The whitespace that is allowed between JSON tokens."""
 
     pattern: str | None
-    """An expression in llguidance's dialect, fitted at most once at each place; None for nothing."""
+    """An expression in llguidance's dialect, used at most once at each place; None for no whitespace."""
 
 
 BOUNDED = Whitespace(r"[ \t]{1,8}|\r?\n[ \t]{0,32}")
-"""A few blanks, or a new line with an indentation. Unbounded, whitespace is what models go on with for ever."""
+"""A few blanks, or a new line with an indentation. Bounded, because models might otherwise write whitespace forever."""
 COMPACT = Whitespace(None)
 
 
 def read_whitespace(pattern: str, path: str) -> Whitespace:
-    """Whitespace by a client's expression. Raises ConstraintError for one that cannot be enforced."""
+    """The whitespace that a client's expression matches. Raises ConstraintError if it cannot be enforced."""
     rust = read_pattern(pattern, path)
     error = compile_error(_start({"pattern": rust}))
     if error is not None:
@@ -109,48 +109,48 @@ class JsonSchema:
     whitespace: Whitespace = BOUNDED
 
     def fragment(self, name: str) -> Fragment:
-        """Raises ConstraintError if anything in the schema cannot be enforced. Needs no rules."""
+        """A grammar without rules. Raises ConstraintError if anything in the schema cannot be enforced."""
         return strict_fragment(json.dumps(self.schema), self.path, self.whitespace)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
-    """Any object of JSON."""
+    """Any JSON object."""
 
     whitespace: Whitespace = BOUNDED
 
     def fragment(self, name: str) -> Fragment:
-        """Never raises, and needs no rules."""
+        """A grammar without rules. Never raises."""
         return json_fragment({"type": "object"}, self.whitespace)
 
 
 @dataclass(frozen=True, slots=True)
 class LooseJson:
-    """JSON that fits a schema as far as that can be enforced."""
+    """JSON that fits the enforceable part of a schema."""
 
-    held: Fragment
+    enforced: Fragment
     notices: tuple[Notice, ...]
-    """The parts of the schema that cannot be."""
+    """Notices of the parts that are not enforced."""
 
     @classmethod
     def read(cls, schema: Any, path: str, whitespace: Whitespace = BOUNDED) -> "LooseJson":
-        """Never raises."""
+        """Read a schema. Never raises."""
         return cls(*loose_fragment(json.dumps(schema), path, whitespace))
 
     def fragment(self, name: str) -> Fragment:
-        """Needs no rules."""
-        return self.held
+        """A grammar without rules."""
+        return self.enforced
 
 
 @lru_cache(_KEPT)
 def strict_fragment(schema: str, path: str, whitespace: Whitespace) -> Fragment:
-    """JSON that fits the schema of this text, all of it enforced. Raises ConstraintError."""
+    """JSON that fits this schema, given as text, with all of it enforced. Raises ConstraintError."""
     return json_fragment(read_schema(json.loads(schema), path).schema, whitespace)
 
 
 @lru_cache(_KEPT)
 def loose_fragment(schema: str, path: str, whitespace: Whitespace) -> tuple[Fragment, tuple[Notice, ...]]:
-    """JSON that fits the schema of this text as far as it can be enforced, and notices of the rest."""
+    """JSON that fits the enforceable part of this schema, given as text, and notices of the rest."""
     read = read_schema(json.loads(schema), path, strict=False)
     fragment = json_fragment(read.schema, whitespace)
     error = grammar_error(whole(fragment))
@@ -160,7 +160,7 @@ def loose_fragment(schema: str, path: str, whitespace: Whitespace) -> tuple[Frag
 
 
 def json_fragment(schema: Mapping[str, Any], whitespace: Whitespace) -> Fragment:
-    """JSON that fits a schema that `read_schema` has written. No whitespace stands before or after it."""
+    """JSON that fits a schema that `read_schema` has written, without whitespace around it."""
     options: dict[str, Any] = {"json_allowed_escapes": _ESCAPES}
     if whitespace.pattern is None:
         options["whitespace_flexible"] = False
@@ -174,18 +174,18 @@ class EnforcedSchema:
     """The enforced part of a schema."""
 
     schema: Mapping[str, Any]
-    """Empty if anything fits."""
+    """Empty if any value fits."""
     notices: tuple[Notice, ...] = ()
-    """The parts that will not be enforced; always empty if the schema was read strictly."""
+    """Notices of the parts that are not enforced; empty if the schema was read strictly."""
 
 
 def read_schema(schema: Any, path: str, *, strict: bool = True) -> EnforcedSchema:
-    """The schema as llguidance takes it. Its size and the time that compiling it takes are bounded.
+    """The schema as llguidance accepts it, with bounded size and compile time.
 
-    Raises ConstraintError, with the path inside the schema below `path`, if a part of it cannot be enforced exactly.
-    Unless it is `strict`: then the part is left out, so that more is allowed but nothing less, with a notice.
+    If it is `strict`, raises ConstraintError, with a path below `path`, for a part that cannot be enforced exactly.
+    Otherwise such a part is omitted with a notice, so that more is allowed but never less.
     """
-    return _Reader(schema, path, strict=strict).read()
+    return _SchemaReader(schema, path, strict=strict).read()
 
 
 @dataclass(slots=True)
@@ -205,18 +205,18 @@ class _Trial:
     keyword: str
     path: str
     written: dict[str, Any]
-    """The schema that has the keyword."""
+    """The schema that contains the keyword."""
 
     def schema(self) -> Mapping[str, Any]:
-        """The part without the schemas in it, unless they are what matters."""
+        """The part to compile, without nested schemas unless they matter."""
         if self.keyword in {"oneOf", "pattern"}:
             return {self.keyword: self.written[self.keyword]}
         names = ["patternProperties"] if self.keyword == "patternProperties" else _OF_PROPERTIES
         return {name: _hollow(name, self.written[name]) for name in names if name in self.written}
 
 
-class _Reader:
-    """Reads one document."""
+class _SchemaReader:
+    """Reads the schema of one document."""
 
     def __init__(self, schema: Any, path: str, *, strict: bool) -> None:
         self._root = schema
@@ -224,7 +224,7 @@ class _Reader:
         self._strict = strict
         self._references = References(schema, path)
         self._names = {id(schema): "#"}
-        """The definitions that will be written, by the schemas that they are read from."""
+        """Names of the definitions to write, by the ids of the schemas that they are read from."""
         self._waiting: list[tuple[Any, str]] = []
         self._paths: dict[int, str] = {}
         self._trials: list[_Trial] = []
@@ -239,7 +239,7 @@ class _Reader:
             schema, path = self._waiting.pop()
             definitions[self._names[id(schema)]] = self._schema(schema, path, 0)
         try:
-            Limits(definitions, self._path_of).check()
+            SchemaLimits(definitions, self._path_of).check()
             self._try(definitions)
         except ConstraintError as error:
             self._leave_out(error)
@@ -256,7 +256,7 @@ class _Reader:
         return self._paths.get(id(schema), self._path)
 
     def _try(self, definitions: Definitions) -> None:
-        """Leave out the parts that llguidance refuses."""
+        """Omit the parts that llguidance refuses."""
         self._nodes, self._characters = MAX_NODES - _MAX_OUTLINED, 0
         unions = [union for union in self._unions if self._is_outlined(union, definitions)]
         for trial, reason in self._refused([*self._trials, *unions]):
@@ -265,10 +265,10 @@ class _Reader:
                 trial.written.pop(keyword, None)
 
     def _refused(self, trials: Sequence[_Trial]) -> Iterator[tuple[_Trial, str]]:
-        """The parts that do not compile, found by halving, and why."""
+        """The parts that do not compile, found by bisection, and why."""
         if not trials:
             return
-        reason: str | None = "Not tried: the schema has too many parts that cannot be enforced."
+        reason: str | None = "Not checked: the schema has too many parts that cannot be enforced."
         if self._tried < _MAX_TRIED:
             grammar = _start({"prefixItems": [trial.schema() for trial in trials]})
             self._tried += len(grammar) + _TRIAL
@@ -282,7 +282,7 @@ class _Reader:
             yield from self._refused(half)
 
     def _is_outlined(self, union: _Trial, definitions: Definitions) -> bool:
-        """Replace the members of `oneOf` by outlines; False if that takes too much, which leaves the union out."""
+        """Replace the members of `oneOf` by outlines. Returns False, and omits the union, if that takes too much."""
         try:
             if len(union.written["oneOf"]) > _MAX_MEMBERS:
                 raise ConstraintError(union.path, f"More than {_MAX_MEMBERS} schemas are not supported.")
@@ -294,9 +294,9 @@ class _Reader:
         return True
 
     def _outline(self, schema: Schema, definitions: Definitions, path: str, *, is_property: bool = False) -> Schema:
-        """The parts of a schema by which llguidance tells it from others, without references.
+        """The parts of a schema by which llguidance distinguishes it from others, without references.
 
-        All that fits the schema fits the outline.
+        Every value that fits the schema fits the outline.
         """
         self._spend(path)
         if isinstance(schema, bool):
@@ -333,7 +333,7 @@ class _Reader:
             raise ConstraintError(path, "The schema is too large.")
 
     def _schema(self, schema: Any, path: str, depth: int) -> Schema:
-        """A schema; one that anything fits where the given one is left out."""
+        """A schema; one that any value fits if the given one is omitted."""
         try:
             self._spend(path)
             if isinstance(schema, bool):
@@ -341,7 +341,7 @@ class _Reader:
             if not isinstance(schema, dict):
                 raise ConstraintError(path, "Expected a schema: an object or a boolean.")
             if depth > MAX_DEPTH:
-                raise ConstraintError(path, f"Nested more than {MAX_DEPTH} deep.")
+                raise ConstraintError(path, f"Nesting deeper than {MAX_DEPTH} levels is not supported.")
         except ConstraintError as error:
             self._leave_out(error)
             return True
@@ -375,7 +375,7 @@ class _Reader:
         return [self._schema(one, under(path, index), node.depth + 1) for index, one in enumerate(schemas)]
 
     def _by_name(self, node: _Node, keyword: str, value: Any, path: str) -> None:
-        """Schemas of properties, by their names or by patterns of them."""
+        """Schemas of properties, by name or by name pattern."""
         if not isinstance(value, dict):
             raise ConstraintError(path, "Expected an object.")
         is_pattern = keyword == "patternProperties"
@@ -396,7 +396,7 @@ class _Reader:
             if name not in _TYPES:
                 raise ConstraintError(path, f"Expected one of {', '.join(_TYPES)}.")
         if not names:
-            raise ConstraintError(path, "No type fits.")
+            raise ConstraintError(path, "The list of types is empty.")
         node.written[keyword] = value
 
     def _enum(self, node: _Node, keyword: str, value: Any, path: str) -> None:
@@ -426,18 +426,18 @@ class _Reader:
         rust = read_pattern(self._text(value, path), path)
         self._patterns += regex_size(rust)
         if self._patterns > MAX_PATTERNS:
-            raise ConstraintError(path, f"All patterns together may have {MAX_PATTERNS} characters.")
+            raise ConstraintError(path, f"All patterns together must not exceed {MAX_PATTERNS} characters.")
         return rust
 
     def _unevaluated(self, node: _Node, keyword: str, value: Any, path: str) -> None:
-        """Without other schemas for the same object it means `additionalProperties`."""
+        """`unevaluated...`: means `additionalProperties` unless other schemas apply to the same object."""
         if value is False and not _APPLICATORS & node.given.keys():
             node.written.setdefault("additionalProperties", False)
         elif value not in _ANYTHING:
             raise ConstraintError(path, f"'{keyword}' is not supported.")
 
     def _items(self, node: _Node, keyword: str, value: Any, path: str) -> None:
-        """One schema, or several as it was before 2020."""
+        """One schema, or several as in drafts before 2020."""
         if isinstance(value, list):
             node.written["prefixItems"] = self._several(node, keyword, value, path)
         else:
@@ -454,7 +454,7 @@ class _Reader:
         node.written.setdefault(keyword, []).extend(self._several(node, keyword, value, path))
 
     def _any_of(self, node: _Node, keyword: str, value: Any, path: str) -> None:
-        """Written as `anyOf`, of which a schema has one: the other becomes a part of `allOf`."""
+        """`anyOf` or `oneOf`, written as `anyOf`. A schema has only one, so another one becomes a part of `allOf`."""
         members = self._several(node, keyword, value, path)
         if keyword == "oneOf":
             self._unions.append(_Trial(keyword, path, {keyword: members}))
@@ -479,7 +479,7 @@ class _Reader:
     def _bound(self, node: _Node, keyword: str, value: Any, path: str) -> None:
         is_minimum = keyword.lower().endswith("minimum")
         exclusive = "exclusiveMinimum" if is_minimum else "exclusiveMaximum"
-        if keyword == exclusive and isinstance(value, bool):  # as it was before 2019: of the other keyword
+        if keyword == exclusive and isinstance(value, bool):  # a draft-4 flag on the other keyword
             return
         is_exclusive = keyword == exclusive or node.given.get(exclusive) is True
         bound, is_exclusive = read_bound(value, path, is_minimum=is_minimum, exclusive=is_exclusive)
@@ -497,7 +497,7 @@ class _Reader:
     def _format(self, node: _Node, keyword: str, value: Any, path: str) -> None:
         types = node.given.get("type", "string")
         if "string" not in (types if isinstance(types, list) else [types]):
-            return  # formats are of strings: 'int32' and the like say nothing that a schema is bound to
+            return  # formats apply to strings; 'int32' and similar ones constrain nothing
         if value not in _FORMATS:
             raise ConstraintError(path, f"Only these formats are enforced: {', '.join(_FORMATS)}.")
         node.written[keyword] = value
@@ -507,35 +507,35 @@ class _Reader:
     def _ref(self, node: _Node, keyword: str, value: Any, path: str) -> None:
         schema, at = self._references.resolve(value, path)
         if self._embedded:
-            raise ConstraintError(path, "References in a part with an '$id' of its own are not supported.")
+            raise ConstraintError(path, "References in a part with its own '$id' are not supported.")
         if id(schema) not in self._names:
             self._names[id(schema)] = f"#/$defs/{len(self._names)}"
             self._waiting.append((schema, at))
         node.written[keyword] = self._names[id(schema)]
 
 
-_READERS: Mapping[str, Callable[[_Reader, _Node, str, Any, str], None]] = {
-    "type": _Reader._type,
-    "enum": _Reader._enum,
-    "const": _Reader._const,
-    "properties": _Reader._by_name,
-    "patternProperties": _Reader._by_name,
-    "additionalProperties": _Reader._nested,
-    "unevaluatedProperties": _Reader._unevaluated,
-    "required": _Reader._required,
-    "items": _Reader._items,
-    "additionalItems": _Reader._additional_items,
-    "prefixItems": _Reader._prefix_items,
-    "allOf": _Reader._all_of,
-    "anyOf": _Reader._any_of,
-    "oneOf": _Reader._any_of,
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _Reader._bound),
-    "multipleOf": _Reader._multiple_of,
-    "pattern": _Reader._pattern,
-    "format": _Reader._format,
-    "$ref": _Reader._ref,
+_READERS: Mapping[str, Callable[[_SchemaReader, _Node, str, Any, str], None]] = {
+    "type": _SchemaReader._type,
+    "enum": _SchemaReader._enum,
+    "const": _SchemaReader._const,
+    "properties": _SchemaReader._by_name,
+    "patternProperties": _SchemaReader._by_name,
+    "additionalProperties": _SchemaReader._nested,
+    "unevaluatedProperties": _SchemaReader._unevaluated,
+    "required": _SchemaReader._required,
+    "items": _SchemaReader._items,
+    "additionalItems": _SchemaReader._additional_items,
+    "prefixItems": _SchemaReader._prefix_items,
+    "allOf": _SchemaReader._all_of,
+    "anyOf": _SchemaReader._any_of,
+    "oneOf": _SchemaReader._any_of,
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _SchemaReader._bound),
+    "multipleOf": _SchemaReader._multiple_of,
+    "pattern": _SchemaReader._pattern,
+    "format": _SchemaReader._format,
+    "$ref": _SchemaReader._ref,
     **dict.fromkeys(
-        ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), _Reader._count
+        ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), _SchemaReader._count
     ),
 }
 
@@ -545,7 +545,7 @@ def _start(schema: Mapping[str, Any]) -> str:
 
 
 def _hollow(keyword: str, value: Any) -> Any:
-    """The value of a keyword of properties, without their schemas."""
+    """The value of a keyword for properties, without their schemas."""
     if keyword == "additionalProperties":
         return value is not False
     return dict.fromkeys(value, True) if isinstance(value, dict) else value
@@ -553,12 +553,12 @@ def _hollow(keyword: str, value: Any) -> Any:
 
 def _list(value: Any, path: str) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise ConstraintError(path, "Expected a list that is not empty.")
+        raise ConstraintError(path, "Expected a non-empty list.")
     return value
 
 
 def _numbers_together(members: Sequence[Schema]) -> Sequence[Schema]:
-    """Members of `oneOf`, with one for all that are different numbers, which llguidance does not tell apart."""
+    """Members of `oneOf`, with one for all different numbers, because llguidance does not distinguish numbers."""
     constants = [one.get("enum", [one.get("const")]) if isinstance(one, Mapping) else [None] for one in members]
     is_number = [all(type(value) in {int, float} for value in values) for values in constants]
     numbers = [value for values, is_one in zip(constants, is_number, strict=True) if is_one for value in values]

@@ -1,7 +1,7 @@
 """Grammars that clients write: Lark in llguidance's dialect, and GBNF.
 
-In a string of JSON an expression can be enforced and a grammar cannot, so a grammar in Lark whose rules do not refer to
-themselves can be written as one expression.
+Inside a JSON string only a regular expression can be enforced. So a Lark grammar whose rules do not refer to themselves
+can be converted to one.
 """
 
 import json
@@ -19,7 +19,7 @@ from server.generation.constraints.texts import MAX_EXPANDED, regex_size
 
 MAX_CHARACTERS = 200_000
 _MAX_WRITTEN = 1_000_000
-"""Characters of expressions: names are written out, so that they may be much larger than the grammar."""
+"""Limit on the characters of expressions. Names are expanded, so these can be much larger than the grammar."""
 _MAX_DEPTH = 50
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r]+|(?:\#|//)[^\n]*)
@@ -54,26 +54,26 @@ _COMMON: Mapping[str, str] = MappingProxyType(
         "CNAME": "[a-zA-Z_][a-zA-Z_0-9]*",
     }
 )
-"""Expressions of the terminals that every grammar may import."""
+"""Expressions of the terminals in the `common` module, which every grammar may import."""
 _GBNF_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _NAMED_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\", "[": "\\[", "]": "\\]"}
 _Token = tuple[str, str]
-"""A kind and a text."""
+"""Kind and text of a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """Text that a grammar in llguidance's dialect of Lark fits; JSON schemas in it are read as everywhere."""
+    """Text that matches a grammar in llguidance's dialect of Lark. Its JSON schemas are read by `json_schema`."""
 
     grammar: str
     path: str
     whitespace: Whitespace = BOUNDED
 
     def fragment(self, name: str) -> Fragment:
-        """A rule called `name` around the whole grammar, whose names and `%ignore` are its own.
+        """A rule called `name` around the whole grammar, which keeps its own names and `%ignore`.
 
-        Raises ConstraintError for what does not compile, for special tokens, which are the server's to name, for
-        attributes that depend on more than the text or take text back, and for what could break out of the rule.
+        Raises ConstraintError for a grammar that does not compile or could break out of the rule. Special tokens are
+        refused, and so are attributes that depend on more than the text.
         """
         body = _Grammar(self.grammar, self.path, self.whitespace).checked()
         fragment = Fragment(name, f"{name}: %lark {{\n{body}\n}}\n")
@@ -83,13 +83,13 @@ class Lark:
 
 @dataclass(frozen=True, slots=True)
 class Gbnf:
-    """Text that a grammar of llama.cpp fits."""
+    """Text that matches a grammar in llama.cpp's format."""
 
     grammar: str
     path: str
 
     def fragment(self, name: str) -> Fragment:
-        """Raises ConstraintError for what is no such grammar or does not compile."""
+        """The grammar as a Lark rule. Raises ConstraintError if it is not valid GBNF or does not compile."""
         if len(self.grammar) > MAX_CHARACTERS:
             raise ConstraintError(self.path, f"Grammars of more than {MAX_CHARACTERS} characters are not supported.")
         if _nesting(self.grammar) > _MAX_DEPTH:
@@ -97,14 +97,14 @@ class Gbnf:
         try:
             converted = gbnf_to_lark(_GBNF_ESCAPE.sub(_spell_escape, self.grammar))
         except Exception as error:  # the converter raises Exception itself, IndexError and others
-            raise ConstraintError(self.path, f"Not a grammar in GBNF: {error}") from error
+            raise ConstraintError(self.path, f"Not a valid GBNF grammar: {error}") from error
         return Lark(converted, self.path).fragment(name)
 
 
 def regex_of_lark(grammar: str, path: str) -> str:
-    """An expression that fits what the grammar's `start` does, as a whole.
+    """A regular expression for the whole text that the grammar's `start` matches.
 
-    Raises ConstraintError for a grammar that is none, refers to itself, is too large, or uses what is not known here.
+    Raises ConstraintError for a grammar that is invalid, recursive, too large, or uses unsupported features.
     """
     return _Grammar(grammar, path, exact=True).expression("start", ())
 
@@ -118,7 +118,7 @@ def _nesting(grammar: str) -> int:
 
 
 def _spell_escape(escape: re.Match[str]) -> str:
-    """A character by its number as itself: the converter and Lark have other escapes than GBNF."""
+    """A numeric escape as the character itself, because the converter and Lark have other escapes than GBNF."""
     digits = next((group for group in escape.groups() if group), None)
     if digits is None or int(digits, 16) > 0x10FFFF:
         return escape[0]
@@ -132,9 +132,10 @@ class _Grammar:
     """A client's grammar, read token by token."""
 
     def __init__(self, text: str, path: str, whitespace: Whitespace = BOUNDED, *, exact: bool = False) -> None:
-        """Raises ConstraintError for a token that is not a client's to use.
+        """Raises ConstraintError for a token that clients may not use.
 
-        Without `exact` expressions are only as large as their terminals: parts that are no expression are left out.
+        Without `exact`, expressions only serve to estimate the size of terminals: parts that are not expressions are
+        ignored.
         """
         check_text(text, path)
         self._text = text
@@ -143,7 +144,7 @@ class _Grammar:
         self._exact = exact
         self._right_sides: dict[str, list[_Token]] = {}
         self._terminals: set[str] = set()
-        """Names of terminals, and of rules that llguidance makes terminals."""
+        """Names of terminals, and of rules that llguidance treats as terminals."""
         self._expressions: dict[str, str] = {}
         self._spent = 0
         if len(text) > MAX_CHARACTERS:
@@ -153,26 +154,26 @@ class _Grammar:
         self._define([token for token in tokens if token[0] not in {"skip", "alias"}])
 
     def checked(self) -> str:
-        """The grammar as a part of the server's own. Raises ConstraintError for terminals that are too large."""
+        """The grammar for use within the server's own. Raises ConstraintError for terminals that are too large."""
         for name in self._terminals:
             if regex_size(self.expression(name, ())) > MAX_EXPANDED:
-                reason = f"A terminal has more than {MAX_EXPANDED} characters when its counts are written out."
+                reason = f"A terminal has more than {MAX_EXPANDED} characters with its counts expanded."
                 raise self._error(reason)
         return self._written
 
     def expression(self, name: str, above: tuple[str, ...]) -> str:
-        """The expression of a rule or terminal, for use in those above it."""
+        """The expression of a rule or terminal. `above` has the names that are being expanded."""
         if name in above:
             raise self._error(f"'{name}' refers to itself.")
         if name not in self._expressions:
             if not self._exact and name not in self._terminals:
                 return ""
             if name not in self._right_sides:
-                raise self._error(f"There is no '{name}'.")
+                raise self._error(f"'{name}' is not defined.")
             tokens = self._right_sides[name]
             found, end = self._alternatives(tokens, 0, (*above, name))
             if end < len(tokens):
-                raise self._error(f"'{tokens[end][1]}' is not expected in '{name}'.")
+                raise self._error(f"Unexpected '{tokens[end][1]}' in '{name}'.")
             self._expressions[name] = found
         return self._expressions[name]
 
@@ -184,7 +185,7 @@ class _Grammar:
         while at < len(self._text):
             found = _TOKEN.match(self._text, at)
             if found is None or found.lastgroup is None:
-                raise self._error(f"Not a grammar near character {at}.")
+                raise self._error(f"Not a valid grammar near character {at}.")
             at = found.end()
             if found.lastgroup == "directive" and found[0] in {"%json", "%regex", "%llguidance"}:
                 value, end = self._json(at)
@@ -194,7 +195,7 @@ class _Grammar:
                 yield found.lastgroup, found[0]
 
     def _json(self, at: int) -> tuple[str, int]:
-        """The text of a value of JSON, and where it ends."""
+        """The text of a JSON value, and where it ends."""
         at += len(self._text[at:]) - len(self._text[at:].lstrip())
         try:
             _, end = json.JSONDecoder().raw_decode(self._text, at)
@@ -203,15 +204,15 @@ class _Grammar:
         return self._text[at:end], end
 
     def _allowed(self, kind: str, token: str) -> str:
-        """The token, as it may stand in the server's own grammar."""
+        """The token as it is written into the server's own grammar."""
         if kind == "special":
             raise self._error(f"Special tokens ({token}) are not supported.")
         if kind == "reference":
-            raise self._error(f"There is no other grammar to refer to ({token}).")
+            raise self._error(f"References to other grammars ({token}) are not supported.")
         if kind == "directive" and token not in _ALLOWED_DIRECTIVES:
             raise self._error(f"'{token}' is not supported.")
         if kind == "regex" and regex_size(token) > MAX_EXPANDED:
-            raise self._error(f"{token[:20]} has more than {MAX_EXPANDED} characters when its counts are written out.")
+            raise self._error(f"{token[:20]} has more than {MAX_EXPANDED} characters with its counts expanded.")
         if kind == "%json":
             schema = JsonSchema(json.loads(token), f"{self._path}.%json", self._whitespace)
             return schema.fragment("json").start
@@ -222,7 +223,7 @@ class _Grammar:
         return f"%regex {token}" if kind == "%regex" else token
 
     def _define(self, tokens: list[_Token]) -> None:
-        """Note the definitions. One may go on in the next line, with a '|'."""
+        """Record the definitions. A line that begins with '|' continues the previous one."""
         depth = 0
         for _, token in tokens:
             depth += (token == "{") - (token == "}")
@@ -240,7 +241,7 @@ class _Grammar:
                 line = []
 
     def _define_line(self, line: list[_Token], last: list[_Token]) -> list[_Token]:
-        """Note the definition in a line; returns the right side that the next line may go on with."""
+        """Record the definition in a line. Returns the right side that the next line may continue."""
         (kind, name), rest = line[0], line[1:]
         if name == "|":
             last += line
@@ -255,7 +256,7 @@ class _Grammar:
             if has_attributes and attribute in _REFUSED_ATTRIBUTES:
                 raise self._error(f"The attribute '{attribute}' is not supported.")
         if self._exact and (kind != "name" or colon > 0):
-            raise self._error(f"'{name}' does not begin a rule.")
+            raise self._error(f"Expected a rule, but got '{name}'.")
         if kind == "name" and colon < len(rest):
             self._right_sides[name] = right_side
             if name.isupper() or has_attributes:
@@ -263,9 +264,9 @@ class _Grammar:
         return right_side
 
     def _alternatives(self, tokens: list[_Token], at: int, above: tuple[str, ...]) -> tuple[str, int]:
-        """An expression of what stands there, and where that ends; `above` has the names and brackets around it."""
+        """The expression that starts at a token, and its end. `above` has the names and brackets around it."""
         if len(above) > _MAX_DEPTH:
-            raise self._error(f"Nested more than {_MAX_DEPTH} deep.")
+            raise self._error(f"Nesting deeper than {_MAX_DEPTH} levels is not supported.")
         written: list[str] = []
         while at < len(tokens) and tokens[at][1] not in (")", "]"):
             kind, token = tokens[at]
@@ -273,7 +274,7 @@ class _Grammar:
             if token in ("(", "["):
                 inner, at = self._alternatives(tokens, at, (*above, token))
                 if tokens[at : at + 1] != [("other", ")" if token == "(" else "]")]:
-                    raise self._error(f"There is a '{token}' without its end.")
+                    raise self._error(f"There is a '{token}' without its closing bracket.")
                 part, at = f"(?:{inner}){'?' if token == '[' else ''}", at + 1
             else:
                 part = "|" if token == "|" else self._atom(kind, token, above)
@@ -282,7 +283,7 @@ class _Grammar:
             written.append(part)
             self._spent += len(part)
             if self._spent > _MAX_WRITTEN:
-                raise self._error(f"More than {_MAX_WRITTEN} characters with all names written out.")
+                raise self._error(f"More than {_MAX_WRITTEN} characters with all names expanded.")
         return "".join(written), at
 
     def _atom(self, kind: str, token: str, above: tuple[str, ...]) -> str:
@@ -294,7 +295,7 @@ class _Grammar:
         if kind == "name":
             return f"(?:{self.expression(token, above)})"
         if self._exact:
-            raise self._error(f"'{token}' is not expected.")
+            raise self._error(f"Unexpected '{token}'.")
         return token if kind == "%regex" else ""
 
     def _string(self, token: str) -> str:
@@ -303,17 +304,17 @@ class _Grammar:
         except ValueError:
             if not self._exact:
                 return token
-            raise self._error(f"{token} is no string.") from None
+            raise self._error(f"{token} is not a valid string.") from None
         return text
 
 
 def _quantifier(count: str) -> str:
-    """Lark's `~2..5` as `{2,5}`, and `{,5}` as `{0,5}`."""
+    """A Lark count as a regular expression's: `~2..5` as `{2,5}`, and `{,5}` as `{0,5}`."""
     if count.startswith("{"):
         return "".join(count.split()).replace("{,", "{0,").replace("{}", "{1}")
     return "{" + ",".join(_NUMBER.findall(count)) + "}" if count.startswith("~") else count
 
 
 def _but_line_end(unit: re.Match[str]) -> str:
-    """A dot is anything but a line feed; a carriage return, too, which it is not in ECMAScript's expressions."""
+    """A dot as Lark means it: any character but a line feed. In ECMAScript, it excludes carriage returns, too."""
     return r"[^\n]" if unit[0] == "." else unit[0]

@@ -1,7 +1,7 @@
-"""Bounds on the work that a schema takes once references are followed and alternatives multiplied out.
+"""Limits on the work that a schema needs once references are followed and alternatives multiplied out.
 
-Reads schemas as `reader` writes them. A schema of a hundred bytes can mean more than any machine can compile, or
-nothing that can be finished: both are found here, in a time that grows with the schema's bytes only.
+Reads schemas as `json_schema` writes them. A schema of a hundred bytes can mean more than any machine can compile, or
+have no finite value. Both are found here, in time proportional to the schema's size.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,32 +16,32 @@ Schema = Mapping[str, Any] | bool
 Definitions = Mapping[str, Schema]
 
 MAX_OPTIONAL = 400
-"""Properties of one object that may be left out: each can be the next one, and a row of a parser holds 2,000 items."""
+"""Optional properties of one object: each can be the next one, and a parser row holds 2,000 items."""
 MAX_ALTERNATIVES = 2_000
-"""Alternatives of one value to each of which something else is added, as by `allOf` of several `anyOf`."""
+"""Alternatives of one value that are multiplied with something else, as by `allOf` of several `anyOf`."""
 MAX_APPLIED = 1_000
-"""Schemas that apply to the same value at once."""
+"""Schemas that apply to the same value."""
 MAX_PATTERNS_TOGETHER = 10
-"""Patterns for the same text: from 18 on, each further one doubles the time and memory of compiling them."""
+"""Patterns for the same text: from 18 on, each one doubles the time and memory of compiling."""
 _MAX_CHAIN = 150
 _MAX_ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """The size of everything that applies to one value."""
+    """The size of all schemas that apply to one value."""
 
     alternatives: int = 1
     combined: int = 1
-    """Alternatives, of this schema or one that it refers to, to each of which something else is added."""
+    """Alternatives, of this schema or one that it refers to, that are multiplied with something else."""
     applied: int = 1
     optional: int = 0
     patterns: int = 0
     multiple: int = 1
 
 
-class Limits:
-    """Checks the schemas of one document."""
+class SchemaLimits:
+    """Checks the schemas of one document against the limits."""
 
     def __init__(self, definitions: Definitions, path_of: Callable[[Schema], str]) -> None:
         self._definitions = definitions
@@ -50,7 +50,7 @@ class Limits:
         self._open: set[int] = set()
 
     def check(self) -> None:
-        """Raises ConstraintError for the first schema that is too much or has no end."""
+        """Raises ConstraintError for the first schema that exceeds a limit or has no finite value."""
         multiples = 0
         for schema in self._definitions.values():
             for part in _all_parts(schema):
@@ -87,7 +87,7 @@ class Limits:
         multiple = multiple_size(schema["multipleOf"]) if "multipleOf" in schema else 1
 
         def total(number: Callable[[_Size], int]) -> int:
-            """The sum over all that apply at once, and over the largest alternative."""
+            """The sum over schemas that all apply, plus the largest alternative."""
             return sum(map(number, together)) + max(map(number, one_of), default=0)
 
         return _Size(
@@ -113,7 +113,7 @@ class Limits:
             raise ConstraintError(path, "The product of all 'multipleOf' for the same value is too large.")
 
     def _check_ends(self) -> None:
-        """Finds, round by round, the definitions that a finite value fits."""
+        """Find the definitions with a finite value, round by round, and refuse the others."""
         ending: set[str] = set()
         for _ in range(_MAX_ROUNDS):
             before = len(ending)
@@ -124,7 +124,7 @@ class Limits:
                 break
         for name, schema in self._definitions.items():
             if name not in ending:
-                raise ConstraintError(self._path_of(schema), "No value that fits is finite.")
+                raise ConstraintError(self._path_of(schema), "No finite value fits.")
 
 
 def _optional(schema: Mapping[str, Any]) -> int:
@@ -133,7 +133,7 @@ def _optional(schema: Mapping[str, Any]) -> int:
 
 
 def _all_parts(schema: Schema) -> Iterator[Schema]:
-    """The schema and all those in it, without following references."""
+    """The schema and all schemas in it, without following references."""
     waiting = [schema]
     while waiting:
         here = waiting.pop()
@@ -147,7 +147,7 @@ def _all_parts(schema: Schema) -> Iterator[Schema]:
 
 
 def _ends(schema: Schema, ending: set[str]) -> bool:
-    """Some finite value may fit, if the definitions in `ending` have one."""
+    """Whether a finite value may fit, given the definitions in `ending` that have one."""
     if isinstance(schema, bool) or "enum" in schema or "const" in schema:
         return True
     if "$ref" in schema and schema["$ref"] not in ending:

@@ -10,7 +10,7 @@ _NO_SCHEMAS = frozenset({"const", "enum", "default", "examples", "example"})
 
 
 class References:
-    """The places of one document that can be named."""
+    """Resolves the references within one document."""
 
     def __init__(self, root: Any, path: str) -> None:
         self._root = root
@@ -18,9 +18,9 @@ class References:
         self._anchors: dict[str, tuple[Any, str]] | None = None
 
     def resolve(self, reference: object, path: str) -> tuple[Any, str]:
-        """The schema that a reference names, and its own path.
+        """The schema that a reference names, and its path.
 
-        Raises ConstraintError, with the path of the reference, for one to another document and one to nothing.
+        Raises ConstraintError with the reference's path if it points to another document or to nothing.
         """
         if not isinstance(reference, str):
             raise ConstraintError(path, "Expected a string.")
@@ -33,11 +33,11 @@ class References:
             return self._root, self._path
         found = self._at(fragment) if fragment.startswith("/") else self._named(fragment)
         if found is None:
-            raise ConstraintError(path, "Refers to nothing.")
+            raise ConstraintError(path, "The reference has no target in this schema.")
         return found
 
     def _at(self, pointer: str) -> tuple[Any, str] | None:
-        """The part that a JSON pointer names, except for one inside a document of its own."""
+        """The part that a JSON pointer names; None if there is none, or it is inside an embedded document."""
         here, path = self._root, self._path
         for step in pointer[1:].split("/"):
             key = step.replace("~1", "/").replace("~0", "~")
@@ -62,12 +62,12 @@ class References:
 
 
 def is_document(schema: Any) -> bool:
-    """Whether references from inside are relative to this part of a document and not to the whole."""
+    """Whether a part of a document has its own `$id`, so that references inside are relative to it."""
     return isinstance(schema, dict) and isinstance(schema.get("$id"), str) and not schema["$id"].startswith("#")
 
 
 def _objects(root: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Everything in the document that may be a schema."""
+    """All objects in the document, each of which may be a schema."""
     waiting = [(root, path)]
     while waiting:
         here, path = waiting.pop()

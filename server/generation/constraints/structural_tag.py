@@ -1,7 +1,7 @@
-"""Structural tags: free text with parts in it, each between a beginning and an end, that have a form.
+"""Structural tags: free text with constrained parts between tags.
 
-Two ways of writing them are read: `{"structures": [...], "triggers": [...]}`, which OpenAI's API never had but vLLM and
-SGLang took over from each other, and `{"format": {"type": ...}}`, which xgrammar and both servers have now.
+Two notations are read. `{"structures": [...], "triggers": [...]}` is used by vLLM and SGLang, but was never part of
+OpenAI's API. `{"format": {"type": ...}}` is xgrammar's, which both servers also accept now.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,38 +31,38 @@ _FREE = Fragment(FREE_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """The position of a format in its structural tag."""
+class _Position:
+    """Position of a format in its structural tag."""
 
     path: str
     depth: int = 0
     is_last: bool = True
-    """Nothing follows it, so it may end in free text, which nothing could end."""
+    """Whether nothing follows, so that it may end in free text, which has no end marker."""
 
-    def inner(self, path: str, *, is_last: bool) -> "_Place":
-        """The position of a format in this one."""
-        return _Place(path, self.depth + 1, self.is_last and is_last)
+    def inner(self, path: str, *, is_last: bool) -> "_Position":
+        """The position of a format inside this one."""
+        return _Position(path, self.depth + 1, self.is_last and is_last)
 
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """A client's structural tag, in either way of writing."""
+    """A client's structural tag, in either notation."""
 
     value: Any
     path: str
     whitespace: Whitespace = BOUNDED
 
     def fragment(self, name: str) -> Fragment:
-        """Raises ConstraintError for what is malformed, and for kinds of formats that are not known here."""
+        """The tag as a grammar. Raises ConstraintError for malformed tags and unknown formats."""
         builder = _Builder(name, self.whitespace)
         value = _object(self.value, self.path)
         if "structures" in value:
             return builder.legacy(value, self.path)
-        return builder.format(_field(value, "format", self.path), _Place(under(self.path, "format")))
+        return builder.format(_field(value, "format", self.path), _Position(under(self.path, "format")))
 
 
 class _Builder:
-    """Makes the rules of one structural tag, with names of their own."""
+    """Makes the rules of one structural tag, with unique names."""
 
     def __init__(self, name: str, whitespace: Whitespace) -> None:
         self._names: Iterator[str] = (f"{name}_{number}" for number in count())
@@ -70,7 +70,7 @@ class _Builder:
         self._tags = 0
 
     def legacy(self, value: Mapping[str, Any], path: str) -> Fragment:
-        """Any text, with a JSON value in each of the tags that the triggers announce."""
+        """Free text, with a JSON value in each tag that a trigger announces."""
         structures = _list(value, "structures", path)
         tags = []
         for index, structure in enumerate(structures):
@@ -83,54 +83,54 @@ class _Builder:
             tags.append((_string(given, "begin", at), sequence(content, text(end)), under(at, "begin")))
         return self._triggered(tags, _strings(value, "triggers", path), path)
 
-    def format(self, value: Any, place: _Place) -> Fragment:
-        """A format of any kind."""
-        path = place.path
+    def format(self, value: Any, position: _Position) -> Fragment:
+        """A format of any type."""
+        path = position.path
         given = _object(value, path)
-        if place.depth > _MAX_DEPTH:
-            raise ConstraintError(path, f"Nested more than {_MAX_DEPTH} deep.")
+        if position.depth > _MAX_DEPTH:
+            raise ConstraintError(path, f"Nesting deeper than {_MAX_DEPTH} levels is not supported.")
         kind = given.get("type")
         if not isinstance(kind, str) or kind not in _KINDS:
             raise ConstraintError(under(path, "type"), f"Expected one of {', '.join(sorted(_KINDS))}.")
-        if kind in _ENDLESS and not place.is_last:
+        if kind in _ENDLESS and not position.is_last:
             raise ConstraintError(path, f"'{kind}' is supported only at the end, or '{_ANY}' before a text.")
-        return _KINDS[kind](self, given, place)
+        return _KINDS[kind](self, given, position)
 
-    def _const_string(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        return text(_string(given, "value", place.path))
+    def _const_string(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        return text(_string(given, "value", position.path))
 
-    def _json_schema(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        path = place.path
+    def _json_schema(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        path = position.path
         if given.get("style", "json") != "json":
             raise ConstraintError(under(path, "style"), "Only 'json' is supported.")
         return JsonSchema(_field(given, "json_schema", path), under(path, "json_schema"), self._whitespace).fragment(
             next(self._names)
         )
 
-    def _regex(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        path = place.path
+    def _regex(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        path = position.path
         return Regex(_string(given, "pattern", path), under(path, "pattern")).fragment(next(self._names))
 
-    def _grammar(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        path = place.path
+    def _grammar(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        path = position.path
         return Gbnf(_string(given, "grammar", path), under(path, "grammar")).fragment(next(self._names))
 
-    def _any_text(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        _refuse_excludes(given, place.path)
+    def _any_text(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        _refuse_excludes(given, position.path)
         return _FREE
 
-    def _or(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        at = under(place.path, "elements")
+    def _or(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        at = under(position.path, "elements")
         return either(
             *(
-                self.format(element, place.inner(under(at, index), is_last=True))
-                for index, element in enumerate(_list(given, "elements", place.path))
+                self.format(element, position.inner(under(at, index), is_last=True))
+                for index, element in enumerate(_list(given, "elements", position.path))
             )
         )
 
-    def _sequence(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        """Free text before a constant ends where the constant is first found."""
-        path = place.path
+    def _sequence(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        """A sequence of formats. Free text before a constant ends at its first occurrence."""
+        path = position.path
         elements = _list(given, "elements", path)
         at = under(path, "elements")
         parts: list[Fragment] = []
@@ -144,16 +144,16 @@ class _Builder:
                 index += 2
             else:
                 is_last = index == len(elements) - 1
-                parts.append(self.format(here, place.inner(under(at, index), is_last=is_last)))
+                parts.append(self.format(here, position.inner(under(at, index), is_last=is_last)))
                 index += 1
         return sequence(*parts)
 
-    def _tag(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        return sequence(text(_string(given, "begin", place.path)), self._inside(given, place))
+    def _tag(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        return sequence(text(_string(given, "begin", position.path)), self._inside(given, position))
 
-    def _inside(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        """A tag after its beginning."""
-        path = place.path
+    def _inside(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        """The rest of a tag after its beginning."""
+        path = position.path
         self._tags += 1
         if self._tags > MAX_TAGS:
             raise ConstraintError(path, f"More than {MAX_TAGS} tags are not supported.")
@@ -166,21 +166,21 @@ class _Builder:
         if content.get("type") == "regex":
             pattern = Regex(_string(content, "pattern", at), under(at, "pattern"))
             return self._until(pattern.terminal(), end, under(path, "end"))
-        return sequence(self.format(content, place.inner(at, is_last=False)), text(end))
+        return sequence(self.format(content, position.inner(at, is_last=False)), text(end))
 
     def _until(self, body: str, end: str, path: str) -> Fragment:
         if not end:
-            raise ConstraintError(path, "Text without a form needs something to end it.")
+            raise ConstraintError(path, "Unconstrained text needs a non-empty end.")
         return until(body, end, next(self._names))
 
-    def _triggered_tags(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        path = place.path
+    def _triggered_tags(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        path = position.path
         _refuse_excludes(given, path)
         tags = []
         for index, tag in enumerate(_list(given, "tags", path)):
             at = under(under(path, "tags"), index)
             begin = _string(_object(tag, at), "begin", at)
-            tags.append((begin, self._inside(tag, place.inner(at, is_last=False)), under(at, "begin")))
+            tags.append((begin, self._inside(tag, position.inner(at, is_last=False)), under(at, "begin")))
         return self._triggered(
             tags,
             _strings(given, "triggers", path),
@@ -198,9 +198,9 @@ class _Builder:
         at_least_one: bool = False,
         only_one: bool = False,
     ) -> Fragment:
-        """Free text up to a trigger, then the rest of a tag that begins with it, and so on; free text at the end.
+        """Free text up to a trigger, then the rest of a tag that begins with it, repeatedly, then free text.
 
-        Of triggers that begin alike, the shortest is found first, and with it all tags that begin with it.
+        Of triggers with a common beginning, the shortest is found first, and announces all tags that begin with it.
         """
         for index, trigger in enumerate(triggers):
             if not trigger:
@@ -209,7 +209,7 @@ class _Builder:
         for begin, inside, at in tags:
             fitting = [trigger for trigger in triggers if begin.startswith(trigger)]
             if not fitting:
-                raise ConstraintError(at, "Expected a beginning that starts with one of the triggers.")
+                raise ConstraintError(at, "Must start with one of the triggers.")
             trigger = min(fitting, key=len)
             head = until(FREE_TEXT, trigger, next(self._names))
             announced.append(sequence(head, text(begin.removeprefix(trigger)), inside))
@@ -218,11 +218,11 @@ class _Builder:
             return found if at_least_one else either(found, _FREE)
         return sequence(repeated(found, at_least=int(at_least_one)), _FREE)
 
-    def _tags_with_separator(self, given: Mapping[str, Any], place: _Place) -> Fragment:
-        path = place.path
+    def _tags_with_separator(self, given: Mapping[str, Any], position: _Position) -> Fragment:
+        path = position.path
         at = under(path, "tags")
         tags = [
-            self._tag(_object(tag, under(at, index)), place.inner(under(at, index), is_last=False))
+            self._tag(_object(tag, under(at, index)), position.inner(under(at, index), is_last=False))
             for index, tag in enumerate(_list(given, "tags", path))
         ]
         one = either(*tags)
@@ -235,7 +235,7 @@ class _Builder:
 
 _ANY = "any_text"
 _ENDLESS = frozenset({_ANY, "triggered_tags"})
-_KINDS: Mapping[str, Callable[[_Builder, Mapping[str, Any], _Place], Fragment]] = {
+_KINDS: Mapping[str, Callable[[_Builder, Mapping[str, Any], _Position], Fragment]] = {
     "const_string": _Builder._const_string,
     "json_schema": _Builder._json_schema,
     "regex": _Builder._regex,
@@ -272,7 +272,7 @@ def _string(given: Mapping[str, Any], name: str, path: str) -> str:
 def _list(given: Mapping[str, Any], name: str, path: str) -> list[Any]:
     value = _field(given, name, path)
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_TAGS:
-        raise ConstraintError(under(path, name), f"Expected a list of 1 to {MAX_TAGS}.")
+        raise ConstraintError(under(path, name), f"Expected a list of 1 to {MAX_TAGS} items.")
     return value
 
 

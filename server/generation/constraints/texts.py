@@ -1,8 +1,8 @@
-r"""Text that fits a regular expression of a client, or is one of some strings.
+r"""Text that matches a client's regular expression, or is one of several strings.
 
-Clients write ECMAScript's expressions, and llguidance takes Rust's: there `.` is the end of a line too, `\s` has other
-characters, and brackets, `&&`, `--` and `~~` in a class mean something. So every character is spelt out. llguidance
-itself refuses look-around, backreferences and anchors that it cannot enforce.
+Clients write ECMAScript's expressions, and llguidance takes Rust's. In Rust's, `.` also matches some line ends, `\s`
+has other characters, and brackets, `&&`, `--` and `~~` have a meaning in a class. So every character is escaped.
+llguidance itself refuses look-around, backreferences and anchors that it cannot enforce.
 """
 
 import re
@@ -14,7 +14,7 @@ from server.generation.constraints.fragment import ConstraintError, Fragment, ch
 from server.generation.constraints.values import UNWRITABLE
 
 MAX_EXPANDED = 10_000
-"""Characters and classes of an expression with all its counts written out: `(x{100}){100}` has 10,000."""
+"""Characters and classes of an expression with all its counts expanded: `(x{100}){100}` has 10,000."""
 MAX_CHOICES = 10_000
 _MAX_CHARACTERS = 1_000_000
 _MAX_DEPTH = 50
@@ -43,35 +43,36 @@ _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """Text that an expression fits as a whole, with and without anchors."""
+    """Text that matches an expression as a whole, with or without anchors."""
 
     pattern: str
     path: str
 
     def terminal(self) -> str:
-        """The expression as a terminal of Lark. Raises ConstraintError for what cannot be enforced."""
+        """The expression as a Lark terminal. Raises ConstraintError for what cannot be enforced."""
         rust = _Translation(self.pattern, self.path, in_json=False).rust
         terminal = f"/{rust}/" if rust else '""'
         check_grammar(whole(Fragment(terminal)), self.path)
         return terminal
 
     def fragment(self, name: str) -> Fragment:
-        """Raises ConstraintError for what cannot be enforced. Needs no rules."""
+        """The expression as a grammar without rules. Raises ConstraintError for what cannot be enforced."""
         return Fragment(self.terminal())
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One of some strings."""
+class OneOfStrings:
+    """One of several strings."""
 
     strings: Sequence[str]
     path: str
 
     def fragment(self, name: str) -> Fragment:
-        """Raises ConstraintError for too few strings, too many, and one that is there twice or no text.
+        """A terminal with all strings, called `name` in capitals.
 
-        They are one terminal, called `name` in capitals: as alternatives of a rule, only the longest of those that
-        begin alike could be taken.
+        Raises ConstraintError for too few or too many strings, duplicates, and strings that are not valid text. The
+        strings form one terminal, because as alternatives of a rule, llguidance would take only the longest of those
+        with a common beginning.
         """
         if not 1 <= len(self.strings) <= MAX_CHOICES:
             raise ConstraintError(self.path, f"Expected 1 to {MAX_CHOICES} strings.")
@@ -81,23 +82,23 @@ class Choice:
         for index, string in enumerate(self.strings):
             check_text(string, under(self.path, index))
             if string in seen:
-                raise ConstraintError(under(self.path, index), "The same string is there already.")
+                raise ConstraintError(under(self.path, index), "This string occurs twice.")
             seen.add(string)
         terminal = name.upper()
         return Fragment(terminal, f"{terminal}: {' | '.join(map(literal, self.strings))}\n")
 
 
 def read_pattern(pattern: str, path: str) -> str:
-    """Translate an expression that fits any part of a string of JSON, unless its anchors say otherwise.
+    """Translate an expression for a part of a JSON string, or for all of it with anchors.
 
-    Raises ConstraintError for an expression that is too large, or means something that Rust's cannot say. Whether it
-    compiles is for llguidance to say.
+    Raises ConstraintError for an expression that is too large or has no equivalent in Rust. The result may still fail
+    to compile in llguidance.
     """
     return _Translation(pattern, path, in_json=True).rust
 
 
 def regex_size(rust: str) -> int:
-    """Count the characters and classes of an expression of Rust at most, with all its counts written out."""
+    """Upper bound on the characters and classes of a Rust expression with all its counts expanded."""
     stack, last = [0], 0
     for unit in _RUST_UNIT.finditer(rust):
         if unit[0] == "(":
@@ -120,16 +121,16 @@ class _Translation:
     """An expression of ECMAScript in Rust's syntax."""
 
     def __init__(self, pattern: str, path: str, *, in_json: bool) -> None:
-        """With `in_json` it is for strings of JSON, which cannot have all control characters."""
+        """With `in_json`, the expression is for JSON strings, in which some control characters cannot occur."""
         check_text(pattern, path)
         self._path = path
         self._in_json = in_json
         self._at = self._depth = 0
         self._repeats = False
-        """The unit before this one was a repetition."""
+        """Whether the previous unit was a repetition."""
         self.rust = "".join(map(self._unit, _UNIT.finditer(pattern)))
         if regex_size(self.rust) > MAX_EXPANDED:
-            raise self._error(f"has more than {MAX_EXPANDED} characters when its counts are written out")
+            raise self._error(f"has more than {MAX_EXPANDED} characters with its counts expanded")
 
     def _error(self, problem: str) -> ConstraintError:
         return ConstraintError(self._path, f"The pattern {problem} (near character {self._at}).")
@@ -166,7 +167,7 @@ class _Translation:
             return "(?:"
         if unit.string.startswith(("=", "!", "<=", "<!"), unit.end()):
             raise self._error("uses lookahead or lookbehind, which is not supported")
-        raise self._error("has a group of an unsupported kind, such as one with flags")
+        raise self._error("has an unsupported kind of group, such as one with flags")
 
     def _class(self, unit: re.Match[str]) -> str:
         written, ranges = "", []
@@ -183,13 +184,13 @@ class _Translation:
         if not written:
             if unit["negated"]:
                 return r"[\s\S]"
-            raise self._error("has an empty class of characters")
+            raise self._error("has an empty character class")
         if not unit["negated"]:
             self._check_writable(*ranges)
         return f"[{unit['negated']}{written}]"
 
     def _escaped(self, text: str, *, in_class: bool = False) -> int | str:
-        """The character that a text stands for, or what a class has for it."""
+        """The character that an escape stands for, or its replacement inside a class."""
         if not text.startswith("\\"):
             return ord(text)
         letter = text[1:2]
@@ -214,7 +215,7 @@ class _Translation:
 
     def _property(self, escape: str) -> str:
         if len(escape) == 2:
-            raise self._error("has an unknown class of characters")
+            raise self._error("has an unknown character class")
         return escape
 
     def _code_point(self, escape: str) -> int:
@@ -231,7 +232,10 @@ class _Translation:
         return _spell(point)
 
     def _check_writable(self, *ranges: tuple[int, int]) -> None:
-        """Raises ConstraintError if none of them can stand in a string of JSON: llguidance would drop them."""
+        """Raises ConstraintError if no character of the ranges can occur in a JSON string.
+
+        llguidance would silently drop them.
+        """
         if self._in_json and all(
             last < 0x80 and UNWRITABLE.issuperset(range(first, last + 1)) for first, last in ranges
         ):
@@ -239,6 +243,6 @@ class _Translation:
 
 
 def _spell(point: int) -> str:
-    """A character as nothing but itself, in and out of a class."""
+    """A character as an escape that means only itself, inside and outside a class."""
     character = chr(point)
     return character if character.isascii() and character.isalnum() else f"\\x{{{point:x}}}"

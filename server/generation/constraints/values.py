@@ -1,6 +1,6 @@
-"""Numbers and constants of a schema that llguidance takes for exactly what they are.
+"""Numbers and constants of a schema, restricted to what llguidance handles exactly.
 
-It reads numbers as doubles without a word, and drops control characters that strings of JSON cannot have unescaped.
+It silently reads numbers as doubles, and drops control characters that JSON strings cannot contain unescaped.
 """
 
 import math
@@ -9,32 +9,32 @@ from typing import Any
 from server.generation.constraints.fragment import ConstraintError, check_text, under
 
 UNWRITABLE = frozenset({*range(0x20), 0x7F} - {*b"\b\t\n\f\r"})
-"""Characters that strings of JSON have only as `\\uXXXX`, which is not allowed here."""
+"""Characters that JSON strings contain only as `\\uXXXX`, which is not allowed here."""
 MAX_MULTIPLE = 10_000
-"""Largest `multipleOf` without its decimal point: each is as many states of an automaton, and they multiply."""
+"""Largest `multipleOf` without its decimal point. It is a number of automaton states, which multiply."""
 _EXACT = 2**53
 _LARGEST = 2**63 - 1024
-"""The largest double in 64 signed bits: beyond, llguidance takes another bound than it was given."""
+"""The largest double in 64 signed bits. Beyond it, llguidance uses another bound than the given one."""
 _LONGEST_MAXIMUM = 2**31 - 1
 _LONGEST_MINIMUM = 1_000_000
 _MAX_DECIMALS = 12
 
 
 def check_constant(value: Any, path: str, depth: int) -> int:
-    """Count the values in a constant, the constant included.
+    """Count the values in a constant, including itself.
 
-    Raises ConstraintError if it is nested deeper than `depth`, or has what llguidance cannot write exactly.
+    Raises ConstraintError if it is nested deeper than `depth`, or llguidance cannot write it exactly.
     """
     if depth < 0:
         raise ConstraintError(path, "Nested too deeply.")
     if isinstance(value, str):
         check_text(value, path)
         if not UNWRITABLE.isdisjoint(map(ord, value)):
-            raise ConstraintError(path, "Has a control character that cannot be written.")
+            raise ConstraintError(path, "Contains a control character, which is not supported.")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ConstraintError(path, "Not a number of JSON.")
+        raise ConstraintError(path, "Not a JSON number.")
     elif isinstance(value, int) and (abs(value) > _LARGEST or float(value) != value):
-        raise ConstraintError(path, "Integers beyond 2**53 are supported only if they are doubles, and below 2**63.")
+        raise ConstraintError(path, "Integers beyond 2**53 must be exact as doubles, and below 2**63.")
     elif isinstance(value, list):
         return 1 + sum(check_constant(item, under(path, index), depth - 1) for index, item in enumerate(value))
     elif isinstance(value, dict):
@@ -48,21 +48,21 @@ def read_count(value: object, path: str, *, is_minimum: bool) -> int | None:
     """A number of items, characters or properties; None for a maximum that no answer reaches."""
     number = _read_number(value, path)
     if number < 0 or number != int(number):
-        raise ConstraintError(path, "Expected an integer that is not negative.")
+        raise ConstraintError(path, "Expected a non-negative integer.")
     if is_minimum and number > _LONGEST_MINIMUM:
         raise ConstraintError(path, f"More than {_LONGEST_MINIMUM} are not supported.")
     return None if number > _LONGEST_MAXIMUM else int(number)
 
 
 def read_bound(value: object, path: str, *, is_minimum: bool, exclusive: bool) -> tuple[int | float, bool]:
-    """A bound as a double, and whether it is exclusive. An integer beyond 2**53 is moved inwards, to the next double.
+    """A bound as a double, and whether it is exclusive. Integers beyond 2**53 move inwards to the next double.
 
-    Raises ConstraintError for a bound that leaves only numbers beyond 2**63.
+    Raises ConstraintError for a bound that allows only numbers beyond 2**63.
     """
     number = _read_number(value, path)
     sign = 1 if is_minimum else -1
     if number * sign > _LARGEST:
-        raise ConstraintError(path, "Numbers of more than 63 bits cannot be told apart.")
+        raise ConstraintError(path, "Only numbers beyond 2**63 fit, which are not supported.")
     number = max(number, -_LARGEST) if is_minimum else min(number, _LARGEST)
     if abs(number) < _EXACT:
         return number, exclusive
@@ -73,17 +73,20 @@ def read_bound(value: object, path: str, *, is_minimum: bool, exclusive: bool) -
 
 
 def read_multiple(value: object, path: str) -> int | float:
-    """Raises ConstraintError for a `multipleOf` that would take too long, or that llguidance reads as another."""
+    """A valid `multipleOf`.
+
+    Raises ConstraintError if it would take too long, or llguidance reads it as another number.
+    """
     number = _read_number(value, path)
     if number <= 0:
         raise ConstraintError(path, "Expected a number above 0.")
     if multiple_size(number) > MAX_MULTIPLE:
-        raise ConstraintError(path, f"More than the digits of {MAX_MULTIPLE} are not supported.")
+        raise ConstraintError(path, f"Must not exceed {MAX_MULTIPLE}, not counting the decimal point.")
     return int(number) if number == int(number) else number
 
 
 def multiple_size(number: int | float) -> int:
-    """The number without its decimal point, as llguidance finds it: by multiplying doubles by ten."""
+    """The number without its decimal point, as llguidance computes it: by repeated multiplication of doubles by ten."""
     if isinstance(number, int):
         return number
     if math.isinf(number):
@@ -99,6 +102,6 @@ def multiple_size(number: int | float) -> int:
 def _read_number(value: object, path: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConstraintError(path, "Expected a number.")
-    if isinstance(value, float) and not math.isfinite(value):  # an integer may be more than any double
+    if isinstance(value, float) and not math.isfinite(value):  # integers may exceed all doubles
         raise ConstraintError(path, "Expected a number.")
     return value

@@ -1,1 +1,1 @@
-"""From what a model writes to what it means: reasoning, text, tool calls."""
+"""Parsing of model output into reasoning, text and tool calls."""

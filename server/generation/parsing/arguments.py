@@ -1,4 +1,4 @@
-"""Arguments that are written one by one, and not as an object of JSON: how they are read, and their grammars."""
+"""Arguments that are written one by one instead of as a JSON object: reading them, and their grammars."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,20 +7,20 @@ from typing import Any
 
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, literal, repeated, sequence, text, under
 from server.generation.constraints.texts import Regex
-from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional
+from server.generation.parsing.call_grammar import GrammarBuilder, OfferedTool, optional
 from server.generation.parsing.json_text import PYTHON, escaped, whole_value
 from server.generation.parsing.parts import CallArguments, Kept, Part, arguments
 from server.generation.parsing.reader import IN_TAG, Steps, T
 
 
 class Members:
-    """The members of an object, as far as they have been read. No key comes twice."""
+    """Writes the members of an object, whose keys must not repeat."""
 
     def __init__(self) -> None:
         self._keys: set[str] = set()
 
     def begin(self, key: str) -> Steps[bool]:
-        """Pass on what comes before a member's value; False if there is such a member already."""
+        """Emit what precedes a member's value. Returns False if the key was used before."""
         if key in self._keys:
             return False
         yield CallArguments(f'{", " if self._keys else "{"}"{escaped(key)}": ')
@@ -33,7 +33,7 @@ class Members:
 
 
 def quoted(reading: Steps[T]) -> Steps[bool]:
-    """Put quotes around what a reading passes on by `in_quotes`; whether that came to its end, as it returns."""
+    """Emit quotes around a reading that uses `in_quotes`. Returns whether it succeeded."""
     yield CallArguments('"')
     if not (yield from reading):
         return False
@@ -42,7 +42,7 @@ def quoted(reading: Steps[T]) -> Steps[bool]:
 
 
 def in_quotes(text: str) -> Sequence[Part]:
-    """A piece of a string that was written raw, escaped for JSON."""
+    """A piece of a raw string, escaped for JSON."""
     return arguments(escaped(text))
 
 
@@ -53,10 +53,10 @@ _TYPES_BY_BEGINNING = {"{": "object", "[": "array", '"': "string", "n": "null", 
 
 
 class TypedArguments:
-    """Makes a JSON object of arguments. The text of a string is passed on as it comes, other values when complete."""
+    """Writes arguments as a JSON object. Strings are emitted as they come, other values when complete."""
 
     def __init__(self, schema: Any) -> None:
-        """`schema` is that of the object."""
+        """`schema` is the JSON schema of the object."""
         self._schema = schema
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         self._properties = properties if isinstance(properties, Mapping) else {}
@@ -65,7 +65,7 @@ class TypedArguments:
         self._kept = Kept()
 
     def begin(self, key: str) -> Steps[bool]:
-        """The next argument begins; False if it was given before."""
+        """Begin an argument. Returns False if the key was used before."""
         if not (yield from self._members.begin(key)):
             return False
         self._types = allowed_types(resolved(self._properties.get(key), self._schema))
@@ -73,11 +73,11 @@ class TypedArguments:
         return True
 
     def text(self, piece: str) -> Iterable[Part]:
-        """The next piece of its value."""
+        """Add a piece of the argument's value."""
         return in_quotes(piece) if self._is_string else self._kept(piece)
 
     def end(self) -> Sequence[Part]:
-        """Its value is complete."""
+        """The argument's value is complete."""
         if self._is_string:
             return arguments('"')
         value = _typed(self._kept.text, self._types)
@@ -94,7 +94,7 @@ class TypedArguments:
 
 
 def _typed(text: str, types: frozenset[str]) -> str:
-    """The value as JSON; a string if it is nothing else, or if nothing else than a string is allowed for it."""
+    """The value as JSON. It is a string unless it parses as another type that is allowed."""
     value = whole_value(text) or whole_value(text, PYTHON)
     if value is not None:
         kind = _TYPES_BY_BEGINNING.get(value[0], "number")
@@ -104,7 +104,7 @@ def _typed(text: str, types: frozenset[str]) -> str:
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """The definition at the root that a schema refers to; otherwise the schema itself."""
+    """The definition that a schema refers to, otherwise the schema itself."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
     found = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
     definitions = root.get(found[1]) if found and isinstance(root, Mapping) else None
@@ -112,7 +112,7 @@ def resolved(schema: Any, root: Any) -> Any:
 
 
 def allowed_types(schema: Any) -> frozenset[str]:
-    """The types that a schema allows; all of them where it does not say, or says it in a way that is not known here."""
+    """The types that a schema allows; all types if it does not say so in a known way."""
     match schema:
         case {"type": str(name)}:
             return frozenset({_TYPES_BY_NAME.get(name, name)})
@@ -128,10 +128,10 @@ def allowed_types(schema: Any) -> frozenset[str]:
 
 _PLAIN = frozenset({"type", "properties", "required", "additionalProperties", "title", "description", "$schema"})
 _SAYS_NOTHING = frozenset({"type", "title", "description", "$schema"})
-"""Keywords that allow any arguments of an object."""
+"""Keywords that do not restrict an object's arguments."""
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
-_NOT_OF_STRINGS = "Not enforced: this model's format writes strings as they are."
-_NOT_PLAIN = "Not enforced: this model writes arguments one by one, and these are no object of known properties."
+_NOT_OF_STRINGS = "Not enforced: this model's format writes strings unquoted."
+_NOT_PLAIN = "Not enforced: this model's format needs an object with known properties."
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCE_ELSEWHERE = re.compile(r"'\$(?:dynamicRef|ref)': (?!'#/(?:\$defs|definitions)/)")
 
@@ -141,38 +141,38 @@ class PropertyTags:
     """The tags around an argument."""
 
     begin: Callable[[str, bool], Fragment]
-    """Makes the beginning, given the key and whether the value is a string that is written as it is."""
+    """Makes the opening tag from the key and whether the value is a raw string."""
     any_begin: Fragment
-    """The beginning of an argument with any key and a string."""
+    """The opening tag of a raw string with any key."""
     end: str
     after: Fragment
-    """After the end."""
+    """The text after the closing tag."""
     tells_strings: bool = False
-    """Whether what is written shows that a value is a string, so that JSON may stand there as well."""
+    """Whether the tags mark raw strings, so that other strings can be written as JSON."""
     barred: tuple[str, ...] = ()
-    """Texts that the text of a string cannot have, besides the end: they would be read as something else."""
+    """Texts other than the end that a raw string cannot contain, because they would be parsed."""
 
 
-def tagged_arguments(wanted: Wanted, tool: OfferedTool, tags: PropertyTags) -> Fragment:
-    """The arguments of a call, in the schema's order; anything in these tags where it is no plain object.
+def tagged_arguments(builder: GrammarBuilder, tool: OfferedTool, tags: PropertyTags) -> Fragment:
+    """A call's arguments in the schema's order; any arguments if the schema is not a plain object.
 
-    Not held to the schema are strings, but for their constants, and what may be a string besides something else. Where
-    any arguments are taken, nothing keeps a model from giving one twice, which makes the call none.
+    Strings are not constrained, except constants; nor are values that may also be strings. With any arguments, a model
+    could repeat one, which makes the call invalid.
     """
     properties = _properties(tool.schema)
     if properties is None:
         if not tool.schema.keys() <= _SAYS_NOTHING:
             tool.leave_out(tool.path, _NOT_PLAIN)
-        return repeated(wanted.rule(sequence(tags.any_begin, _string(wanted, tags))))
+        return repeated(builder.rule(sequence(tags.any_begin, _string(builder, tags))))
     required = tool.schema.get("required", ())
     found = []
     for key, schema in properties.items():
-        argument = _argument(wanted, tool, tags, key, schema)
+        argument = _argument(builder, tool, tags, key, schema)
         found.append(argument if key in required else optional(argument))
     return sequence(*found) if found else text("")
 
 
-def _argument(wanted: Wanted, tool: OfferedTool, tags: PropertyTags, key: str, schema: Any) -> Fragment:
+def _argument(builder: GrammarBuilder, tool: OfferedTool, tags: PropertyTags, key: str, schema: Any) -> Fragment:
     schema = resolved(schema, tool.schema)
     types = allowed_types(schema)
     written = []
@@ -180,41 +180,41 @@ def _argument(wanted: Wanted, tool: OfferedTool, tags: PropertyTags, key: str, s
     if "string" in types:
         constants = list(_constants(schema))
         if constants:
-            value = _constant(wanted, tags, constants)
+            value = _constant(builder, tags, constants)
         elif tool.pattern is not None:
-            value = _string(wanted, tags, Regex(tool.pattern, tool.path).terminal())
+            value = _string(builder, tags, Regex(tool.pattern, tool.path).terminal())
         else:
-            value = _string(wanted, tags)
+            value = _string(builder, tags)
             for keyword in (keyword for keyword in _OF_STRINGS if keyword in schema):
                 tool.leave_out(under(path, keyword), _NOT_OF_STRINGS)
         written.append(sequence(tags.begin(key, True), value))
     if "string" not in types or (tags.tells_strings and types != {"string"}):
         definitions = {name: tool.schema[name] for name in _DEFINITIONS if name in tool.schema}
         value = tool.json({**definitions, **schema}, path)
-        written.append(sequence(tags.begin(key, False), value, wanted.text(tags.end), tags.after))
+        written.append(sequence(tags.begin(key, False), value, builder.text(tags.end), tags.after))
     return either(*written)
 
 
-def _constant(wanted: Wanted, tags: PropertyTags, constants: Iterable[str]) -> Fragment:
-    """One of them, and the end of it."""
-    head, tail = wanted.split(tags.end)
+def _constant(builder: GrammarBuilder, tags: PropertyTags, constants: Iterable[str]) -> Fragment:
+    """One of the constants, then the closing tag."""
+    head, tail = builder.split(tags.end)
     ended = either(*(text(constant + head) for constant in constants))
     return sequence(ended, *([tail] if tail.start else []), tags.after)
 
 
-def _string(wanted: Wanted, tags: PropertyTags, body: str = FREE_TEXT) -> Fragment:
-    """A text that a terminal fits, and the end of it."""
+def _string(builder: GrammarBuilder, tags: PropertyTags, body: str = FREE_TEXT) -> Fragment:
+    """A text that a terminal matches, then the closing tag."""
     if not tags.barred:
-        return sequence(wanted.until(tags.end, body), tags.after)
+        return sequence(builder.until(tags.end, body), tags.after)
     barred = "|".join(map(literal, tags.barred))
-    terminal = wanted.new_name().upper()
+    terminal = builder.new_name().upper()
     rule = f"{terminal}: {body} & ~({FREE_TEXT} ({barred}) {FREE_TEXT})\n"
-    ended = wanted.until(tags.end, terminal)
+    ended = builder.until(tags.end, terminal)
     return sequence(Fragment(ended.start, rule + ended.rules), tags.after)
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The properties of an object of which all is known by them; None for any other."""
+    """The properties of an object that allows no others and needs nothing else; None for any other object."""
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping) or not schema.keys() <= _PLAIN.union(_DEFINITIONS):
         return None
@@ -227,6 +227,6 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _constants(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The strings that it allows, if it says which."""
+    """The strings that a schema lists; none if it does not list values."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return (value for value in values if isinstance(value, str))

@@ -1,4 +1,4 @@
-"""Grammars of answers with calls, so that a call that a model begins cannot be but whole, and of an offered tool."""
+"""Grammars of answers with calls, in which every call that a model begins is complete."""
 
 import json
 import re
@@ -24,9 +24,9 @@ from server.generation.notices import Notice
 
 FREE = Fragment(FREE_TEXT)
 MAX_REQUIRED_CALLS = 32
-"""Calls of an answer that is calls and nothing else: small models do not stop before the context does."""
+"""Calls of an answer that consists of calls only: small models would not stop before the context is full."""
 _OPEN = frozenset({"patternProperties", "propertyNames", "minProperties", "allOf", "anyOf", "oneOf", "$ref"})
-"""Keywords of an object whose `properties` may not be all that is wanted."""
+"""Keywords with which an object's `properties` may not list all its properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +35,45 @@ class OfferedTool:
 
     name: str
     schema: Mapping[str, Any]
-    """The JSON schema of its arguments, as the client gave it."""
+    """The JSON schema of its arguments, as the client sent it."""
     path: str
-    """The path of the schema in the client's request."""
+    """Path of the schema in the client's request."""
     is_strict: bool = False
-    """Whether a schema of which something cannot be enforced is to be refused."""
+    """Whether a schema that cannot be fully enforced is refused."""
     pattern: str | None = None
-    """The expression that all of a custom tool's text fits; the schema has it as well."""
+    """Expression for a custom tool's whole text. The schema contains it, too."""
     left_out: list[Notice] = field(default_factory=list, compare=False)
-    """The parts of the schema that are not enforced, as far as its grammar has been made."""
+    """Notices of parts of the schema that its grammar does not enforce."""
 
     def leave_out(self, path: str, reason: str) -> None:
-        """Something of the schema is not enforced. Raises ConstraintError where that is refused."""
+        """Note a part of the schema that is not enforced. Raises ConstraintError if the tool is strict."""
         if self.is_strict:
             raise ConstraintError(path, reason)
         self.left_out.append(Notice(path, reason))
 
     @property
     def object_schema(self) -> Mapping[str, Any]:
-        """The schema of the object of all arguments.
+        """The schema of the arguments object.
 
-        Where the schema names arguments and does not say whether there may be others, there are none: a small model
-        would go on inventing them.
+        If it names arguments and does not mention others, others are not allowed: a small model would keep inventing
+        them.
         """
         is_list = bool(self.schema.get("properties")) and not self.schema.keys() & _OPEN
         closed = {"additionalProperties": False} if is_list else {}
         return {**closed, **self.schema, "type": "object"}
 
     def check_root(self) -> None:
-        """Arguments are one object, whatever the schema says that they are. Raises ConstraintError if it is strict."""
+        """Report a schema that is not of an object. Raises ConstraintError if it is strict."""
         kind = self.schema.get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-            self.leave_out(under(self.path, "type"), "The arguments of a call are an object.")
+            self.leave_out(under(self.path, "type"), "A call's arguments are always an object.")
 
     def arguments(self) -> Fragment:
-        """All arguments as one object of JSON. Raises ConstraintError for a schema that is refused."""
+        """All arguments as one JSON object. Raises ConstraintError for a schema that is refused."""
         return self.json(self.object_schema, self.path)
 
     def json(self, schema: Any, path: str) -> Fragment:
-        """JSON that fits a schema of this tool. Raises ConstraintError for what is refused."""
+        """JSON that fits a schema of this tool. Raises ConstraintError for a schema that is refused."""
         if self.is_strict:
             return JsonSchema(schema, path).fragment("")
         loose = LooseJson.read(schema, path)
@@ -81,8 +81,8 @@ class OfferedTool:
         return loose.fragment("")
 
 
-class Wanted:
-    """The form of an answer with tools, and helpers that write its grammar."""
+class GrammarBuilder:
+    """Requirements on an answer with tools, and helpers that build its grammar."""
 
     def __init__(
         self,
@@ -95,16 +95,16 @@ class Wanted:
         answer: Fragment | None = None,
         is_thinking: bool = False,
     ) -> None:
-        """Describe an answer after the reasoning of ThinkTags, which the caller puts before it.
+        """Describe the answer after the reasoning of ThinkTags, whose grammar the caller adds.
 
         Args:
-            tools: those that may be called; at least one.
-            name: with which all rules begin, a lower-case word.
-            controls: the ids of those of the format's markers that are special tokens. All others are plain text.
-            needs_call: whether the answer is a call and nothing else.
-            is_parallel: whether there may be more than one call.
-            is_thinking: whether the prompt has begun the reasoning, of a format that holds it as well.
-            answer: the form of an answer without calls; then there is no text around calls. None for any text.
+            tools: the tools that may be called; at least one.
+            name: prefix of all rule names, a lower-case word.
+            controls: ids of the format's markers that are special tokens. Other markers are plain text.
+            needs_call: whether the answer must be a call and nothing else.
+            is_parallel: whether more than one call is allowed.
+            answer: grammar of an answer without calls; there is then no text around calls. None for any text.
+            is_thinking: whether the prompt has opened the reasoning, in a format that includes it.
         """
         self.tools = tools
         self.needs_call = needs_call
@@ -115,11 +115,11 @@ class Wanted:
         self._names: Iterator[str] = (f"{name}_{number}" for number in count())
 
     def new_name(self) -> str:
-        """One that no rule has yet."""
+        """An unused rule name."""
         return next(self._names)
 
     def rule(self, fragment: Fragment) -> Fragment:
-        """The fragment as a rule, which can be used at several places; `unique` leaves it there once."""
+        """The fragment as a rule that can be used several times; `unique` removes the copies."""
         name = self.new_name()
         return Fragment(name, f"{name}: {fragment.start}\n{fragment.rules}")
 
@@ -128,12 +128,12 @@ class Wanted:
         return marker in self._controls
 
     def text(self, exact: str) -> Fragment:
-        """A text of the format, with its markers as tokens if they are special."""
+        """A text of the format, with its special tokens as tokens."""
         head, tail = self.split(exact)
         return sequence(*([text(head)] if head or not tail.start else []), *([tail] if tail.start else []))
 
     def split(self, exact: str) -> tuple[str, Fragment]:
-        """A text of the format up to its first special token, and from there on; that may be nothing."""
+        """A text of the format, split before its first special token; either part may be empty."""
         controls = "|".join(map(re.escape, self._controls)) or "(?!)"
         head, *rest = re.split(f"({controls})", exact)
         return head, sequence(*(self._part(part) for part in rest if part))
@@ -142,7 +142,7 @@ class Wanted:
         return tokens([self._controls[part]]) if part in self._controls else text(part)
 
     def until(self, end: str, body: str = FREE_TEXT) -> Fragment:
-        """A terminal of text, and the text of the format that ends it, where that comes first."""
+        """A terminal, then the text of the format that ends it, at its first occurrence."""
         head, tail = self.split(end)
         if not tail.start:
             return until(body, head, self.new_name())
@@ -152,7 +152,7 @@ class Wanted:
         return sequence(Fragment(terminal, f"{terminal}: {body} {text(head).start}\n"), tail)
 
     def several(self, call: Fragment, separator: str = "") -> Fragment:
-        """A call, or more of them where that is allowed."""
+        """One call, or more if that is allowed."""
         if not self.is_parallel:
             return call
         if not separator:
@@ -160,47 +160,47 @@ class Wanted:
         return sequence(call, self.more(sequence(text(separator), call)))
 
     def more(self, call: Fragment) -> Fragment:
-        """Any number of calls after the first, but no more than are allowed."""
+        """Any allowed number of calls after the first."""
         return repeated(call, at_most=MAX_REQUIRED_CALLS - 1 if self.needs_call else None)
 
 
-def calls_in_text(wanted: Wanted, begins: Mapping[str, Fragment], separator: str | None) -> Fragment:
-    """An answer where calls are known by their beginnings.
+def calls_in_text(builder: GrammarBuilder, begins: Mapping[str, Fragment], separator: str | None) -> Fragment:
+    """An answer in which each call, or list of calls, has a known beginning.
 
     Args:
-        wanted: the answer.
-        begins: what follows each of the beginnings, of which the first is taken where there is no text before it.
-        separator: between calls, if each has a beginning of its own; None if several calls stand after one.
+        builder: requirements on the answer.
+        begins: beginnings, with the grammar of what follows each. The first is used if no text precedes it.
+        separator: between calls that each have a beginning; None if one beginning has several calls.
     """
     begin, rest = next(iter(begins.items()))
-    calls = wanted.rule(sequence(wanted.text(begin), rest))
+    calls = builder.rule(sequence(builder.text(begin), rest))
     if separator is not None:
-        calls = wanted.several(calls, separator)
-    if wanted.needs_call:
+        calls = builder.several(calls, separator)
+    if builder.needs_call:
         return unique(calls)
-    if wanted.answer is not None:
-        return either(wanted.answer, unique(calls))
-    found = either(*(sequence(wanted.until(begin), rest) for begin, rest in begins.items()))
-    return unique(sequence(repeated(found), FREE) if wanted.is_parallel else either(found, FREE))
+    if builder.answer is not None:
+        return either(builder.answer, unique(calls))
+    found = either(*(sequence(builder.until(begin), rest) for begin, rest in begins.items()))
+    return unique(sequence(repeated(found), FREE) if builder.is_parallel else either(found, FREE))
 
 
-def json_objects(wanted: Wanted, key: str = "arguments") -> Fragment:
-    """A call as an object of JSON with a name and the arguments under this key."""
-    return wanted.rule(
+def json_objects(builder: GrammarBuilder, key: str = "arguments") -> Fragment:
+    """A call as a JSON object with a name and, under `key`, the arguments."""
+    return builder.rule(
         either(
             *(
                 sequence(text(f'{{"name": {json.dumps(tool.name)}, "{key}": '), tool.arguments(), text("}"))
-                for tool in wanted.tools
+                for tool in builder.tools
             )
         )
     )
 
 
 def optional(part: Fragment) -> Fragment:
-    """It, or nothing."""
+    """The part or nothing."""
     return Fragment(f"({part.start})?", part.rules)
 
 
 def unique(fragment: Fragment) -> Fragment:
-    """The fragment with every rule only once."""
+    """The fragment without repeated rules."""
     return Fragment(fragment.start, "".join(dict.fromkeys(fragment.rules.splitlines(keepends=True))))

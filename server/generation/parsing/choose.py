@@ -1,4 +1,4 @@
-"""All formats by name, and which of them a model writes, to judge by its chat template."""
+"""All formats by name, and how to recognise a model's format from its chat template."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -33,8 +33,10 @@ _ALL_FORMATS: Sequence[ToolFormat] = (
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({tools.name: tools for tools in _ALL_FORMATS})
 REASONING_TAGS: Mapping[str, ThinkTags] = MappingProxyType({tags.name: tags for tags in THINK_TAGS})
-READ_EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({"harmony": (), "kimi_k3": ("<|open|>think<|sep|>",)})
-"""Formats that hold reasoning and text as well; with what a prompt ends that has begun the reasoning."""
+FULL_OUTPUT_FORMATS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {"harmony": (), "kimi_k3": ("<|open|>think<|sep|>",)}
+)
+"""Formats that also include reasoning and text, with the texts by which a prompt opens the reasoning."""
 
 _FORMATS_BY_TEXT = (
     ("｜DSML｜", "deepseek_dsml"),
@@ -53,14 +55,14 @@ _FORMATS_BY_TEXT = (
     ("<|tool_call|>", "granite"),
     ("<tool_call>", "hermes"),
 )
-"""A chat template that contains the text is one of the format; the first that fits counts."""
+"""A text that identifies a format in a chat template. The first match counts."""
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """The format of the calls of a model with this chat template; None where it is not known, or none."""
+    """The format of calls of a model with this chat template; None if it is unknown."""
     return next((TOOL_FORMATS[name] for text, name in _FORMATS_BY_TEXT if text in template), None)
 
 
 def reasoning_tags(template: str) -> ThinkTags | None:
-    """The tags of the reasoning of a model with this chat template; None where it is not known, or none."""
+    """The reasoning tags of a model with this chat template; None if it has none that are known."""
     return next((tags for tags in THINK_TAGS if tags.begin in template or tags.end in template), None)

@@ -1,4 +1,4 @@
-"""Reading JSON that is still being written, Python's literals as JSON, and calls that are objects of JSON."""
+"""Incremental reading of JSON and of Python literals as JSON, and of calls that are JSON objects."""
 
 import json
 import re
@@ -18,28 +18,28 @@ _IN_SCALAR = re.compile(r"[-+.0-9A-Za-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """A notation for data whose brackets, commas and colons are as in JSON."""
+    """A data notation whose brackets, commas and colons are as in JSON."""
 
     quotes: str
-    """A string begins with one of these."""
+    """Characters that begin a string."""
     string: Callable[[Reader, Emit], Steps[bool]]
-    """Reads a string, and passes it on as JSON."""
+    """Reads a string and emits it as JSON."""
     key: Callable[[Reader, Emit], Steps[bool]]
-    """Reads the key of a member, and passes it on as JSON."""
+    """Reads a member's key and emits it as JSON."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """JSON's names of values, by the notation's."""
+    """Named values: the notation's name to JSON's."""
 
 
 def json_value(reader: Reader, emit: Emit, notation: Notation | None = None) -> Steps[bool]:
-    """Read one JSON value, and pass its text on as it comes; False at the first character that JSON does not allow.
+    """Read one JSON value and emit its text as it comes; False at the first invalid character.
 
-    A control character that stands raw in a string, as models write line breaks, is passed on escaped. Whitespace
-    before the value is left out.
+    Raw control characters in a string, as models write line breaks, are emitted escaped. Whitespace before the value is
+    dropped.
 
     Args:
-        reader: of the output.
-        emit: takes the text.
-        notation: in which the value is written, if that is not JSON; it is passed on as JSON.
+        reader: the output.
+        emit: gets the text.
+        notation: of the value, if it is not JSON; the text is emitted as JSON.
     """
     notation = notation or _JSON
     open_brackets: list[str] = []
@@ -51,7 +51,7 @@ def json_value(reader: Reader, emit: Emit, notation: Notation | None = None) -> 
 
 
 def json_object(reader: Reader, emit: Emit) -> Steps[bool]:
-    """Read one JSON object. Otherwise as `json_value`."""
+    """Read one JSON object; otherwise like `json_value`."""
     yield from reader.skip()
     if (yield from reader.need()) != "{":
         return False
@@ -59,7 +59,7 @@ def json_object(reader: Reader, emit: Emit) -> Steps[bool]:
 
 
 def whole_value(text: str, notation: Notation | None = None) -> str | None:
-    """The text as JSON, if it is one value and nothing else."""
+    """The text as JSON if it is exactly one value, otherwise None."""
     reader = Reader()
     reader.feed(text)
     reader.end(is_cut=False)
@@ -71,7 +71,7 @@ def whole_value(text: str, notation: Notation | None = None) -> str | None:
 
 
 def _value_or_bracket(reader: Reader, emit: Emit, open_brackets: list[str], notation: Notation) -> Steps[bool]:
-    """Read up to the end of the first value that has no more inside: a scalar, a string, or an empty collection."""
+    """Read up to the end of the first complete value: a scalar, a string, or an empty collection."""
     while True:
         yield from _skip(reader, emit if open_brackets else nowhere)
         first = yield from reader.need()
@@ -93,7 +93,7 @@ def _value_or_bracket(reader: Reader, emit: Emit, open_brackets: list[str], nota
 
 
 def _after_value(reader: Reader, emit: Emit, open_brackets: list[str], notation: Notation) -> Steps[bool | None]:
-    """Read everything between a value and the next one; True if all is closed, False if it is not JSON."""
+    """Read from a value to the next one. Returns True if all brackets are closed, False for invalid JSON."""
     while open_brackets:
         yield from _skip(reader, emit)
         next_one = yield from reader.need()
@@ -121,7 +121,7 @@ def _key(reader: Reader, emit: Emit, notation: Notation) -> Steps[bool]:
 
 
 def json_string(reader: Reader, emit: Emit) -> Steps[bool]:
-    """Read a string with its quotes. Otherwise as `json_value`."""
+    """Read a JSON string with its quotes; otherwise like `json_value`."""
     if (yield from reader.need()) != '"':
         return False
     yield from emit(reader.take(1))
@@ -141,12 +141,12 @@ def json_string(reader: Reader, emit: Emit) -> Steps[bool]:
 
 
 def escaped(text: str) -> str:
-    """Text as JSON writes it in a string."""
+    """The text as the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _scalar(reader: Reader, emit: Emit, names: Mapping[str, str]) -> Steps[bool]:
-    """A number, true, false or null: known when something else follows."""
+    """A number, true, false or null. It is complete once another character follows."""
     written = yield from reader.span(_IN_SCALAR)
     text = names.get(written, written)
     if not _SCALAR.fullmatch(text):
@@ -173,7 +173,7 @@ _PYTHON_NAMED = re.compile(r"\\[ntrbfav0\\'\"\n]")
 
 
 def python_string(reader: Reader, emit: Emit) -> Steps[bool]:
-    """Read a string in either kind of quotes. What is no escape in Python is a backslash, as it is there."""
+    """Read a string in single or double quotes. As in Python, an unknown escape is a literal backslash."""
     quote = yield from reader.need()
     if not quote or quote not in _QUOTES:
         return False
@@ -194,7 +194,7 @@ def python_string(reader: Reader, emit: Emit) -> Steps[bool]:
 
 
 def _escape(reader: Reader) -> str:
-    """Read a backslash and what belongs to it, all of which is known."""
+    """Read a complete escape, as JSON."""
     if code := reader.match(_CODE):
         return json.dumps(chr(int(reader.take(len(code))[2:], 16)))[1:-1]
     if reader.match(_PYTHON_NAMED):
@@ -211,13 +211,13 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def json_call(reader: Reader, *, needs_arguments: bool = False) -> Steps[bool]:
-    """Read an object with a call's name and arguments, in any order; False where it is no such object.
+    """Read an object with a call's name and arguments, in any order; False for any other object.
 
-    Arguments may be missing, which is an empty object, or a string that holds the object.
+    Missing arguments count as an empty object. Arguments may also be a string that contains the object.
 
     Args:
-        reader: of the output.
-        needs_arguments: whether an object without arguments is no call: where nothing else tells it from an answer.
+        reader: the output.
+        needs_arguments: whether an object without arguments is not a call, because it could be an answer.
     """
     call = _Call(needs_arguments=needs_arguments)
     if (yield from reader.literal("{")) is None:
@@ -241,14 +241,14 @@ def json_call(reader: Reader, *, needs_arguments: bool = False) -> Steps[bool]:
 
 
 def json_calls(reader: Reader) -> Steps[bool]:
-    """Read a list of such objects; False where it is no such list, or an empty one."""
+    """Read a non-empty list of call objects; False for anything else."""
     if (yield from reader.literal("[")) is None:
         return False
     return (yield from reader.items(lambda: json_call(reader), "]"))
 
 
 def call_with_json(reader: Reader, begin: CallBegin, *ends: str) -> Steps[bool]:
-    """Read the arguments of a call as one object of JSON, and each of the texts that end it."""
+    """Read a call's arguments as one JSON object, then each of the texts that end the call."""
     yield from reader.skip()
     if (yield from reader.need()) != "{":
         return False
@@ -263,7 +263,7 @@ def call_with_json(reader: Reader, begin: CallBegin, *ends: str) -> Steps[bool]:
 
 
 class _Call:
-    """A call, as far as it was read."""
+    """A call that is being read."""
 
     def __init__(self, *, needs_arguments: bool) -> None:
         self._needs_arguments = needs_arguments
@@ -273,7 +273,7 @@ class _Call:
         """Arguments that came before the name."""
 
     def end(self) -> Steps[bool]:
-        """Pass on what was not passed on yet; False if it is no call."""
+        """Emit the rest of the call; False if it is not a call."""
         if self.name is None or (self._needs_arguments and not self.has_arguments):
             return False
         if self.early.text or not self.has_arguments:
@@ -284,7 +284,7 @@ class _Call:
 
 
 def _entry(reader: Reader, call: _Call, *, is_name: bool, is_arguments: bool) -> Steps[bool]:
-    """Read one value."""
+    """Read one value of the object."""
     if is_name and call.name is None:
         call.name = yield from _string(reader)
         return bool(call.name)
@@ -309,7 +309,7 @@ def _arguments(reader: Reader, call: _Call) -> Steps[bool]:
 
 
 def _string(reader: Reader) -> Steps[str | None]:
-    """The value of a string; None also for one with half of a surrogate pair, which is no text."""
+    """The value of a string; None also for one with half of a surrogate pair, which is not valid text."""
     kept = Kept()
     if not (yield from json_string(reader, kept)):
         return None

@@ -1,4 +1,4 @@
-"""Grammars of values in a notation that is not JSON, by their JSON schema: Python's literals, and Gemma's objects."""
+"""Grammars of values in notations other than JSON, from their JSON schema: Python's literals, and Gemma's objects."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from server.generation.constraints.fragment import Fragment, literal, under
 from server.generation.constraints.json_schema import BOUNDED, json_fragment, read_schema
-from server.generation.parsing.call_grammar import OfferedTool, Wanted
+from server.generation.parsing.call_grammar import GrammarBuilder, OfferedTool
 
 _TYPES = ("string", "number", "boolean", "null", "array", "object")
 _OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
@@ -17,43 +17,43 @@ _OF_TYPES: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-"""The keywords that are enforced, by type."""
+"""Enforced keywords, by type."""
 _KINDS_BY_NAME = {"integer": "number"}
-_NOT_ENFORCED = "Not enforced: this model's format of calls is no JSON."
-_NO_KEY = "Left out: this model's format of calls cannot write the name."
+_NOT_ENFORCED = "Not enforced: this model's format of calls is not JSON."
+_NO_KEY = "Omitted: this model's format of calls cannot write this name."
 _SEPARATOR = "/, ?/"
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The spelling of an object's keys."""
+    """How a notation spells an object's keys."""
 
     spelt: Callable[[str], Sequence[str]]
-    """The ways of writing one; none if it cannot be."""
+    """All spellings of a key; none if the notation cannot write it."""
     other: str
-    """An expression that those fit of which no schema tells."""
+    """An expression for keys that the schema does not name."""
     after: str
-    """The text between a key and its value, as a terminal of Lark."""
+    """The text between a key and its value, as a Lark terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """The spelling of values in a notation. Numbers, and the brackets of arrays and objects, are as in JSON."""
+    """How a notation spells values. Numbers and brackets are as in JSON."""
 
     string: Fragment
-    """Any string."""
+    """A grammar of any string."""
     constant: Callable[[str], Fragment]
-    """A string."""
+    """Makes the grammar of one string."""
     names: Mapping[bool | None, str]
-    """The names of true, false and null."""
+    """The notation's names of true, false and null."""
     keys: Keys
 
 
 class NotationGrammar:
-    """The grammar of one tool's arguments. Every value is a rule, or an expression whose rules are in `_rules`."""
+    """The grammar of one tool's arguments. Each value is a rule, or an expression whose rules are in `_rules`."""
 
-    def __init__(self, wanted: Wanted, tool: OfferedTool, writing: Writing) -> None:
-        self._wanted = wanted
+    def __init__(self, builder: GrammarBuilder, tool: OfferedTool, writing: Writing) -> None:
+        self._wanted = builder
         self._tool = tool
         self._writing = writing
         self._rules: list[str] = []
@@ -62,7 +62,7 @@ class NotationGrammar:
         self._any: str | None = None
 
     def arguments(self, keys: Keys) -> Fragment:
-        """All arguments with commas between them, in the schema's order. Raises ConstraintError for what is refused."""
+        """All arguments, in the schema's order, with commas. Raises ConstraintError for a refused schema."""
         read = read_schema(self._tool.object_schema, self._tool.path, strict=self._tool.is_strict)
         self._tool.left_out.extend(read.notices)
         self._definitions = {"#": read.schema}
@@ -98,7 +98,7 @@ class NotationGrammar:
         return _either(self._typed(one, schema, path) for one in types)
 
     def _leave_out(self, schema: Mapping[str, Any], path: str, *enforced: str) -> None:
-        """All of the schema but these keywords is not enforced."""
+        """Report all keywords of the schema as not enforced, except these."""
         for keyword in schema:
             if keyword not in (*enforced, "$defs"):
                 self._tool.leave_out(under(path, keyword), _NOT_ENFORCED)
@@ -132,7 +132,7 @@ class NotationGrammar:
         return self._rule(f'"[" {several} "]"' if fewest else f'"[" ({several})? "]"')
 
     def _members(self, schema: Mapping[str, Any], path: str, keys: Keys) -> str:
-        """The inside of an object: the properties in the schema's order, and then undeclared ones."""
+        """The inside of an object: declared properties in the schema's order, then others."""
         required = schema.get("required", ())
         entries: list[tuple[str, bool]] = []
         spelt_names: list[str] = []
@@ -159,7 +159,7 @@ class NotationGrammar:
         return self._rule(f"{terminal} {keys.after} {self._value(schema, path)}")
 
     def _sequence(self, entries: Sequence[tuple[str, bool]], other: str) -> str:
-        """Entries, of which some are required, and then any number of others, with commas between all."""
+        """Comma-separated entries, some of them required, then any number of others."""
         beginnings = [f"{other} ({_SEPARATOR} {other})*", '""'] if other else ['""']
         after = self._rule(f"({_SEPARATOR} {other})*" if other else '""')
         for entry, is_required in reversed(entries):
@@ -182,7 +182,7 @@ class NotationGrammar:
         return self._any
 
     def _one_of(self, schema: Mapping[str, Any], path: str) -> str:
-        """A constant; of those that are no arrays and objects."""
+        """One of the constants, unless any of them is an array or an object."""
         constants = schema.get("enum", [schema.get("const")])
         types = [_KINDS_BY_NAME.get(name, name) for name in _types(schema)]
         fitting = [value for value in constants if _kind(value) in types]
@@ -205,12 +205,12 @@ def _either(expressions: Iterable[str]) -> str:
 
 
 def _types(schema: Mapping[str, Any]) -> Sequence[str]:
-    """The names of the types that a schema allows."""
+    """The types that a schema allows."""
     given = schema.get("type", _TYPES)
     return [given] if isinstance(given, str) else given
 
 
 def _kind(value: Any) -> str:
-    """The type of a value."""
+    """The JSON type of a value."""
     kinds = {str: "string", bool: "boolean", dict: "object", list: "array", type(None): "null"}
     return kinds.get(type(value), "number")

@@ -1,4 +1,4 @@
-"""The parser of a choice's output: a format's reading, fed as the output comes."""
+"""Incremental parser of a choice's output."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,54 +6,54 @@ from itertools import groupby
 from typing import Any, Protocol, cast
 
 from server.generation.constraints.fragment import Fragment
-from server.generation.parsing.call_grammar import Wanted
+from server.generation.parsing.call_grammar import GrammarBuilder
 from server.generation.parsing.parts import CallArguments, Content, Part, Reasoning, content, reasoning
 from server.generation.parsing.reader import WHITESPACE, Reader, Steps
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The request's side of reading an output."""
+    """The request's parameters for parsing an output."""
 
     tools: Mapping[str, Any] = field(default_factory=dict)
-    """The JSON schema of the arguments of each tool that was offered, by its name."""
+    """JSON schemas of the offered tools' arguments, by tool name."""
     only_offered: bool = False
-    """Whether a call of any other tool is text."""
-    has_form: bool = False
-    """Whether an answer without calls is held to a form."""
+    """Whether calls of other tools are treated as text."""
+    has_constraint: bool = False
+    """Whether an answer without calls is constrained."""
     is_thinking: bool = False
-    """Whether the prompt has begun the reasoning already."""
+    """Whether the prompt has already opened the reasoning."""
     reasons_to_its_end: bool = False
-    """Whether the reasoning goes on to its own end, whatever text is in it: a grammar takes it so."""
+    """Whether only its end tag ends the reasoning, whatever text is in it, because a grammar ensures that."""
     calls_are_whole: bool = False
-    """Whether a call that has begun can end in no other way than whole, or cut off by the end of the output: a grammar
-    holds the model to it. Then its arguments are passed on as they come. Otherwise a call is passed on when it is
-    complete; one that turns out to be none comes back as text, and one that was cut off is left out."""
+    """Whether a grammar ensures that a call is complete, unless the end of the output cuts it off. Then arguments are
+    passed on as they come. Otherwise a call is passed on once complete; an invalid one becomes text, and one that was
+    cut off is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The tags of a family of models. Whitespace that adjoins them is the template's and not the text's."""
+    """Reasoning tags of a family of models. Whitespace around them belongs to the template, not to the text."""
 
     name: str
-    """The name by which they can be chosen."""
+    """The name for the setting `reasoning_parser`."""
     begin: str
     end: str
     control: str = ""
-    """The beginning of `begin`, where that alone may be a token."""
+    """Beginning of `begin`, if only that is a control token."""
 
     @property
     def markers(self) -> Sequence[str]:
-        """Texts that are control tokens, or may be, in the vocabularies of such models."""
+        """Texts that may be control tokens in the vocabularies of these models."""
         return self.control or self.begin, self.end
 
     def read(self, reader: Reader, *, is_begun: bool, ends: Sequence[str] = ()) -> Steps[None]:
-        """Read the reasoning, if there is any, with what separates it from the answer.
+        """Read the reasoning, if there is any, and what separates it from the answer.
 
         Args:
-            reader: of the output.
-            is_begun: whether the prompt has begun it.
-            ends: texts that are no part of it, even if its end is missing; they are left unread.
+            reader: the output.
+            is_begun: whether the prompt has opened the reasoning.
+            ends: texts that also end the reasoning, if its end tag is missing; they are left unread.
         """
         opened = yield from reader.spaced_literal(self.begin)
         if opened is None and not is_begun:
@@ -72,45 +72,45 @@ THINK_TAGS = (
     ThinkTags("gemma4", "<|channel>thought", "<channel|>", control="<|channel>"),
     ThinkTags("granite_think", "Here is my thought process:", "Here is my response:"),
 )
-"""All tags that are known."""
+"""All known reasoning tags."""
 
 
 class ToolFormat(Protocol):
-    """The format in which a family of models writes calls of tools, and with some families everything else as well.
+    """The format in which a family of models writes tool calls, and in some families everything else, too.
 
-    A format's `read` is a generator, see reader.py; text that is no call, a broken call included, it passes on as it
-    is. It must go on to the end of the output.
+    `read` is a generator (reader.py) that must read to the end of the output. It passes on text that is not a call,
+    including broken calls, unchanged.
     """
 
     @property
     def name(self) -> str:
-        """The name by which it can be chosen."""
+        """The name for the setting `tool_parser`."""
         ...
 
     @property
     def markers(self) -> Collection[str]:
-        """Texts that are control tokens, or may be, in the vocabularies of such models."""
+        """Texts that may be control tokens in the vocabularies of these models."""
         ...
 
     @property
     def ends_reasoning(self) -> Sequence[str]:
-        """With these a call begins, even where the model forgot to end its reasoning."""
+        """Texts that begin a call even if the model forgot to end its reasoning."""
         ...
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         """Read everything after the reasoning."""
         ...
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
-        """The grammar of an answer in which every call is whole; None where that is not known.
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
+        """A grammar of answers in which every call is complete; None if the format has none.
 
-        Raises ConstraintError for a schema that is to be refused.
+        Raises ConstraintError for a schema that is refused.
         """
         ...
 
 
 class OutputParser:
-    """Finds parts in an output that comes in pieces; whichever these are, the parts together are the same."""
+    """Finds the parts of an output, independently of the pieces in which it arrives."""
 
     def __init__(
         self,
@@ -119,17 +119,17 @@ class OutputParser:
         expected: Expected,
         controls: Collection[str] = (),
     ) -> None:
-        """`controls` are markers that the model has as single tokens, so that the same text in others means nothing."""
+        """`controls` are markers that are single tokens. Their text in other tokens has no meaning."""
         self._reader = Reader(controls, expected.tools if expected.only_offered else None)
         self._steps = self._read(tools, reasoning, expected)
 
     def push(self, text: str, *, is_control: bool = False) -> Sequence[Part]:
-        """The parts that the next piece of the output brings; pass a control token as a piece of its own."""
+        """The parts that the next piece of the output adds. Pass a control token as a separate piece."""
         self._reader.feed(text, is_control=is_control)
         return self._advance()
 
     def finish(self, *, is_cut: bool = False) -> Sequence[Part]:
-        """The parts left when the output has ended; `is_cut` says that the model did not end it."""
+        """The remaining parts at the end of the output; `is_cut` says that the model did not end it."""
         self._reader.end(is_cut=is_cut)
         return self._advance()
 
@@ -151,7 +151,7 @@ class OutputParser:
 
 
 def _joined(parts: Sequence[Part]) -> Sequence[Part]:
-    """These parts, with pieces of the same text joined; however many they are, each is copied once."""
+    """The parts, with successive pieces of the same kind joined in linear time."""
     joined: list[Part] = []
     for kind, same in groupby(parts, type):
         if kind is Content or kind is Reasoning or kind is CallArguments:
@@ -167,9 +167,9 @@ def calls_after(
     """Read text with calls in it to the end of the output.
 
     Args:
-        reader: of the output.
-        expected: what the output is read with.
-        begins: texts with which a call begins.
+        reader: the output.
+        expected: parameters for parsing.
+        begins: texts that begin a call.
         read_call: reads the rest of a call, given its beginning.
         trim: characters before a call that do not belong to the text.
     """

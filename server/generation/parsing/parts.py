@@ -1,4 +1,4 @@
-"""Parts of a model's output: text, reasoning and calls, and the functions that make parts of text."""
+"""Parts of a model's output: text, reasoning and calls, and functions that make parts from text."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,13 +12,13 @@ class Content(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False):
-    """Text of the thinking before it."""
+    """Text of the reasoning before the answer."""
 
     text: str
 
 
 class CallBegin(msgspec.Struct, frozen=True, gc=False):
-    """The model calls a tool."""
+    """Start of a tool call."""
 
     name: str
     id: str | None = None
@@ -26,54 +26,53 @@ class CallBegin(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):
-    """The next piece of the arguments of the call that began last. All pieces together are one JSON object."""
+    """The next piece of the last call's arguments. Concatenated, the pieces are one JSON object."""
 
     text: str
 
 
 class CallEnd(msgspec.Struct, frozen=True, gc=False):
-    """The call is complete. A call without it was cut off by the end of the output."""
+    """The call is complete. A call without this was cut off by the end of the output."""
 
 
 Part = Content | Reasoning | CallBegin | CallArguments | CallEnd
 
 
 Emit = Callable[[str], Iterable[Part]]
-"""Makes parts of a piece of text; none, if it is kept until more is known."""
+"""Makes parts from a piece of text; none while the piece is held back."""
 
 
 class Kept:
-    """Keeps a piece of text, instead of passing it on."""
+    """Collects text instead of emitting it. Implements Emit."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
 
     def __call__(self, text: str) -> Iterable[Part]:
-        """Implements Emit."""
         self._pieces.append(text)
         return ()
 
     @property
     def text(self) -> str:
-        """The text that was kept."""
+        """The collected text."""
         return "".join(self._pieces)
 
 
 def nowhere(_: str) -> Iterable[Part]:
-    """Drops a piece of text; implements Emit."""
+    """Drops a piece of text. Implements Emit."""
     return ()
 
 
 def content(text: str) -> Sequence[Part]:
-    """Text of the answer, as a reader emits it."""
+    """Text of the answer. Implements Emit."""
     return (Content(text),)
 
 
 def arguments(text: str) -> Sequence[Part]:
-    """Arguments of a call, as a reader emits them."""
+    """Arguments of a call. Implements Emit."""
     return (CallArguments(text),)
 
 
 def reasoning(text: str) -> Sequence[Part]:
-    """Text of the reasoning, as a reader emits it."""
+    """Text of the reasoning. Implements Emit."""
     return (Reasoning(text),)

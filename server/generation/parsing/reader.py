@@ -1,8 +1,8 @@
-"""Reading a text that is still being written.
+"""Incremental reading of a text that is still being generated.
 
-A format is read by a generator that is written as if all of the output were there: it asks the reader for what comes
-next, and where that is not known yet, it yields None, is suspended, and goes on when more has come. So what is found
-cannot depend on how the output was cut into pieces, as long as a reader decides on nothing but what is certain.
+Each format is read by a generator, written as if the whole output were there. It asks the reader for the next text. If
+that is not known yet, it yields None, and is resumed when more has arrived. So the result cannot depend on how the
+output was cut into pieces, as long as generators decide only on certain text.
 """
 
 import functools
@@ -14,12 +14,12 @@ from server.generation.parsing.parts import CallBegin, Emit, Part
 
 T = TypeVar("T")
 Steps = Generator[Part | None, None, T]
-"""Finds parts, and yields None to ask for more of the output."""
+"""Generator that finds parts, and yields None to ask for more of the output."""
 WHITESPACE = " \t\r\n"
 
 
 def result(steps: Steps[T]) -> T:
-    """The value that such steps return, where all of the output is there; the parts are dropped."""
+    """The return value of such a generator when the whole output is there. Its parts are dropped."""
     while True:
         try:
             next(steps)
@@ -28,33 +28,32 @@ def result(steps: Steps[T]) -> T:
 
 
 class Reader:
-    """The output as far as it was written and not yet read."""
+    """The output as far as it has arrived and was not read."""
 
     def __init__(self, controls: Collection[str] = (), names: Collection[str] | None = None) -> None:
         """Make a reader of one output.
 
         Args:
-            controls: markers that count only where they were written as one control token. The same text in ordinary
-                tokens is text then.
+            controls: markers that count only as single control tokens; their text in other tokens is ordinary text.
             names: of the tools that may be called; None for any.
         """
         self._controls = frozenset(controls)
         self._names = names
         self._text = ""
         self._at = 0
-        """The index in the text at which the unread part begins. The read part goes when more is fed."""
+        """Index in the text where the unread part begins. The read part is dropped when more is fed."""
         self._num_gone = 0
         self._control_at: set[int] = set()
         self._is_ended = False
         self.is_cut = False
-        """Whether the output has ended where the model did not end it."""
+        """Whether the output ended without the model ending it."""
         self._kept: list[str] | None = None
-        """The text that was read since `attempt` began."""
+        """Text read since `attempt` began."""
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def feed(self, text: str, *, is_control: bool = False) -> None:
-        """Add the next piece of the output; a control token is a piece of its own."""
+        """Add the next piece of the output. A control token is a separate piece."""
         if is_control:
             self._control_at.add(self._num_gone + len(self._text))
         self._text = self._text[self._at :] + text
@@ -62,32 +61,32 @@ class Reader:
         self._at = 0
 
     def end(self, *, is_cut: bool) -> None:
-        """There will be no more; `is_cut` says that the model had not come to its end."""
+        """The output is complete; `is_cut` says that the model did not end it."""
         self._is_ended = True
         self.is_cut = is_cut
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def need(self, count: int = 1) -> Steps[str]:
-        """The next so many characters, or what is left of the output if that is less; they stay unread."""
+        """The next `count` characters, or fewer at the end of the output. They stay unread."""
         while self._num_known < count and not self._is_ended:
             yield None
         return self._text[self._at : self._at + count]
 
     def more(self) -> Steps[bool]:
-        """Wait until more is known than now; whether there is anything more."""
+        """Wait until more of the output arrives. Returns False at its end."""
         known = self._num_known
         while self._num_known == known and not self._is_ended:
             yield None
         return self._num_known > known
 
     def match(self, pattern: re.Pattern[str]) -> str:
-        """The known text that the pattern matches, from its beginning on; it stays unread."""
+        """The known text from here on that the pattern matches. It stays unread."""
         found = pattern.match(self._text, self._at)
         return found[0] if found else ""
 
     def spaced_ahead(self, *options: str) -> Steps[str | None]:
-        """The one of these texts that comes next, with any whitespace before it; all of it stays unread."""
+        """The one of these texts that comes next, with whitespace before it. All of it stays unread."""
         found = yield from self.spaced_literal(*options)
         self.unread(found or "")
         return found
@@ -95,7 +94,7 @@ class Reader:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def take(self, count: int) -> str:
-        """Read so many characters, which are known."""
+        """Read `count` characters, which must be known."""
         taken = self._text[self._at : self._at + count]
         self._at += len(taken)
         if self._kept is not None:
@@ -103,10 +102,9 @@ class Reader:
         return taken
 
     def unread(self, text: str) -> None:
-        """Undo having read this text, which is what was read last.
+        """Undo reading this text, which must be what was read last.
 
-        So a reader can pass over what may have any length, and go back to it once, instead of looking at all of it
-        again whenever more has come.
+        So a generator can skip text of any length and go back once, instead of scanning it again whenever more arrives.
         """
         if len(text) <= self._at:
             self._at -= len(text)
@@ -125,14 +123,14 @@ class Reader:
         return skipped
 
     def span(self, characters: re.Pattern[str]) -> Steps[str]:
-        """Read all of these characters that come next; the pattern matches any number of them."""
+        """Read all characters that come next and match the pattern, which must match any number of them."""
         taken = ""
         while (yield from self.need()) and (more := self.match(characters)):
             taken += self.take(len(more))
         return taken
 
     def sequence(self, *texts: str) -> Steps[str | None]:
-        """Read these texts, one after the other; None, and nothing read, if they do not come next."""
+        """Read these texts in order. Returns None and reads nothing if they do not come next."""
         length = 0
         for text in texts:
             while not self._is_ended and self._may_begin(text, self._at + length):
@@ -143,7 +141,7 @@ class Reader:
         return self.take(length)
 
     def literal(self, *options: str) -> Steps[str | None]:
-        """Read the one of these texts that comes next; None, and nothing read, if none does.
+        """Read the one of these texts that comes next. Returns None and reads nothing if none does.
 
         No option may begin with another one.
         """
@@ -156,7 +154,7 @@ class Reader:
             yield None
 
     def spaced_literal(self, *options: str) -> Steps[str | None]:
-        """Read whitespace and the one of these texts that comes next; None, and nothing read, if none does."""
+        """Read whitespace and the one of these texts that follows it. Returns None and reads nothing if none does."""
         blank = yield from self.skip()
         found = yield from self.literal(*options)
         if found is None:
@@ -165,19 +163,19 @@ class Reader:
         return blank + found
 
     def until(self, *markers: str, emit: Emit, trim: str = "", stops: Collection[str] = ()) -> Steps[str | None]:
-        """Pass on the text before the first of these markers, and read the marker.
+        """Emit the text before the first of these markers, and read the marker.
 
         Args:
             markers: none may begin with another one, or contain one except as its end.
-            emit: takes the pieces of the text.
-            trim: characters that do not belong to the text where they stand directly before a marker.
-            stops: texts at which to stop as well; they stay unread, and so does what is trimmed before them.
+            emit: gets the pieces of the text.
+            trim: characters that do not belong to the text if they directly precede a marker.
+            stops: further texts at which to stop; they stay unread, with what is trimmed before them.
 
         Returns:
-            The marker with what was trimmed before it; None at a stop, or at the end.
+            The marker with what was trimmed before it; None at a stop or at the end.
         """
         all_markers = (*markers, *stops)
-        blank = ""  # read already; it belongs to the text unless a marker follows
+        blank = ""  # already read; belongs to the text unless a marker follows
         while True:
             found = self._first(all_markers)
             certain = found.start() if found else len(self._text) if self._is_ended else self._certain(all_markers)
@@ -197,7 +195,7 @@ class Reader:
             yield None
 
     def items(self, item: Callable[[], Steps[bool]], end: str) -> Steps[bool]:
-        """Read one item or more, with commas between them, up to this end; False where there is something else."""
+        """Read one or more comma-separated items up to `end`. Returns False for anything else."""
         while True:
             yield from self.skip()
             if not (yield from item()):
@@ -210,31 +208,31 @@ class Reader:
     # -- going back ----------------------------------------------------------------------------------------------------
 
     def attempt(self, before: str, reading: Steps[T], *, emit: Emit, at_once: bool) -> Steps[T]:
-        """Read something that may turn out not to be what it seemed; then all of it is text, and passed on as such.
+        """Read something that may turn out to be plain text, and then emit it as text.
 
-        But what was cut off might have become what it seemed: that is left out. What calls a tool that may not be
-        called is text in any case.
+        If the output was cut, an incomplete reading is dropped instead, because it might have become valid. A call of a
+        tool that was not offered is always text.
 
         Args:
-            before: the text already read that belongs to it.
-            reading: returns whether it is what it seemed, or what it is; nothing that is false then.
-            emit: takes the text that it is otherwise.
-            at_once: from its first part on, its parts are passed on as they are found, since after that it cannot fail
-                but by the end of the output. Then nothing of it comes back as text.
+            before: text that was read already and belongs to it.
+            reading: returns a true value if the reading is valid.
+            emit: gets the text if it is not.
+            at_once: emit parts from the first one on, because the reading can then fail only at the end of the output.
+                It never becomes text then.
         """
         self._kept = [before]
         parts: list[Part] = []
-        is_strange = False
+        is_unoffered = False
         while True:
             try:
                 part = next(reading)
             except StopIteration as stop:
                 outcome: T = stop.value
                 break
-            is_strange = is_strange or self._is_strange(part)
+            is_unoffered = is_unoffered or self._is_unoffered(part)
             if part is None:
                 yield None
-            elif at_once and not is_strange:
+            elif at_once and not is_unoffered:
                 self._kept = None
                 yield part
                 outcome = yield from reading
@@ -244,33 +242,33 @@ class Reader:
             else:
                 parts.append(part)
         text, self._kept = "".join(self._kept), None
-        if outcome and not is_strange:
+        if outcome and not is_unoffered:
             yield from parts
-        elif self.is_cut and not is_strange:
+        elif self.is_cut and not is_unoffered:
             self.take(self._num_known)
         elif text:
             yield from emit(text)
         return outcome
 
-    def _is_strange(self, part: Part | None) -> bool:
+    def _is_unoffered(self, part: Part | None) -> bool:
         return self._names is not None and isinstance(part, CallBegin) and part.name not in self._names
 
     # ------------------------------------------------------------------------------------------------------------------
 
     @property
     def _num_known(self) -> int:
-        """The number of characters that are known and not read."""
+        """Number of known characters that were not read."""
         return len(self._text) - self._at
 
     def _after(self, characters: str) -> int:
-        """The end of these characters, as far as they come next."""
+        """The end of the run of these characters that comes next."""
         at = self._at
         while at < len(self._text) and self._text[at] in characters:
             at += 1
         return at
 
     def _trimmed(self, end: int, trim: str) -> int:
-        """The end of the unread text up to there, without these characters."""
+        """The end of the unread text up to `end`, without trailing trimmed characters."""
         while end > self._at and self._text[end - 1] in trim:
             end -= 1
         return end
@@ -279,19 +277,19 @@ class Reader:
         return self._text.startswith(marker, at) and self._counts(marker, at)
 
     def _counts(self, marker: str, at: int) -> bool:
-        """Whether all control tokens in the marker that was found there were written as such."""
+        """Whether all control tokens in a marker found here were written as control tokens."""
         start = self._num_gone + at
         return all(start + marker.find(control) in self._control_at for control in self._controls if control in marker)
 
     def _may_begin(self, marker: str, at: int) -> bool:
-        """Whether the marker may come there, of which no more is known; a control token comes as a whole."""
+        """Whether the marker may start here, where the known text ends. Control tokens never arrive in pieces."""
         num_known = len(self._text) - at
         return not num_known or (
             marker not in self._controls and num_known < len(marker) and marker.startswith(self._text[at:])
         )
 
     def _first(self, markers: tuple[str, ...]) -> re.Match[str] | None:
-        """The first marker in what is known."""
+        """The first marker in the known text."""
         pattern = _any_of(markers)
         found = pattern.search(self._text, self._at)
         while found and not self._counts(found[0], found.start()):
@@ -299,7 +297,7 @@ class Reader:
         return found
 
     def _certain(self, markers: tuple[str, ...]) -> int:
-        """Up to where what is known cannot belong to a marker."""
+        """The end of the known text that cannot belong to a marker."""
         end = len(self._text)
         longest = max(map(len, markers), default=1) - 1
         starts = range(max(self._at, end - longest), end)
@@ -308,12 +306,12 @@ class Reader:
 
 @functools.cache
 def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches these texts; nothing if there are none."""
+    """A pattern for any of these texts; it matches nothing if there are none."""
     return re.compile("|".join(map(re.escape, markers)) or "(?!)")
 
 
 def _drop_end(pieces: list[str], count: int) -> None:
-    """Drop so many characters at the end of all pieces together."""
+    """Drop `count` characters from the end of the concatenated pieces."""
     while count > 0:
         last = pieces.pop()
         if len(last) > count:
@@ -326,7 +324,7 @@ _VALUE = re.compile(r'[^"]*')
 
 
 def attributes(reader: Reader) -> Steps[dict[str, str]]:
-    """Read as many of ` key="value"` as come next, with the whitespace around them; values are as they were written."""
+    """Read ` key="value"` pairs and the whitespace around them. Values are not unescaped."""
     found: dict[str, str] = {}
     while True:
         yield from reader.skip()

@@ -1,1 +1,1 @@
-"""From a request to its plan: every field becomes part of it, is reported, or the request is refused."""
+"""Planning: turns a request into the engine's requests. Each field is honoured, reported or refused."""

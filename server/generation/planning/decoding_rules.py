@@ -19,7 +19,7 @@ from server.generation.settings import (
     DoLaSettings,
     GuidanceSettings,
     SpeculationSettings,
-    filled,
+    with_defaults,
 )
 from server.text.tokenizer import Tokenizer
 
@@ -27,15 +27,15 @@ ORDERS: Mapping[str, tuple[str, ...]] = {
     "samewise": SAMPLER_ORDER,
     "llama.cpp": ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"),
 }
-"""What `sampler_order` may name."""
+"""Named orders of `sampler_order`."""
 _SMALLEST_TEMPERATURE = 1e-30
-"""Below this, dividing logits by it would overflow; only the highest has any probability there anyway."""
+"""Below this, dividing logits by it would overflow. Only the highest logit has any probability there anyway."""
 _AS_THEY_ARE = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_p", "min_p")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class SamplingRules:
-    """What requests can ask for, of one model on one engine."""
+    """Validates decoding settings for one model on one engine."""
 
     def __init__(self, tokenizer: Tokenizer, model: ServedModel, info: RunnerInfo) -> None:
         self._tokenizer = tokenizer
@@ -43,8 +43,11 @@ class SamplingRules:
         self._info = info
 
     def params(self, asked: DecodingSettings, *, fills_in: bool = False) -> SamplingParams:
-        """All but seed, choice, logprobs and what mixes scores. Raises InvalidRequestError."""
-        full: DecodingSettings = filled(asked, self._model.defaults.values)
+        """The sampling parameters without seed, choice, logprobs, guidance, contrastive decoding and DoLa.
+
+        Raises InvalidRequestError.
+        """
+        full: DecodingSettings = with_defaults(asked, self._model.defaults.values)
         check_tokens(asked.stop_token_ids or (), "stop_token_ids", self._info.vocab_size)
         stop_ids = tuple(dict.fromkeys([*(asked.stop_token_ids or ()), *self.eos_token_ids(asked, fills_in=fills_in)]))
         bad_words = self._bad_words(asked.bad_words or ())
@@ -69,9 +72,9 @@ class SamplingRules:
         return _with_drawing(params, full)
 
     def eos_token_ids(self, asked: DecodingSettings, *, fills_in: bool = False) -> tuple[int, ...]:
-        """Those that end the output by the model's own habit, less those that it cannot generate.
+        """The model's EOS tokens, without those that it cannot generate.
 
-        One that `fills_in` a gap also ends with the tokens that end the middle.
+        With `fills_in`, they include the tokens that end the middle of a fill-in prompt.
         """
         if asked.ignore_eos:
             return ()
@@ -82,7 +85,7 @@ class SamplingRules:
     def _logit_bias(self, bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
         strange = [f"'{key}'" for key in bias if not _TOKEN_ID.fullmatch(key)]
         if strange:
-            message = f"Invalid key in 'logit_bias': {', '.join(strange[:8])}. Expected the ids of tokens."
+            message = f"Invalid key in 'logit_bias': {', '.join(strange[:8])}. Expected token ids."
             raise InvalidRequestError(message, param="logit_bias", code="invalid_value")
         for key in bias:
             if int(key) >= self._info.vocab_size:
@@ -90,7 +93,7 @@ class SamplingRules:
         return tuple((int(key), value) for key, value in bias.items())
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is spelled at the beginning of a text and after a space."""
+        """Each word's spellings at the beginning of a text and after a space."""
         spellings: dict[tuple[int, ...], None] = {}
         for index, word in enumerate(words):
             variants = [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in (word, " " + word)]
@@ -103,7 +106,7 @@ class SamplingRules:
     def _allowed(
         self, asked: DecodingSettings, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
     ) -> tuple[int, ...] | None:
-        """The allowed tokens, of which at least one must be left at every position."""
+        """The allowed tokens. Refuses a set if no token of it is left."""
         if asked.allowed_token_ids is None:
             return None
         check_tokens(asked.allowed_token_ids, "allowed_token_ids", self._info.vocab_size)
@@ -112,7 +115,7 @@ class SamplingRules:
         if asked.min_tokens:
             blocked.update(stop_ids)
         if blocked.issuperset(allowed):
-            message = "Invalid 'allowed_token_ids': other parameters forbid every one of them."
+            message = "Invalid 'allowed_token_ids': other parameters forbid all of them."
             raise InvalidRequestError(message, param="allowed_token_ids", code="invalid_value")
         return allowed
 
@@ -139,7 +142,7 @@ def check_tokens(tokens: Sequence[int], path: str, vocab_size: int) -> None:
 
 
 def _with_drawing(params: SamplingParams, full: DecodingSettings) -> SamplingParams:
-    """With what decides among the tokens that are left."""
+    """The parameters with the settings for drawing a token."""
     temperature, top_k, sigma = full.temperature or 0.0, full.top_k or 0, full.top_n_sigma or 0.0
     params = replace(
         params,
@@ -159,7 +162,7 @@ def _length_penalty(
     asked: DecodingSettings, full: DecodingSettings, stop_ids: Sequence[int]
 ) -> tuple[int, float] | None:
     if asked.exponential_decay_length_penalty is not None and not stop_ids:
-        message = "Invalid 'exponential_decay_length_penalty': there is no token that ends the output."
+        message = "Invalid 'exponential_decay_length_penalty': no token ends the output (see 'ignore_eos')."
         raise InvalidRequestError(message, param="exponential_decay_length_penalty", code="invalid_value")
     if full.exponential_decay_length_penalty is None:
         return None
@@ -174,11 +177,11 @@ def _order(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _check_order(params: SamplingParams) -> None:
-    """Refuses an order without a step that would be taken."""
+    """Refuses a sampler order without a step that is in use."""
     silent = SamplingParams()
     for name in SAMPLER_ORDER if params.temperature > 0 else ():
         if getattr(params, name) != getattr(silent, name) and name not in params.sampler_order:
-            message = f"Invalid 'sampler_order': it does not name '{name}', which is in use."
+            message = f"Invalid 'sampler_order': it does not contain '{name}', which is in use."
             raise InvalidRequestError(message, param="sampler_order", code="invalid_value")
 
 
@@ -189,13 +192,13 @@ def _no_such_token(token: int, path: str, vocab_size: int) -> InvalidRequestErro
 
 
 def choose_beam_search(decoding: DecodingSettings, stop: tuple[str, ...]) -> BeamSearch | None:
-    """The search that a request asks for, which ends at the strings `stop`.
+    """The beam search of a request, which ends at the strings `stop`.
 
-    None: it asks for none, or for one beam, which is greedy decoding.
+    None if the request has none, or one beam, which is greedy decoding.
     """
     if decoding.beam_search is None or decoding.beam_search.width == 1:
         return None
-    full = filled(decoding.beam_search, {})
+    full = with_defaults(decoding.beam_search, {})
     return BeamSearch(
         width=full.width,
         length_penalty=1.0 if full.length_penalty is None else full.length_penalty,
@@ -213,25 +216,28 @@ _DOLA = DoLa("low")
 
 @dataclass(frozen=True, slots=True)
 class ScoringRules:
-    """What this server offers."""
+    """Validates decoding methods that combine several scores, for the loaded models."""
 
     aux_model: str | None
     """Name of the auxiliary model, if one is loaded."""
     num_early_exits: int
-    """Layers before which the model can be asked for the next token; 0 if it cannot."""
+    """Layers from which the model can predict the next token; 0 if it does not support this."""
 
     @property
     def unsupported(self) -> frozenset[str]:
-        """Fields of which the loaded models have not what they need."""
+        """Fields that the loaded models do not support."""
         missing = {"contrastive": self.aux_model is None, "dola": self.num_early_exits == 0}
         return frozenset(name for name, is_missing in missing.items() if is_missing)
 
     def contrastive(self, asked: ContrastiveSettings | None) -> Contrastive | None:
-        """Raises InvalidRequestError without an auxiliary model, or if another one is named."""
+        """The settings, or None. Raises InvalidRequestError without an auxiliary model, or if another one is named."""
         if asked is None:
             return None
         if self.aux_model is None:
-            message = "Unsupported parameter: 'contrastive' is not supported by this server: it has no auxiliary model."
+            message = (
+                "Unsupported parameter: 'contrastive' is not supported by this server, which has no auxiliary model. "
+                "Start it with --aux-model and a weaker model with the same tokenizer."
+            )
             raise InvalidRequestError(message, param="contrastive", code="unsupported_parameter")
         if asked.amateur not in {None, self.aux_model}:
             message = (
@@ -248,11 +254,11 @@ class ScoringRules:
         )
 
     def guidance(self, asked: GuidanceSettings | None) -> float | None:
-        """The scale, if it changes anything."""
+        """The guidance scale, or None if it changes nothing."""
         return None if asked is None or asked.scale == 1 else asked.scale
 
     def dola(self, asked: DoLaSettings | None) -> DoLa | None:
-        """Raises InvalidRequestError for layers that the model does not have."""
+        """The settings, or None. Raises InvalidRequestError for layers that the model does not have."""
         if asked is None:
             return None
         if self.num_early_exits == 0:
@@ -278,27 +284,27 @@ _TAKES_PREDICTION = (_AUTO, _PREDICTION)
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRules:
-    """What this server offers."""
+    """Chooses how to speculate for a request, from the methods that the engine has."""
 
     methods: tuple[str, ...]
-    """Those of the engine."""
+    """The engine's methods."""
     default: str
-    """The setting: a method for requests that name none, or "off"."""
+    """The server's setting: a method for requests that name none, or "off"."""
 
     @property
-    def of_silence(self) -> str:
-        """The method of a request that says nothing, or "off": without a prediction there is none to follow."""
+    def default_method(self) -> str:
+        """The method for a request that names none, or "off". `prediction` needs a prediction, so it becomes "off"."""
         return self.default if self.default in self.methods and self.default != _PREDICTION else _OFF
 
     def choose(
         self, asked: Literal["off"] | SpeculationSettings | None, prediction: Sequence[int] | None
     ) -> Speculation | None:
-        """How to speculate for a request; None: not at all. `prediction` are the tokens of its prediction.
+        """How to speculate for a request, or None. `prediction` has the tokens of its predicted output.
 
-        Raises InvalidRequestError for a method that is not there, and for a method and a prediction that do not fit.
+        Raises InvalidRequestError for an unknown method, and for a prediction that the method cannot use.
         """
         if asked is None and prediction is None:
-            return None if self.of_silence == _OFF else Speculation(self.of_silence)
+            return None if self.default_method == _OFF else Speculation(self.default_method)
         options = asked if isinstance(asked, SpeculationSettings) else SpeculationSettings()
         asked_method = options.method and METHOD_ALIASES.get(options.method, options.method)
         is_off = asked == _OFF or options.num_tokens == 0
@@ -325,15 +331,13 @@ class SpeculationRules:
         elif near := difflib.get_close_matches(method, self.methods, n=1):
             message += f" Did you mean '{near[0]}'?"
         there = ", ".join(f"'{name}'" for name in self.methods)
-        message += f" Supported values are: {there}." if there else " It has no method of speculation."
+        message += f" Supported values are: {there}." if there else " This server has no speculation method."
         raise InvalidRequestError(message, param="speculation.method", code="unsupported_value")
 
     def _check_prediction(self, method: str | None, *, is_off: bool, given: bool) -> None:
         if not given:
             if method == _PREDICTION and not is_off:
-                message = (
-                    "'speculation.method': 'prediction' needs the parameter 'prediction', which chat completions have."
-                )
+                message = "'speculation.method': 'prediction' needs the parameter 'prediction' of chat completions."
                 raise InvalidRequestError(message, param="speculation.method", code="invalid_parameter_combination")
             return
         if _PREDICTION not in self.methods:
@@ -342,7 +346,7 @@ class SpeculationRules:
         if is_off or method not in (None, *_TAKES_PREDICTION):
             found = "is off" if is_off else f"has the method '{method}'"
             message = (
-                f"'prediction' cannot be followed while 'speculation' {found}. "
+                f"'prediction' cannot be used while 'speculation' {found}. "
                 "Leave 'speculation' out, or give it the method 'prediction' or 'auto'."
             )
             raise InvalidRequestError(message, param="prediction", code="invalid_parameter_combination")

@@ -13,35 +13,35 @@ from server.generation.notices import Notice
 from server.generation.request import Conversation, GenerationRequest, Message
 from server.text.tokenizer import Tokenizer
 
-MAX_UNASKED = 32_768
-"""The most tokens of an output that nobody has limited, however long the context is."""
+MAX_IMPLICIT_TOKENS = 32_768
+"""Upper bound on the output if neither request nor model limits it, however long the context is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Those of one engine."""
+class RequestLimits:
+    """Limits of one engine."""
 
     info: RunnerInfo
     max_waiting: int
-    """Choices that may wait beside those that run."""
+    """Choices that may wait in addition to the running ones."""
     clamps: bool
-    """Whether a request for more output than there is room for gets what there is."""
+    """Whether a `max_tokens` that does not fit is reduced to what fits, instead of refused."""
     shortens: bool = False
-    """Whether the server was started with a maximum context length, which may be below the model's own."""
+    """Whether the server was started with --max-model-len, which may be below the model's own limit."""
 
     def capacity(self, width: int = 1, num_candidates: int = 0) -> int:
-        """Tokens that each of so many beams may have, prompt and output together; candidates need memory only."""
+        """Tokens that each of `width` beams may have, prompt and output together. Candidates only need memory."""
         held = self.info.num_blocks // width * self.info.block_size
         return min(self.info.max_model_len, held - num_candidates)
 
     def room(
         self, request: EngineRequest, asked: GenerationRequest, default: int | None, notices: list[Notice]
-    ) -> "Room":
-        """What there is for a prompt of the request and its output, of which `default` tokens if nothing was asked."""
-        return Room(self, self.capacity(request.width, request.sampling.num_candidates), asked, default, notices)
+    ) -> "TokenBudget":
+        """The token budget of one prompt; `default` limits the output if the request does not."""
+        return TokenBudget(self, self.capacity(request.width, request.sampling.num_candidates), asked, default, notices)
 
     def too_long(self, num_tokens: int, noun: str, capacity: int | None = None, *, at_least: bool = False) -> Exception:
-        """The error for a text that does not fit into the capacity, by default that of one plain choice."""
+        """The error for a text that exceeds the capacity, by default the capacity of one plain choice."""
         asked = f"your {noun} resulted in {'at least ' if at_least else ''}{num_tokens} tokens"
         capacity = self.capacity() if capacity is None else capacity
         advice = f"Please reduce the length of the {noun}, or {self._remedy(capacity)}."
@@ -49,7 +49,7 @@ class Limits:
         return ContextLengthError(message, param=noun, num_tokens=num_tokens, max_tokens=None, capacity=capacity)
 
     def too_much(self, num_tokens: int, max_tokens: int, noun: str, name: str, capacity: int) -> Exception:
-        """The error for a prompt that fits, with more output than does; `name` is that of `max_tokens`."""
+        """The error for a prompt that fits, but not with the requested output; `name` is the field `max_tokens`."""
         total = num_tokens + max_tokens
         asked = f"you requested {total} tokens ({num_tokens} in the {noun}, {max_tokens} in the completion)"
         advice = f"Please reduce the length of the {noun} or {name}."
@@ -57,7 +57,7 @@ class Limits:
         return ContextLengthError(message, param=noun, num_tokens=num_tokens, max_tokens=max_tokens, capacity=capacity)
 
     def _limit(self, capacity: int) -> str:
-        """What the capacity is, in a sentence."""
+        """The capacity as a sentence."""
         if capacity < self.capacity():
             return f"This server's memory for one request that decodes in this way holds {capacity} tokens."
         if capacity < self.info.max_model_len:
@@ -65,7 +65,7 @@ class Limits:
         return f"This model's maximum context length is {capacity} tokens."
 
     def _remedy(self, capacity: int) -> str:
-        """What the person who runs the server can do about the capacity."""
+        """Advice on how an operator can raise the capacity."""
         if capacity < self.info.max_model_len:
             return "start the server with a larger --kv-cache-gib"
         if self.shortens:
@@ -73,24 +73,27 @@ class Limits:
         return "start the server with a model that has a longer context"
 
     def check_queue(self, request: GenerationRequest) -> None:
-        """Refuses more choices, or beams, than the server ever holds."""
+        """Refuses more choices or beams than the server ever holds."""
         most = self.info.max_num_seqs + self.max_waiting
         beams = request.decoding.beam_search
         name, each = ("num_choices", request.num_choices) if beams is None else ("beam_search.width", beams.width)
         num = each * len(request.prompts)
         if num > most:
             kind = "choices" if beams is None else "beams"
-            message = f"The request asks for {num} {kind} in all, and this server holds at most {most}."
+            message = f"The request asks for {num} {kind} in all, and this server holds at most {most} at a time."
             param = request.path(name if each > 1 else "prompt")
             raise InvalidRequestError(message, param=param, code="integer_above_max_value")
 
     def check_beams(self, beams: BeamSearch | None, request: GenerationRequest) -> None:
-        """Refuses more beams than run at a time, and a search for nothing."""
+        """Refuses more beams than run at a time, and a search for no output."""
         if beams is None:
             return
         most = min(self.info.max_num_seqs, self.info.max_num_batched_tokens)
         if beams.width > most:
-            message = f"The request asks for {beams.width} beams, and this server runs at most {most} at a time."
+            message = (
+                f"Beam search with {beams.width} beams is too wide: this server runs at most {most} choices at a time. "
+                "Use fewer beams, or start the server with a larger --max-num-seqs."
+            )
             raise InvalidRequestError(message, param=request.path("beam_search.width"), code="integer_above_max_value")
         if request.max_tokens == 0:
             name = request.path("max_tokens")
@@ -98,20 +101,23 @@ class Limits:
             raise InvalidRequestError(message, param=name, code="integer_below_min_value")
 
     def check_step(self, sampling: SamplingParams) -> None:
-        """A step must have room for all that one choice computes in it."""
+        """Refuses settings with which one choice does not fit into a step."""
         if sampling.guidance is not None and min(self.info.max_num_seqs, self.info.max_num_batched_tokens) < 2:
-            message = "Unsupported parameter: 'guidance' is not supported by a server that runs one choice at a time."
+            message = (
+                "Unsupported parameter: 'guidance' is not supported by a server that runs one choice at a time, "
+                "because it needs two. Start it with --max-num-seqs 2 or more."
+            )
             raise InvalidRequestError(message, param="guidance", code="unsupported_parameter")
         most = self.info.max_num_batched_tokens - 1
         if sampling.num_candidates > most:
             message = (
                 f"Invalid 'top_k': integer above maximum value. Expected a value <= {most}, one less than this "
-                f"server computes in one step, beside 'penalty_alpha', but got {sampling.num_candidates} instead."
+                f"server computes in one step, with 'penalty_alpha', but got {sampling.num_candidates} instead."
             )
             raise InvalidRequestError(message, param="top_k", code="integer_above_max_value")
 
     def check_min_tokens(self, min_tokens: int, max_tokens: int) -> None:
-        """Refuses to generate more than may be."""
+        """Refuses a `min_tokens` above the most tokens that may be generated."""
         if min_tokens > max_tokens:
             message = (
                 f"Invalid 'min_tokens': integer above maximum value. "
@@ -120,27 +126,27 @@ class Limits:
             raise InvalidRequestError(message, param="min_tokens", code="integer_above_max_value")
 
 
-def unasked_max_tokens(max_model_len: int) -> int:
-    """The most tokens of an output where neither the request nor the model sets a limit.
+def implicit_max_tokens(max_model_len: int) -> int:
+    """Default limit of the output where neither the request nor the model sets one.
 
-    A model that repeats itself would go on to the end of the context, so it is half of that.
+    It is half the context, because a model that repeats itself would otherwise fill all of it.
     """
-    return max(1, min(max_model_len // 2, MAX_UNASKED))
+    return max(1, min(max_model_len // 2, MAX_IMPLICIT_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """The room that one prompt and its output have together."""
+class TokenBudget:
+    """The tokens that one prompt and its output may have together."""
 
-    limits: Limits
+    limits: RequestLimits
     capacity: int
     request: GenerationRequest
     default_max_tokens: int | None
     notices: list[Notice]
-    """Told if there is less room than was asked for."""
+    """Gets a notice if `max_tokens` was reduced."""
 
     def cut(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The part of a prompt that the request wants to be used: its end, or its beginning."""
+        """The part of a prompt to use, by the request's `truncate_prompt`: its end or its beginning."""
         keep = self.request.truncate_prompt
         if keep is None:
             return tokens
@@ -150,7 +156,7 @@ class Room:
         return tokens[:keep] if self.request.keeps_beginning else tokens[-keep:]
 
     def max_tokens(self, prompt: int, noun: str) -> int:
-        """How many tokens to generate after a prompt of so many."""
+        """The number of tokens to generate after a prompt of `prompt` tokens."""
         if prompt == 0:
             message = f"Invalid '{noun}': it has no tokens, and the model needs at least one to begin with."
             raise InvalidRequestError(message, param=noun, code="invalid_value")
@@ -159,18 +165,18 @@ class Room:
             raise self.limits.too_long(prompt, noun, self.capacity)
         room = self.capacity - prompt
         if asked is None:
-            return min(room, self._unasked)
+            return min(room, self._implicit)
         return asked if asked <= room else self._clamped(prompt, asked, room, noun)
 
     @property
-    def _unasked(self) -> int:
-        """The most tokens of an output for which the request sets no limit."""
+    def _implicit(self) -> int:
+        """Limit of the output for a request without `max_tokens`."""
         if self.default_max_tokens is not None:
             return self.default_max_tokens
-        return self.capacity if self.request.may_fill_context else unasked_max_tokens(self.capacity)
+        return self.capacity if self.request.may_fill_context else implicit_max_tokens(self.capacity)
 
     def _clamped(self, prompt: int, asked: int, room: int, noun: str) -> int:
-        """Less than was asked for, unless the server is strict."""
+        """Reduce `max_tokens` to `room` with a notice. Raises ContextLengthError on a strict server."""
         name = self.request.path("max_tokens")
         if not self.limits.clamps:
             raise self.limits.too_much(prompt, asked, noun, name, self.capacity)
@@ -179,23 +185,23 @@ class Room:
 
 
 MAX_ANSWER_MIB = 64
-"""A request whose answer could become larger is refused."""
+"""Requests whose answer could exceed this size are refused."""
 _MAX_BYTES = MAX_ANSWER_MIB << 20
 _LOGPROB = 80
-"""Bytes of JSON that a token with its log-probability takes, about."""
+"""Approximate bytes of JSON for one token with its log-probability."""
 _TOKEN = 18
-"""Bytes of JSON that a token's id takes, with where the token came from."""
+"""Bytes of JSON for a token's id and its source."""
 
 
 def bound_answer(
     requests: Sequence[EngineRequest], asked: GenerationRequest, tokenizer: Tokenizer, notices: list[Notice]
 ) -> Sequence[EngineRequest]:
-    """The requests, with fewer output tokens if the request does not say how many and the answer could be too large.
+    """The requests, with a smaller `max_tokens` if the request sets none and the answer could be too large.
 
-    Raises InvalidRequestError if the answer could be too large and that does not help.
+    Raises InvalidRequestError if the answer could still be too large.
     """
     of_prompts = {field: asked.num_repeats * size for field, size in _of_prompts(requests, asked, tokenizer).items()}
-    of_token = {} if asked.stream else _of_output_token(asked)  # a stream holds none of it
+    of_token = {} if asked.stream else _of_output_token(asked)  # a stream does not hold its answer in memory
     num_tokens = asked.num_choices * sum(one.max_tokens for one in requests)
     sizes = {field: of_prompts.get(field, 0) + num_tokens * of_token.get(field, 0) for field in of_prompts | of_token}
     if sum(sizes.values()) <= _MAX_BYTES:
@@ -205,7 +211,7 @@ def bound_answer(
         most = (_MAX_BYTES - sum(of_prompts.values())) // (num_choices * sum(of_token.values()))
         if most > 0:
             reason = (
-                f"Set to {most}: more tokens, as they are reported, could exceed the {MAX_ANSWER_MIB} MiB of an answer."
+                f"Set to {most}: with more tokens, the reported details could exceed the limit of {MAX_ANSWER_MIB} MiB."
             )
             notices.append(Notice(asked.path("max_tokens"), reason))
             return [replace(one, max_tokens=min(one.max_tokens, most)) for one in requests]
@@ -213,7 +219,7 @@ def bound_answer(
 
 
 def _of_prompts(requests: Sequence[EngineRequest], asked: GenerationRequest, tokenizer: Tokenizer) -> dict[str, int]:
-    """Bytes that the answer takes to tell of the prompts once, by the fields that ask for it."""
+    """Bytes with which the answer describes the prompts once, by the fields that request it."""
     num_tokens = sum(len(one.prompt) for one in requests)
     sizes: dict[str, int] = {}
     if asked.echoes:
@@ -227,7 +233,7 @@ def _of_prompts(requests: Sequence[EngineRequest], asked: GenerationRequest, tok
 
 
 def _of_output_token(asked: GenerationRequest) -> dict[str, int]:
-    """Bytes that the answer takes to report one token of the output, by the fields that ask for it."""
+    """Bytes with which the answer reports one output token, by the fields that request it."""
     sizes: dict[str, int] = {}
     if asked.logprobs is not None:
         num_others = len(asked.logprob_token_ids) or asked.logprobs
@@ -240,7 +246,7 @@ def _of_output_token(asked: GenerationRequest) -> dict[str, int]:
 def _too_large(
     sizes: Mapping[str, int], asked: GenerationRequest, requests: Sequence[EngineRequest]
 ) -> InvalidRequestError:
-    """The error for an answer that could be too large by what these fields add to it, in bytes."""
+    """The error for an answer that could be too large; `sizes` has the bytes that each field adds."""
     fields = sorted(sizes, key=lambda field: -sizes[field])
     named = ", ".join(f"'{field}' {_mib(sizes[field])}" for field in fields)
     most = max(one.max_tokens for one in requests)
@@ -260,10 +266,10 @@ _SYSTEM = ("system", "developer")
 
 
 def without_oldest(conversation: Conversation, fits: Callable[[Conversation], bool]) -> Conversation:
-    """The conversation without as many of its oldest messages as it takes to fit; the shortest one if none does.
+    """The conversation without its oldest messages, as few as needed to fit; the shortest version if none fits.
 
-    What is left begins with a message of the user, so that no result is without its call, after those of the system.
-    Longer ones must not fit where shorter ones do not.
+    System messages stay. The rest begins with a user message, so that no tool result loses its call. `fits` must be
+    monotonic: if a version fits, all shorter ones must fit.
     """
     starts = [index for index, message in enumerate(conversation.messages) if message["role"] == "user"]
     shorter = [conversation, *(replace(conversation, messages=_from(conversation.messages, at)) for at in starts[1:])]

@@ -1,4 +1,4 @@
-"""What an answer is held to, and how it is read: its constraint, its tools and the model's own formats put together."""
+"""Constraints on an answer and how it is parsed: its schema or grammar, its tools, and the model's own formats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,9 +8,9 @@ from server.errors import InvalidRequestError
 from server.generation.constraints.check import begins, check_grammar, grammar_of
 from server.generation.constraints.fragment import ConstraintError, Fragment, sequence, whole
 from server.generation.notices import Notice
-from server.generation.output_formats import ModelFormats, Reading
-from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional
-from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
+from server.generation.output_formats import ModelFormats, ParserConfig
+from server.generation.parsing.call_grammar import GrammarBuilder, OfferedTool, optional
+from server.generation.parsing.choose import FULL_OUTPUT_FORMATS, REASONING_TAGS, TOOL_FORMATS
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import ToolUse
 from server.text.tokenizer import Tokenizer
@@ -18,36 +18,37 @@ from server.text.tokenizer import Tokenizer
 _NOT_WITH_FORMAT = "Not enforced with this model's format of calls."
 _SPACE = Fragment("SPACE?")
 _SPACE_RULE = "SPACE: /[ \\t\\r\\n]{1,16}/\n"
-"""What models write before their reasoning, and between it and the answer: belongs to neither. Bounded, since a model
-that may write any number goes on for ever."""
+"""Whitespace that models write around their reasoning, which belongs to no part. It is bounded, because a model might
+otherwise continue it forever."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Of one request's answers."""
+class OutputConstraints:
+    """How the answers to one request are constrained and parsed."""
 
     grammar: str | None = None
-    """None: the model is free."""
+    """Grammar of the output; None if it is unconstrained."""
     prefix: str = ""
-    """Of what the grammar allows: the prompt ends with it."""
-    reading: Reading | None = None
-    """None: all of it is text."""
+    """Text of the grammar that the prompt already ends with."""
+    parser: ParserConfig | None = None
+    """How to parse the output; None if all of it is text."""
     thinking: Thinking | None = None
-    """A bound on the reasoning."""
+    """A limit on the reasoning."""
 
 
-class FormRules:
-    """What requests can ask for, of one model."""
+class ConstraintRules:
+    """Makes the constraints of requests to one model."""
 
     def __init__(self, tokenizer: Tokenizer, formats: ModelFormats) -> None:
         self._tokenizer = tokenizer
         self._formats = formats
         self._controls = {marker: token for token, marker in formats.controls(tokenizer).items()}
 
-    def of_conversation(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> Form:
-        """For the answer to a prompt that ends with this text; adds what cannot be enforced to `notices`.
+    def of_conversation(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> OutputConstraints:
+        """Constraints on the answer to a conversation whose rendered prompt is `prompt`.
 
-        Raises ConstraintError, or InvalidRequestError for what this model's format does not allow for.
+        Notices name what is not enforced. Raises ConstraintError, or InvalidRequestError for what this model's format
+        does not support.
         """
         continued = _continued(request)
         if continued is not None:
@@ -57,26 +58,26 @@ class FormRules:
         if held is not None:
             grammar = whole(self._after_reasoning(held, prompt, is_free=_is_free(request)))
             grammar = self._checked(grammar, request, notices)
-        is_held, has_form = grammar is not None, request.constraint is not None
-        reading = self._formats_for(request).reading(
-            self._tokenizer, prompt, request.tools, is_held=is_held, has_form=has_form
+        is_constrained, has_constraint = grammar is not None, request.constraint is not None
+        parser = self._formats_for(request).parser_config(
+            self._tokenizer, prompt, request.tools, is_constrained=is_constrained, has_constraint=has_constraint
         )
-        return Form(grammar, reading=reading, thinking=self._thinking(request, prompt))
+        return OutputConstraints(grammar, parser=parser, thinking=self._thinking(request, prompt))
 
     def _formats_for(self, request: GenerationRequest) -> ModelFormats:
-        """By which the answer is read: without reasoning, where the request wants it in the text."""
+        """The formats by which the answer is parsed, without reasoning if the request wants it in the text."""
         if request.separates_reasoning:
             return self._formats
-        if self._formats.tool_format in READ_EVERYTHING:
+        if self._formats.tool_format in FULL_OUTPUT_FORMATS:
             self._refuse(request.path("separates_reasoning"))
         return replace(self._formats, reasoning=None)
 
     def _thinking(self, request: GenerationRequest, prompt: str) -> Thinking | None:
-        """A model without reasoning keeps to any bound."""
+        """The limit on reasoning; None for a model without reasoning, which satisfies any limit."""
         if request.thinking_budget is None:
             return None
         if self._formats.reasoning is None:
-            if self._formats.tool_format in READ_EVERYTHING:
+            if self._formats.tool_format in FULL_OUTPUT_FORMATS:
                 self._refuse(request.path("thinking_budget"))
             return None
         tags = REASONING_TAGS[self._formats.reasoning]
@@ -84,18 +85,18 @@ class FormRules:
         return Thinking(request.thinking_budget, begin, end, self._formats.is_thinking(prompt))
 
     def _spelled(self, tag: str) -> bytes:
-        """A tag as Thinking has it."""
+        """A tag as `Thinking` spells it, with control tokens marked."""
         spelled = tag.encode()
         for marker in self._controls:
             spelled = spelled.replace(marker.encode(), b"\xff" + marker.encode())
         return spelled
 
     def _held(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> Fragment | None:
-        """What comes after the reasoning."""
+        """The grammar of the output after the reasoning; None if it is unconstrained."""
         answer = None if request.constraint is None else request.constraint.fragment("answer")
         if request.tools is not None:
             return self._calls(request, request.tools, prompt, answer, notices)
-        if answer is not None and self._formats.tool_format in READ_EVERYTHING:
+        if answer is not None and self._formats.tool_format in FULL_OUTPUT_FORMATS:
             self._refuse(request.path("constraint"))
         return answer
 
@@ -107,7 +108,7 @@ class FormRules:
         ]
         for one in offered:
             one.check_root()
-        wanted = Wanted(
+        builder = GrammarBuilder(
             offered,
             "calls",
             self._controls,
@@ -116,7 +117,7 @@ class FormRules:
             is_thinking=self._formats.is_thinking(prompt),
             answer=answer,
         )
-        held = TOOL_FORMATS[self._formats.tool_format].grammar(wanted)
+        held = TOOL_FORMATS[self._formats.tool_format].grammar(builder)
         if held is None:
             self._leave_free(request, tools, notices)
             return None
@@ -126,7 +127,7 @@ class FormRules:
         return held
 
     def _leave_free(self, request: GenerationRequest, tools: ToolUse, notices: list[Notice]) -> None:
-        """The format's calls cannot be held to anything: refuse what relies on that."""
+        """The format's calls cannot be constrained: refuse what relies on that, and report the rest."""
         if tools.mode == "required":
             self._refuse(request.path("tool_choice"))
         if request.constraint is not None:
@@ -143,11 +144,14 @@ class FormRules:
         raise InvalidRequestError(message + name, param=path, code="unsupported_parameter")
 
     def _after_reasoning(self, held: Fragment, prompt: str, *, is_free: bool) -> Fragment:
-        """With the reasoning before it, which a call ends where any text is an answer, and is held there, too."""
+        """The grammar with the reasoning before it.
+
+        If any text is an answer, a call can end the reasoning, so the grammar applies there, too.
+        """
         if self._formats.reasoning is None:
             return held
         tags = REASONING_TAGS[self._formats.reasoning]
-        writer = Wanted((), "thought", self._controls)
+        writer = GrammarBuilder((), "thought", self._controls)
         is_begun = self._formats.is_thinking(prompt)
         begin = sequence(_SPACE, writer.text(tags.begin))
         body = Fragment("body")
@@ -163,49 +167,47 @@ class FormRules:
         return Fragment(answer.start, f"{answer.rules}{_SPACE_RULE}body: {held.start}\n{held.rules}")
 
     def _checked(self, grammar: str, request: GenerationRequest, notices: list[Notice]) -> str | None:
-        """The grammar, or none where it is too large and nothing relies on it."""
+        """The grammar; None if it is too large and no strict feature relies on it."""
         try:
             check_grammar(grammar, request.path("constraint") or "tools")
         except ConstraintError as error:
             tools = request.tools
             if not _is_free(request) or tools is None or any(tool.is_strict for tool in tools.callable):
                 raise
-            notices.append(Notice("tools", f"Calls are not held to their schemas: {error.reason}"))
-            notices += _not_counted(request, tools, "Not enforced where calls are not held to their schemas.")
+            notices.append(Notice("tools", f"The tools' schemas are not enforced: {error.reason}"))
+            notices += _not_counted(request, tools, "Not enforced, because the tools' schemas are not.")
             return None
         return grammar
 
 
 def _continued(request: GenerationRequest) -> str | None:
-    """The text that the answer of a form goes on with; None if it begins anew, or has no form."""
+    """The text with which a constrained answer already begins; None if it does not continue a message."""
     prompt = request.prompts[0]
     if _is_free(request) or not isinstance(prompt, Conversation) or not prompt.continue_last:
         return None
     return str(prompt.messages[-1]["content"])
 
 
-def _continuation(request: GenerationRequest, begun: str) -> Form:
-    """The rest of an answer of a form, which is no reasoning and no call."""
+def _continuation(request: GenerationRequest, begun: str) -> OutputConstraints:
+    """Constraints on the rest of a structured answer, which is neither reasoning nor a call."""
     path = request.path("continue_last")
     if request.constraint is None or request.tools is not None:
         other = request.path("tool_choice") if request.constraint is None else "tools"
-        message = (
-            f"Setting '{path}' and '{other}' at the same time is not supported for an answer that is held to a form."
-        )
+        message = f"Setting '{path}' and '{other}' at the same time is not supported with structured output."
         raise InvalidRequestError(message, param=path, code="invalid_parameter_combination")
-    form = request.path("constraint")
-    grammar = grammar_of(request.constraint, form)
+    constraint = request.path("constraint")
+    grammar = grammar_of(request.constraint, constraint)
     if not begins(grammar, begun):
-        message = f"Invalid '{path}': the content of the final message does not begin an answer that fits '{form}'."
+        message = f"Invalid '{path}': the final message's content does not begin an answer that fits '{constraint}'."
         raise InvalidRequestError(message, param=path, code="invalid_value")
-    return Form(grammar, begun)
+    return OutputConstraints(grammar, begun)
 
 
 def _is_free(request: GenerationRequest) -> bool:
-    """Whether any text is an answer."""
+    """Whether any text is a valid answer."""
     return request.constraint is None and (request.tools is None or request.tools.mode == "auto")
 
 
 def _not_counted(request: GenerationRequest, tools: ToolUse, reason: str) -> Sequence[Notice]:
-    """What is to be told where nothing keeps a model from calling more than once."""
+    """The notice for `parallel_tool_calls` if several calls are not allowed but cannot be prevented."""
     return () if tools.is_parallel else (Notice(request.path("parallel_tool_calls"), reason),)

@@ -1,4 +1,4 @@
-"""What becomes of a request: all that the engine and the answer need to know."""
+"""The plan of a request: its engine requests, and how to process their output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from model_runner.contract import Verification
 from scheduler.interface import EngineRequest
 from server.generation.notices import Notice
-from server.generation.output_formats import Reading
+from server.generation.output_formats import ParserConfig
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What the server makes of the engine's tokens."""
+    """How the server processes the engine's output."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
     eos_token_ids: tuple[int, ...] = ()
-    """Those that end the output by the model's own habit, not by `stop_token_ids` of the request."""
+    """The model's own EOS tokens, without the request's `stop_token_ids`."""
     reports_tokens: bool = False
-    """Whether events bring the tokens beside the text."""
-    reading: Reading | None = None
-    """None: all of it is text."""
+    """Whether events carry tokens, too, and not only text."""
+    parser: ParserConfig | None = None
+    """How to parse the output; None if all of it is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +30,30 @@ class Plan:
     """A validated request: one engine request for each prompt, in the order of the prompts."""
 
     id: str
-    """Of the answer; the ids of its requests begin with it."""
+    """Id of the answer, and prefix of the ids of its engine requests."""
     model: str
-    """As the client named it."""
+    """The name that the client used."""
     requests: tuple[EngineRequest, ...]
     options: OutputOptions
     n: int
-    """Choices of each request."""
+    """Choices per prompt."""
     seed: int
-    """As the client gave it, or drawn; prompt i was given seed + i if it was drawn, so that they differ."""
+    """The client's seed, or a drawn one. With a drawn seed, prompt i gets seed + i, so that prompts differ."""
     seed_drawn: bool
     stream: bool = False
     at_a_time: int | None = None
-    """The most requests of it that the engine has at a time; None: all, or none if there is no room for all."""
+    """Most engine requests in the engine at a time. None: all, or the request fails if they do not all fit."""
     is_bounded: bool = True
-    """Whether somebody has said how long answers may be; else it is as long as the context is."""
+    """Whether the request or the model limits the output's length; otherwise only the context does."""
     notices: Sequence[Notice] = ()
-    """What was left out or changed."""
+    """Ignored and changed fields."""
 
     def seed_of(self, prompt: int) -> int:
-        """With this seed, the prompt alone gives the same answer."""
+        """The seed with which the prompt alone gives the same answer."""
         return self.seed + prompt if self.seed_drawn else self.seed
 
     @property
     def verification(self) -> Verification:
-        """How drafts are verified; all but `match` may give other answers than without speculation."""
+        """How drafts are verified. All but `match` may change the answer compared to no speculation."""
         speculation = self.requests[0].speculation
         return "match" if speculation is None else speculation.verify

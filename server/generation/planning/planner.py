@@ -1,4 +1,4 @@
-"""The planner: validates a request against the model, and makes the engine's requests of it."""
+"""The planner: validates a request against the model, and makes the engine's requests."""
 
 import secrets
 import uuid
@@ -19,8 +19,8 @@ from server.generation.planning.decoding_rules import (
     check_tokens,
     choose_beam_search,
 )
-from server.generation.planning.limits import Limits, Room, bound_answer, without_oldest
-from server.generation.planning.output_constraints import Form, FormRules
+from server.generation.planning.limits import RequestLimits, TokenBudget, bound_answer, without_oldest
+from server.generation.planning.output_constraints import ConstraintRules, OutputConstraints
 from server.generation.planning.plan import OutputOptions, Plan
 from server.generation.prompt import encode, encode_fill_in, encode_pieces, read_prompt
 from server.generation.request import (
@@ -37,36 +37,36 @@ from server.text.tokenizer import Tokenizer
 
 
 def ignored_learn(request: GenerationRequest, *, learns: bool) -> Iterator[Notice]:
-    """A notice if the request says that it may be learnt from and will not be. `learns`: whether this server does."""
+    """A notice if the request allows learning, but nothing will be learnt. `learns`: whether this server learns."""
     decoding = request.decoding
     if not request.learn:
         return
     if not learns:
         yield Notice("learn", "This server does not learn.")
     elif request.cache_salt:
-        yield Notice("learn", "Nothing is learnt from requests with a 'cache_salt'.")
+        yield Notice("learn", "Requests with a 'cache_salt' are not learnt from.")
     elif decoding.beam_search is not None or decoding.penalty_alpha:
-        yield Notice("learn", "Nothing is learnt from beam search and contrastive search.")
+        yield Notice("learn", "Beam search and contrastive search are not learnt from.")
 
 
 NEGATIVE_PROMPT = "guidance.negative_prompt"
-"""Path of that field."""
+"""Path of the field in a request."""
 _SEED_BITS = 53
-"""Of a drawn seed: as many as every JSON reader keeps."""
+"""Bits of a drawn seed; every JSON reader keeps integers of this size exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A prompt."""
+    """An encoded prompt."""
 
     tokens: Sequence[int]
     path: str
     text: str = ""
-    """If it came as text."""
+    """The prompt's text, if it came as text."""
 
 
 class Planner:
-    """Makes plans for one model on one engine. Cheap to make; a plan may take as long as its texts take to encode."""
+    """Plans requests for one model on one engine. Cheap to make. A plan takes as long as encoding its texts."""
 
     def __init__(self, tokenizer: Tokenizer, model: ServedModel, info: RunnerInfo, settings: Settings) -> None:
         self._tokenizer = tokenizer
@@ -74,7 +74,7 @@ class Planner:
         self._info = info
         self._settings = settings
         self._rules = SamplingRules(tokenizer, model, info)
-        self._limits = Limits(
+        self._limits = RequestLimits(
             info,
             max_waiting=settings.max_waiting,
             clamps=not settings.strict,
@@ -83,24 +83,24 @@ class Planner:
 
     @property
     def speculation(self) -> SpeculationRules:
-        """What a request can ask for."""
+        """Rules for speculation."""
         return SpeculationRules(self._info.speculation_methods, self._settings.speculation)
 
     @property
     def scoring(self) -> ScoringRules:
-        """Which scores a request can ask for."""
+        """Rules for decoding methods that combine scores."""
         return ScoringRules(self._model.aux_model, self._info.num_early_exits)
 
     @property
     def unsupported(self) -> frozenset[str]:
-        """Fields of which the loaded models have not what they need."""
+        """Fields that the loaded models do not support."""
         return self.scoring.unsupported | (frozenset({"suffix"}) if self._tokenizer.fill_in is None else frozenset())
 
     def plan(self, request: GenerationRequest) -> Plan:
-        """The plan for a request, whoever asks.
+        """The plan for a request.
 
-        Raises NotFoundError for another model, and InvalidRequestError for whatever does not fit the model, the engine
-        or another field.
+        Raises NotFoundError for another model, and InvalidRequestError for fields that do not fit the model, the engine
+        or each other.
         """
         notices = list(request.notices)
         name = self._named(request, notices)
@@ -109,10 +109,10 @@ class Planner:
             self._limits.check_queue(request)
         encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
-        form = self._form(request, encoded[0].text, notices)
+        constraints = self._constraints(request, encoded[0].text, notices)
         notices += ignored_learn(request, learns=self._settings.learn)
-        options = replace(self._options(request, notices), reading=form.reading)
-        of_all = self._of_all_prompts(request, options, form)
+        options = replace(self._options(request, notices), parser=constraints.parser)
+        of_all = self._of_all_prompts(request, options, constraints)
         seed_drawn = request.seed is None
         seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         answer_id = request.id or f"{request.id_prefix}{request.own_id or uuid.uuid4().hex}"
@@ -139,32 +139,36 @@ class Planner:
         )
 
     def count(self, request: GenerationRequest) -> tuple[int, Sequence[Notice]]:
-        """The tokens of the one prompt of a request, or of the end of it that is used, whether or not there is room for
-        it, and what is left out of it.
+        """Count the tokens of a request's only prompt, after truncation, even if they do not fit; returns notices, too.
 
-        Raises what `plan` does for such a prompt.
+        Raises the same errors as `plan` for such a prompt.
         """
         notices = list(request.notices)
         self._named(request, notices)
         (prompt,) = request.prompts
-        assert isinstance(prompt, TextPrompt | Conversation), "only of these is the number of tokens asked for"
+        assert isinstance(prompt, TextPrompt | Conversation), "only these prompts are counted"
         text = self._text(prompt, request, notices)
         tokens = self.encode(text, request.path("prompt"), prompt, is_cut=True)
-        room = Room(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)
+        room = TokenBudget(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)
         return len(room.cut(tokens)), to_report(notices, strict=self._settings.strict)
 
     def _named(self, request: GenerationRequest, notices: list[Notice]) -> str:
-        """The model's name in the answer. Raises what `ServedModel.named` does."""
+        """The model's name in the answer. Raises the errors of `ServedModel.named`."""
         if request.model is None and request.may_omit_model:
             return self._model.name
         return self._model.named(request.model, notices, needs_name=self._settings.strict)
 
-    def _of_all_prompts(self, request: GenerationRequest, options: OutputOptions, form: Form) -> EngineRequest:
-        """What is the same for each prompt: all but the prompt, what follows from its length, and its seed."""
+    def _of_all_prompts(
+        self, request: GenerationRequest, options: OutputOptions, constraints: OutputConstraints
+    ) -> EngineRequest:
+        """The engine request without its prompt, its seed, and the limits that follow from the prompt's length."""
         prediction = self._prediction(request)
         beams = choose_beam_search(request.decoding, options.stop)
         sampling = replace(
-            self._sampling(request), grammar=form.grammar, grammar_prefix=form.prefix, thinking=form.thinking
+            self._sampling(request),
+            grammar=constraints.grammar,
+            grammar_prefix=constraints.prefix,
+            thinking=constraints.thinking,
         )
         self._check_priority(request.priority)
         self._limits.check_beams(beams, request)
@@ -183,7 +187,7 @@ class Planner:
         )
 
     def _encoded(self, prompt: Prompt, request: GenerationRequest, notices: list[Notice]) -> _Encoded:
-        """The tokens of a prompt; adds what was left out of it to `notices`."""
+        """The tokens of a prompt. Adds notices of ignored parts."""
         if isinstance(prompt, TokenPrompt):
             check_tokens(prompt.tokens, prompt.path, self._info.vocab_size)
             return _Encoded(prompt.tokens, prompt.path)
@@ -197,13 +201,16 @@ class Planner:
         return _Encoded(self.encode(text, path, prompt, is_cut=is_cut), path, text)
 
     def _text(self, prompt: TextPrompt | Conversation, request: GenerationRequest, notices: list[Notice]) -> str:
-        """The text of a prompt; adds what was left out of it to `notices`, by the names of the request's API."""
+        """The text of a prompt. Adds notices of ignored parts, under the names of the request's API."""
         text, left_out = read_prompt(self._tokenizer, prompt, request.path("prompt"))
         notices += [replace(notice, path=request.path(notice.path)) for notice in left_out]
         return text
 
     def _fitting(self, conversation: Conversation, request: GenerationRequest, notices: list[Notice]) -> str:
-        """The text of as much of the conversation as leaves room for the output, if that is not most of the context."""
+        """The text of the conversation, without old messages if they leave no room for the output.
+
+        At most half of the context is kept free for the output.
+        """
         path = request.path("prompt")
         room = self._limits.capacity() - min(request.max_tokens or 1, self._limits.capacity() // 2)
 
@@ -217,13 +224,11 @@ class Planner:
         shorter = without_oldest(conversation, fits)
         dropped = len(conversation.messages) - len(shorter.messages)
         if dropped:
-            notices.append(
-                Notice(path, f"It is too long for the context: the {dropped} oldest messages were left out.")
-            )
+            notices.append(Notice(path, f"Too long for the context: the {dropped} oldest messages were dropped."))
         return text_of(shorter)
 
     def _negative_prompt(self, request: GenerationRequest) -> Sequence[int] | None:
-        """The tokens of what guidance goes away from; None: the last one of each prompt."""
+        """The tokens of the negative prompt. None: each prompt's last token."""
         guidance = request.decoding.guidance
         if guidance is None or guidance.negative_prompt is None:
             return None
@@ -242,10 +247,10 @@ class Planner:
     def encode(
         self, text: str, path: str, prompt: TextPrompt | Conversation | None = None, *, is_cut: bool = False
     ) -> list[int]:
-        """The tokens of the text of a prompt, or of another one, of which the end alone may be used.
+        """The tokens of a text, which need not fit if it is cut later (`is_cut`).
 
-        Refuses one that is too long, if it is far too long before anybody spends time on it, and one whose spelling has
-        a token that the tokenizer knows and the model does not.
+        Refuses a text that is too long, without encoding it if it is far too long. Refuses tokens that the tokenizer
+        has and the model does not.
         """
         at_least = self._tokenizer.fewest_tokens(text)
         if not is_cut and at_least > self._limits.capacity():
@@ -256,7 +261,7 @@ class Planner:
         return self._known(tokens, path)
 
     def _in_parts(self, prompt: MixedPrompt | FillIn) -> list[int]:
-        """The tokens of a prompt whose parts are encoded one by one."""
+        """The tokens of a prompt whose parts are encoded separately."""
         parts = prompt.pieces if isinstance(prompt, MixedPrompt) else prompt.parts
         given = [part for part in parts if isinstance(part, int)]
         check_tokens(given, prompt.path, self._info.vocab_size)
@@ -268,7 +273,7 @@ class Planner:
         return self._known(encode_fill_in(self._tokenizer, prompt), prompt.path)
 
     def _known(self, tokens: list[int], path: str) -> list[int]:
-        """Refuses a token that the tokenizer knows and the model does not."""
+        """Refuses tokens that the tokenizer has and the model does not."""
         strange = next((token for token in tokens if token >= self._info.vocab_size), None)
         if strange is not None:
             name = self._tokenizer.token_text(strange)
@@ -277,7 +282,7 @@ class Planner:
         return tokens
 
     def _sampling(self, request: GenerationRequest) -> SamplingParams:
-        """All but the seed, which differs between prompts."""
+        """The sampling parameters without the seed, which differs between prompts."""
         if request.pooling is not None:
             return SamplingParams(pooling=request.pooling)
         decoding = request.decoding
@@ -295,7 +300,7 @@ class Planner:
         )
 
     def _biases(self, texts: Sequence[tuple[str, float]]) -> Iterator[tuple[int, float]]:
-        """The biases of the tokens of these texts; those that the model does not have cannot be generated."""
+        """Biases for the tokens of these texts, without tokens that the model cannot generate."""
         for text, bias in texts:
             for token in self._tokenizer.encode_literally(text):
                 if token < self._info.vocab_size:
@@ -309,7 +314,7 @@ class Planner:
         asked: GenerationRequest,
         notices: list[Notice],
     ) -> EngineRequest:
-        """The request with a prompt, or the end of it that is used, and with what follows from it."""
+        """The request with a prompt, truncated if requested, and the limits that follow from its length."""
         room = self._limits.room(request, asked, self._default_max_tokens(asked), notices)
         prompt = room.cut(encoded.tokens)
         max_tokens = room.max_tokens(len(prompt), encoded.path)
@@ -323,16 +328,16 @@ class Planner:
         of_model = self._model.defaults.max_tokens
         return request.default_max_tokens if of_model is None else of_model
 
-    def _form(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> Form:
-        """What the output is held to, and how it is read. `prompt` is the text of a conversation."""
+    def _constraints(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> OutputConstraints:
+        """How the output is constrained and parsed. `prompt` is the text of a conversation."""
         if (request.constraint or request.tools) and not self._eos_token_ids(request):
-            message = "This model has no token that ends an output, so that it cannot be held to a form."
+            message = "Structured output and tools need an EOS token, and this model has none."
             raise InvalidRequestError(message, code="unsupported_value")
         if isinstance(request.prompts[0], Conversation):
-            return FormRules(self._tokenizer, self._model.formats).of_conversation(request, prompt, notices)
+            return ConstraintRules(self._tokenizer, self._model.formats).of_conversation(request, prompt, notices)
         if request.constraint is None:
-            return Form()
-        return Form(grammar_of(request.constraint, request.path("constraint")))
+            return OutputConstraints()
+        return OutputConstraints(grammar_of(request.constraint, request.path("constraint")))
 
     def _eos_token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         return self._rules.eos_token_ids(request.decoding, fills_in=request.fills_in)
@@ -342,7 +347,7 @@ class Planner:
         stop = self._model.defaults.stop if decoding.stop is None else decoding.stop
         if request.constraint is not None or (request.tools is not None and request.tools.mode == "required"):
             if decoding.stop:
-                notices.append(Notice(request.path("stop"), "Not looked for in an answer that is held to a form."))
+                notices.append(Notice(request.path("stop"), "Ignored with structured output."))
             stop = ()
         return OutputOptions(
             stop=tuple(stop),
@@ -354,14 +359,15 @@ class Planner:
         )
 
     def _speculation(self, request: GenerationRequest, prediction: Sequence[int] | None) -> Speculation | None:
-        """How to guess ahead; not where all of a step's rows have their use already, whatever the server's default."""
+        """How to speculate, or None. Beam search, contrastive search and pooling use a step's rows for other things."""
         if request.pooling or request.decoding.penalty_alpha or request.decoding.beam_search is not None:
             return None
         return self.speculation.choose(request.decoding.speculation, prediction)
 
     def _check_priority(self, priority: int) -> None:
         if priority and self._settings.policy != "priority":
-            message = f"Unsupported value: 'priority' does not support {priority} while the server's policy is "
-            raise InvalidRequestError(
-                f"{message}'{self._settings.policy}'. Only 0 is supported.", param="priority", code="unsupported_value"
+            message = (
+                f"Unsupported value: 'priority' does not support {priority} while the server's policy is "
+                f"'{self._settings.policy}'. Use 0, or start the server with --policy priority."
             )
+            raise InvalidRequestError(message, param="priority", code="unsupported_value")

@@ -107,7 +107,7 @@ def test_a_fork_looks_at_no_token_of_its_history() -> None:
 
 
 def tables(slot: SlotState) -> list[list[tuple[int, float]]]:
-    """What the slot says of the next token, by token."""
+    """The slot's matches for the next token, by token."""
     found = (slot.banned(), slot.dry_penalty(), slot.repetition_penalty(), slot.output_penalty())
     return [[] if pairs is None else sorted(zip(*(part.tolist() for part in pairs), strict=True)) for pairs in found]
 

@@ -18,7 +18,7 @@ from server.generation.constraints.fragment import (
 )
 from server.generation.constraints.json_schema import JsonObject
 from server.generation.constraints.lark import Gbnf, Lark, regex_of_lark
-from server.generation.constraints.texts import Choice, Regex
+from server.generation.constraints.texts import OneOfStrings, Regex
 from tests.server.constraints.matching import END, MARKER, accepts, accepts_tokens
 
 _SUM = """
@@ -77,7 +77,7 @@ def test_lark(grammar: str, fitting: list[str], unfitting: list[str]) -> None:
         ("start: <[*]>", "Special tokens"),
         ("start: <|end|>", "Special tokens"),
         ('start: "a" <[^3-4]> "b"', "Special tokens"),
-        ("start: @other", "no other grammar"),
+        ("start: @other", "other grammars"),
         ("start: x\nx[max_tokens=3]: /a*/", "max_tokens"),
         ("start: x\nx[lazy, temperature=0.5]: /a*/", "temperature"),
         ('start: x "b"\nx[stop="b"]: /a*/', "stop"),
@@ -151,7 +151,11 @@ def test_free_text_ends_at_a_token_and_not_at_its_letters() -> None:
 
 
 def test_fragments_are_put_together() -> None:
-    parts = [Choice(["a", "ab"], "c").fragment("one"), Regex("[x-z]+", "r").fragment("two"), JsonObject().fragment("n")]
+    parts = [
+        OneOfStrings(["a", "ab"], "c").fragment("one"),
+        Regex("[x-z]+", "r").fragment("two"),
+        JsonObject().fragment("n"),
+    ]
     grammar = whole(sequence(either(*parts), text("!")))
     assert all(accepts(grammar, each) for each in ("a!", "ab!", "xyz!", '{"a": 1}!'))
     assert not any(accepts(grammar, each) for each in ("!", "axy!", "a"))

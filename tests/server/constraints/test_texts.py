@@ -8,7 +8,7 @@ import pytest
 from server.generation.constraints.check import grammar_of
 from server.generation.constraints.fragment import ConstraintError
 from server.generation.constraints.json_schema import JsonSchema
-from server.generation.constraints.texts import Choice, Regex
+from server.generation.constraints.texts import OneOfStrings, Regex
 from tests.server.constraints.matching import accepts, walk
 
 PATTERNS = [
@@ -78,11 +78,11 @@ REFUSED = {
     "(a": "unclosed group",
     "a)": "unopened group",
     "[a": "without a ']'",
-    "[]": "empty class",
+    "[]": "empty character class",
     "a\\": "unsupported escape",
     "\\Qa": "unsupported escape",
     "\\ud800": "does not exist",
-    "\\p{^L}": "unknown class",
+    "\\p{^L}": "unknown character class",
     "(x{1000}){1000}": "10000",
     "|".join(f"(.*{letter}){{9}}[a-z]{{900}}" for letter in "abcdefghijklmnop"): "10000",
     "a{6000}|b{6000}": "10000",
@@ -134,14 +134,14 @@ def test_characters_beyond_16_bits_and_named_classes() -> None:
     "strings", [["yes", "no"], ["a", "ab", "abc", "b"], ["", "x"], ["<|end|>", '"\\/\n', "é€😀", "/a/", "%json {}"]]
 )
 def test_a_choice_is_one_of_its_strings(strings: list[str]) -> None:
-    grammar = grammar_of(Choice(strings, "choice"), "choice")
+    grammar = grammar_of(OneOfStrings(strings, "choice"), "choice")
     for text in [*strings, *(text + "a" for text in strings), *(text[:-1] for text in strings), "other"]:
         assert accepts(grammar, text) == (text in strings)
     assert {walk(grammar, seed) for seed in range(40)} == set(strings)
 
 
 def test_many_strings_can_be_chosen_from() -> None:
-    grammar = grammar_of(Choice([f"value {number}" for number in range(10_000)], "choice"), "choice")
+    grammar = grammar_of(OneOfStrings([f"value {number}" for number in range(10_000)], "choice"), "choice")
     assert accepts(grammar, "value 9999")
     assert not accepts(grammar, "value 10000")
 
@@ -153,5 +153,5 @@ def test_many_strings_can_be_chosen_from() -> None:
 )
 def test_a_choice_is_refused(strings: list[str], path: str) -> None:
     with pytest.raises(ConstraintError) as caught:
-        grammar_of(Choice(strings, "choice"), "choice")
+        grammar_of(OneOfStrings(strings, "choice"), "choice")
     assert caught.value.path == "choice" + path

@@ -14,10 +14,10 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from server.generation.constraints.fragment import ConstraintError, Fragment, text, whole
 from server.generation.constraints.lark import Lark
-from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS, OfferedTool, Wanted
+from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS, GrammarBuilder, OfferedTool
 from server.generation.parsing.choose import TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected
-from server.generation.tools import TextForm, Tool
+from server.generation.tools import TextFormat, Tool
 from tests.server.constraints.test_grammars import APPLY_PATCH, PATCH
 from tests.server.parsing.harness import Message, parse
 from tests.server.parsing.writers import WRITERS
@@ -162,7 +162,7 @@ def controls_of(name: str, *, are_special: bool) -> dict[str, int]:
 
 
 def grammar(name: str, controls: dict[str, int], tools: Sequence[OfferedTool] = KNOWN, **how: Any) -> Fragment:
-    found = TOOL_FORMATS[name].grammar(Wanted(tools, "calls", controls, **how))
+    found = TOOL_FORMATS[name].grammar(GrammarBuilder(tools, "calls", controls, **how))
     assert found is not None
     return found
 
@@ -265,7 +265,7 @@ def test_an_answer_in_json_is_no_call_of_llama(output: str, is_call: bool | None
 
 
 def test_what_is_held_to_a_form_is_no_call_of_llama_without_a_marker():
-    expected = Expected(SCHEMAS, has_form=True, only_offered=True, calls_are_whole=True)
+    expected = Expected(SCHEMAS, has_constraint=True, only_offered=True, calls_are_whole=True)
     output = '{"name": "get", "parameters": {}}'
     assert parse(output, TOOL_FORMATS["llama3_json"], expected=expected).content == output
     assert parse(f"<|python_tag|>{output}", TOOL_FORMATS["llama3_json"], expected=expected).calls
@@ -366,7 +366,7 @@ def test_kimi_closes_its_reasoning_before_it_calls():
 
 @pytest.mark.parametrize("way", WRITERS)
 def test_the_text_of_a_custom_tool_fits_its_grammar(way: str):
-    custom = Tool.custom("apply_patch", None, TextForm("lark", APPLY_PATCH, "here"))
+    custom = Tool.custom("apply_patch", None, TextFormat("lark", APPLY_PATCH, "here"))
     writer = WRITERS[way]
     patch = PATCH.replace("\r", "")
     good, bad = (writer.write([("apply_patch", {"input": text})]) for text in (patch, patch.replace("+x", "x")))

@@ -57,7 +57,7 @@ TEMPLATES = {
 def test_calls_are_read_as_the_model_is_taught_to_write_them():
     without_tools = ChatTemplate(TEMPLATES["Vicuna"][0], {})
     assert ModelFormats.of(without_tools, "hermes").tool_format == "hermes"
-    with pytest.raises(ValueError, match="tool_parser: the model's chat template knows no tools"):
+    with pytest.raises(ValueError, match="tool_parser: the model's chat template does not support tools"):
         ModelFormats.of(without_tools, "mistral")
 
 

@@ -6,7 +6,7 @@ Recorded outputs with calls are in test_conformance.py; none of them is from a m
 import pytest
 
 from server.generation.output_formats import ModelFormats
-from server.generation.parsing.choose import READ_EVERYTHING, REASONING_TAGS, TOOL_FORMATS
+from server.generation.parsing.choose import FULL_OUTPUT_FORMATS, REASONING_TAGS, TOOL_FORMATS
 from server.generation.parsing.output_parser import Expected
 from tests.server.parsing.harness import parse
 
@@ -52,7 +52,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
 def test_reasoning_is_told_from_the_answer_in_any_pieces(
     formats: ModelFormats, prompt: str, output: str, reasoning: str, content: str
 ):
-    tools = TOOL_FORMATS[formats.tool_format] if formats.tool_format in READ_EVERYTHING else None
+    tools = TOOL_FORMATS[formats.tool_format] if formats.tool_format in FULL_OUTPUT_FORMATS else None
     tags = None if formats.reasoning is None else REASONING_TAGS[formats.reasoning]
     expected = Expected(is_thinking=formats.is_thinking(prompt))
     for pieces in ([output], list(output)):

@@ -14,7 +14,7 @@ from server.generation.constraints.json_schema import JsonObject
 from server.generation.events import ReasoningDelta, TextDelta
 from server.generation.output_formats import ModelFormats
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
-from server.generation.planning.output_constraints import Form, FormRules
+from server.generation.planning.output_constraints import ConstraintRules, OutputConstraints
 from server.generation.planning.plan import OutputOptions
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.tools import Tool, ToolUse
@@ -42,25 +42,25 @@ def tokenizers(kind: str) -> tuple[Tokenizer, LLTokenizer]:
     return Tokenizer(model, {}, None), LLTokenizer(model.to_str(), eos_token=[END])
 
 
-def form_of(tokenizer: Tokenizer, prompt: str, tools: ToolUse | None = None) -> Form:
+def form_of(tokenizer: Tokenizer, prompt: str, tools: ToolUse | None = None) -> OutputConstraints:
     constraint = JsonObject() if tools is None else None
     request = GenerationRequest(model="m", prompts=(Conversation(messages=()),), constraint=constraint, tools=tools)
-    return FormRules(tokenizer, ModelFormats("hermes", "think")).of_conversation(request, prompt, [])
+    return ConstraintRules(tokenizer, ModelFormats("hermes", "think")).of_conversation(request, prompt, [])
 
 
-def read(output: str, form: Form, kind: str) -> Message | None:
+def read(output: str, form: OutputConstraints, kind: str) -> Message | None:
     """The parser's result for an output; None if the grammar does not accept it."""
     tokenizer, for_grammars = tokenizers(kind)
     assert form.grammar is not None
-    assert form.reading is not None
+    assert form.parser is not None
     matcher = LLMatcher(for_grammars, form.grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     tokens = tokenizer.encode(output, add_special_tokens=False)
     if matcher.try_consume_tokens(tokens) < len(tokens) or not matcher.is_accepting():
         return None
-    pieces = [form.reading.controls.get(token) or tokenizer.token_text(token) for token in tokens]
-    tools = TOOL_FORMATS[form.reading.tool_format] if form.reading.tool_format else None
-    return parse(pieces, tools, REASONING_TAGS["think"], form.reading.expected, form.reading.controls.values())
+    pieces = [form.parser.controls.get(token) or tokenizer.token_text(token) for token in tokens]
+    tools = TOOL_FORMATS[form.parser.tool_format] if form.parser.tool_format else None
+    return parse(pieces, tools, REASONING_TAGS["think"], form.parser.expected, form.parser.controls.values())
 
 
 @KINDS
@@ -96,7 +96,7 @@ def test_whitespace_goes_on_for_no_longer_than_models_write_it(kind: str):
 @pytest.mark.parametrize(("kind", "end"), [("added", b"\xff</think>"), ("spelled", b"</think>")])
 def test_a_bound_on_the_reasoning_knows_how_its_tags_are_written(kind: str, end: bytes):
     request = GenerationRequest(model="m", prompts=(Conversation(messages=()),), thinking_budget=3)
-    rules = FormRules(tokenizers(kind)[0], ModelFormats("hermes", "think"))
+    rules = ConstraintRules(tokenizers(kind)[0], ModelFormats("hermes", "think"))
     found = rules.of_conversation(request, "<think>\n", []).thinking
     assert found == Thinking(3, end.replace(b"/", b""), end, is_begun=True)
 
@@ -117,10 +117,10 @@ def test_a_tag_may_begin_with_a_control_token():
     model.add_special_tokens(["<|channel>", "<channel|>"])
     tokenizer = Tokenizer(model, {}, None)
     formats = ModelFormats("gemma4", "gemma4")
-    reading = formats.reading(tokenizer, "", None, is_held=False, has_form=False)
-    assert reading is not None
+    parser = formats.parser_config(tokenizer, "", None, is_constrained=False, has_constraint=False)
+    assert parser is not None
     tokens = tokenizer.encode("<|channel>thought\nhm<channel|>Red.", add_special_tokens=False)
-    parts = ChoiceParts(tokenizer, (), OutputOptions(eos_token_ids=(END,)), reading)
+    parts = ChoiceParts(tokenizer, (), OutputOptions(eos_token_ids=(END,)), parser)
     told = parts.push(RequestOutput("r", 0, tuple(tokens), finish_reason=FinishReason.LENGTH))
     assert [delta.text for delta in told if isinstance(delta, ReasoningDelta)] == ["hm"]
     assert [delta.text for delta in told if isinstance(delta, TextDelta)] == ["Red."]

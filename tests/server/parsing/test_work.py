@@ -1,4 +1,4 @@
-"""Reading takes work in proportion to the output, whatever a model writes and however it comes in pieces."""
+"""ParserConfig takes work in proportion to the output, whatever a model writes and however it comes in pieces."""
 
 import sys
 from collections.abc import Iterator, Sequence

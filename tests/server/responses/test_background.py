@@ -154,7 +154,7 @@ async def test_no_more_is_promised_than_half_of_the_store(make_app: Callable[...
         error = error_of(
             await client.post(RESPONSES, json=asking(background=True, **large)), 429, "rate_limit_exceeded"
         )
-        assert "have not ended" in error["message"]
+        assert "Unfinished background responses" in error["message"]
         assert await app.state.services.storage.run(lambda rows: rows.num_bytes()) < 0.05 * (1 << 20)
         assert engine.num_live == len(paths)
         await client.post(f"{paths[0]}/cancel")
@@ -168,7 +168,7 @@ async def test_one_that_cannot_be_stored_has_failed(make_app: Callable[..., Fast
     async with client_of(make_app(max_stored_mib=0.004)) as client:
         response = await ended(client, await begun(client))
         assert (response["status"], response["output"]) == ("failed", [])
-        assert "larger than all" in response["error"]["message"]
+        assert "Too large to store" in response["error"]["message"]
 
 
 async def test_what_is_too_large_to_be_stored_is_not_promised(

@@ -201,5 +201,5 @@ async def test_what_is_stored_outlives_the_server(make_app: Callable[..., FastAP
 
 async def test_two_servers_do_not_share_a_folder(make_app: Callable[..., FastAPI], tmp_path: Path) -> None:
     make_app(data_dir=tmp_path)
-    with pytest.raises(ValueError, match="cannot be used: database is locked"):
+    with pytest.raises(ValueError, match=r"Cannot use the stored data in .*: database is locked"):
         make_app(data_dir=tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from fastapi import FastAPI
 
-from server.tenants.usage_counters import Windows
+from server.tenants.usage_counters import UsageCounters
 from tests.server.helpers import client_of
 
 
@@ -30,7 +30,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 86400.0 * 20000 + 3600 * 12 + 30
-        monkeypatch.setattr(Windows, "now", lambda _: self.now)
+        monkeypatch.setattr(UsageCounters, "now", lambda _: self.now)
 
 
 def of_tenant(app: FastAPI, name: str) -> httpx.AsyncClient:

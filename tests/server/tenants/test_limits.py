@@ -15,7 +15,7 @@ from server.errors import QuotaError, RequestLimitError, TokenLimitError
 from server.storage.usage import Used
 from server.tenants.keys import Tenant, TenantLimits
 from server.tenants.rate_limits import Cost, RateLimits
-from server.tenants.usage_counters import Windows
+from server.tenants.usage_counters import UsageCounters
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, error_of, serving
 from tests.server.tenants.keys import Clock, of_tenant
@@ -240,7 +240,7 @@ async def test_a_day_s_tokens_are_a_quota_which_outlives_the_server(make_with_ke
         response = await client.post(COMPLETIONS, json=completion(max_tokens=15))
         error = error_of(response, 429, "insufficient_quota")
         assert error["code"] == "insufficient_quota"
-        assert error["message"].endswith("It begins anew in 11h59m30s.")
+        assert error["message"].endswith("Your quota resets in 11h59m30s.")
         assert response.headers["x-should-retry"] == "false"
         assert remaining(response) == 20 - used
     await app.state.services.accounts.close()
@@ -304,7 +304,7 @@ def test_the_official_client_waits_as_long_as_it_is_told(patient_client: OpenAI,
 
 
 async def test_tokens_taken_for_a_refused_request_are_given_back_in_all_windows(clock: Clock) -> None:
-    limits = RateLimits(Windows())
+    limits = RateLimits(UsageCounters())
     tenant = Tenant("ann", limits=TenantLimits(requests_per_minute=5, tokens_per_minute=100, tokens_per_day=50))
     await limits.reserve(tenant, Cost(10, 30, 1))
     with pytest.raises(QuotaError, match="You exceeded your current quota"):
@@ -343,7 +343,7 @@ async def test_what_fails_before_it_has_begun_gives_back_all(make_with_keys, mon
 
 
 async def test_an_answer_of_which_nobody_says_how_long_it_may_be_takes_what_there_is(clock: Clock) -> None:
-    limits = RateLimits(Windows())
+    limits = RateLimits(UsageCounters())
     tenant = Tenant("ann", limits=TenantLimits(tokens_per_minute=5000, tokens_per_day=5000))
     (await limits.reserve(tenant, Cost(10, 8000, 1, is_bounded=False))).settle(50)
     await asyncio.gather(*limits._corrections)
@@ -364,7 +364,7 @@ async def test_a_batch_that_waits_holds_no_more_of_the_day_than_its_prompts(make
 
 
 async def test_settling_twice_counts_once(clock: Clock) -> None:
-    limits = RateLimits(Windows())
+    limits = RateLimits(UsageCounters())
     tenant = Tenant("ann", limits=TenantLimits(tokens_per_minute=100, max_choices=1))
     reservation = await limits.reserve(tenant, Cost(10, 30, 1))
     reservation.settle(15)
@@ -376,7 +376,7 @@ async def test_settling_twice_counts_once(clock: Clock) -> None:
 
 async def test_more_than_was_reserved_counts_too(clock: Clock) -> None:
     """Where an answer may be longer than all that may be used."""
-    limits = RateLimits(Windows())
+    limits = RateLimits(UsageCounters())
     tenant = Tenant("ann", limits=TenantLimits(tokens_per_minute=100))
     (await limits.reserve(tenant, Cost(10, 3000, 1))).settle(250)
     await limits.close()

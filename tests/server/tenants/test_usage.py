@@ -156,7 +156,7 @@ async def test_usage_that_cannot_be_written_is_written_later(
         while not (days := await usage_of(app, "ann")):  # which waits for a while itself
             pass
     assert [day["num_model_requests"] for day in days] == [2]
-    assert "usage is not written down yet: The disk is full." in caplog.text
+    assert "usage is not stored yet, and will be retried: The disk is full." in caplog.text
 
 
 async def test_what_ends_within_a_moment_is_written_together_and_at_once_when_it_is_asked_for(

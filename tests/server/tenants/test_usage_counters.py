@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from limits.errors import StorageError
 
-from server.tenants.usage_counters import Count, CountedUse, Window, Windows
+from server.tenants.usage_counters import Count, CountedUse, UsageCounters, Window
 from tests.server.tenants.keys import Clock
 
 MINUTE = Window("ann/tokens", "tokens", 100, 60, slides=True)
@@ -42,11 +42,11 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture(params=["here", "in a Redis"])
 async def windows(request: pytest.FixtureRequest, clock: Clock):
     if request.param == "here":
-        yield Windows()
+        yield UsageCounters()
         return
     url = request.getfixturevalue("redis_url")
     clock.now += 86400 * random.SystemRandom().randrange(1, 10**6)  # nobody else's windows
-    made = Windows(url)
+    made = UsageCounters(url)
     yield made
     await made.close()
 
@@ -60,7 +60,7 @@ def used(hits: list[tuple[float, int]], window: Window, now: float) -> float:
 
 
 @pytest.mark.parametrize("window", [MINUTE, DAY], ids=["a minute", "a day"])
-async def test_what_is_taken_is_what_there_is(windows: Windows, clock: Clock, window: Window) -> None:
+async def test_what_is_taken_is_what_there_is(windows: UsageCounters, clock: Clock, window: Window) -> None:
     pick, hits, taken = random.Random(1), [], []
     for _ in range(300):
         clock.now += pick.choice([0, 1, window.seconds / 40, window.seconds / 5])
@@ -98,7 +98,7 @@ def test_after_the_wait_there_is_room_and_not_before(window: Window) -> None:
         assert used(hits, window, count.elapsed + count.reset_s + 1e-6) == pytest.approx(0, abs=1e-3)
 
 
-async def test_of_many_at_once_none_gets_what_is_not_there(windows: Windows) -> None:
+async def test_of_many_at_once_none_gets_what_is_not_there(windows: UsageCounters) -> None:
     results = await asyncio.gather(*(windows.take(MINUTE, 7) for _ in range(50)))
     got = [one for _, one in results if one is not None]
     assert len(got) <= 100 // 7
@@ -109,7 +109,7 @@ async def test_of_many_at_once_none_gets_what_is_not_there(windows: Windows) -> 
 
 async def test_two_servers_share_a_limit(redis_url: str, clock: Clock) -> None:
     clock.now += 86400 * random.SystemRandom().randrange(1, 10**6)
-    first, second = Windows(redis_url), Windows(redis_url)
+    first, second = UsageCounters(redis_url), UsageCounters(redis_url)
     _, one = await first.take(MINUTE, 60)
     assert isinstance(one, CountedUse)
     assert (await second.take(MINUTE, 60))[1] is None
@@ -123,13 +123,13 @@ async def test_while_redis_is_away_each_server_counts_for_itself(
     clock: Clock, caplog: pytest.LogCaptureFixture, redis_url: str
 ) -> None:
     caplog.set_level(logging.INFO)
-    away = Windows("redis://127.0.0.1:1")
+    away = UsageCounters("redis://127.0.0.1:1")
     assert (await away.take(MINUTE, 60))[1] is not None
     assert (await away.take(MINUTE, 60))[1] is None
     assert [line for line in caplog.messages if line.startswith("Redis does not answer")] == caplog.messages[:1]
     caplog.clear()
     clock.now += 10
-    back = Windows(redis_url)
+    back = UsageCounters(redis_url)
     back._lose(StorageError(OSError("gone")))
     clock.now += 10
     await back.take(MINUTE, 1)
@@ -140,7 +140,7 @@ async def test_while_redis_is_away_each_server_counts_for_itself(
 
 async def test_what_was_corrected_while_redis_was_away_is_told_when_it_is_back(redis_url: str, clock: Clock) -> None:
     clock.now += 86400 * random.SystemRandom().randrange(1, 10**6)
-    windows, other = Windows(redis_url), Windows(redis_url)
+    windows, other = UsageCounters(redis_url), UsageCounters(redis_url)
     _, one = await windows.take(DAY, 60)
     assert one is not None
     windows._lose(StorageError(OSError("gone")))
@@ -156,7 +156,7 @@ async def test_what_was_corrected_while_redis_was_away_is_told_when_it_is_back(r
 async def test_what_is_refused_takes_nothing_from_others_not_even_for_a_moment(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    windows, amounts = Windows(), []
+    windows, amounts = UsageCounters(), []
     incr = windows._own.incr
 
     async def noted(key: str, expiry: float, amount: int = 1) -> int:
@@ -172,6 +172,6 @@ async def test_what_is_refused_takes_nothing_from_others_not_even_for_a_moment(
 
 @pytest.mark.parametrize("url", ["memory", "http://me:secret@there", "redis://:secret@host:port"])
 def test_what_is_no_redis_is_refused_at_the_start(url: str) -> None:
-    with pytest.raises(ValueError, match="redis_url cannot be used") as caught:
-        Windows(url)
+    with pytest.raises(ValueError, match="redis_url is not usable") as caught:
+        UsageCounters(url)
     assert "secret" not in str(caught.value)

@@ -1,10 +1,10 @@
-"""DeepSeek: sections of calls, with the arguments as JSON or each in a tag."""
+"""DeepSeek: sections of calls, with arguments as JSON or each in a tag."""
 
 import re
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
 from server.generation.parsing.arguments import Members, PropertyTags, in_quotes, quoted, tagged_arguments
-from server.generation.parsing.call_grammar import Wanted, calls_in_text
+from server.generation.parsing.call_grammar import GrammarBuilder, calls_in_text
 from server.generation.parsing.call_sections import CallSections
 from server.generation.parsing.json_text import call_with_json, json_value
 from server.generation.parsing.output_parser import Expected
@@ -19,7 +19,7 @@ _SECTIONS = CallSections(begins=(_BEGIN,), ends=(_END,), calls=(_CALL,))
 
 
 class DeepseekV3:
-    """Implements ToolFormat, for V3, R1 and V3.1: the arguments are JSON."""
+    """Implements ToolFormat for V3, R1 and V3.1, with arguments as JSON."""
 
     name = "deepseek_v3"
     markers = (_BEGIN, _END, _CALL, _SEPARATOR, _CALL_END)
@@ -28,17 +28,17 @@ class DeepseekV3:
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         return _SECTIONS.read(reader, expected, _call)
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
-        written = [(tool.name, wanted.rule(tool.arguments())) for tool in wanted.tools]
-        bare = [sequence(wanted.text(name + _SEPARATOR), given) for name, given in written]
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
+        written = [(tool.name, builder.rule(tool.arguments())) for tool in builder.tools]
+        bare = [sequence(builder.text(name + _SEPARATOR), given) for name, given in written]
         fenced = [sequence(text(f"{name}\n{_FENCE}\n"), given, text(f"\n{_FENCE_END}")) for name, given in written]
-        typed = sequence(wanted.text(f"function{_SEPARATOR}"), either(*fenced))
-        call = sequence(either(*bare, typed), wanted.text(_CALL_END))
-        return _SECTIONS.grammar(wanted, call)
+        typed = sequence(builder.text(f"function{_SEPARATOR}"), either(*fenced))
+        call = sequence(either(*bare, typed), builder.text(_CALL_END))
+        return _SECTIONS.grammar(builder, call)
 
 
 def _call(reader: Reader) -> Steps[bool]:
-    """V3.1 writes `name<sep>{...}`; V3 writes a type there, and then the name and the arguments in a fence."""
+    """Read a call. V3.1 writes `name<sep>{...}`; V3 writes `function<sep>name` and the arguments in a code fence."""
     name = yield from reader.span(_NAME)
     if (yield from reader.literal(_SEPARATOR)) is None:
         return False
@@ -63,7 +63,7 @@ _SECTION_NAME = either(text("function_calls"), text("tool_calls"), text(" calls"
 
 
 class DeepseekDsml:
-    """Implements ToolFormat, for V3.2, V4 and V4.1, which differ in a space and a word: each argument has a tag."""
+    """Implements ToolFormat for V3.2, V4 and V4.1, which differ in a space and a word. Each argument has a tag."""
 
     name = "deepseek_dsml"
     markers = (_MARKER,)
@@ -72,29 +72,29 @@ class DeepseekDsml:
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         return _TAG_SECTIONS.read(reader, expected, _tagged_call)
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
         tags = PropertyTags(
-            begin=lambda key, is_string: _open(wanted, "parameter", f'"{key}" string="{str(is_string).lower()}"'),
+            begin=lambda key, is_string: _open(builder, "parameter", f'"{key}" string="{str(is_string).lower()}"'),
             any_begin=sequence(
-                _open(wanted, "parameter", '"', end=""), Fragment(r"/[^<>\"\r\n]+/"), text('" string="true">')
+                _open(builder, "parameter", '"', end=""), Fragment(r"/[^<>\"\r\n]+/"), text('" string="true">')
             ),
             end=f"</{_MARKER}",
             after=sequence(_SPACE, text("parameter>\n")),
             tells_strings=True,
         )
         calls = [
-            sequence(_open(wanted, "invoke", f'"{tool.name}"', end=">\n"), tagged_arguments(wanted, tool, tags))
-            for tool in wanted.tools
+            sequence(_open(builder, "invoke", f'"{tool.name}"', end=">\n"), tagged_arguments(builder, tool, tags))
+            for tool in builder.tools
         ]
-        call = sequence(either(*calls), wanted.text(f"</{_MARKER}"), _SPACE, text("invoke>\n"))
-        several = wanted.several(wanted.rule(call))
-        rest = sequence(_SECTION_NAME, text(">\n"), several, wanted.text(f"</{_MARKER}"), _SECTION_NAME, text(">"))
-        return calls_in_text(wanted, {f"<{_MARKER}": rest}, None)
+        call = sequence(either(*calls), builder.text(f"</{_MARKER}"), _SPACE, text("invoke>\n"))
+        several = builder.several(builder.rule(call))
+        rest = sequence(_SECTION_NAME, text(">\n"), several, builder.text(f"</{_MARKER}"), _SECTION_NAME, text(">"))
+        return calls_in_text(builder, {f"<{_MARKER}": rest}, None)
 
 
-def _open(wanted: Wanted, tag: str, name: str, *, end: str = ">") -> Fragment:
-    """A tag with a name, and all of it that comes behind the quote that begins the name."""
-    return sequence(wanted.text(f"<{_MARKER}"), _SPACE, text(f"{tag} name={name}{end}"))
+def _open(builder: GrammarBuilder, tag: str, name: str, *, end: str = ">") -> Fragment:
+    """An opening tag from its start to the text `end` after its name."""
+    return sequence(builder.text(f"<{_MARKER}"), _SPACE, text(f"{tag} name={name}{end}"))
 
 
 def _tagged_call(reader: Reader) -> Steps[bool]:
@@ -112,7 +112,7 @@ def _tagged_call(reader: Reader) -> Steps[bool]:
 
 
 def _parameters(reader: Reader, members: Members) -> Steps[bool]:
-    """Read the arguments, and the end of the call."""
+    """Read the arguments and the end of the call."""
     while (yield from reader.spaced_literal(*_PARAMETERS)) is not None:
         if not (yield from _parameter(reader, members)):
             return False

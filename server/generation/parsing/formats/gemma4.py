@@ -1,9 +1,9 @@
-"""Gemma 4: calls in an object notation of their own."""
+"""Gemma 4: calls in its own object notation."""
 
 import re
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
-from server.generation.parsing.call_grammar import Wanted, calls_in_text
+from server.generation.parsing.call_grammar import GrammarBuilder, calls_in_text
 from server.generation.parsing.json_text import Notation, escaped, json_value
 from server.generation.parsing.notation_grammar import Keys, NotationGrammar, Writing
 from server.generation.parsing.output_parser import Expected, calls_after
@@ -27,19 +27,19 @@ class Gemma4:
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         return calls_after(reader, expected, (_BEGIN,), lambda _: _call(reader))
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
-        quote = wanted.text(_QUOTE)
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
+        quote = builder.text(_QUOTE)
         writing = Writing(
-            string=wanted.rule(sequence(quote, wanted.until(_QUOTE))),
+            string=builder.rule(sequence(quote, builder.until(_QUOTE))),
             constant=lambda value: sequence(quote, text(value), quote),
             names={True: "true", False: "false", None: "null"},
             keys=_KEYS,
         )
         calls = [
-            sequence(text(f"call:{tool.name}{{"), NotationGrammar(wanted, tool, writing).arguments(_KEYS))
-            for tool in wanted.tools
+            sequence(text(f"call:{tool.name}{{"), NotationGrammar(builder, tool, writing).arguments(_KEYS))
+            for tool in builder.tools
         ]
-        return calls_in_text(wanted, {_BEGIN: sequence(either(*calls), text("}"), wanted.text(_END))}, "")
+        return calls_in_text(builder, {_BEGIN: sequence(either(*calls), text("}"), builder.text(_END))}, "")
 
 
 def _call(reader: Reader) -> Steps[bool]:
@@ -74,4 +74,4 @@ def _key(reader: Reader, emit: Emit) -> Steps[bool]:
 
 
 _NOTATION = Notation(_QUOTE[0], _string, _key)
-"""Strings stand raw in quotes that are tokens, keys stand bare; all else is as in JSON."""
+"""Strings are unescaped between quote tokens, and keys have no quotes. The rest is JSON."""

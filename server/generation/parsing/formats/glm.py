@@ -1,10 +1,10 @@
-"""GLM from 4.5 on: a name, then keys and values between tags, the values as plain text."""
+"""GLM from 4.5 on: a name, then keys and values in tags, with values as plain text."""
 
 import re
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
 from server.generation.parsing.arguments import PropertyTags, TypedArguments, tagged_arguments
-from server.generation.parsing.call_grammar import Wanted, calls_in_text
+from server.generation.parsing.call_grammar import GrammarBuilder, calls_in_text
 from server.generation.parsing.output_parser import Expected, calls_after
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import IN_TAG, NAME, WHITESPACE, Reader, Steps
@@ -16,7 +16,7 @@ _MORE = re.compile(r"\s*\S")
 
 
 class Glm:
-    """Implements ToolFormat. Line breaks between the tags mean nothing; up to 4.6 models write them."""
+    """Implements ToolFormat. Line breaks between tags have no meaning; models up to 4.6 write them."""
 
     name = "glm"
     markers = (_BEGIN, _END, _KEY, _KEY_END, _VALUE, _VALUE_END)
@@ -25,19 +25,19 @@ class Glm:
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         return calls_after(reader, expected, (_BEGIN,), lambda _: _call(reader, expected), WHITESPACE)
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
         lines = Fragment('"\\n"?')
         tags = PropertyTags(
-            begin=lambda key, _: sequence(wanted.text(f"{_KEY}{key}{_KEY_END}"), lines, wanted.text(_VALUE)),
+            begin=lambda key, _: sequence(builder.text(f"{_KEY}{key}{_KEY_END}"), lines, builder.text(_VALUE)),
             any_begin=sequence(
-                wanted.text(_KEY), Fragment(r"/[^<>\r\n]+/"), wanted.text(_KEY_END), lines, wanted.text(_VALUE)
+                builder.text(_KEY), Fragment(r"/[^<>\r\n]+/"), builder.text(_KEY_END), lines, builder.text(_VALUE)
             ),
             end=_VALUE_END,
             after=lines,
             barred=(_END,),
         )
-        calls = [sequence(text(tool.name), lines, tagged_arguments(wanted, tool, tags)) for tool in wanted.tools]
-        return calls_in_text(wanted, {_BEGIN: sequence(either(*calls), wanted.text(_END))}, "\n")
+        calls = [sequence(text(tool.name), lines, tagged_arguments(builder, tool, tags)) for tool in builder.tools]
+        return calls_in_text(builder, {_BEGIN: sequence(either(*calls), builder.text(_END))}, "\n")
 
 
 def _call(reader: Reader, expected: Expected) -> Steps[bool]:
@@ -58,7 +58,7 @@ def _call(reader: Reader, expected: Expected) -> Steps[bool]:
 
 
 def _argument(reader: Reader, given: TypedArguments) -> Steps[str | None]:
-    """Read an argument, and the tag after it; None if there is none."""
+    """Read an argument and the tag after it; None if it is invalid."""
     key = yield from reader.span(IN_TAG)
     if not key or (yield from reader.literal(_KEY_END)) is None:
         return None
@@ -76,6 +76,6 @@ def _argument(reader: Reader, given: TypedArguments) -> Steps[str | None]:
 
 
 def _is_last(reader: Reader) -> Steps[bool]:
-    """Whether the end of a call may be one where a value was not ended: nothing but more calls may follow."""
+    """Whether an end tag ends the call although its last value was not closed: only more calls may follow."""
     has_next = (yield from reader.spaced_ahead(_BEGIN)) is not None
     return has_next or not reader.match(_MORE)

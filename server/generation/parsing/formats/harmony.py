@@ -1,9 +1,9 @@
-"""Harmony, of gpt-oss: messages with headers, which say for whom they are."""
+"""Harmony, the format of gpt-oss: messages with headers that name their channel and recipient."""
 
 import re
 
 from server.generation.constraints.fragment import Fragment, either, repeated, sequence
-from server.generation.parsing.call_grammar import FREE, Wanted
+from server.generation.parsing.call_grammar import FREE, GrammarBuilder
 from server.generation.parsing.json_text import json_object
 from server.generation.parsing.output_parser import Expected
 from server.generation.parsing.parts import CallBegin, CallEnd, Emit, Kept, arguments, content, reasoning
@@ -38,27 +38,27 @@ class Harmony:
                 yield from reader.attempt(header, reading, emit=content, at_once=expected.calls_are_whole)
             yield from _text(reader, content if name else _emit(header))
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
-        if not all(map(wanted.is_control, self.markers)):
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
+        if not all(map(builder.is_control, self.markers)):
             return None
-        next_message = sequence(FREE, wanted.text(f"{_ENDS[0]}{_START}assistant"))
+        next_message = sequence(FREE, builder.text(f"{_ENDS[0]}{_START}assistant"))
         before = [
-            sequence(wanted.text(f"{_CHANNEL}{channel}{_MESSAGE}"), next_message)
+            sequence(builder.text(f"{_CHANNEL}{channel}{_MESSAGE}"), next_message)
             for channel in ("analysis", "commentary")
         ]
         calls = [
             sequence(
-                wanted.text(f"{_CHANNEL}commentary to={_FUNCTIONS}{tool.name} {_CONSTRAIN}json{_MESSAGE}"),
+                builder.text(f"{_CHANNEL}commentary to={_FUNCTIONS}{tool.name} {_CONSTRAIN}json{_MESSAGE}"),
                 tool.arguments(),
             )
-            for tool in wanted.tools
+            for tool in builder.tools
         ]
-        final = sequence(wanted.text(f"{_CHANNEL}final{_MESSAGE}"), wanted.answer or FREE)
-        return sequence(repeated(either(*before)), either(*calls, *([] if wanted.needs_call else [final])))
+        final = sequence(builder.text(f"{_CHANNEL}final{_MESSAGE}"), builder.answer or FREE)
+        return sequence(repeated(either(*before)), either(*calls, *([] if builder.needs_call else [final])))
 
 
 def _header(reader: Reader) -> Steps[str]:
-    """Read the header of a message; empty if it is missing or broken."""
+    """Read a message's header; empty if it is missing or broken."""
     begin = yield from reader.spaced_literal(_START, _CHANNEL, _MESSAGE, "to=")
     if begin is None or begin.endswith(_MESSAGE):
         return begin or ""
@@ -69,20 +69,20 @@ def _header(reader: Reader) -> Steps[str]:
 
 
 def _recipient(header: str) -> str:
-    """The recipient of a message, named after the role or after the channel; empty if there is none."""
+    """The recipient of a message, named after the role or after the channel; empty without one."""
     found = _TO.findall(header)
     return found[-1] if found else ""
 
 
 def _function(header: str, expected: Expected) -> str:
-    """The tool that a message calls, if it calls any; empty otherwise."""
+    """The tool that a message calls; empty if it is not a call."""
     recipient = _recipient(header)
     name = recipient.removeprefix(_FUNCTIONS)
     return name if name != recipient or name in expected.tools else ""
 
 
 def _emit(header: str) -> Emit:
-    """The kind of a message's text. Text for the model's built-in tools is dropped, because there are none here."""
+    """The kind of a message's text. Text for the model's built-in tools is dropped, because they are not available."""
     if _BUILT_IN.match(_recipient(header)):
         return Kept()
     channels = _CHANNEL_NAME.findall(header)
@@ -103,7 +103,7 @@ def _call(reader: Reader, name: str) -> Steps[bool]:
 
 
 def _text(reader: Reader, emit: Emit) -> Steps[None]:
-    """Pass on the text of a message. An end marker that no other message follows is part of it."""
+    """Emit a message's text. An end marker without another message after it is part of the text."""
     while (marker := (yield from reader.until(*_ENDS, emit=emit, stops=(_START,)))) is not None:
         if _START.startswith((yield from reader.need(len(_START)))):
             return

@@ -1,10 +1,10 @@
-"""Kimi K2 and K3, whose formats have nothing in common."""
+"""Kimi K2 and K3, which have different formats."""
 
 import re
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
 from server.generation.parsing.arguments import Members, PropertyTags, in_quotes, quoted, tagged_arguments
-from server.generation.parsing.call_grammar import FREE, Wanted, optional, unique
+from server.generation.parsing.call_grammar import FREE, GrammarBuilder, optional, unique
 from server.generation.parsing.call_sections import CallSections
 from server.generation.parsing.json_text import call_with_json, json_value
 from server.generation.parsing.output_parser import Expected
@@ -20,7 +20,7 @@ _SECTIONS = CallSections(begins=(_SECTION,), ends=(_SECTION_END,), calls=(_CALL,
 
 
 class KimiK2:
-    """Implements ToolFormat: sections of calls, each of which is known by an id that holds the name."""
+    """Implements ToolFormat: sections of calls, each with an id that contains the name."""
 
     name = "kimi_k2"
     markers = (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END)
@@ -29,12 +29,12 @@ class KimiK2:
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         return _SECTIONS.read(reader, expected, _call_by_id)
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
         calls = [
-            sequence(text(f"functions.{tool.name}:"), _NUMBER, wanted.text(_ARGUMENTS), tool.arguments())
-            for tool in wanted.tools
+            sequence(text(f"functions.{tool.name}:"), _NUMBER, builder.text(_ARGUMENTS), tool.arguments())
+            for tool in builder.tools
         ]
-        return _SECTIONS.grammar(wanted, sequence(either(*calls), wanted.text(_CALL_END)))
+        return _SECTIONS.grammar(builder, sequence(either(*calls), builder.text(_CALL_END)))
 
 
 def _call_by_id(reader: Reader) -> Steps[bool]:
@@ -52,7 +52,7 @@ _OPEN, _CLOSE, _END = "<|open|>", "<|close|>", "<|sep|>"
 class KimiK3:
     """Implements ToolFormat: elements whose tags are control tokens around text.
 
-    Reads all of the output; the prompt has opened the reasoning, or else the answer.
+    Reads all of the output. The prompt has opened the reasoning or the answer.
     """
 
     name = "kimi_k3"
@@ -68,31 +68,31 @@ class KimiK3:
             if tag == _OPEN + "tools":
                 yield from _calls(reader, expected)
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
-        if not all(map(wanted.is_control, self.markers)):
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
+        if not all(map(builder.is_control, self.markers)):
             return None
-        ended = optional(wanted.text(f"{_CLOSE}message{_END}"))
+        ended = optional(builder.text(f"{_CLOSE}message{_END}"))
         calls = sequence(
-            wanted.text(f"{_CLOSE}response{_END}{_OPEN}tools{_END}"),
-            wanted.several(wanted.rule(_call_as_written(wanted))),
-            wanted.text(f"{_CLOSE}tools{_END}"),
+            builder.text(f"{_CLOSE}response{_END}{_OPEN}tools{_END}"),
+            builder.several(builder.rule(_call_as_written(builder))),
+            builder.text(f"{_CLOSE}tools{_END}"),
         )
-        response = wanted.text(f"{_CLOSE}response{_END}")
-        if wanted.needs_call:
+        response = builder.text(f"{_CLOSE}response{_END}")
+        if builder.needs_call:
             answer = calls
-        elif wanted.answer is not None:
-            answer = either(sequence(wanted.answer, optional(response)), calls)
+        elif builder.answer is not None:
+            answer = either(sequence(builder.answer, optional(response)), calls)
         else:
             answer = sequence(FREE, optional(either(response, calls)))
-        opened = optional(wanted.text(f"{_OPEN}response{_END}"))
-        thought = sequence(FREE, wanted.text(f"{_CLOSE}think{_END}")) if wanted.is_thinking else text("")
+        opened = optional(builder.text(f"{_OPEN}response{_END}"))
+        thought = sequence(FREE, builder.text(f"{_CLOSE}think{_END}")) if builder.is_thinking else text("")
         return unique(sequence(thought, opened, answer, ended))
 
 
-def _call_as_written(wanted: Wanted) -> Fragment:
+def _call_as_written(builder: GrammarBuilder) -> Fragment:
     tags = PropertyTags(
-        begin=lambda key, is_string: _argument_as_written(wanted, text(_escaped(key)), is_string=is_string),
-        any_begin=_argument_as_written(wanted, Fragment(r"/[^<>\r\n\"&]+/"), is_string=True),
+        begin=lambda key, is_string: _argument_as_written(builder, text(_escaped(key)), is_string=is_string),
+        any_begin=_argument_as_written(builder, Fragment(r"/[^<>\r\n\"&]+/"), is_string=True),
         end=f"{_CLOSE}argument{_END}",
         after=text(""),
         tells_strings=True,
@@ -101,19 +101,19 @@ def _call_as_written(wanted: Wanted) -> Fragment:
         sequence(
             text(f'call tool="{tool.name}" index="'),
             Fragment("/[0-9]{1,4}/"),
-            wanted.text(f'"{_END}'),
-            tagged_arguments(wanted, tool, tags),
+            builder.text(f'"{_END}'),
+            tagged_arguments(builder, tool, tags),
         )
-        for tool in wanted.tools
+        for tool in builder.tools
     ]
-    return sequence(wanted.text(_OPEN), either(*calls), wanted.text(f"{_CLOSE}call{_END}"))
+    return sequence(builder.text(_OPEN), either(*calls), builder.text(f"{_CLOSE}call{_END}"))
 
 
-def _argument_as_written(wanted: Wanted, key: Fragment, *, is_string: bool) -> Fragment:
-    """The tag that opens an argument."""
+def _argument_as_written(builder: GrammarBuilder, key: Fragment, *, is_string: bool) -> Fragment:
+    """The opening tag of an argument."""
     kind = text("string") if is_string else Fragment("/number|boolean|null|object|array/")
-    begin = wanted.text(f'{_OPEN}argument key="')
-    return sequence(begin, key, text('" type="'), kind, wanted.text(f'"{_END}'))
+    begin = builder.text(f'{_OPEN}argument key="')
+    return sequence(begin, key, text('" type="'), kind, builder.text(f'"{_END}'))
 
 
 def _escaped(key: str) -> str:
@@ -121,7 +121,7 @@ def _escaped(key: str) -> str:
 
 
 def _tag(reader: Reader, marker: str) -> Steps[str]:
-    """Read the rest of a tag of an element that holds text or calls: how it begins, or nothing if it is no such tag."""
+    """Read the rest of a tag of an element with text or calls. Returns its beginning; empty for any other tag."""
     element = yield from reader.literal("think", "response", "tools", "message")
     if element is None or (yield from reader.literal(_END)) is None:
         return ""
@@ -129,7 +129,7 @@ def _tag(reader: Reader, marker: str) -> Steps[str]:
 
 
 def _calls(reader: Reader, expected: Expected) -> Steps[None]:
-    """Read calls up to the end of their element, or to the first that is none."""
+    """Read calls to the end of their element, or to the first invalid one."""
     before = f"{_OPEN}tools{_END}"
     while (yield from reader.sequence(_CLOSE, "tools", _END)) is None:
         reading = _call(reader)
@@ -166,7 +166,7 @@ def _argument(reader: Reader, given: dict[str, str], members: Members) -> Steps[
 
 
 def _open(reader: Reader, element: str) -> Steps[dict[str, str]]:
-    """Read a tag that opens an element: its attributes; none if it is no such tag."""
+    """Read an element's opening tag. Returns its attributes; empty if it is another tag."""
     if (yield from reader.sequence(_OPEN, element)) is None:
         return {}
     given = yield from attributes(reader)
@@ -176,7 +176,7 @@ def _open(reader: Reader, element: str) -> Steps[dict[str, str]]:
 
 
 def _string(reader: Reader) -> Steps[bool]:
-    """Pass on the raw text of an argument, and read the tag that closes it."""
+    """Emit an argument's raw text, and read its closing tag."""
     while (marker := (yield from reader.until(_CLOSE, emit=in_quotes))) is not None:
         if (yield from reader.sequence("argument", _END)) is not None:
             return True

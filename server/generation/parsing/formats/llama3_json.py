@@ -1,9 +1,9 @@
-"""Llama 3.1 to 3.3: JSON objects, after a marker or with nothing before them."""
+"""Llama 3.1 to 3.3: JSON objects, after a marker or at the beginning."""
 
 import re
 
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, sequence
-from server.generation.parsing.call_grammar import OfferedTool, Wanted, json_objects, unique
+from server.generation.parsing.call_grammar import GrammarBuilder, OfferedTool, json_objects, unique
 from server.generation.parsing.json_text import call_with_json, json_call
 from server.generation.parsing.output_parser import Expected
 from server.generation.parsing.parts import CallBegin, content
@@ -18,8 +18,8 @@ _ARGUMENTS = ('"parameters"', '"arguments"')
 class Llama3Json:
     """Implements ToolFormat.
 
-    Without a marker, an object that the output begins with is a call if it has a name and arguments, in this order, and
-    nothing else but a type before them. Any other is an answer in JSON, as are all where answers are held to a form.
+    Without a marker, an object at the beginning of the output is a call if it has a name, then arguments, and nothing
+    else except a type before them. Any other object is a JSON answer. If the answer is constrained, all objects are.
     """
 
     name = "llama3_json"
@@ -27,7 +27,7 @@ class Llama3Json:
     ends_reasoning = ()
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
-        before: str | None = None if expected.has_form else (yield from reader.skip())
+        before: str | None = None if expected.has_constraint else (yield from reader.skip())
         read_call = _bare_call
         while True:
             if before is None:
@@ -38,18 +38,18 @@ class Llama3Json:
             is_call = yield from reader.attempt(before, call, emit=content, at_once=expected.calls_are_whole)
             before = (yield from reader.spaced_literal(_SEPARATOR)) if is_call else None
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
-        """In free text, everything that begins like a call of an offered tool is one."""
-        if wanted.needs_call or wanted.answer is not None:
-            calls = wanted.rule(wanted.several(json_objects(wanted, "parameters"), f"{_SEPARATOR} "))
-            marked = sequence(wanted.text(_TAG), calls)
-            return unique(either(calls, marked)) if wanted.answer is None else either(wanted.answer, unique(marked))
-        call = wanted.rule(either(*(_call_as_written(tool) for tool in wanted.tools)))
-        calls = wanted.rule(wanted.several(call, _SEPARATOR))
-        names = "|".join(re.escape(tool.name) for tool in wanted.tools)
-        other = wanted.new_name().upper()
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
+        """In free text, everything that begins like a call of an offered tool is a call."""
+        if builder.needs_call or builder.answer is not None:
+            calls = builder.rule(builder.several(json_objects(builder, "parameters"), f"{_SEPARATOR} "))
+            marked = sequence(builder.text(_TAG), calls)
+            return unique(either(calls, marked)) if builder.answer is None else either(builder.answer, unique(marked))
+        call = builder.rule(either(*(_call_as_written(tool) for tool in builder.tools)))
+        calls = builder.rule(builder.several(call, _SEPARATOR))
+        names = "|".join(re.escape(tool.name) for tool in builder.tools)
+        other = builder.new_name().upper()
         rule = f"{other}: {FREE_TEXT} & ~(/{_header_as_written(names)}\\{{/ {FREE_TEXT})\n"
-        marked = sequence(wanted.until(_TAG, other), calls)
+        marked = sequence(builder.until(_TAG, other), calls)
         return unique(Fragment(f"({calls.start} | {marked.start} | {other})", calls.rules + marked.rules + rule))
 
 
@@ -60,7 +60,7 @@ def _call_as_written(tool: OfferedTool) -> Fragment:
 
 
 def _header_as_written(name: str) -> str:
-    """An expression for what comes before the arguments, as `_header` reads it; `name` is one, too."""
+    """An expression for what precedes the arguments, as `_header` reads it; `name` is an expression, too."""
     kind = rf'("type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?'
     keys = "|".join(_ARGUMENTS)
     return rf'{_SPACE}\{{{_SPACE}{kind}"name"{_SPACE}:{_SPACE}"({name})"{_SPACE},{_SPACE}({keys}){_SPACE}:{_SPACE}'
@@ -79,7 +79,7 @@ def _bare_call(reader: Reader) -> Steps[bool]:
 
 
 def _header(reader: Reader) -> Steps[str]:
-    """Read what comes before the arguments: the name; empty if it is anything else."""
+    """Read what precedes the arguments. Returns the name; empty for anything else."""
     if not (yield from _all_of(reader, "{")):
         return ""
     key = yield from reader.spaced_literal('"type"', '"name"')
@@ -96,7 +96,7 @@ def _header(reader: Reader) -> Steps[str]:
 
 
 def _all_of(reader: Reader, *texts: str) -> Steps[bool]:
-    """Read these texts with any whitespace before each; False at the first that is not there."""
+    """Read these texts, each after any whitespace. Returns False at the first that is missing."""
     for one in texts:
         if (yield from reader.spaced_literal(one)) is None:
             return False

@@ -1,7 +1,7 @@
-"""Mistral: a list of calls as JSON up to tokenizer v7, then a name and its arguments after a marker for each call."""
+"""Mistral: a JSON list of calls up to tokenizer v7; later, a marker, a name and arguments for each call."""
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
-from server.generation.parsing.call_grammar import Wanted, calls_in_text, json_objects, optional
+from server.generation.parsing.call_grammar import GrammarBuilder, calls_in_text, json_objects, optional
 from server.generation.parsing.json_text import call_with_json, json_calls
 from server.generation.parsing.output_parser import Expected, calls_after
 from server.generation.parsing.parts import CallBegin
@@ -20,17 +20,17 @@ class Mistral:
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         return calls_after(reader, expected, (_BEGIN,), lambda _: _calls(reader))
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
-        if not wanted.is_control(_ARGUMENTS):
-            calls = sequence(optional(text(" ")), text("["), wanted.several(json_objects(wanted), ", "), text("]"))
-            return calls_in_text(wanted, {_BEGIN: calls}, None)
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
+        if not builder.is_control(_ARGUMENTS):
+            calls = sequence(optional(text(" ")), text("["), builder.several(json_objects(builder), ", "), text("]"))
+            return calls_in_text(builder, {_BEGIN: calls}, None)
         own_id = Fragment("")
-        if wanted.is_control(_ID):
-            own_id = optional(sequence(wanted.text(_ID), Fragment("/[a-zA-Z0-9]{9}/")))
+        if builder.is_control(_ID):
+            own_id = optional(sequence(builder.text(_ID), Fragment("/[a-zA-Z0-9]{9}/")))
         calls = either(
-            *(sequence(text(tool.name), own_id, wanted.text(_ARGUMENTS), tool.arguments()) for tool in wanted.tools)
+            *(sequence(text(tool.name), own_id, builder.text(_ARGUMENTS), tool.arguments()) for tool in builder.tools)
         )
-        return calls_in_text(wanted, {_BEGIN: wanted.rule(calls)}, "")
+        return calls_in_text(builder, {_BEGIN: builder.rule(calls)}, "")
 
 
 def _calls(reader: Reader) -> Steps[bool]:

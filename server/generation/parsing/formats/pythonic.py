@@ -1,10 +1,10 @@
-"""Llama 3.2 and 4, as their makers advise: a list of calls as Python writes them, with literals as arguments."""
+"""Llama 3.2 and 4, as their makers advise: a list of calls in Python syntax, with literal arguments."""
 
 import re
 
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, sequence, text
 from server.generation.parsing.arguments import Members
-from server.generation.parsing.call_grammar import OfferedTool, Wanted, optional, unique
+from server.generation.parsing.call_grammar import GrammarBuilder, OfferedTool, optional, unique
 from server.generation.parsing.json_text import PYTHON, json_value
 from server.generation.parsing.notation_grammar import Keys, NotationGrammar, Writing
 from server.generation.parsing.output_parser import Expected
@@ -16,7 +16,7 @@ _TAG, _BEGIN, _END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 
 
 class Pythonic:
-    """Implements ToolFormat. Without a marker before it, only a list that the output begins with is one of calls."""
+    """Implements ToolFormat. Without a marker, a list is a list of calls only at the beginning of the output."""
 
     name = "pythonic"
     markers = (_TAG, _BEGIN, _END)
@@ -24,49 +24,51 @@ class Pythonic:
 
     def read(self, reader: Reader, expected: Expected) -> Steps[None]:
         before: str | None = yield from reader.skip()
-        at_once = expected.calls_are_whole and not expected.has_form  # a form of text may allow half of a call
+        at_once = (
+            expected.calls_are_whole and not expected.has_constraint
+        )  # a constraint on the text may allow half a call
         while before is not None:
             yield from reader.attempt(before, _calls(reader), emit=content, at_once=at_once)
             before = yield from reader.until(_TAG, _BEGIN, emit=content)
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
-        """In free text, everything that begins like a call of an offered tool is one."""
-        given = [(tool.name, wanted.rule(_arguments_as_written(wanted, tool))) for tool in wanted.tools]
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
+        """In free text, everything that begins like a call of an offered tool is a call."""
+        given = [(tool.name, builder.rule(_arguments_as_written(builder, tool))) for tool in builder.tools]
         call = either(*(sequence(text(f"{name}("), rest) for name, rest in given))
-        calls = wanted.rule(sequence(text("["), _and_more(wanted, call, call), text("]")))
-        marked = wanted.rule(sequence(calls, optional(wanted.text(_END))))
-        markers = sorted((_BEGIN, _TAG), key=wanted.is_control, reverse=True)
-        if wanted.needs_call or wanted.answer is not None:
-            begun = [sequence(wanted.text(marker), marked) for marker in markers]
-            return unique(either(*([] if wanted.answer is None else [wanted.answer]), calls, *begun))
+        calls = builder.rule(sequence(text("["), _and_more(builder, call, call), text("]")))
+        marked = builder.rule(sequence(calls, optional(builder.text(_END))))
+        markers = sorted((_BEGIN, _TAG), key=builder.is_control, reverse=True)
+        if builder.needs_call or builder.answer is not None:
+            begun = [sequence(builder.text(marker), marked) for marker in markers]
+            return unique(either(*([] if builder.answer is None else [builder.answer]), calls, *begun))
         first = either(*(sequence(Fragment(f"/{_header(re.escape(name))}/"), rest) for name, rest in given))
-        bare = sequence(_and_more(wanted, first, call), text("]"))
-        names = "|".join(re.escape(tool.name) for tool in wanted.tools)
-        other = wanted.new_name().upper()
+        bare = sequence(_and_more(builder, first, call), text("]"))
+        names = "|".join(re.escape(tool.name) for tool in builder.tools)
+        other = builder.new_name().upper()
         rule = f"{other}: {FREE_TEXT} & ~(/{_header(names)}/ {FREE_TEXT})\n"
-        begun = [sequence(wanted.until(marker, other), marked) for marker in markers]
+        begun = [sequence(builder.until(marker, other), marked) for marker in markers]
         return unique(either(bare, *begun, Fragment(other, rule)))
 
 
 def _header(name: str) -> str:
-    """An expression for what the output begins with if it is a call; `name` is one, too."""
+    """An expression for the beginning of an output that is a call; `name` is an expression, too."""
     return rf"{_SPACE}\[{_SPACE}({name})\("
 
 
-def _and_more(wanted: Wanted, first: Fragment, call: Fragment) -> Fragment:
-    """A call, and others after it where that is allowed."""
-    return sequence(first, wanted.more(sequence(Fragment("/, ?/"), call))) if wanted.is_parallel else first
+def _and_more(builder: GrammarBuilder, first: Fragment, call: Fragment) -> Fragment:
+    """A call, and more calls after it if that is allowed."""
+    return sequence(first, builder.more(sequence(Fragment("/, ?/"), call))) if builder.is_parallel else first
 
 
-def _arguments_as_written(wanted: Wanted, tool: OfferedTool) -> Fragment:
-    return sequence(NotationGrammar(wanted, tool, _WRITING).arguments(_ARGUMENTS), text(")"))
+def _arguments_as_written(builder: GrammarBuilder, tool: OfferedTool) -> Fragment:
+    return sequence(NotationGrammar(builder, tool, _WRITING).arguments(_ARGUMENTS), text(")"))
 
 
 _ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def _spelt(value: str) -> list[str]:
-    """The ways of writing a string: in single quotes, and in double ones."""
+    """Both spellings of a string: in single and in double quotes."""
     escaped = "".join(_ESCAPES.get(character, character) for character in value)
     return [f"{quote}{escaped.replace(quote, chr(92) + quote)}{quote}" for quote in "'\""]
 

@@ -1,8 +1,8 @@
-"""Qwen3-Coder, Qwen from 3.5 on, and Seed-OSS: a function and its parameters as tags, the values as plain text."""
+"""Qwen3-Coder, Qwen from 3.5 on, and Seed-OSS: a function and its parameters as tags, with values as plain text."""
 
 from server.generation.constraints.fragment import Fragment, either, sequence, text
 from server.generation.parsing.arguments import PropertyTags, TypedArguments, tagged_arguments
-from server.generation.parsing.call_grammar import OfferedTool, Wanted, calls_in_text
+from server.generation.parsing.call_grammar import GrammarBuilder, OfferedTool, calls_in_text
 from server.generation.parsing.output_parser import Expected, calls_after
 from server.generation.parsing.parts import CallBegin, CallEnd
 from server.generation.parsing.reader import IN_TAG, NAME, WHITESPACE, Reader, Steps
@@ -15,11 +15,11 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _LINE = "\n"
 _AFTER_VALUE = (_PARAMETER_END, _LINE + _PARAMETER, _FUNCTION_END)
 _AFTER_LINES = (*_AFTER_VALUE, _LINE + _PARAMETER_END, _LINE + _FUNCTION_END)
-"""After a value that began on a line of its own, as Qwen's do: then the end of its last line does not belong to it."""
+"""Ends of a value that began on its own line, as Qwen's do: the line end before the tag is not part of the value."""
 
 
 class Qwen3Xml:
-    """Implements ToolFormat. Models forget the outer tags, and the end of a value where the next tag shows it."""
+    """Implements ToolFormat. Models may omit the outer tags, and a value's end tag before another tag."""
 
     name = "qwen3_xml"
     markers = (*_BEGINS, *_ENDS)
@@ -34,18 +34,18 @@ class Qwen3Xml:
             WHITESPACE,
         )
 
-    def grammar(self, wanted: Wanted) -> Fragment | None:
-        calls = wanted.rule(either(*(_function(wanted, tool) for tool in wanted.tools)))
+    def grammar(self, builder: GrammarBuilder) -> Fragment | None:
+        calls = builder.rule(either(*(_function(builder, tool) for tool in builder.tools)))
         begins = {}
         tags = zip(_BEGINS, _ENDS, strict=True)
-        for begin, end in sorted(tags, key=lambda tag: wanted.is_control(tag[0]), reverse=True):
-            begins[begin] = sequence(text(f"\n{_FUNCTION}"), calls, wanted.text(f"\n{end}"))
-        return calls_in_text(wanted, {**begins, _FUNCTION: calls}, "\n")
+        for begin, end in sorted(tags, key=lambda tag: builder.is_control(tag[0]), reverse=True):
+            begins[begin] = sequence(text(f"\n{_FUNCTION}"), calls, builder.text(f"\n{end}"))
+        return calls_in_text(builder, {**begins, _FUNCTION: calls}, "\n")
 
 
-def _function(wanted: Wanted, tool: OfferedTool) -> Fragment:
-    """The rest of a function. Qwen writes its values on lines of their own, Seed does not."""
-    line = "" if wanted.is_control(_SEED_BEGIN) else _LINE
+def _function(builder: GrammarBuilder, tool: OfferedTool) -> Fragment:
+    """The rest of a function. Qwen writes values on their own lines, Seed does not."""
+    line = "" if builder.is_control(_SEED_BEGIN) else _LINE
     tags = PropertyTags(
         begin=lambda key, _: text(f"{_PARAMETER}{key}>{line}"),
         any_begin=sequence(text(_PARAMETER), Fragment(r"/[^<>\r\n]+/"), text(f">{line}")),
@@ -53,7 +53,7 @@ def _function(wanted: Wanted, tool: OfferedTool) -> Fragment:
         after=text(_LINE),
         barred=(_PARAMETER, _PARAMETER_END, _FUNCTION_END),
     )
-    given = tagged_arguments(wanted, tool, tags)
+    given = tagged_arguments(builder, tool, tags)
     return sequence(text(f"{tool.name}>\n"), given, text(_FUNCTION_END))
 
 
@@ -80,7 +80,7 @@ def _call(reader: Reader, expected: Expected, *, is_bare: bool) -> Steps[bool]:
 
 
 def _parameter(reader: Reader, given: TypedArguments) -> Steps[str | None]:
-    """Read a parameter, and the tag after it; None if there is none."""
+    """Read a parameter and the tag after it; None if it is invalid."""
     key = yield from reader.span(IN_TAG)
     if not key or (yield from reader.literal(">")) is None or not (yield from given.begin(key)):
         return None
@@ -94,7 +94,7 @@ def _parameter(reader: Reader, given: TypedArguments) -> Steps[str | None]:
 
 
 def _tag_after(reader: Reader, end: str) -> Steps[str | None]:
-    """The tag that follows the end of a value; None if that was no end: tags may stand in values, too."""
+    """The tag after the end of a value. None if the value goes on, because values may contain tags."""
     if end.endswith(_PARAMETER):
         return end
     if end.endswith(_FUNCTION_END):
