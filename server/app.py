@@ -52,8 +52,8 @@ from server.tenants.usage_counters import UsageCounters
 from server.text.tokenizer import Tokenizer
 
 _DESCRIPTION = (
-    "An OpenAI-compatible API. Every parameter is honoured exactly or refused with an error that names it; mere hints "
-    "that are left out are reported. The same request gives the same answer, whatever else the server is doing."
+    "An OpenAI-compatible API. Every parameter is honoured exactly, or refused with an error that names it. Hints that "
+    "do not apply are ignored and reported. The same request gives the same answer, whatever else the server is doing."
 )
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def create_app(
     *,
     workers: WorkerPool,
 ) -> FastAPI:
-    """The application. Whoever made the engine starts and stops it; requests get 503 until it is ready.
+    """Make the application. Requests get 503 until the engine is ready.
 
-    `folder` has the served model, `aux` the auxiliary one; `dialects` are the APIs that it speaks,
-    `workers` check costly bodies; whoever made them closes them.
+    `folder` has the served model, `aux` the auxiliary one; `dialects` are the supported APIs; `workers` check costly
+    bodies. The caller starts and stops the engine, and closes the workers.
 
-    Raises OSError or ValueError if the configured API keys or the model's configuration cannot be read, or if a setting
-    names what there is not.
+    Raises OSError or ValueError if the API keys or the model's configuration cannot be read, or a setting names
+    something that does not exist.
     """
     app = FastAPI(
         title="Samewise",
@@ -115,14 +115,14 @@ def _services(
     aux: ModelFolder | None,
     workers: WorkerPool,
 ) -> Services:
-    """The parts of the application. Raises what `create_app` does."""
+    """Make the services of the application. Raises OSError or ValueError, as `create_app` does."""
     names = settings.served_model_name or (folder.name,)
     formats = ModelFormats.of(tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)
     aux_name = None if aux is None else aux.name
     model = ServedModel.from_folder(
         folder.path, tokenizer, *names, formats=formats, aux_model=aux_name, score_tokens=settings.score_tokens
     )
-    tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # or the first request would wait for it
+    tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # now, so that the first request does not wait
     metrics = Metrics(engine, model.name, settings.metrics_prefix)
     keys = KeyRing(settings)
     storage = Storage(
@@ -165,7 +165,7 @@ def _file_store(settings: Settings, storage: Storage) -> FileStore | None:
 
 
 def _traces(settings: Settings, keys: KeyRing) -> "Traces | None":
-    """Raises ValueError if what it takes is not installed."""
+    """Raises ValueError if OpenTelemetry is not installed."""
     if settings.otlp_traces_endpoint is None:
         return None
     try:
@@ -207,7 +207,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """What the framework refuses by itself: unknown paths and methods, mostly."""
+    """Answer an error of the framework itself, mostly an unknown path or method."""
     assert isinstance(error, HTTPException)
     known = _from_framework(error, request.method, request.url.path)
     return error_response(report(known, request.scope), request.scope)

@@ -1,4 +1,4 @@
-"""A server's parts, made from its settings: its models, the engine in a process of its own, and the application."""
+"""Assembles a server from its settings: the models, the engine process and the application."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 
 _logger = logging.getLogger("samewise.server")
-_BY_HEADS = ("auto", "eagle", "hydra", "medusa")
-"""Methods of speculation that can use learnt heads."""
+_HEAD_METHODS = ("auto", "eagle", "hydra", "medusa")
+"""Speculation methods that can use trained heads."""
 
 
 class StartError(Exception):
-    """The server cannot start or go on; the message is one line for the user."""
+    """The server cannot start or continue. The message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The models that the settings name, as they are on this machine."""
+    """Local folders of the models that the settings name."""
 
     model: ModelFolder
     draft_model: Path | None
     heads: tuple[Path, ...]
-    """Draft heads that the settings name, otherwise those that come with the model."""
+    """The draft heads that the settings name, otherwise the model's own."""
     aux_model: ModelFolder | None = None
 
 
 def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
-    """Find all models, and convert or download those used for the first time. Raises ModelNotFoundError."""
+    """Find all models; download or convert them on first use. Raises ModelNotFoundError."""
     model = resolve_model(settings.model, console)
     with _setting("draft_model"):
         draft = None if settings.draft_model is None else resolve_model(settings.draft_model, console).path
@@ -55,7 +55,7 @@ def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
 
 @contextmanager
 def _setting(name: str) -> Iterator[None]:
-    """Errors inside name this setting."""
+    """Context in which a ModelNotFoundError gets the setting's name."""
     try:
         yield
     except ModelNotFoundError as error:
@@ -65,13 +65,13 @@ def _setting(name: str) -> Iterator[None]:
 def make_engine(
     settings: Settings, checkpoints: Checkpoints, publish: Callable[[bytes], None] | None = None
 ) -> EngineProcess:
-    """The engine, not started. `publish` gets its KV events."""
+    """Make the engine, without starting it; `publish` receives its KV events."""
     limits = EngineLimits(settings.max_waiting, settings.engine_timeout_s)
     return EngineProcess(engine_config(settings, checkpoints), limits, publish)
 
 
 def make_app(engine: EngineClient, settings: Settings, checkpoints: Checkpoints) -> "FastAPI":
-    """The application. Takes seconds: to be called in a thread, so that the engine starts meanwhile.
+    """Make the application. This takes seconds: call it in a thread while the engine starts.
 
     Raises StartError.
     """
@@ -134,14 +134,14 @@ def warn_if_open(settings: Settings, address: str, remedy: str) -> None:
     """Warn if a server without keys can be reached from other machines; `remedy` says what to do."""
     if not settings.has_keys:
         _logger.warning(
-            "The server listens on %s without an API key: whoever can reach it may use it. %s", address, remedy
+            "The server listens on %s without an API key: anyone who can reach it can use it. %s", address, remedy
         )
 
 
 def warn_if_unused(settings: Settings) -> None:
-    """Warn if heads learn that few requests use; it is allowed, because requests can choose their method."""
-    if settings.learn and settings.speculation not in _BY_HEADS:
+    """Warn if heads learn that few requests use. This is allowed because requests can choose their method."""
+    if settings.learn and settings.speculation not in _HEAD_METHODS:
         _logger.warning(
-            "learn is on, but speculation is %s: only requests that name another method use the learnt heads.",
+            "learn is on, but speculation is %s: only requests that choose another method use the trained heads.",
             settings.speculation,
         )

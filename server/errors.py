@@ -1,18 +1,18 @@
-"""Everything that can be refused or go wrong, as one exception tree. How it is written is a matter of each API.
+"""The exceptions that end a request with an error. Each API writes them in its own format.
 
 ApiError
 ├── InvalidRequestError          400  malformed, out of range, unsupported
-│   ├── ContextLengthError       400  more tokens than there is room for
+│   ├── ContextLengthError       400  more tokens than the context or a limit allows
 │   ├── NotFoundError            404  unknown model, path or stored object
 │   ├── MethodNotAllowedError    405
 │   ├── BodyTooLargeError        413
 │   ├── MediaTypeError           415
-│   └── UpgradeError             426  there is nothing here but websockets
+│   └── UpgradeError             426  the path accepts only websockets
 ├── AuthenticationError          401
-├── RateLimitError               429  the queue is full, or the storage of promised responses
-│   └── LimitError               429  a key has used what it may use: RequestLimitError, TokenLimitError, QuotaError
-├── InternalError                500  our fault
-├── UnavailableError             503  starting, draining or failed
+├── RateLimitError               429  the queue or the storage for background responses is full
+│   └── LimitError               429  a key has reached a limit: RequestLimitError, TokenLimitError, QuotaError
+├── InternalError                500  a fault of the server
+├── UnavailableError             503  the engine is starting, draining or failed
 └── RequestTimeoutError          504  took longer than the server allows
 """
 
@@ -24,7 +24,7 @@ RETRY_AFTER_S = 1.0
 
 
 class ApiError(Exception):
-    """Ends a request with an error. Raised anywhere below a route, turned into a response in one place."""
+    """An error that ends a request. Raised anywhere below a route; `server.app` turns it into a response."""
 
     status: ClassVar[int] = 500
 
@@ -36,18 +36,18 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Sent with the response: by default, that the same request would fail the same way."""
+        """Headers of the response. By default they ask the client not to retry."""
         return {"x-should-retry": "false"}
 
 
 class InvalidRequestError(ApiError):
-    """The request asks for something that cannot be done."""
+    """The request is malformed, out of range or unsupported."""
 
     status = 400
 
 
 class ContextLengthError(InvalidRequestError):
-    """A text, or a text and the output after it, has more tokens than there is room for."""
+    """A text, or a prompt with its requested output, has more tokens than fit."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class ContextLengthError(InvalidRequestError):
         max_tokens: int | None = None,
         capacity: int = 0,
     ) -> None:
-        """`num_tokens` are those of the text, or at least so many; `max_tokens` were asked for after it.
+        """`num_tokens` is the length of the text or a lower bound of it; `max_tokens` is the requested output.
 
-        An exception that comes from another process is made of its message first.
+        All parameters but the message have defaults because unpickling calls this with the message alone.
         """
         super().__init__(message, param=param, code="context_length_exceeded")
         self.num_tokens = num_tokens
@@ -89,7 +89,7 @@ class MethodNotAllowedError(InvalidRequestError):
 
 
 class BodyTooLargeError(InvalidRequestError):
-    """More bytes than the server was set up to read."""
+    """The body has more bytes than the server accepts."""
 
     status = 413
 
@@ -101,7 +101,7 @@ class MediaTypeError(InvalidRequestError):
 
 
 class UpgradeError(InvalidRequestError):
-    """The path opens a websocket, and the request is none or did not get here as one."""
+    """The path accepts only websockets, and the request is not a handshake or lost its upgrade on the way."""
 
     status = 426
 
@@ -111,7 +111,7 @@ class UpgradeError(InvalidRequestError):
 
 
 class AuthenticationError(ApiError):
-    """No key, or a wrong one."""
+    """The request has no API key, or an unknown one."""
 
     status = 401
 
@@ -121,10 +121,10 @@ class AuthenticationError(ApiError):
 
 
 class InternalError(ApiError):
-    """Our fault. The log has the rest, under the request id that the client's message names."""
+    """A fault of the server. The client's message has the request id, under which the log has the details."""
 
-    def naming(self, request_id: str) -> "InternalError":
-        """The same, with the id in its message."""
+    def with_request_id(self, request_id: str) -> "InternalError":
+        """The error with the request id in its message."""
         message = f"{self.message.removesuffix('.')}. The request's id is {request_id}."
         return InternalError(message, param=self.param, code=self.code)
 
@@ -148,7 +148,7 @@ class _RetryableError(ApiError):
 
 
 class RateLimitError(_RetryableError):
-    """The server has as many requests as it can hold, or has promised as many responses as it can store."""
+    """The engine's queue or the storage for background responses is full."""
 
     # Raised for a full queue by `from_engine` in generation/run.py.
 
@@ -156,10 +156,10 @@ class RateLimitError(_RetryableError):
 
 
 class LimitError(RateLimitError):
-    """The owner of a key has used what it may use for now."""
+    """A key has reached one of its limits."""
 
     def __init__(self, message: str, *, wait_s: float | None) -> None:
-        """`wait_s` is how long the same request would be refused, if nothing else is asked for; None: for ever."""
+        """`wait_s` is the time until the same request would be accepted, without other requests; None: never."""
         super().__init__(message, code="rate_limit_exceeded")
         self._wait_s = wait_s
 
@@ -172,15 +172,15 @@ class LimitError(RateLimitError):
 
 
 class RequestLimitError(LimitError):
-    """The owner of the key has sent too many requests in a minute, or wants too many answers at a time."""
+    """The key has sent too many requests in a minute, or has too many choices in flight."""
 
 
 class TokenLimitError(LimitError):
-    """The owner of the key has used too many tokens in a minute."""
+    """The key has used too many tokens in a minute."""
 
 
 class QuotaError(LimitError):
-    """The owner of the key has used the tokens of the day."""
+    """The key has used its tokens of the day."""
 
     def __init__(self, message: str, *, wait_s: float) -> None:
         super().__init__(message, wait_s=wait_s)
@@ -192,17 +192,17 @@ class QuotaError(LimitError):
 
 
 class UnavailableError(_RetryableError):
-    """The engine takes no work now."""
+    """The engine accepts no work now."""
 
     status = 503
 
 
 def unknown_model(model: str) -> NotFoundError:
-    """OpenAI's words for a model that is not served here."""
+    """The error for a model that is not served, in OpenAI's words."""
     message = f"The model `{shorten(model)}` does not exist or you do not have access to it."
     return NotFoundError(message, param="model", code="model_not_found")
 
 
 def shorten(text: str, limit: int = 64) -> str:
-    """A client's text in a form that a message can repeat."""
+    """A client's text, cut to `limit` characters so that a message can repeat it."""
     return text if len(text) <= limit else text[:limit] + "..."

@@ -1,1 +1,1 @@
-"""The APIs that the server speaks: a folder or a module each (dialects.py lists them), and the one way behind them."""
+"""The APIs that the server supports, a folder or module each (dialects.py lists them), and the code they share."""

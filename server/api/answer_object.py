@@ -1,7 +1,7 @@
-"""Typed answers: Structs that msgspec encodes, and that give the OpenAPI document and docs/api.md their schemas.
+"""Typed responses: msgspec Structs, from which the OpenAPI document and the API reference take their schemas.
 
     class StepList(AnswerObject):
-        '''Answer of GET /v1/steps.'''
+        '''Response schema for GET /v1/steps.'''
 
         object: Literal["list"] = "list"
         data: Annotated[Sequence[StepObject], doc("Oldest first.")]
@@ -12,9 +12,9 @@
     async def steps(...) -> Response:
         return json_response(StepList(data=..., next_page=None))
 
-A property is always written, `None` as null and a default as well, except where its value is `UNSET`: that alone leaves
-it out of the JSON. Arguments are keywords; the JSON has the order of the class. Where a property or an event has
-several forms, each is a class with `tag_field="type", tag="ping"`, and the annotation is their union, `Ping | Pong`.
+Every property is written, `None` as null and defaults too, unless its value is `UNSET`. Arguments are keywords; the
+JSON has the order of the class. If a property or an event has several forms, each form is a class with
+`tag_field="type", tag="ping"`, and the annotation is their union, `Ping | Pong`.
 """
 
 import inspect
@@ -39,7 +39,7 @@ class _KeywordsOnly(msgspec.StructMeta):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(msgspec.field,))
 class AnswerObject(msgspec.Struct, metaclass=_KeywordsOnly, frozen=True, forbid_unknown_fields=True):
-    """Base of all objects in answers. Its name is its name in the OpenAPI document, and must be unique."""
+    """Base of all objects in responses. A class's name is its name in the OpenAPI document, and must be unique."""
 
 
 def doc(text: str) -> msgspec.Meta:
@@ -48,21 +48,21 @@ def doc(text: str) -> msgspec.Meta:
 
 
 WARNINGS = (
-    "Extension: what of the request was left out or changed, at most 32 fields; their paths are in the header "
-    "`x-samewise-ignored` as well."
+    "Extension: fields of the request that were ignored or changed, at most 32. The header `x-samewise-ignored` lists "
+    "their paths."
 )
 Warnings = Annotated[Sequence[Notice] | msgspec.UnsetType, doc(WARNINGS)]
-"""Of an answer whose request had notices: `warnings: Warnings = UNSET`, which is given `notices or UNSET`."""
+"""Type of the property `warnings`: declare `warnings: Warnings = UNSET`, and pass `notices or UNSET`."""
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The JSON schema of an AnswerObject, of a union of tagged ones, or of a list; it refers to `components`."""
+    """The JSON schema of an AnswerObject, a union of tagged ones, or a list; it refers to `components`."""
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REFERENCES)
     return schema
 
 
 def components(document: object) -> dict[str, Any]:
-    """The schemas, by their names, of all AnswerObjects that a JSON document refers to, and of what they consist of."""
+    """The schemas by name of all AnswerObjects that a JSON document refers to, directly or not."""
     known = {kind.__name__: kind for kind in _kinds(AnswerObject)}
     names = [name.decode() for name in dict.fromkeys(_REFERENCE.findall(msgspec.json.encode(document)))]
     kinds = [known[name] for name in names if name in known]

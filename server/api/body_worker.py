@@ -78,7 +78,7 @@ class BodyContext:
         return self.engine
 
     def weigh(self, num_bytes: int) -> None:
-        """Raise HeavyError if the work equals that of this many bytes of text, and is too much for this place."""
+        """Raise HeavyError if work on this many bytes of text is too much for this place."""
         if self.most_bytes is not None and num_bytes > self.most_bytes:
             raise HeavyError(num_bytes)
 
@@ -111,7 +111,7 @@ class BodyWorker:
         self._settings = settings
         self._workers = workers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samewise-bodies")
-        self._place: tuple[RunnerInfo | None, bytes] | None = None
+        self._pickled: tuple[RunnerInfo | None, bytes] | None = None
 
     async def run(
         self,
@@ -155,7 +155,7 @@ class BodyWorker:
     async def _by_worker(
         self, size: int, sender: Sender, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
     ) -> _T:
-        errand = Errand(self._pickled_place(info), work, body, args, sender.name, Limits.of_size(size))
+        errand = Errand(self._pickled_context(info), work, body, args, sender.name, Limits.of_size(size))
         result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
         return result
 
@@ -163,10 +163,10 @@ class BodyWorker:
         """Accept no more work; work that has begun ends by itself."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _pickled_place(self, info: RunnerInfo | None) -> bytes:
-        if self._place is None or self._place[0] is not info:
-            self._place = info, pickle.dumps((self._folder, self._model, info, self._settings))
-        return self._place[1]
+    def _pickled_context(self, info: RunnerInfo | None) -> bytes:
+        if self._pickled is None or self._pickled[0] is not info:
+            self._pickled = info, pickle.dumps((self._folder, self._model, info, self._settings))
+        return self._pickled[1]
 
 
 def read_as(context: BodyContext, body: bytes, schema: type[_Body]) -> _Body:
@@ -210,7 +210,7 @@ class Limits:
 class Errand:
     """Picklable work on a body: the worker calls `work(context, body, *args)`."""
 
-    place: bytes
+    pickled_context: bytes
     """The pickled parts of the context."""
     work: Callable[..., Any]
     body: bytes
@@ -399,7 +399,7 @@ def _failure(pid: int, code: int, limits: Limits) -> ApiError:
     if -code in _EXPECTED_ENDS:
         return too_much_memory(limits, pid)
     _logger.error("%s while it checked a request", describe_end(pid, code))
-    return InternalError("The process that checks large requests ended while it had this one.")
+    return InternalError("The worker process that checked this request ended unexpectedly.")
 
 
 def too_much_memory(limits: Limits, pid: int) -> ApiError:

@@ -1,6 +1,6 @@
 """A worker process, `python -m server.api.body_worker_process`: checks one body at a time within limits.
 
-`body_worker.py` starts it, and tells from its exit code which limit a body exceeded.
+`body_worker.py` starts it, and sees from its exit code which limit a body exceeded.
 """
 
 import contextlib
@@ -41,16 +41,16 @@ def main() -> None:
         is_last, sender = False, None
         while not is_last:
             errand: Errand = pickle.loads(connection.recv_bytes())
-            outcome = _outcome(errand, is_of_another=errand.sender != sender)
+            outcome = _outcome(errand, is_new_sender=errand.sender != sender)
             is_last, sender = outcome.is_last, errand.sender
             connection.send_bytes(_pickled(outcome))
 
 
-def _outcome(errand: Errand, *, is_of_another: bool) -> Outcome:
+def _outcome(errand: Errand, *, is_new_sender: bool) -> Outcome:
     """The outcome of an errand: its value, or the exception that the server raises again."""
     try:
-        context = _context(errand.place)
-        if is_of_another and context.settings.isolate_keys:
+        context = _context(errand.pickled_context)
+        if is_new_sender and context.settings.isolate_keys:
             _forget(context)
         with _limited(errand.limits):
             value = errand.work(context, errand.body, *errand.args)
@@ -65,7 +65,7 @@ def _outcome(errand: Errand, *, is_of_another: bool) -> Outcome:
 
 
 def _forget(context: BodyContext) -> None:
-    """Clear all caches of checked bodies: fast checks would tell the next sender what another one has sent."""
+    """Clear all caches of checked bodies: a fast check would reveal to the next sender what another one has sent."""
     for remembered in (grammar_error, strict_fragment, loose_fragment):
         remembered.cache_clear()
     context.tokenizer.forget_breakers()
@@ -75,12 +75,12 @@ def _pickled(outcome: Outcome) -> bytes:
     try:
         return pickle.dumps(outcome)
     except Exception as error:  # noqa: BLE001 - a class that cannot be pickled is a bug, reported like any other
-        return pickle.dumps(Outcome(error=RuntimeError(f"what came of a body cannot be pickled: {error}")))
+        return pickle.dumps(Outcome(error=RuntimeError(f"the result of work on a body cannot be pickled: {error}")))
 
 
 @contextlib.contextmanager
 def _limited(limits: Limits) -> Iterator[None]:
-    """While it runs, the kernel kills the process at the CPU limit and refuses memory beyond the memory limit."""
+    """Context in which the kernel kills the process at the CPU limit and refuses memory beyond the memory limit."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _set_limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + limits.cpu_s)
     _set_limit(resource.RLIMIT_DATA, _memory("VmData") + limits.num_bytes)
@@ -112,8 +112,8 @@ def _memory(name: str) -> int:
 
 
 @lru_cache(_MODELS)
-def _context(place: bytes) -> BodyContext:
-    folder, model, info, settings = pickle.loads(place)
+def _context(pickled: bytes) -> BodyContext:
+    folder, model, info, settings = pickle.loads(pickled)
     return BodyContext(_tokenizer(folder), model, info, settings)
 
 

@@ -1,4 +1,4 @@
-"""GET /v1/capabilities: the abilities of the server and its model, and how each field of a request is treated."""
+"""GET /v1/capabilities: the abilities of the server and its model, and the treatment of each request field."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -40,20 +40,20 @@ class FieldCapability(AnswerObject):
             "`refused`: only values that ask for nothing are accepted."
         ),
     ]
-    required: Annotated[bool, doc("Whether a request must have it.")]
-    default: Annotated[Any, doc("The default with the loaded model.")]
+    required: Annotated[bool, doc("Whether a request must have the field.")]
+    default: Annotated[Any, doc("The field's default with the loaded model.")]
     values: Annotated[Mapping[str, Any], doc("JSON schema of the accepted values; null is the same as no field.")]
-    description: Annotated[str | None, doc("What it does.")]
-    requires: Annotated[Sequence[str], doc("Fields that must be on as well.")]
-    excludes: Annotated[Sequence[str], doc("Fields that it cannot be combined with.")]
+    description: Annotated[str | None, doc("The field's description.")]
+    requires: Annotated[Sequence[str], doc("Fields that must also be on.")]
+    excludes: Annotated[Sequence[str], doc("Fields that the field cannot be combined with.")]
 
 
 class SpeculationCapability(AnswerObject):
-    """How the server speculates."""
+    """Speculation methods of the server."""
 
     methods: Annotated[Sequence[str], doc("Values of `speculation.method`.")]
     default: Annotated[str, doc("The method of requests that name none, or `off`.")]
-    max_num_tokens: Annotated[int, doc("The most draft tokens of one choice in a step, whatever a request asks for.")]
+    max_num_tokens: Annotated[int, doc("The most draft tokens per choice and step; requests cannot exceed it.")]
 
 
 class EmbeddingCapability(AnswerObject):
@@ -80,7 +80,7 @@ class ScoringCapability(AnswerObject):
 class Capabilities(AnswerObject):
     """Response schema for GET /v1/capabilities."""
 
-    model: Annotated[str, doc("Its name in requests.")]
+    model: Annotated[str, doc("The model's name in requests.")]
     max_model_len: Annotated[int, doc("Prompt and output together, in tokens.")]
     max_choices: Annotated[int, doc("The most choices of one request, over all of its prompts.")]
     vocab_size: Annotated[int, doc("Number of the model's token ids.")]
@@ -97,19 +97,19 @@ class Capabilities(AnswerObject):
     tool_formats: Annotated[Sequence[str], doc("Values of the setting `tool_parser`.")]
     reasoning: Annotated[str | None, doc("The tags of the model's reasoning; null: it has none.")]
     reasoning_tags: Annotated[Sequence[str], doc("Values of the setting `reasoning_parser`, with `none`.")]
-    logprobs: Annotated[Literal["raw", "processed"], doc("The setting of this name.")]
-    policy: Annotated[str, doc("The setting of this name: `priority` makes the field `priority` count.")]
+    logprobs: Annotated[Literal["raw", "processed"], doc("The setting `logprobs`.")]
+    policy: Annotated[str, doc("The setting `policy`; only with `priority` does the field `priority` have an effect.")]
     speculation: SpeculationCapability
     aux_model: Annotated[str | None, doc("The amateur model of `contrastive`; null: this server has none.")]
     dola_layers: Annotated[int, doc("`dola.layers` may name layers below this; 0: the model does not support `dola`.")]
     endpoints: Annotated[
-        Mapping[str, Mapping[str, FieldCapability]], doc("Every field of a request, by path and name.")
+        Mapping[str, Mapping[str, FieldCapability]], doc("All request fields, by path and field name.")
     ]
 
 
 @router.get("/v1/capabilities", responses=answers(Capabilities, 401, 503))
 async def capabilities(request: Request, services: ServicesDep) -> Response:
-    """What the server can do with the loaded model, and every field with its range, default and exclusions."""
+    """The abilities of the server with the loaded model, and each field's range, default and exclusions."""
     info = services.info()
     template = services.tokenizer.chat_template
     method = services.planner().speculation.default_method
@@ -149,7 +149,7 @@ async def capabilities(request: Request, services: ServicesDep) -> Response:
         aux_model=services.model.aux_model,
         dola_layers=info.num_early_exits,
         endpoints={
-            path: _without(describe_fields(body, defaults), services.planner().unsupported)
+            path: _mark_refused(describe_fields(body, defaults), services.planner().unsupported)
             for path, body in bodies_of(request.app.state.dialects).items()
         },
     )
@@ -175,7 +175,7 @@ def _scoring(form: Scoring | None) -> ScoringCapability | None:
 
 
 def bodies_of(dialects: Sequence[Dialect]) -> Mapping[str, type[RequestModel]]:
-    """The bodies of requests, by path."""
+    """Request schemas by path."""
     return {path: body for dialect in dialects for path, body in dialect.requests.items()}
 
 
@@ -196,8 +196,8 @@ def describe_fields(request: type[RequestModel], defaults: Mapping[str, object])
     }
 
 
-def _without(fields: dict[str, FieldCapability], unsupported: Collection[str]) -> dict[str, FieldCapability]:
-    """The fields, with those refused that need what this server does not have."""
+def _mark_refused(fields: dict[str, FieldCapability], unsupported: Collection[str]) -> dict[str, FieldCapability]:
+    """The fields, marked as refused if the server lacks something that they need."""
     return {
         name: msgspec.structs.replace(field, support="refused") if name in unsupported else field
         for name, field in fields.items()
@@ -230,7 +230,7 @@ def _default(request: type[RequestModel], name: str, defaults: Mapping[str, obje
 
 
 def resolve(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """The schema with its references written out."""
+    """The schema with all references resolved."""
     if isinstance(node, dict):
         if "$ref" in node:
             own = {key: value for key, value in node.items() if key != "$ref"}

@@ -1,7 +1,7 @@
-"""The interface of an API: its routes and errors, and the parts of one that generates.
+"""The interface of an API: its routes and errors, and for an API that generates, its schema and answer.
 
-An API that generates is a folder: schema.py (its body, and the GenerationRequest that it asks for), answer.py (events
-to answer and stream) and routes.py. All APIs share the rest.
+An API that generates is a folder: schema.py (its body, and the conversion to a GenerationRequest), answer.py (the
+response and its stream, made from events) and routes.py. All APIs share the rest.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -30,24 +30,24 @@ from server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Its routes, and what has to be known of them elsewhere."""
+    """An API: its routes, and everything that shared code must know about them."""
 
     router: APIRouter
     errors: ErrorWriter = error_response
-    """Answers with an error on its paths."""
+    """Makes the error responses of its paths."""
     stream_error: StreamErrorWriter = stream_error
-    """Ends a stream of its paths in the middle."""
+    """Makes the frames that end a stream of its paths with an error."""
     requests: Mapping[str, type[RequestModel]] = field(default_factory=dict)
-    """By path, the bodies that clients send: for capabilities and docs."""
+    """Request schemas by path, for capabilities and docs."""
     websockets: Sequence[str] = ()
-    """Its paths that may become websockets."""
+    """Paths that accept websockets."""
     resume: Callable[[Services], Awaitable[Work]] | None = None
-    """Finds what the server has promised and not done, before it takes requests; what it returns takes that up."""
+    """Called before the server accepts requests. Returns the work that continues unfinished jobs of an earlier run."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """The parts of an answer other than its events."""
+    """Everything that an answer needs in addition to its events."""
 
     run: Run
     tokenizer: Tokenizer
@@ -71,15 +71,15 @@ def _nothing(body: object, plan: Plan, tokenizer: Tokenizer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GenerationApi:
-    """An API that generates, made of names that can be imported, so that a worker process can be sent it."""
+    """An API that generates. All of its parts can be imported by name, so that it can be sent to a worker process."""
 
     schema: type[RequestModel]
     intent: Callable[[Any], GenerationRequest]
-    """The request that a valid body asks for."""
+    """Converts a valid body."""
     answer: Callable[[AnswerContext, Any], Answer]
-    """Makes the answer; the second argument is the result of `options`."""
+    """Makes the answer from its context and the result of `options`."""
     options: Callable[[Any, Plan, Tokenizer], Any] = _nothing
-    """What the answer needs to know of the body and the plan. Computed with the plan, off the event loop."""
+    """Extracts what the answer needs from the body and the plan. Runs with the planning, off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class PlannedRequest:
 
     plan: Plan
     options: Any
-    """What its API needs to know of the request for the answer."""
+    """The result of the API's `options`."""
 
 
-def take_in(context: BodyContext, body: bytes, api: GenerationApi) -> PlannedRequest:
-    """Validate and plan a request. Raises ApiError."""
+def plan_body(context: BodyContext, body: bytes, api: GenerationApi) -> PlannedRequest:
+    """Validate a body and plan its request. Raises ApiError."""
     asked = context.validated(api.schema, body)
     with refused_constraints():
         plan = context.planner().plan(api.intent(asked))
@@ -101,7 +101,7 @@ def take_in(context: BodyContext, body: bytes, api: GenerationApi) -> PlannedReq
 
 @contextmanager
 def refused_constraints() -> Iterator[None]:
-    """While it runs, a ConstraintError is raised as InvalidRequestError."""
+    """Context in which a ConstraintError becomes an InvalidRequestError."""
     try:
         yield
     except ConstraintError as error:

@@ -1,4 +1,4 @@
-"""All APIs that the server speaks, and where their paths lead."""
+"""All APIs that the server supports, and the lookup of an API by path."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -37,13 +37,13 @@ DIALECTS: Sequence[Dialect] = (
 
 
 def error_writers(dialects: Sequence[Dialect]) -> Callable[[str], ErrorWriter]:
-    """From a path to the function that writes its errors."""
+    """A function from a path to the writer of its errors."""
     find = by_path(dialects)
     return lambda path: find(path).errors
 
 
 def short_paths(dialects: Sequence[Dialect]) -> ShortPaths:
-    """Completes the paths of these dialects."""
+    """The completion of short paths of these dialects."""
     return ShortPaths(_by_route(dialects))
 
 
@@ -55,7 +55,7 @@ def websocket_paths(dialects: Sequence[Dialect]) -> Sequence[str]:
 
 
 def by_path(dialects: Sequence[Dialect]) -> Callable[[str], Dialect]:
-    """From a path to its dialect; an unknown path gets a dialect with OpenAI's errors."""
+    """A function from a path to its dialect; an unknown path gets a dialect with OpenAI's errors."""
     known = _by_route(dialects)
     default = Dialect(APIRouter())
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from scheduler.interface import BACKGROUND, EngineRequest
 from server.api.body_worker import read_as
-from server.api.dialect import AnswerContext, GenerationApi, PlannedRequest, take_in
+from server.api.dialect import AnswerContext, GenerationApi, PlannedRequest, plan_body
 from server.api.services import Services
 from server.errors import InvalidRequestError
 from server.generation.notices import as_headers
@@ -31,7 +31,7 @@ from server.text.tokenizer import Tokenizer
 _T = TypeVar("_T")
 _Body = TypeVar("_Body", bound=BaseModel)
 _BACKGROUND_TIMEOUT_S = 86400.0
-"""For background requests, which wait for capacity that others leave."""
+"""Timeout of background requests, which wait for idle capacity."""
 
 
 async def from_body(request: Request, services: Services, work: Callable[..., _T], *args: Any) -> _T:
@@ -47,19 +47,19 @@ async def body_as(schema: type[_Body], request: Request, services: Services) -> 
 
 
 async def respond(api: GenerationApi, request: Request, services: Services) -> Response:
-    """Plan and run a request, and answer whole or in a stream. Raises ApiError and ClientDisconnect."""
-    return await answer(api, await from_body(request, services, take_in, api), request, services)
+    """Plan and run a request, and answer it, streamed or not. Raises ApiError and ClientDisconnect."""
+    return await answer(api, await from_body(request, services, plan_body, api), request, services)
 
 
-async def answer(api: GenerationApi, taken: PlannedRequest, request: Request, services: Services) -> Response:
-    """Run a planned request, and answer as `respond` does."""
-    plan, record = taken.plan, record_of(request)
+async def answer(api: GenerationApi, planned: PlannedRequest, request: Request, services: Services) -> Response:
+    """Run a planned request, and answer it, streamed or not. Raises ApiError and ClientDisconnect."""
+    plan, record = planned.plan, record_of(request)
     check_whole(record, stream=plan.stream)
     fingerprint = await services.fingerprint.of(services.info())
     run = await start_run(plan, record, services)
     try:
         answering = AnswerContext(run, services.tokenizer, fingerprint, int(time.time()), record.request_id)
-        frames = api.answer(answering, taken.options)
+        frames = api.answer(answering, planned.options)
     except BaseException:
         run.close()
         raise
@@ -69,7 +69,7 @@ async def answer(api: GenerationApi, taken: PlannedRequest, request: Request, se
         choices = await unless_gone(request, collect(run))
     finally:
         run.close()
-    content = await asyncio.to_thread(frames.whole, choices)  # many logprobs take a while
+    content = await asyncio.to_thread(frames.whole, choices)  # many logprobs take long to encode
     return json_response(content, as_headers(plan.notices))
 
 
@@ -82,15 +82,15 @@ def check_whole(record: RequestTrace, **asked: bool) -> None:
 
 
 async def start_run(plan: Plan, record: RequestTrace, services: Services) -> Run:
-    """Submit a plan, with its trace running.
+    """Submit a plan to the engine, and begin its trace.
 
-    Raises ApiError if the engine does not accept it, and LimitError if the limits of the client's key forbid it.
+    Raises ApiError if the engine does not accept it, and LimitError at a limit of the client's key.
     """
     plan, account = await admit(plan, record, services)
     try:
         return await _run(plan, account, record, services)
     except BaseException:
-        account.close(Used())  # a run that has begun counts for itself
+        account.close(Used())  # a run that has begun closes its account itself
         raise
 
 
@@ -114,7 +114,7 @@ def _prompt_of(plan: Plan, tokenizer: Tokenizer) -> str:
 
 
 async def admit(plan: Plan, record: RequestTrace, services: Services) -> tuple[Plan, Account]:
-    """The plan with its tenant's name, weight and priority, and its account. Raises LimitError at a limit."""
+    """The plan with its tenant's name, weight and tier, and its account. Raises LimitError at a limit."""
     account = await services.accounts.open(record.client, cost_of(plan), is_background=record.is_background)
     tier = BACKGROUND if record.is_background else account.tenant.priority
     return of_tenant(plan, account.tenant, tier, isolates=services.settings.isolate_keys), account
@@ -129,7 +129,7 @@ def of_tenant(plan: Plan, tenant: Tenant, tier: int, *, isolates: bool) -> Plan:
 
 
 def _isolated(request: EngineRequest) -> EngineRequest:
-    """The request with its own names for cached blocks and compiled grammars, which no other client shares."""
+    """The request with names of cached blocks and compiled grammars that no other client shares."""
     sampling = request.sampling
     if sampling.grammar is not None:
         sampling = replace(sampling, grammar=f"{sampling.grammar}// {request.client.encode().hex()}\n")
@@ -137,7 +137,7 @@ def _isolated(request: EngineRequest) -> EngineRequest:
 
 
 def cost_of(plan: Plan) -> Cost:
-    """The most that the plan may use."""
+    """The most tokens and choices that the plan may use."""
     num_choices = sum(request.num_drawn for request in plan.requests)
     return Cost(
         num_prompt=sum(request.num_input for request in plan.requests),

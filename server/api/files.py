@@ -1,4 +1,4 @@
-"""Files that clients upload and download, in OpenAI's form."""
+"""OpenAI's files API: upload, list, download and delete files."""
 
 import asyncio
 import logging
@@ -29,9 +29,9 @@ MAX_LISTED = 10000
 Purpose = Literal["batch", "batch_output"]
 MAX_NAME = 255
 LIVES_S = 30 * 86400
-"""The life of files with the purpose `batch` by default, as in OpenAI's API."""
+"""Default lifetime of uploaded files in seconds, as in OpenAI's API for the purpose `batch`."""
 SWEEP_S = 600.0
-"""Time between two deletions of expired files, which are not found any more before that."""
+"""Seconds between deletions of expired files. Expired files are not found, even before they are deleted."""
 _ALL = "/v1/files"
 _ONE = "/v1/files/{file_id}"
 _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
@@ -40,38 +40,38 @@ _logger = logging.getLogger("samewise.files")
 
 
 class FilesQuery(ListQuery):
-    """The query of GET /v1/files."""
+    """Query of GET /v1/files."""
 
-    limit: int = Field(MAX_LISTED, ge=1, le=MAX_LISTED, description="So many.")
-    purpose: str | None = Field(None, description="Only those with this purpose.")
+    limit: int = Field(MAX_LISTED, ge=1, le=MAX_LISTED, description="The most files to return.")
+    purpose: str | None = Field(None, description="Return only files with this purpose.")
 
 
 class FileObject(AnswerObject):
-    """A file."""
+    """A file that a client uploaded or the server made."""
 
-    id: Annotated[str, doc("By which other requests name it.")]
+    id: Annotated[str, doc("The file's id.")]
     object: Literal["file"] = "file"
-    bytes: Annotated[int, doc("Of its content.")]
+    bytes: Annotated[int, doc("Size of the content in bytes.")]
     created_at: Annotated[int, doc("Unix time in seconds.")]
-    expires_at: Annotated[int | None, doc("From then on it is gone; null: when it is deleted.")]
-    filename: Annotated[str, doc("As it was uploaded.")]
-    purpose: Annotated[Purpose, doc("`batch_output`: the server has made it.")]
+    expires_at: Annotated[int | None, doc("When the file expires: Unix time in seconds; null: never.")]
+    filename: Annotated[str, doc("Name of the uploaded file.")]
+    purpose: Annotated[Purpose, doc("`batch`: input of a batch; `batch_output`: made by the server.")]
     status: Literal["processed"] = "processed"
     status_details: Annotated[None, doc("Always null.")] = None
 
 
 class FileList(AnswerObject):
-    """The client's files."""
+    """Response schema for GET /v1/files."""
 
     object: Literal["list"] = "list"
-    data: Annotated[Sequence[FileObject], doc("The files.")]
-    first_id: Annotated[str | None, doc("Of the first of them.")]
-    last_id: Annotated[str | None, doc("Of the last: `after` of the next request.")]
-    has_more: Annotated[bool, doc("Whether there are more behind them.")]
+    data: Annotated[Sequence[FileObject], doc("The files of the page.")]
+    first_id: Annotated[str | None, doc("Id of the first file on the page.")]
+    last_id: Annotated[str | None, doc("Id of the last file on the page, for `after`.")]
+    has_more: Annotated[bool, doc("Whether there is another page.")]
 
 
 class FileDeleted(AnswerObject):
-    """A file that was deleted."""
+    """Response schema for DELETE /v1/files/{file_id}."""
 
     id: str
     object: Literal["file"] = "file"
@@ -104,12 +104,12 @@ def _check_purpose(purpose: object) -> object:
 
 
 class ExpiresAfter(RequestModel):
-    """When a file expires. In the form, the fields `expires_after[anchor]` and `expires_after[seconds]`."""
+    """When a file expires. The form has it as `expires_after[anchor]` and `expires_after[seconds]`."""
 
     model_config = ConfigDict(strict=False)
 
-    anchor: Literal["created_at"] = Field(description="From when on: when the file was created.")
-    seconds: int = Field(ge=3600, le=LIVES_S, description="How long after that.")
+    anchor: Literal["created_at"] = Field(description="Start of the lifetime: the file's creation.")
+    seconds: int = Field(ge=3600, le=LIVES_S, description="Lifetime in seconds, from one hour to 30 days.")
 
 
 class UploadFile(RequestModel):
@@ -121,13 +121,13 @@ class UploadFile(RequestModel):
         description="The file, with a name of at most 255 characters.", json_schema_extra={"format": "binary"}
     )
     purpose: Annotated[Literal["batch"], BeforeValidator(_check_purpose)] = Field(
-        description="What it is for: the input of a batch."
+        description="The file's purpose; only `batch`, the input of a batch."
     )
-    expires_after: ExpiresAfter | None = Field(None, description="When it goes by itself; by default after 30 days.")
+    expires_after: ExpiresAfter | None = Field(None, description="When the file expires; by default after 30 days.")
 
 
 async def _store(request: Request, files: FileStore, max_bytes: int) -> FileRecord:
-    """Store the file that a request uploads. If anything fails before the end, nothing of it stays.
+    """Store the file that a request uploads. If anything fails, nothing is stored.
 
     Raises InvalidRequestError, BodyTooLargeError, MediaTypeError, NotStoredError, and ClientDisconnect.
     """
@@ -146,7 +146,7 @@ def _validated(fields: Mapping[str, str]) -> UploadFile:
 
 
 def _nested(fields: Mapping[str, str]) -> dict[str, object]:
-    """The fields of a form: `a[b]` is the property `b` of an object `a`, unless `a` is a text as well."""
+    """The fields of a form: `a[b]` is the property `b` of an object `a`, unless `a` is also a plain field."""
     values: dict[str, object] = {}
     objects: dict[str, dict[str, str]] = {}
     for name, value in fields.items():
@@ -180,7 +180,7 @@ async def upload(request: Request, services: ServicesDep, files: FilesDep) -> Re
 
 @router.get(_ALL, responses=answers(FileList, 400, 401, 500))
 async def list_files(request: Request, files: FilesDep) -> Response:
-    """The key's files, a page at a time."""
+    """List the key's files, a page at a time."""
     asked = query_of(FilesQuery, request)
     selection = Selection(asked.purpose, asked.after, asked.order == "desc", asked.limit + 1)
     found = await files.list(record_of(request).client, selection)
@@ -192,7 +192,7 @@ async def list_files(request: Request, files: FilesDep) -> Response:
 
 @router.get(_ONE, responses=answers(FileObject, *_ERRORS))
 async def retrieve(file_id: str, request: Request, files: FilesDep) -> Response:
-    """A file, without its content."""
+    """A file's metadata."""
     record = await files.find(record_of(request).client, file_id)
     if record is None:
         raise _not_found(file_id)
@@ -216,19 +216,19 @@ async def content(file_id: str, request: Request, files: FilesDep) -> Response:
 
 @router.delete(_ONE, responses=answers(FileDeleted, *_ERRORS))
 async def delete(file_id: str, request: Request, files: FilesDep) -> Response:
-    """Delete a file; running downloads of it get all of it."""
+    """Delete a file. Downloads in progress still complete."""
     if not await files.delete(record_of(request).client, file_id):
         raise _not_found(file_id)
     return json_response(FileDeleted(id=file_id))
 
 
 async def resume(services: Services) -> Work:
-    """Start to delete files that are not needed any more. See Dialect."""
+    """Return the work that deletes leftover and expired files."""
     return lambda: sweep(services)
 
 
 async def sweep(services: Services) -> None:
-    """Delete leftovers once, and expired files from time to time."""
+    """Delete leftovers once, and expired files every SWEEP_S seconds."""
     if services.files is None:
         return
     has_swept_leftovers = False
@@ -239,7 +239,7 @@ async def sweep(services: Services) -> None:
                 has_swept_leftovers = True
             await services.files.sweep()
         except NotStoredError as error:
-            _logger.error("expired files are not deleted yet: %s", error.message)
+            _logger.error("cannot delete expired files, will retry: %s", error.message)
         await asyncio.sleep(SWEEP_S)
 
 

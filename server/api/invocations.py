@@ -7,11 +7,11 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Raw
 
 from server.api.body_worker import BodyContext
-from server.api.dialect import Dialect, GenerationApi, PlannedRequest, take_in
+from server.api.dialect import Dialect, GenerationApi, PlannedRequest, plan_body
 from server.api.endpoint import answer, from_body
 from server.api.openai.routes import CHAT, COMPLETIONS
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
-from server.api.pooling.routes import EMBEDDINGS, RERANK, SCORES, PoolingApi, answer_with_numbers, take_in_pooling
+from server.api.pooling.routes import EMBEDDINGS, RERANK, SCORES, PoolingApi, answer_with_numbers, plan_pooling_body
 from server.api.probes import Status, ready
 from server.api.services import ServicesDep
 from server.errors import InvalidRequestError
@@ -26,7 +26,7 @@ _APIS: Sequence[tuple[str, GenerationApi | PoolingApi]] = (
     ("text_1", SCORES),
     ("data_1", SCORES),
 )
-"""The API for a body, by the first of these fields that it has."""
+"""The first of these fields that a body has selects its API."""
 
 _NULLS = (None, Raw(b"null"))
 _READY = answers(Status, 503)
@@ -41,11 +41,11 @@ router = APIRouter(tags=["SageMaker"])
     openapi_extra=takes(*dict.fromkeys(api.schema for _, api in _APIS)),
 )
 async def invoke(request: Request, services: ServicesDep) -> Response:
-    """A chat completion, a completion, embeddings, a ranking or scores, by the fields of the body."""
-    api, taken = await from_body(request, services, take_in_by_form)
+    """A chat completion, a completion, embeddings, a ranking or scores, depending on the body's fields."""
+    api, planned = await from_body(request, services, plan_any_body)
     if isinstance(api, PoolingApi):
-        return await answer_with_numbers(taken, request, services)
-    return await answer(api, taken, request, services)
+        return await answer_with_numbers(planned, request, services)
+    return await answer(api, planned, request, services)
 
 
 @router.get("/ping", responses=_READY)
@@ -57,12 +57,12 @@ async def ping(services: ServicesDep) -> Response:
 router.post("/ping", responses=_READY)(ping)
 
 
-def take_in_by_form(context: BodyContext, body: bytes) -> tuple[GenerationApi | PoolingApi, PlannedRequest]:
-    """The API that a body is for, and its plan. Raises ApiError and HeavyError."""
+def plan_any_body(context: BodyContext, body: bytes) -> tuple[GenerationApi | PoolingApi, PlannedRequest]:
+    """The API that a body's fields select, and the planned request. Raises ApiError and HeavyError."""
     api = _api_of(_fields_of(body), generates=context.model.abilities.generates)
     if isinstance(api, PoolingApi):
-        return api, take_in_pooling(context, body, api)
-    return api, take_in(context, body, api)
+        return api, plan_pooling_body(context, body, api)
+    return api, plan_body(context, body, api)
 
 
 def _fields_of(body: bytes) -> Collection[str]:
@@ -80,7 +80,7 @@ def _api_of(fields: Collection[str], *, generates: bool) -> GenerationApi | Pool
     api = next((api for name, api in _APIS if name in fields), None)
     if api is None:
         names = ", ".join(f"'{name}'" for name, _ in _APIS)
-        message = f"The body must be a JSON object with one of the fields {names}, which decide what is answered."
+        message = f"The body must be a JSON object with one of the fields {names}, which select the API."
         raise InvalidRequestError(message, code="missing_required_parameter")
     return EMBEDDINGS if api is CHAT and not generates else api
 

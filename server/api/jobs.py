@@ -10,19 +10,19 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Job(Protocol):
-    """Work in the background."""
+    """Background work of a client."""
 
     @property
     def client(self) -> str:
-        """The client that asked for it."""
+        """The client that asked for the work."""
         ...
 
     async def run(self) -> None:
-        """Do all of it. If this is cancelled, the server stops, and the job is still to be done."""
+        """Do all of the work. It is cancelled when the server stops, and continues after the next start."""
         ...
 
     def close(self) -> None:
-        """Release what it holds. May be called before it ran and after it has ended."""
+        """Release all resources. May be called before the job ran and after it has ended."""
         ...
 
 
@@ -34,18 +34,18 @@ class Jobs:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, job_id: str, job: Job) -> None:
-        """Start a job; it can be found until it has ended."""
+        """Start a job, which `get` finds until it has ended."""
         self._running[job_id] = job
         self.spawn(lambda: self._run(job_id, job))
 
     def spawn(self, work: Work) -> None:
-        """Start work that nobody waits for."""
+        """Start work in a background task, and log its failure."""
         task = asyncio.get_running_loop().create_task(_logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def get(self, job_id: str, client: str) -> Job | None:
-        """The client's job of this id."""
+        """The client's running job with this id."""
         job = self._running.get(job_id)
         return job if job is not None and job.client == client else None
 
@@ -55,7 +55,7 @@ class Jobs:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for job in self._running.values():
-            job.close()  # a task that was cancelled before it ran has not done so
+            job.close()  # a task that was cancelled before it ran has not closed it
 
     async def _run(self, job_id: str, job: Job) -> None:
         try:
@@ -65,8 +65,8 @@ class Jobs:
 
 
 async def _logged(work: Work) -> None:
-    """Do the work, and log its failure."""
+    """Do the work, and log an exception."""
     try:
         await work()
     except Exception:
-        _logger.exception("work in the background failed")
+        _logger.exception("background work failed")

@@ -1,4 +1,4 @@
-"""GET /v1/models and GET /v1/models/{id}, in the form of OpenAI's API or, for its clients, of Anthropic's."""
+"""GET /v1/models and GET /v1/models/{id}, in OpenAI's format or, for Anthropic's clients, in Anthropic's."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -26,9 +26,9 @@ router = APIRouter(tags=["OpenAI"])
 class Model(AnswerObject):
     """A served model."""
 
-    id: Annotated[str, doc("Its name in requests.")]
+    id: Annotated[str, doc("The model's name in requests.")]
     object: Literal["model"] = "model"
-    created: Annotated[int, doc("Unix time in seconds: when the server was started.")]
+    created: Annotated[int, doc("When the server started: Unix time in seconds.")]
     owned_by: str = "samewise"
     root: Annotated[str, doc("Extension: the first of the model's names.")]
     parent: Annotated[None, doc("Extension: always null.")] = None
@@ -37,32 +37,32 @@ class Model(AnswerObject):
 
 
 class ModelList(AnswerObject):
-    """Answer of GET /v1/models."""
+    """Response schema for GET /v1/models."""
 
     object: Literal["list"] = "list"
     data: Annotated[Sequence[Model], doc("The served model, once for each of its names.")]
 
 
 class ModelInfo(AnswerObject):
-    """A served model."""
+    """A served model, in Anthropic's format."""
 
     type: Literal["model"] = "model"
-    id: Annotated[str, doc("Its name in requests.")]
-    display_name: Annotated[str, doc("The same.")]
-    created_at: Annotated[str, doc("When the server was started (RFC 3339).")]
+    id: Annotated[str, doc("The model's name in requests.")]
+    display_name: Annotated[str, doc("Same as `id`.")]
+    created_at: Annotated[str, doc("When the server started (RFC 3339).")]
     max_input_tokens: Annotated[int, doc("Prompt and output together, in tokens.")]
-    max_tokens: Annotated[int, doc("The same.")]
+    max_tokens: Annotated[int, doc("Same as `max_input_tokens`.")]
     lifecycle: Literal["active"] = "active"
     capabilities: Annotated[None, doc("Always null; see `/v1/capabilities`.")] = None
 
 
 class ModelPage(AnswerObject):
-    """Some of the models."""
+    """A page of models, in Anthropic's format."""
 
     data: Annotated[Sequence[ModelInfo], doc("The served model, once for each of its names.")]
-    has_more: Annotated[bool, doc("Whether there are more in the direction that was asked for.")]
-    first_id: Annotated[str | None, doc("Of `data`, for `before_id`.")]
-    last_id: Annotated[str | None, doc("Of `data`, for `after_id`.")]
+    has_more: Annotated[bool, doc("Whether there are more models in the requested direction.")]
+    first_id: Annotated[str | None, doc("Id of the first model in `data`, for `before_id`.")]
+    last_id: Annotated[str | None, doc("Id of the last model in `data`, for `after_id`.")]
 
 
 @router.get("/v1/models", responses=answers((ModelList, ModelPage), 400, 401, 503))
@@ -73,8 +73,8 @@ async def list_models(
     before_id: str | None = None,
     after_id: str | None = None,
 ) -> Response:
-    """The served model, under each of its names. A request with the header `anthropic-version` gets Anthropic's form,
-    which the parameters belong to.
+    """The served model, under each of its names. With the header `anthropic-version`, the answer has Anthropic's
+    format; only then do `limit`, `before_id` and `after_id` apply.
     """
     names = services.model.names
     if _is_from_anthropic(request.scope):
@@ -106,7 +106,7 @@ def _info(services: Services, name: str) -> ModelInfo:
 
 
 def _is_from_anthropic(scope: Scope) -> bool:
-    """Whether a request is of one of Anthropic's clients."""
+    """Whether a request comes from one of Anthropic's clients."""
     return "anthropic-version" in Headers(scope=scope)
 
 

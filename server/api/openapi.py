@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with bodies that we read ourselves, the media type of streams, and the errors."""
+"""The OpenAPI document: FastAPI's, plus the bodies that routes read themselves, the streams and the errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,20 +14,20 @@ from server.api.dialect import Dialect
 from server.api.openai.errors import ErrorBody
 
 ERRORS = {
-    400: "The request is malformed or too long for the context (code `context_length_exceeded`), or a field of it is "
-    "unknown, out of range or not supported; or its settings ruled out every token, which shows only while the answer "
-    "is made (`no_token_left`).",
-    401: "No API key, or a wrong one, where keys are configured.",
+    400: "The request is malformed or too long for the context (code `context_length_exceeded`), or one of its fields "
+    "is unknown, out of range or not supported. During generation: its settings ruled out every token (code "
+    "`no_token_left`).",
+    401: "The server requires an API key, and the request has none or an unknown one.",
     404: "There is no such model, path, or stored object.",
-    405: "The path takes other methods.",
+    405: "The path does not support this method.",
     413: "The body is larger than `max_body_mib`, or an uploaded file than `max_file_mib`.",
     415: "The body is not declared as `application/json`, or an upload not as `multipart/form-data`.",
-    426: "The path opens a websocket, and the request is no handshake for one.",
-    429: "The server has as many requests as it can hold, or the owner of the key has used what it may use.",
-    529: "The server has as many requests as it can hold, in Anthropic's API.",
-    500: "A fault of the server; its log has more, under the request's id.",
-    503: "The engine is starting, draining or failed, or the body came too slowly for a server short of memory. While "
-    "the engine is replaced, requests wait.",
+    426: "The path accepts only websockets, and the request is not a websocket handshake.",
+    429: "The server's queue is full, or the API key has reached a limit.",
+    529: "The server's queue is full (Anthropic's API).",
+    500: "A fault of the server. Its log has the details, under the request's id.",
+    503: "The engine is starting, draining or failed, or the body arrived too slowly while memory was short. While the "
+    "engine restarts, requests wait.",
     504: "The answer took longer than `request_timeout_s`.",
 }
 """When each status is sent."""
@@ -43,18 +43,18 @@ def answers(
 ) -> dict[int | str, dict[str, Any]]:
     """A route's `responses`: an AnswerObject, a list of them, or a tuple of alternatives, and these errors.
 
-    `events` are what the answer's stream consists of, where it has one, and `end` what comes after them.
+    `events` is the type of the events of the answer's stream, if it has one; `end` describes what follows them.
     """
     schema = {"anyOf": [schema_of(one) for one in kind]} if isinstance(kind, tuple) else schema_of(kind)
     success: dict[str, Any] = {"description": "The answer.", "content": {"application/json": {"schema": schema}}}
     if events is not None:
-        success["description"] = f"The answer; with `stream`, events whose data is a chunk each{end}."
+        success["description"] = f"The answer; with `stream`, server-sent events with a chunk each{end}."
         success["content"]["text/event-stream"] = {"x-event-schema": schema_of(events)}
     return {200: success, **documented_errors(*errors, body=error_body)}
 
 
 def takes(*bodies: type[BaseModel]) -> dict[str, Any]:
-    """A route's `openapi_extra`: its body, in one of several forms, which the route reads by itself."""
+    """A route's `openapi_extra`: the schema of a body that the route reads itself, or alternative schemas."""
     forms = [{"$ref": _REFERENCES.format(model=body.__name__)} for body in bodies]
     schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
@@ -69,7 +69,7 @@ def takes_form(body: type[BaseModel]) -> dict[str, Any]:
 
 
 def documented_errors(*statuses: int, body: Any = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """A route's `responses` with these statuses."""
+    """A route's `responses` for errors with these statuses."""
     content = {"application/json": {"schema": schema_of(body)}}
     return {status: {"description": ERRORS[status], "content": content} for status in statuses}
 

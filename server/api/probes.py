@@ -36,13 +36,13 @@ class Load(AnswerObject):
 
 @router.get("/health", responses=answers(Status))
 async def health() -> Response:
-    """The process is alive; says nothing about the model."""
+    """The process is alive. This says nothing about the model."""
     return json_response(Status(status="ok"))
 
 
 @router.get("/ready", responses=answers(Status, 503))
 async def ready(services: ServicesDep) -> Response:
-    """Requests are answered; 503 while the engine starts, restarts, drains or has failed, or the model is hashed."""
+    """The server answers requests. 503 while the engine is not ready or the model's files are being hashed."""
     services.check_ready()
     return json_response(Status(status="ready"))
 
@@ -53,14 +53,14 @@ async def ready(services: ServicesDep) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **documented_errors(401)},
 )
 async def metrics(request: Request, services: ServicesDep) -> Response:
-    """Prometheus metrics. Usage of each key is included only for keys that may see the usage of all."""
+    """Prometheus metrics. They include usage per key only for keys that may see all usage."""
     content = services.metrics.render(of_tenants=sees_all_usage(request.headers, services.accounts.keys))
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/load", responses=answers(Load, 401))
 async def load(services: ServicesDep) -> Response:
-    """Number of requests in flight, for routers that ask vLLM for it."""
+    """Number of requests in flight, for routers that know vLLM's endpoint."""
     return json_response(Load(server_load=services.timelines.num_awaited))
 
 

@@ -1,4 +1,4 @@
-"""GET /v1/requests and /v1/requests/{id}: what became of a key's last requests."""
+"""GET /v1/requests and /v1/requests/{id}: the progress and results of a key's recent requests."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
@@ -21,7 +21,7 @@ from server.telemetry.timeline import ChoiceTimeline, RequestTimeline
 _WAITED_AGAIN = "Time in the queue after preemptions; included in the times above."
 _CHUNKS = "Steps that computed a chunk of a prompt, or recomputed preempted tokens, up to the next token."
 _PREEMPTIONS = "Times that a choice was preempted: put back into the queue to make room for others."
-_RESTARTS = "When its engine died and the next one continued it, as Unix times in seconds."
+_RESTARTS = "Unix times in seconds at which an engine died and the next one took over."
 
 
 class DraftCounts(AnswerObject):
@@ -37,7 +37,7 @@ class RequestTimes(AnswerObject):
 
     before: Annotated[
         float | None,
-        doc("Until the engine had it: reading, checking and planning; after a restart, all time before it too."),
+        doc("Until the engine received it: reading, checking and planning; after a restart, all time before it too."),
     ]
     queue: Annotated[float | None, doc("Until the first choice left the engine's queue.")]
     prefill: Annotated[float | None, doc("From there until the first token, or until the end if there is none.")]
@@ -64,7 +64,7 @@ class ChoiceRecord(AnswerObject):
         doc("`waiting`: in the queue; `unknown`: no engine has it now, its engine died, or none was asked."),
     ]
     finish_reason: Annotated[
-        EndReason | None, doc("Null while it runs. `abort`: cancelled; `error` and `timeout` are the whole request's.")
+        EndReason | None, doc("Null while it runs. `abort`: cancelled; `error` and `timeout` end the whole request.")
     ]
     times_ms: Annotated[ChoiceTimes | None, doc("Its times.")]
     cached_tokens: Annotated[int | None, doc("Tokens of its prompt that were in the prefix cache.")]
@@ -85,7 +85,7 @@ class RequestObject(AnswerObject):
     id: Annotated[str, doc("The request's id: its `x-request-id` header.")]
     object: Literal["request"] = "request"
     answer_id: Annotated[str, doc("The answer's id.")]
-    state: Annotated[Literal["running", "ended"], doc("Whether more may come.")]
+    state: Annotated[Literal["running", "ended"], doc("`ended`: the answer is complete or has failed.")]
     endpoint: Annotated[str, doc("The path.")]
     model: Annotated[str, doc("The model.")]
     started_at: Annotated[float, doc("Unix time in seconds.")]
@@ -140,7 +140,7 @@ async def explain(request_id: str, request: Request, services: ServicesDep) -> R
     """A running or recent request of the key, by its `x-request-id` or its answer's id."""
     found = await services.timelines.find(record_of(request).client, request_id)
     if found is None:
-        message = f"No such request, or it was too long ago: {shorten(request_id, 128)}"
+        message = f"No such request, or it is no longer in the log: {shorten(request_id, 128)}"
         raise NotFoundError(message, param="id", code="not_found")
     return json_response(object_of(found))
 

@@ -1,4 +1,4 @@
-"""The services that endpoints share: made once by `create_app`, passed by FastAPI's dependencies."""
+"""The services that endpoints share. `create_app` makes them once; FastAPI's dependencies pass them."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -87,7 +87,7 @@ def services_of(request: Request) -> Services:
 
 
 async def _services(request: Request) -> Services:
-    """Is a coroutine because FastAPI runs plain functions in a thread."""
+    """The application's services; a coroutine because FastAPI runs plain functions in a thread."""
     return services_of(request)
 
 
@@ -95,9 +95,9 @@ ServicesDep = Annotated[Services, Depends(_services)]
 
 
 async def _files(services: ServicesDep) -> FileStore:
-    """Raises InvalidRequestError if no data folder is set."""
+    """The application's file store. Raises InvalidRequestError if no data folder is set."""
     if services.files is None:
-        message = "This server keeps no files: it was started without a folder for them (its setting --data-dir)."
+        message = "This server stores no files, because it was started without --data-dir."
         raise InvalidRequestError(message, code="unsupported_value")
     return services.files
 

@@ -21,7 +21,7 @@ class StepsQuery(Query):
     """Query of GET /v1/steps."""
 
     after: int = Field(0, ge=0, description="Return the steps after the step with this number.")
-    limit: int = Field(MOST_STEPS, ge=1, le=MOST_STEPS, description="The most steps to return; the last ones win.")
+    limit: int = Field(MOST_STEPS, ge=1, le=MOST_STEPS, description="Return at most this many of the last steps.")
 
 
 class StepObject(AnswerObject):
@@ -43,8 +43,8 @@ class StepObject(AnswerObject):
     accepted_draft_tokens: Annotated[
         int,
         doc(
-            "Draft tokens that the model accepted, each a token more than without speculation. An answer that ends "
-            "within them uses only some."
+            "Draft tokens that the model accepted: tokens gained by speculation. An answer that ends within them uses "
+            "only some."
         ),
     ]
     running: Annotated[int, doc("Choices running after the step, lines of batches included.")]

@@ -28,13 +28,13 @@ from server.text.tokenizer import Tokenizer
 class TokenizeRequest(ConversationFields):
     """Request schema for POST /tokenize: vLLM's `prompt` or `messages`, or llama.cpp's `content`."""
 
-    model: str | None = Field(None, description="The served model when left out.")
+    model: str | None = Field(None, description="Name of the served model; optional.")
     prompt: str | None = Field(
-        None, description="A text; either this, `messages` or `content` is required.",
+        None, description="A text. Exactly one of `prompt`, `messages` and `content` is required.",
         json_schema_extra=related(excludes=["messages", "content"]),
     )  # fmt: skip
     content: str | None = Field(
-        None, description="llama.cpp's name of `prompt`; special tokens are not added by default.",
+        None, description="llama.cpp's name for `prompt`; special tokens are not added by default.",
         json_schema_extra=related(excludes=["messages"]),
     )  # fmt: skip
     tools: list[AnyTool] | None = Field(
@@ -62,7 +62,7 @@ class TokenizeRequest(ConversationFields):
             message = "'parse_special' needs a text: the chat template writes special tokens."
             raise problem("invalid_parameter_combination", message, "parse_special")
         if self.add_special is not None and self.add_special_tokens not in (None, self.add_special):
-            message = "'add_special' and 'add_special_tokens' are the same, and differ."
+            message = "'add_special' and 'add_special_tokens' are names of one setting, but have different values."
             raise problem("invalid_parameter_combination", message, "add_special")
         return self
 
@@ -73,16 +73,16 @@ class TokenizeRequest(ConversationFields):
 
     @property
     def adds_special(self) -> bool:
-        """Whether the tokens that begin and end every text are added."""
-        said = self.add_special if self.add_special_tokens is None else self.add_special_tokens
-        return self.prompt is not None if said is None else said
+        """Whether the tokenizer's begin and end tokens are added."""
+        sent = self.add_special if self.add_special_tokens is None else self.add_special_tokens
+        return self.prompt is not None if sent is None else sent
 
 
 class TokenPiece(AnswerObject):
     """A token and its text."""
 
-    id: Annotated[int, doc("Its id.")]
-    piece: Annotated[str | Sequence[int], doc("Its text, or its bytes if they are not whole characters.")]
+    id: Annotated[int, doc("The token's id.")]
+    piece: Annotated[str | Sequence[int], doc("The token's text, or its bytes if they are not whole characters.")]
 
 
 class TokenizeResponse(AnswerObject):
@@ -90,15 +90,15 @@ class TokenizeResponse(AnswerObject):
 
     count: Annotated[int, doc("Number of tokens.")]
     max_model_len: Annotated[int, doc("Prompt and output together, in tokens.")]
-    tokens: Annotated[Sequence[int | TokenPiece], doc("Their ids; with `with_pieces`, objects.")]
-    token_strs: Annotated[Sequence[str | None] | None, doc("As the vocabulary spells them, with `return_token_strs`.")]
+    tokens: Annotated[Sequence[int | TokenPiece], doc("Ids of the tokens; with `with_pieces`, objects.")]
+    token_strs: Annotated[Sequence[str | None] | None, doc("The vocabulary's spellings, with `return_token_strs`.")]
     warnings: Warnings = UNSET
 
 
 class DetokenizeRequest(RequestModel):
     """Request schema for POST /detokenize."""
 
-    model: str | None = Field(None, description="The served model when left out.")
+    model: str | None = Field(None, description="Name of the served model; optional.")
     tokens: Annotated[list[TokenId], Field(fail_fast=True, description="Ids of tokens of the model.")]
 
 
@@ -106,14 +106,14 @@ class DetokenizeResponse(AnswerObject):
     """Response schema for POST /detokenize."""
 
     prompt: Annotated[str, doc("The text, special tokens included.")]
-    content: Annotated[str, doc("The same under llama.cpp's name.")]
+    content: Annotated[str, doc("Same as `prompt`, under llama.cpp's name.")]
     warnings: Warnings = UNSET
 
 
 class TokenizerInfo(AnswerObject, forbid_unknown_fields=False):
     """Response schema for GET /tokenizer_info, with everything in the model's `tokenizer_config.json`."""
 
-    tokenizer_class: Annotated[str, doc("Its name in transformers.")]
+    tokenizer_class: Annotated[str, doc("The tokenizer's class in transformers.")]
     vocab_size: Annotated[int, doc("Tokens in the tokenizer; the model may have fewer or more.")]
     model_max_length: Annotated[int, doc("The server's limit: prompt and output together, in tokens.")]
     eos_token_ids: Annotated[Sequence[int], doc("Tokens that end the model's output.")]
@@ -131,19 +131,19 @@ router = APIRouter(tags=["Tokenizer"])
 
 @router.post("/tokenize", responses=answers(TokenizeResponse, *_ERRORS), openapi_extra=takes(TokenizeRequest))
 async def tokenize(request: Request, services: ServicesDep) -> Response:
-    """The tokens of a prompt, or of messages after the chat template."""
+    """Tokenize a prompt, or messages after the chat template."""
     return json_response(*await from_body(request, services, tokenize_body))
 
 
 @router.post("/detokenize", responses=answers(DetokenizeResponse, *_ERRORS), openapi_extra=takes(DetokenizeRequest))
 async def detokenize(request: Request, services: ServicesDep) -> Response:
-    """The text of tokens, special tokens included."""
+    """Turn token ids into text, special tokens included."""
     return json_response(*await from_body(request, services, detokenize_body))
 
 
 @router.get("/tokenizer_info", responses=answers(TokenizerInfo, 401, 503))
 async def tokenizer_info(services: ServicesDep) -> Response:
-    """The tokenizer's configuration, as evaluation harnesses ask a remote tokenizer for it."""
+    """The tokenizer's configuration, for evaluation harnesses that use a remote tokenizer."""
     tokenizer = services.tokenizer
     special = tokenizer.special_tokens
     template = tokenizer.chat_template
@@ -173,7 +173,7 @@ def tokenize_body(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[str
         tokens = tokenizer.encode_as_text(text, add_special_tokens=asked.adds_special)
     else:
         tokens = tokenizer.encode(text, add_special_tokens=asked.adds_special)
-    notices = to_report([*asked.left_out(), *ignored], strict=context.settings.strict)
+    notices = to_report([*asked.ignored(), *ignored], strict=context.settings.strict)
     answer = TokenizeResponse(
         count=len(tokens),
         max_model_len=context.info.max_model_len,
@@ -191,7 +191,7 @@ def detokenize_body(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[s
         context.model.check_name(asked.model)
     check_tokens(asked.tokens, "tokens", context.info.vocab_size)
     text = context.tokenizer.decode(asked.tokens, skip_special_tokens=False)
-    notices = to_report(asked.left_out(), strict=context.settings.strict)
+    notices = to_report(asked.ignored(), strict=context.settings.strict)
     answer = DetokenizeResponse(prompt=text, content=text, warnings=notices or UNSET)
     return msgspec.json.encode(answer), as_headers(notices)
 

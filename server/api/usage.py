@@ -1,4 +1,4 @@
-"""GET /v1/usage: what a key has used, by day and model."""
+"""GET /v1/usage: the usage of a key by day and model."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -50,7 +50,7 @@ router = APIRouter(tags=["Usage"])
 
 @router.get("/v1/usage", responses=answers(UsageList, 400, 401, 500))
 async def usage(request: Request, services: ServicesDep) -> Response:
-    """What the key has used, by day and model, in requests that have ended, failed ones included."""
+    """The key's usage by day and model, in requests that have ended. Failed requests are included."""
     asked = query_of(UsageQuery, request)
     first, last = (today() if day is None else day.isoformat() for day in (asked.start_date, asked.end_date))
     if first > last:

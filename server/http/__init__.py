@@ -1,1 +1,1 @@
-"""What all endpoints share: bodies, keys, errors, streams, connections."""
+"""HTTP code that all endpoints share: bodies, keys, errors, streams and connections."""

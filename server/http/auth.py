@@ -1,4 +1,4 @@
-"""API keys: who may call what."""
+"""Authentication by API keys."""
 
 from collections.abc import Collection
 
@@ -14,7 +14,7 @@ from server.tenants.accounts import Accounts
 from server.tenants.keys import KeyRing, Tenant
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/docs", "/openapi.json"})
-"""Probes and the documentation need no key."""
+"""Paths of probes and the documentation, which need no key."""
 
 
 def open_paths(settings: Settings) -> frozenset[str]:
@@ -23,10 +23,10 @@ def open_paths(settings: Settings) -> frozenset[str]:
 
 
 class AuthMiddleware:
-    """Answers 401 unless a request carries one of the keys; notes the key's owner and the state of its limits.
+    """Answers 401 unless a request has a valid key; records the key's owner and the state of its limits.
 
-    A request with a body counts against the key's limit, and one too many gets 429 before its body is read, because
-    reading it has a price. Pure ASGI: streams pass through untouched.
+    A request with a body counts against the key's limit. Beyond the limit it gets 429 before its body is read, because
+    reading is costly. Pure ASGI: streams pass through untouched.
     """
 
     def __init__(self, app: ASGIApp, accounts: Accounts, open_paths: Collection[str]) -> None:
@@ -42,14 +42,14 @@ class AuthMiddleware:
                 if record.is_background:
                     self._check_background(record.client)
                 else:
-                    await self._let_in(Headers(scope=scope), record)
+                    await self._authenticate(Headers(scope=scope), record)
             except (AuthenticationError, LimitError) as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    async def _let_in(self, headers: Headers, record: RequestTrace) -> None:
-        """Raises AuthenticationError and RequestLimitError."""
+    async def _authenticate(self, headers: Headers, record: RequestTrace) -> None:
+        """Record the key's owner and limits. Raises AuthenticationError and RequestLimitError."""
         tenant = owner_of(key_in(headers), self._accounts.keys)
         record.client = tenant.name
         try:
@@ -59,9 +59,9 @@ class AuthMiddleware:
             record.headers |= await self._accounts.limits.headers(tenant)
 
     def _check_background(self, client: str) -> None:
-        """The key was checked when the work was left here. Raises AuthenticationError if it has been removed since."""
+        """Raise AuthenticationError if the key was removed after it submitted this background work."""
         if not self._accounts.keys.knows(client):
-            message = "The API key of whoever asked for this is not accepted any more."
+            message = "The API key that submitted this work is no longer accepted."
             raise AuthenticationError(message, code="invalid_api_key")
 
 

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, and bounds their sizes and the memory of all of them; forms with a file, too."""
+"""Reads request bodies and uploaded forms, and limits the size of each and the memory of all."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -12,40 +12,39 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from server.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError, UnavailableError, shorten
 
 MAX_INCOMPLETE_MIB = 256.0
-"""Memory for bodies that have come in part; at least four of the largest size are always allowed."""
+"""Memory for incomplete bodies. At least four of the largest size always fit."""
 
 
 class IncomingBodies:
-    """Reads request bodies, and bounds the memory of bodies that are incomplete.
+    """Reads request bodies, and bounds the memory of incomplete ones.
 
-    A client may send its body slowly. If many do, the body that began first is given up: an honest client has long sent
-    its own by then.
+    If many clients send slowly, the body that began first is dropped: an honest client would have finished by then.
     """
 
     def __init__(self, max_mib: float, max_incomplete_mib: float = MAX_INCOMPLETE_MIB) -> None:
-        """`max_mib` is the size of the largest body that is read."""
+        """`max_mib` is the size of the largest body that is accepted."""
         self.max_bytes = int(max_mib * (1 << 20))
-        """The size of the largest body."""
+        """Size of the largest body that is accepted."""
         self._max_incomplete = max(int(max_incomplete_mib * (1 << 20)), 4 * self.max_bytes)
         self._num_bytes = 0
         self._incomplete: dict[asyncio.Timeout, int] = {}
         """Bytes received of each body, the oldest first. Its timeout ends the reading."""
 
     async def read_json(self, request: Request) -> bytes:
-        """Read a JSON body. Raises MediaTypeError, and what `read` raises."""
+        """Read a JSON body. Raises MediaTypeError and everything that `read` raises."""
         types = request.headers.getlist("content-type")
         if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
-            raise MediaTypeError("The request needs the header 'Content-Type: application/json', once.")
+            raise MediaTypeError("The request needs exactly one header 'Content-Type: application/json'.")
         return await self.read(request)
 
     async def read(self, request: Request, max_mib: float | None = None) -> bytes:
-        """Read a body of any media type, of at most `max_mib` (by default, the size of the largest body).
+        """Read a body of any media type, of at most `max_mib` (by default the limit of all bodies).
 
-        Raises BodyTooLargeError before more is read, UnavailableError if the body had to make room for others, and
+        Raises BodyTooLargeError before more is read, UnavailableError if the body was dropped to free memory, and
         ClientDisconnect.
         """
         max_bytes = self.max_bytes if max_mib is None else int(max_mib * (1 << 20))
-        too_large = BodyTooLargeError(f"The request body is too large. This server reads at most {max_bytes} bytes.")
+        too_large = BodyTooLargeError(f"The request body is too large. This server accepts at most {max_bytes} bytes.")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and (len(declared) > 19 or int(declared) > max_bytes):
             raise too_large
@@ -63,12 +62,12 @@ class IncomingBodies:
                     self._num_bytes -= self._incomplete.pop(reading)
         except TimeoutError:
             raise UnavailableError(
-                "The request body came too slowly: the server needs the memory for other requests. Please try again."
+                "The request body arrived too slowly, and its memory was needed for others. Please try again."
             ) from None
         return b"".join(chunks)
 
     def _add(self, reading: asyncio.Timeout, num_bytes: int) -> None:
-        """Count bytes of a body, and give up the oldest bodies if all of them together are too large."""
+        """Count bytes of a body, and drop the oldest bodies if all of them together are too large."""
         self._incomplete[reading] += num_bytes
         self._num_bytes += num_bytes
         excess = self._num_bytes - self._max_incomplete
@@ -82,16 +81,16 @@ class IncomingBodies:
 
 MAX_FIELDS = 16
 FRAME_BYTES = 64 * 1024
-"""Size of a form without the content of its file."""
+"""The largest form, without the content of its file."""
 Keep = Callable[[bytes], Awaitable[None]]
-"""Stores the next piece of the file."""
+"""A function that stores the next piece of the file."""
 
 
 async def read_form(request: Request, file_field: str, max_file_bytes: int, keep: Keep) -> dict[str, str]:
-    """Read a form with a file of at most this size; returns its fields, in which the file stands by its name.
+    """Read a form with a file of at most this size. Returns its fields; the file's value is its filename.
 
-    Raises BodyTooLargeError before much more is read, MediaTypeError, InvalidRequestError, ClientDisconnect, and what
-    `keep` raises.
+    Raises BodyTooLargeError before much more is read, MediaTypeError, InvalidRequestError, ClientDisconnect, and
+    everything that `keep` raises.
     """
     types = request.headers.getlist("content-type")
     kind, options = parse_options_header(types[0] if len(types) == 1 else "")
@@ -109,7 +108,7 @@ async def read_form(request: Request, file_field: str, max_file_bytes: int, keep
 
 
 class _File(UploadFile):
-    """An uploaded file that is stored at once, where Starlette's are kept in temporary files."""
+    """An uploaded file that is passed on as it arrives, without Starlette's temporary file."""
 
     def __init__(self, max_bytes: int, keep: Keep | None) -> None:
         """Without `keep`, the content is dropped."""
@@ -120,12 +119,12 @@ class _File(UploadFile):
         self._unsaved: list[bytes] = []
 
     async def write(self, data: bytes) -> None:
-        """Take a part of the body's last piece, which may be as short as a line."""
+        """Collect a part of the body's last piece; it may be as short as a line."""
         if self._keep is not None:
             self._unsaved.append(data)
 
     async def save(self) -> None:
-        """Store what has come. Raises BodyTooLargeError, and what `keep` raises."""
+        """Store the collected parts. Raises BodyTooLargeError and everything that `keep` raises."""
         if self._keep is not None and (content := b"".join(self._unsaved)):
             self._unsaved.clear()
             self._num_bytes += len(content)
@@ -134,7 +133,7 @@ class _File(UploadFile):
 
 
 class _FormParser(MultiPartParser):
-    """Starlette's parser, which by itself makes temporary files and takes a form that is cut off for a whole one."""
+    """Starlette's parser without temporary files. It notices a form that is cut off, which Starlette accepts."""
 
     def __init__(self, headers: Headers, body: AsyncGenerator[bytes], file_field: str, file: _File) -> None:
         super().__init__(headers, body, max_files=MAX_FIELDS, max_fields=MAX_FIELDS, max_part_size=FRAME_BYTES)
@@ -155,7 +154,7 @@ class _FormParser(MultiPartParser):
 
 
 async def _pieces(request: Request, max_file_bytes: int, file: _File) -> AsyncGenerator[bytes]:
-    """The body, a piece at a time; what each has of the file is stored before the next one is read."""
+    """Yield the body in pieces, and store each piece's part of the file before reading the next."""
     declared = request.headers.get("content-length", "")
     num_bytes = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
     _check_size(num_bytes - FRAME_BYTES, max_file_bytes)
@@ -169,7 +168,7 @@ async def _pieces(request: Request, max_file_bytes: int, file: _File) -> AsyncGe
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:
     if num_bytes > max_bytes:
-        message = f"The file is too large. This server takes files of at most {max_bytes} bytes."
+        message = f"The file is too large. This server accepts files of at most {max_bytes} bytes."
         raise BodyTooLargeError(message, param="file")
 
 
@@ -178,7 +177,7 @@ def _fields(items: list[tuple[str, UploadFile | str]], file_field: str) -> dict[
     for name, value in items:
         shown = shorten(name)
         if name in fields:
-            raise InvalidRequestError(f"Invalid '{shown}': it is given twice.", param=shown, code="invalid_value")
+            raise InvalidRequestError(f"Invalid '{shown}': the field is sent twice.", param=shown, code="invalid_value")
         text = value if isinstance(value, str) else value.filename or ""
         if name == file_field and (isinstance(value, str) or not text):
             message = f"Invalid type for '{shown}': expected a file with a name."
@@ -188,4 +187,4 @@ def _fields(items: list[tuple[str, UploadFile | str]], file_field: str) -> dict[
 
 
 def _malformed(why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"The request body is not a well-formed form: {why}")
+    return InvalidRequestError(f"The form in the request body is malformed: {why}")

@@ -1,8 +1,8 @@
-"""One client's connection, with a time limit on every wait for the client.
+"""A client's connection, with a time limit on every wait for the client.
 
-uvicorn limits only the idle time between requests. Here a client is dropped if it says nothing, stops in the middle of
-a request, sends something else, or does not read its answer, so that it cannot hold a socket, memory or a request for
-ever. Nothing here needs a key. This is the only deadline for slow readers, of streams as well.
+uvicorn limits only the idle time between requests. Here a client is also dropped if it sends nothing, sends something
+other than HTTP, stops in the middle of a request, or does not read its answer. So it cannot hold a socket, memory or a
+request forever, with or without a key. This is the only deadline for slow readers, including readers of streams.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from server.http.websocket import IncomingMessages
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Size of a request's head; also of chunks' sizes, extensions and trailers between two pieces of a body."""
+"""The largest head of a request. It also limits chunk sizes, extensions and trailers between pieces of a body."""
 MAX_PIPELINED = 64
-"""Requests of one connection that wait while another one is answered. Real clients send fewer; all cost memory."""
+"""The most requests of one connection that wait behind another one. Each costs memory; real clients send fewer."""
 _PIECE_BYTES = 16 << 10
-"""Bytes parsed at a time: the parser does not stop within a piece."""
+"""Bytes parsed at a time. The parser does not stop within a piece."""
 
 _OTHER_FILES = 256
 """Open files that are reserved for everything except clients."""
@@ -39,11 +39,11 @@ _OTHER_FILES = 256
 def limited_connection(timeout_s: float, websockets: Mapping[str, int] | None = None) -> type[asyncio.Protocol]:
     """The protocol class of connections that wait at most this long for their client.
 
-    The limit is for the whole head of a request, for the next bytes of its body, for the rest of a body that was
-    answered early, and for the client to read.
+    The limit applies to each of these waits: for a request's whole head, for the next bytes of its body, for the rest
+    of a body that was answered early, and for the client's reading.
 
-    `websockets` maps paths, or prefixes that end with a slash, to the size of the largest message of a websocket there
-    (`LimitedWebSocket`). Any other offer to upgrade is ignored, as RFC 9110 asks: the request is served without it.
+    `websockets` maps the paths of websockets, or prefixes that end with a slash, to the size of their largest message
+    (`LimitedWebSocket`). Any other offer to upgrade is ignored, as RFC 9110 allows: the request is served without it.
     """
 
     class Connection(LimitedConnection):
@@ -55,7 +55,7 @@ def limited_connection(timeout_s: float, websockets: Mapping[str, int] | None = 
 
 
 class AnsweringConnection:
-    """A connection, as seen by a server that drains."""
+    """The interface of a connection that DrainingServer needs."""
 
     @property
     @abstractmethod
@@ -64,7 +64,7 @@ class AnsweringConnection:
 
 
 class _FloodError(Exception):
-    """More requests wait for their turn than a connection may have; raised through the parser."""
+    """A connection has more than MAX_PIPELINED waiting requests; raised through the parser."""
 
 
 class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
@@ -73,18 +73,18 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
     client_timeout_s: ClassVar[float]
     max_connections: ClassVar[int]
     websockets_at: ClassVar[Mapping[bytes, int]] = {}
-    """By path, the size of the largest message."""
+    """Size of the largest message, by path."""
     incoming_messages: "ClassVar[IncomingMessages | None]" = None
 
     made_at = 0.0
-    """In seconds of time.monotonic, which advances within a turn of the event loop."""
+    """Seconds of time.monotonic, which advances within an iteration of the event loop."""
     # The parser calls on_message_begin, on_headers_complete and on_message_complete from within data_received.
     _read_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
     _bytes_outside_body = 0  # received since the last request or piece of a body, to within one read
     _body_open = False
-    _answered: RequestResponseCycle | None = None  # now, or last
-    _is_websocket = False  # another protocol's from then on
+    _answered: RequestResponseCycle | None = None  # the current or the last one
+    _is_websocket = False  # from then on, another protocol has the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -104,19 +104,19 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
             self._restart_read_deadline()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._body_open:  # a trailer must not pass for a header, such as one with a key
+        if not self._body_open:  # a trailer must not pass for a header, such as an API key
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._cancel_read_deadline()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _FloodError
-        if not self.parser.should_upgrade():  # `_parse` decides what becomes of the others
+        if not self.parser.should_upgrade():  # `_parse` handles offers to upgrade
             super().on_headers_complete()
             self._body_open = True
 
     def on_body(self, body: bytes) -> None:
-        # A byte of the body forgives one of its framing, so chunks of a few bytes are soon too many.
+        # Each byte of the body cancels itself and one byte of framing, so many tiny chunks exceed the limit.
         self._bytes_outside_body = max(self._bytes_outside_body - 2 * len(body), 0)
         super().on_body(body)
 
@@ -154,7 +154,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_read_deadline()
         self._cancel_write_deadline()
-        super().connection_lost(exc)  # tells the last request, which may wait behind the one that is being answered
+        super().connection_lost(exc)  # notifies the last request, which may wait behind the one being answered
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -180,7 +180,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
 
     @property
     def _has_body(self) -> bool:
-        """Whether the headers announce one: its bytes would be taken for frames."""
+        """Whether the headers announce a body, whose bytes would be mistaken for websocket frames."""
         return any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in self.headers
@@ -197,17 +197,17 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _make_room(self) -> None:
-        """Drop the connections that wait longest for their clients; several, because it takes a walk over all."""
+        """Drop the connections that have waited longest for their clients; several, because this scans all of them."""
         limited = [one for one in self.connections if isinstance(one, LimitedConnection)]
         waiting = [(since, one.made_at, one) for one in limited if (since := one.waits_since) is not None]
         for _, _, one in heapq.nsmallest(max(1, self.max_connections // 16), waiting, key=operator.itemgetter(0, 1)):
-            self.connections.discard(one)  # at once, or those that come before it is lost would drop others
+            self.connections.discard(one)  # now, or connections made before it is lost would drop others
             one.transport.abort()
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser, which stops after the head of a request that offers to upgrade, and would skip its body.
+        """Feed the parser, which stops after the head of a request that offers to upgrade and would skip its body.
 
-        If the offer is not taken, a new parser gets the head without it, and then the rest.
+        If the offer is declined, a new parser gets the head without the offer, and then the rest.
         """
         whole = memoryview(data)
         unparsed = [whole[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES)][::-1]
@@ -244,7 +244,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
         return b"\r\n".join([*lines, *(b"%b: %b" % header for header in headers), b"", b""])
 
     def _may_become_websocket(self) -> bool:
-        """Whether the request may become a websocket; not during an answer, which would lose its connection."""
+        """Whether the request may become a websocket; never during an answer, which would lose its connection."""
         return (
             self._max_message_bytes is not None
             and self._get_upgrade() == b"websocket"
@@ -264,7 +264,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
         return None
 
     def _become_websocket(self) -> None:
-        from server.http.websocket import LimitedWebSocket  # noqa: PLC0415  (takes time, and not everybody needs it)
+        from server.http.websocket import LimitedWebSocket  # noqa: PLC0415  (slow, and rarely needed)
 
         size = self._max_message_bytes
         assert size is not None
@@ -272,7 +272,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
             self.config, self.server_state, self.app_state, self.client_timeout_s, size, self._all_incoming()
         )
         if not websocket.understands(self._head(self.headers)):
-            self._refuse(400, "This is no handshake that opens a WebSocket.")
+            self._refuse(400, "The request is not a valid WebSocket handshake.")
             return
         self._is_websocket = True
         self._cancel_write_deadline()
@@ -297,7 +297,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
     def _drop_silent(self) -> None:
         self._read_deadline = None
         if self._body_open and self.flow.read_paused:
-            self._restart_read_deadline()  # the application takes its time, not the client
+            self._restart_read_deadline()  # the application is slow, not the client
         elif self._body_open or self._between_requests:
             self.transport.abort()
 
@@ -316,12 +316,12 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
             self._write_deadline = None
 
     def _limit_closing(self) -> None:
-        """Limit a closing transport's wait for the client to read, which has no limit by itself."""
+        """Limit the time that a closing transport waits for its client to read, which asyncio does not."""
         if self._write_deadline is None:
             self._write_deadline = self._later(self.transport.abort)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Refuse what never became a request, unless another answer has begun, and close."""
+        """Answer with an error, unless another answer has begun, and close the connection."""
         if self._between_requests or not (self.cycle.response_started or self.pipeline):
             self._write_error(status, message)
         self._cancel_read_deadline()
@@ -339,15 +339,15 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
 
 
 def new_request_id() -> str:
-    """A unique id by which the log names a request."""
+    """A new, unique id for a request."""
     return f"req_{secrets.token_hex(16)}"
 
 
 def _max_connections() -> int:
-    """As many as the hard limit of open files allows, to which the soft limit is raised."""
+    """The most connections that the hard limit of open files allows; raises the soft limit to it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # some systems have a lower limit that they do not tell
+        with contextlib.suppress(ValueError, OSError):  # some systems have a lower limit that they do not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft - min(_OTHER_FILES, soft // 2)

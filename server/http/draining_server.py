@@ -1,4 +1,4 @@
-"""uvicorn with our settings and our end: the first signal drains, the second stops at once."""
+"""uvicorn with our settings and shutdown: the first signal drains, the second stops at once."""
 
 import asyncio
 import contextlib
@@ -46,15 +46,15 @@ def url_of(listener: socket.socket) -> str:
 
 
 def configure(app: ASGIApp, client_timeout_s: float, websockets: Mapping[str, int] | None = None) -> uvicorn.Config:
-    """Uvicorn's settings. It logs nothing itself: requests are logged by the application.
+    """Make uvicorn's settings. It logs nothing itself, because the application logs requests.
 
-    `websockets` is that of `limited_connection`.
+    `websockets` is passed to `limited_connection`.
     """
     return uvicorn.Config(
         app,
         http=limited_connection(client_timeout_s, websockets),
-        ws="none",  # but where the connection takes them
-        ws_per_message_deflate=False,  # a thousand of the largest messages would fit into what is read at once
+        ws="none",  # LimitedConnection accepts them itself
+        ws_per_message_deflate=False,  # one read could unpack to a thousand of the largest messages
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -66,10 +66,10 @@ def configure(app: ASGIApp, client_timeout_s: float, websockets: Mapping[str, in
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends on SIGTERM and SIGINT without an error: new work is refused while running requests finish.
+    """Drains on SIGTERM and SIGINT: refuses new work while running requests finish, then exits without an error.
 
-    The grace is for both: for the engine to finish them, and then for their clients to read the answers. Meanwhile the
-    server still listens, so that /ready and new requests get a 503.
+    `grace_s` covers both the engine's work on them and their clients' reading of the answers. Meanwhile the server
+    still listens, so that /ready and new requests get a 503.
     """
 
     def __init__(self, config: uvicorn.Config, engine: EngineClient, grace_s: float) -> None:
@@ -79,13 +79,13 @@ class DrainingServer(uvicorn.Server):
         self._ending: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Freeze the objects that exist at the start: collecting garbage among them takes 50 ms."""
+        """Start, and exempt all objects made so far from garbage collection, which would take 50 ms each time."""
         await super().startup(sockets)
         gc.collect()
         gc.freeze()
 
     def end(self) -> None:
-        """Drain and end; called again, end at once."""
+        """Drain and stop; the second call stops at once."""
         first = not self._ending
         self._ending.append(asyncio.create_task(self._drain() if first else self._stop()))
 
@@ -102,7 +102,7 @@ class DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(one)
 
     async def _drain(self) -> None:
-        logger.info("Ending: no new requests are taken. A second signal ends at once.")
+        logger.info("Draining: new requests are refused. A second signal stops the server at once.")
         deadline = asyncio.get_running_loop().time() + self._grace_s
         await self._engine.drain(self._grace_s)
         with contextlib.suppress(TimeoutError):
@@ -114,7 +114,7 @@ class DrainingServer(uvicorn.Server):
         """Wait until clients have read the answers in flight, except answers to later requests."""
         waiting = {one for one in self._connections() if one.owes_answer}
         if waiting:
-            logger.info("Draining: %d answers are on their way to their clients.", len(waiting))
+            logger.info("Draining: %d answers are still being read by their clients.", len(waiting))
         while waiting and not self.force_exit:
             await asyncio.sleep(DELIVERY_CHECK_S)
             waiting = {one for one in waiting & self._connections() if one.owes_answer}

@@ -1,4 +1,4 @@
-"""Server-sent events: a stream begins when there is something to say, stays alive in silence, and says how it ends."""
+"""Server-sent events: streams that start with their first event, are kept alive, and end with a status."""
 
 import asyncio
 import codecs
@@ -14,40 +14,40 @@ from server.errors import ApiError
 from server.http.middleware import record_in, report
 
 _Event = TypeVar("_Event")
-_Told_co = TypeVar("_Told_co", covariant=True)
-_Written_contra = TypeVar("_Written_contra", contravariant=True)
+_Item_co = TypeVar("_Item_co", covariant=True)
+_Item_contra = TypeVar("_Item_contra", contravariant=True)
 
 
-class Source(Protocol[_Told_co]):
-    """Where events come from. Alternate `wait` and `take` until `wait` returns False."""
+class Source(Protocol[_Item_co]):
+    """A source of events. Alternate `wait` and `take` until `wait` returns False."""
 
     async def wait(self) -> bool:
-        """Return when there may be something to take, or False at the end."""
+        """Return True when there may be events to take, or False at the end."""
         ...
 
     def wake(self) -> None:
-        """Have `wait` return."""
+        """Make `wait` return."""
         ...
 
-    def take(self) -> Iterator[_Told_co]:
-        """What has come. May raise after some of it."""
+    def take(self) -> Iterator[_Item_co]:
+        """Yield the events that are ready. May raise after some of them."""
         ...
 
     def close(self) -> None:
-        """Nobody wants the rest."""
+        """Stop: no more events will be taken."""
         ...
 
 
-class Frames(Protocol[_Written_contra]):
-    """How events are written, with all line ends; some of it may be empty."""
+class Frames(Protocol[_Item_contra]):
+    """The bytes of a stream, with all line ends. Any of them may be empty."""
 
     @property
     def keep_alive(self) -> bytes:
-        """What is sent on a stream that has been silent for long."""
+        """Sent when a stream has been silent for long."""
         ...
 
-    def frame(self, event: _Written_contra, /) -> bytes:
-        """An event."""
+    def frame(self, event: _Item_contra, /) -> bytes:
+        """Encode an event."""
         ...
 
     def end(self) -> bytes:
@@ -55,15 +55,15 @@ class Frames(Protocol[_Written_contra]):
         ...
 
     def failure(self, error: ApiError, /) -> bytes:
-        """The end of a stream that an error ends."""
+        """The end of a stream that fails."""
         ...
 
 
 class EventStream(EventSourceResponse, Generic[_Event]):
-    """Streams what a source has: all events of a step in one write, and a sign of life after `keepalive_s` of silence.
+    """Streams a source's events: all events of a step in one write, and a keep-alive after `keepalive_s` of silence.
 
-    The library makes the headers; `__call__` is our own because the library's sends the status before there is an
-    event, so that an error before the first one could not have its own status, and runs four tasks for each stream.
+    The library makes the headers. `__call__` is our own for two reasons. The library's sends the status before the
+    first event, so an error before that event could not have its own status; and it runs four tasks for each stream.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EventStream(EventSourceResponse, Generic[_Event]):
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the stream and closes the source. Raises ApiError before the first event, and ClientDisconnect."""
+        """Send the stream and close the source. Raises ApiError before the first event, and ClientDisconnect."""
         self._loop = asyncio.get_running_loop()
         self._last_sent = self._loop.time()
         watch = asyncio.create_task(self._watch(receive))
@@ -124,7 +124,7 @@ class EventStream(EventSourceResponse, Generic[_Event]):
         self._is_silent = False
 
     async def _watch(self, receive: Receive) -> None:
-        """Wakes the source when the client has left, or the stream has been silent for long."""
+        """Wake the source when the client has disconnected, or the stream has been silent for long."""
         while not self._is_gone:
             try:
                 async with asyncio.timeout_at(self._last_sent + self._keepalive_s):
@@ -141,13 +141,13 @@ _ESCAPED = "samewise.json"
 
 
 def ascii_json(value: object) -> bytes:
-    """The value in one line. Some readers of events take U+2028 and its like for the end of one."""
+    """The value as JSON in ASCII, because some readers of events treat U+2028 and the like as line ends."""
     encoded = msgspec.json.encode(value)
     return encoded if encoded.isascii() else encoded.decode().encode("ascii", _ESCAPED)
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
-    """The characters as JSON escapes them: they are in strings, where alone JSON has such characters."""
+    """Escape characters for JSON. All of them are in strings, because JSON has them nowhere else."""
     assert isinstance(error, UnicodeEncodeError)
     units = error.object[error.start : error.end].encode("utf-16-be").hex(" ", 2)
     return "\\u" + units.replace(" ", "\\u"), error.end

@@ -1,6 +1,6 @@
 """Handshakes of the API's websockets, which pass through all middleware as GET requests.
 
-So a handshake needs a key, has an id and a line in the log, and is refused with a status and an error in JSON.
+So a handshake needs a key, has an id and an access log line, and is refused with a status and a JSON error.
 """
 
 import logging
@@ -16,23 +16,23 @@ from server.http.origins import Origins
 
 _KEY = "samewise.handshake"
 _REFUSAL = "websocket.http.response"
-"""ASGI's name for a server's ability to refuse a handshake with any status."""
+"""The ASGI extension of servers that can refuse a handshake with any status."""
 _logger = logging.getLogger("samewise.http")
 
 
 def is_handshake(request: Request) -> bool:
-    """Whether the request is a websocket's handshake, which is accepted by the status 101."""
+    """Whether the request is a websocket's handshake. Status 101 accepts it."""
     return bool(request.scope["state"].get(_KEY))
 
 
 class HandshakeMiddleware:
     """Turns websockets into GET requests. Pure ASGI; add it last, so that it is outermost.
 
-    CORS does not apply to websockets: a browser lets any page open them and sends its origin, which is checked here.
+    CORS does not apply to websockets: a browser lets any page open them, and sends the page's origin to check.
     """
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
-        """`origins` are the web pages, besides the server's own, that may use it from a browser."""
+        """`origins` are the web pages, in addition to the server's own, that may use it from a browser."""
         self._app = app
         self._origins = origins
 
@@ -44,12 +44,12 @@ class HandshakeMiddleware:
         scheme = "https" if scope["scheme"] == "wss" else "http"
         as_get = {**scope, "type": "http", "method": "GET", "scheme": scheme, "state": state}
         exchange = _Exchange(receive, send, can_refuse=_REFUSAL in scope.get("extensions", {}))
-        await receive()  # that it asks to connect
-        stranger = self._stranger(Headers(scope=scope))
-        app = self._app if stranger is None else _refusal(stranger)
+        await receive()  # websocket.connect
+        forbidden = self._forbidden_origin(Headers(scope=scope))
+        app = self._app if forbidden is None else _refusal(forbidden)
         await app(as_get, exchange.receive, exchange.send)
 
-    def _stranger(self, headers: Headers) -> str | None:
+    def _forbidden_origin(self, headers: Headers) -> str | None:
         """The request's origin if its web page may not use the server, otherwise None."""
         origin = headers.get("origin")
         if origin is None or origin in self._origins:
@@ -59,8 +59,8 @@ class HandshakeMiddleware:
 
 def _refusal(origin: str) -> ASGIApp:
     shown = shorten(origin)
-    _logger.warning("Refused a websocket of the origin %r, which cors_origins does not name.", shown)
-    message = f"Web pages of '{shown}' may not open websockets here. Have the server run with --cors-origins."
+    _logger.warning("Refused a websocket from the origin %r, which is not in cors_origins.", shown)
+    message = f"Web pages from '{shown}' may not open websockets here. Add the origin to the server's --cors-origins."
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": "origin_not_allowed"}
     return JSONResponse({"error": error}, status_code=403)
 
@@ -76,7 +76,7 @@ class _Exchange:
         self._is_read = False
 
     async def receive(self) -> Message:
-        """Return an empty body, then that the client has left; once open, the websocket's own messages."""
+        """Return an empty body, then a disconnect; once the websocket is open, its own messages."""
         if not (self._is_open or self._is_read):
             self._is_read = True
             return {"type": "http.request", "body": b"", "more_body": False}
@@ -84,7 +84,7 @@ class _Exchange:
         return message if self._is_open else {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Translate an answer's messages; pass on those of an open websocket unchanged."""
+        """Translate the messages of a response; pass on messages of an open websocket unchanged."""
         kind: str = message["type"]
         if not kind.startswith("http."):
             await self._send(message)

@@ -1,4 +1,4 @@
-"""JSON bodies: from bytes to the object of a schema, or to the error that says what is wrong."""
+"""Parses JSON bodies and validates them by a schema."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from server.errors import InvalidRequestError
 from server.http.validation import from_validation, json_path, no_body
 
 MAX_DEPTH = 64
-"""Arrays and objects within each other; no request that makes sense needs more."""
+"""The most levels of nested arrays and objects. No sensible request needs more."""
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -53,7 +53,7 @@ def _finite(literal: str) -> float:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two values for one key, any choice would ignore the other in silence."""
+    """Refuse an object with duplicate keys: either value would be ignored in silence."""
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("an object has the same key twice.")
@@ -79,7 +79,7 @@ def _check_depth(root: object) -> None:
 
 
 def _check_strings(root: object) -> None:
-    """Refuses strings that are no text: half of a surrogate pair."""
+    """Refuse strings that contain half of a surrogate pair, which is not text."""
     pending: list[tuple[object, tuple[str | int, ...]]] = [(root, ())]
     while pending:
         value, location = pending.pop()
@@ -96,7 +96,7 @@ def _check_strings(root: object) -> None:
 def _check_text(text: str, location: tuple[str | int, ...]) -> None:
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         path = json_path(location)
-        message = f"Invalid '{path}': the string has a lone surrogate, which is no character."
+        message = f"Invalid '{path}': the string has a lone surrogate, which is not a character."
         raise InvalidRequestError(message, param=path or None, code="invalid_value")
 
 
@@ -104,7 +104,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 def validated(schema: type[_Body], body: bytes, context: Mapping[str, Any] | None = None) -> _Body:
-    """The body as the schema has it; `context` is for the schema's own validators. Raises InvalidRequestError."""
+    """Parse and validate a body; `context` goes to the schema's own validators. Raises InvalidRequestError."""
     value = parse_json(body) if body.strip() else None
     if value is None:
         raise no_body()

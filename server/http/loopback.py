@@ -1,4 +1,4 @@
-"""Requests that the server sends to itself, for clients that have left it work."""
+"""Requests that the server sends to itself, to run the lines of batches."""
 
 import asyncio
 from dataclasses import dataclass
@@ -8,30 +8,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.http.connection import new_request_id
 from server.telemetry.request_trace import RequestTrace
 
-_AT_A_TIME = 64
-"""Requests of one client in flight, so that no other client's wait for them."""
+_MAX_IN_FLIGHT = 64
+"""The most requests of one client in flight, so that other clients' requests do not wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopbackAnswer:
-    """The whole answer to a request."""
+    """The complete answer to a request."""
 
     request_id: str
     status: int
     body: bytes
     retry_after_s: float | None
-    """After this time, the same request may succeed."""
+    """Seconds after which the same request may succeed; None: the answer does not say."""
 
 
 class Loopback:
-    """Sends requests through the whole application, except the keys, as background work: so the answer is the same."""
+    """Sends background requests through the whole application, without a key, so that answers are the same."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._places: dict[str, asyncio.Semaphore] = {}  # by client
+        self._slots: dict[str, asyncio.Semaphore] = {}  # by client
 
     async def post(self, path: str, body: bytes, client: str) -> LoopbackAnswer:
-        """Send a JSON body in the name of this client."""
+        """Send a JSON body on behalf of this client."""
         import httpx  # noqa: PLC0415  (takes time and memory, and few servers run batches)
 
         record = RequestTrace(new_request_id(), client=client, is_background=True)
@@ -42,7 +42,7 @@ class Loopback:
         request = httpx.Request(
             "POST", f"http://localhost{path}", content=body, headers={"content-type": "application/json"}
         )
-        async with self._places.setdefault(client, asyncio.Semaphore(_AT_A_TIME)):
+        async with self._slots.setdefault(client, asyncio.Semaphore(_MAX_IN_FLIGHT)):
             response = await httpx.ASGITransport(app, client=("", 0)).handle_async_request(request)
         retry_after = response.headers.get("retry-after")
         wait_s = None if retry_after is None else float(retry_after)

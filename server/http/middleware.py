@@ -1,4 +1,4 @@
-"""Middleware around every request: ids, the access line, errors of our own code, HEAD, short paths. Pure ASGI."""
+"""Pure ASGI middleware for every request: ids, the access log, unhandled exceptions, HEAD and short paths."""
 
 import http
 import logging
@@ -20,9 +20,9 @@ from server.telemetry.request_trace import RequestTrace, Sender
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 _MAX_TRACE_CONTEXT = 512
-"""Characters of each header; W3C asks everyone to pass on so many."""
+"""The longest trace header in characters. W3C Trace Context asks servers to pass on at least this many."""
 _PROBES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})
-"""Paths that machines ask every few seconds: logged at the debug level, as are requests in the background."""
+"""Paths that machines poll every few seconds: logged at the debug level, as background requests are."""
 _VERSION = "/v1"
 _access = logging.getLogger("samewise.access")
 _errors = logging.getLogger("samewise.http")
@@ -48,7 +48,7 @@ def sender_of(request: Request) -> Sender:
 
 
 def report(error: Exception, scope: Scope) -> ApiError:
-    """Log an error that ends a request and return it as the client may see it, as `report_of` does."""
+    """Log an error that ends a request, and return the error that the client gets."""
     record = record_in(scope)
     is_quiet = record.is_background or scope["path"] in _PROBES
     return report_of(error, record, logging.DEBUG if is_quiet else logging.WARNING)
@@ -57,26 +57,27 @@ def report(error: Exception, scope: Scope) -> ApiError:
 def report_of(error: Exception, record: RequestTrace, level: int = logging.WARNING) -> ApiError:
     """Return the error that the client gets, and log it if the server is at fault.
 
-    An error that is no ApiError is a bug: the log gets its trace, and the client the request's id, by which the log can
-    be searched. `level` is the log level of errors that pass by themselves.
+    Any exception but an ApiError is a bug: the log gets its traceback, and the client the request id to search the log
+    for. `level` is the log level of temporary errors (503 and 504).
     """
     record.error = type(error).__name__
     if not isinstance(error, ApiError):
         _errors.error("unhandled exception", extra=record.ids, exc_info=error)
-        return InternalError("The server had an error while processing your request.").naming(record.request_id)
+        known = InternalError("The server had an error while processing your request.")
+        return known.with_request_id(record.request_id)
     if isinstance(error, InternalError):
         _errors.error("request failed: %s", error.message, extra=record.ids)
-        return error.naming(record.request_id)
+        return error.with_request_id(record.request_id)
     if error.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
         _errors.log(level, "request failed: %s", error.message, extra=record.ids)
     return error
 
 
 class RequestMiddleware:
-    """Gives requests their ids, answers 500 for an unhandled exception, and logs a line. Surrounds all but CORS."""
+    """Gives each request an id, answers 500 for an unhandled exception, and logs the request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, error_writers: Callable[[str], ErrorWriter]) -> None:
-        """`error_writers` maps a path to what writes its errors."""
+        """`error_writers` maps a path to the function that writes its errors."""
         self._app = app
         self._metrics = metrics
         self._error_writers = error_writers
@@ -105,7 +106,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.error = ClientDisconnect.__name__
-            _errors.info("client gone", extra=record.ids)
+            _errors.info("client disconnected", extra=record.ids)
         except Exception as error:  # noqa: BLE001 - the last line of defence
             known = report(error, scope)
             if not response_started:
@@ -122,7 +123,7 @@ class RequestMiddleware:
 
 
 def log_access(scope: Scope, route: str, record: RequestTrace) -> None:
-    """Log the line of a finished request; `route` is its path with names in place of ids."""
+    """Log a finished request; `route` is its path with names in place of ids."""
     _access.log(
         logging.DEBUG if route in _PROBES or record.is_background else logging.INFO,
         "%s %s %d",
@@ -178,11 +179,11 @@ class HeadMiddleware:
         async def send_head(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        of_get = {**scope, "method": "GET"}
+        get_scope = {**scope, "method": "GET"}
         try:
-            await self._app(of_get, receive, send_head)
+            await self._app(get_scope, receive, send_head)
         finally:
-            scope["route"] = of_get.get("route")  # the access line names it
+            scope["route"] = get_scope.get("route")  # for the access log
 
 
 class ShortPaths:
@@ -198,14 +199,14 @@ class ShortPaths:
         self._short = below.difference(map(_first, paths))
 
     def full(self, path: str) -> str:
-        """The path of the route that a client means by `path`."""
+        """The full path of the route that `path` means."""
         return _VERSION + path if _first(path) in self._short else path
 
 
 class ShortPathMiddleware:
     """Serves short paths as if the client had sent the full ones.
 
-    It surrounds all middleware that looks at paths: keys, limits, logs, metrics and errors see only full paths.
+    It surrounds all middleware that reads paths: keys, limits, logs, metrics and errors see only full paths.
     """
 
     def __init__(self, app: ASGIApp, paths: ShortPaths) -> None:

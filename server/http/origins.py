@@ -1,4 +1,4 @@
-"""Which web pages may use the server: by origin (CORS), and by the host name they ask for (DNS rebinding)."""
+"""Checks which web pages may use the server: by origin (CORS) and by host name (against DNS rebinding)."""
 
 import logging
 import re
@@ -21,10 +21,10 @@ EXPOSED_HEADERS = (
     *("retry-after", "retry-after-ms", "x-should-retry"),
     *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
 )
-"""Headers of answers that a page's scripts may read; clients look for them."""
+"""Response headers that a page's scripts may read, because clients need them."""
 
 _LOCALHOST = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
-"""Origins of pages that this machine serves. No other page can have one of these."""
+"""Origins of pages that this machine serves. No other page can have one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Origins:
 
     @classmethod
     def of(cls, setting: Collection[str], *, has_keys: bool) -> "Origins":
-        """The origins of the setting `cors_origins`; by default localhost, and none if the server has keys."""
+        """The origins in the setting `cors_origins`; by default localhost, or none if the server has keys."""
         named = frozenset(setting or (["none"] if has_keys else ["localhost"])) - {"none"}
         return cls(named - {"localhost"}, "localhost" in named)
 
@@ -49,8 +49,8 @@ class Origins:
 def allow_origins(app: Starlette, origins: Origins, exposed: Collection[str] = ()) -> None:
     """Let pages of these origins use the application. Their scripts may also read the headers `exposed`.
 
-    Call it after all other middleware was added, so that it surrounds them: it answers a preflight, which a browser
-    sends without the key, and every error carries the headers without which a page could not read it.
+    Call it after all other middleware was added, so that it surrounds them. Then it answers preflights, which browsers
+    send without the key, and adds the headers to errors that let a page read them.
     """
     if origins.named or origins.has_localhost:
         app.add_middleware(
@@ -65,21 +65,21 @@ def allow_origins(app: Starlette, origins: Origins, exposed: Collection[str] = (
 
 _HOST = re.compile(r"(?:\[(?P<ipv6>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")
 _RESERVED = (".localhost", ".local", ".internal", ".home.arpa")
-"""Nobody can register a name below these."""
+"""Domains below which names cannot be registered."""
 _logger = logging.getLogger("samewise.http")
 
 
 def guarded(app: ASGIApp, allowed: Collection[str], *, has_keys: bool) -> ASGIApp:
-    """The application behind a check of host names, unless all are allowed, or a key is needed and no name is given."""
+    """The application behind a HostCheck, unless all hosts are allowed, or there are keys and no allowed hosts."""
     return app if "*" in allowed or (has_keys and not allowed) else HostCheck(app, allowed)
 
 
 class HostCheck:
-    """Refuses requests and websockets to host names that a stranger can register, unless they are allowed.
+    """Refuses requests and websockets to host names that an attacker could register, unless they are allowed.
 
-    A browser takes a stranger's page whose name leads to this server for the server's own and lets it read all answers.
-    A key stops that; without one, only the host name gives the page away. IP addresses, names without a dot, this
-    machine's own and reserved names are safe.
+    If an attacker's host name resolves to this server, a browser treats the attacker's page as the server's own and
+    lets it read all answers. A key prevents that; without one, only the host name reveals the page. IP addresses, names
+    without a dot, this machine's own name and reserved names are safe.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
@@ -118,10 +118,10 @@ def _is_address(text: str) -> bool:
 
 async def _refuse(host: str, scope: Scope, receive: Receive, send: Send) -> None:
     shown = shorten(host)
-    _logger.warning("Refused a request to the host %r, which allowed_hosts does not name.", shown)
+    _logger.warning("Refused a request to the host %r, which is not in allowed_hosts.", shown)
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
-    message = f"The host '{shown}' is not allowed. Ask by an IP address, or have the server run with --allowed-hosts."
+    message = f"The host '{shown}' is not allowed. Use an IP address, or add the host to the server's --allowed-hosts."
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": "host_not_allowed"}
     await JSONResponse({"error": error}, status_code=403)(scope, receive, send)

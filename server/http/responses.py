@@ -1,4 +1,4 @@
-"""Whole answers and errors, and waiting for an answer only as long as its client does."""
+"""JSON responses, error responses, and work that is cancelled when its client disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -13,15 +13,15 @@ from starlette.types import Scope
 from server.errors import ApiError
 
 ErrorWriter = Callable[[ApiError, Scope], Response]
-"""Answers a request, given by its scope, with an error."""
+"""Makes the response for an error, given the request's scope."""
 StreamErrorWriter = Callable[[ApiError, Scope, int], bytes]
-"""Writes the frames that end a stream early, given the error, the request's scope, and the number of frames so far."""
+"""Writes the frames that end a stream with an error, given the request's scope and the number of frames so far."""
 _PIECE_BYTES = 1 << 20
 _T = TypeVar("_T")
 
 
 def json_response(content: object, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON answer, encoded unless it is bytes. A large one is sent in pieces, so as not to block the loop."""
+    """A JSON response, encoded unless it is bytes. Large ones are sent in pieces, so as not to block the event loop."""
     headers = headers or {}
     content = content if isinstance(content, bytes) else msgspec.json.encode(content)
     if len(content) <= _PIECE_BYTES:
@@ -36,15 +36,15 @@ async def _pieces(content: bytes) -> AsyncIterator[bytes]:
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """The error as the API that the request belongs to writes it."""
+    """The response for an error, in the format of the request's API."""
     write: ErrorWriter = scope["state"]["error_writer"]
     return write(error, scope)
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
-    """The result of the work, which is cancelled if the client leaves first; the request's body must have been read.
+    """Return the result of the work, or cancel it and raise ClientDisconnect if the client disconnects first.
 
-    Raises ClientDisconnect if the client has left.
+    The request's body must have been read.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_disconnected(request))

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors about a body into the one error that OpenAI would give for it."""
+"""Turns pydantic's errors about a body into the one error that OpenAI would return."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,16 +30,15 @@ _UNSUPPORTED_MESSAGES = {
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
-    """The first of the errors, as an API error with message, param and code.
+    """The first of pydantic's errors as an API error.
 
-    `errors` are pydantic's. Tags of unions (written `<tag>`) are no
-    part of the path. The input is never repeated at length.
+    Tags of unions (written `<tag>`) are not part of its path. Long input is not repeated.
     """
     error = errors[0]
     path = json_path(error["loc"])
     kind = error["type"]
     context = error.get("ctx", {})
-    if "problem" in context:  # raised by our own validators: see protocol/rules.py
+    if "problem" in context:  # raised by our own validators with `rules.problem`
         path = _join(path, context["field"])
         return InvalidRequestError(context["problem"].replace("{path}", path), param=path or None, code=kind)
     if kind in _UNSUPPORTED_MESSAGES:
@@ -96,7 +95,7 @@ def _explain(kind: str, path: str, context: Mapping[str, Any], value: object, de
 
 
 def no_body() -> InvalidRequestError:
-    """The error for a body in which there is nothing."""
+    """The error for a body that is empty or null."""
     return InvalidRequestError("The request has no body: send a JSON object.", code="missing_required_parameter")
 
 
@@ -150,7 +149,7 @@ def _kind_of(value: object) -> str:
 
 
 def _describe(value: object) -> str:
-    """A value as a message may repeat it: short, and never a structure."""
+    """A value for a message: short, and never a structure."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

@@ -1,6 +1,6 @@
-"""A connection that has become a websocket, with limits on every wait for its client and on what it sends.
+"""A websocket connection, with limits on every wait for its client and on the size of its messages.
 
-In between, uvicorn asks the client now and then whether it is still there.
+In between, uvicorn pings the client to notice when it is gone.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from websockets.http11 import Request
 from server.http.connection import AnsweringConnection
 
 CONNECTION = "samewise.connection"
-"""Under this name, the state of a websocket's scope has its connection."""
+"""Key of the connection in the state of a websocket's scope."""
 _FRAME_BYTES = 64
-"""Memory that a frame takes besides its content: a message may come in any number of frames, also empty ones."""
-_GOING_AWAY = "The server is ending. Connect again a little later."
+"""Memory of a frame in addition to its content. A message may have any number of frames, even empty ones."""
+_GOING_AWAY = "The server is shutting down. Please reconnect later."
 
 
 @dataclass(slots=True)
 class IncomingMessages:
-    """Bounds the memory of incomplete messages, as IncomingBodies does for bodies.
+    """Bounds the memory of incomplete websocket messages.
 
     If they are too large together, the connection of the message that began first is dropped.
     """
@@ -36,7 +36,7 @@ class IncomingMessages:
     _total: int = 0
 
     def resize(self, websocket: "LimitedWebSocket", num_bytes: int) -> None:
-        """Note how much of a websocket's next message has come; 0 if none of it has."""
+        """Record how many bytes of a websocket's next message have arrived; 0 if none."""
         before = self._sizes.get(websocket, 0)
         self._total += num_bytes - before
         if num_bytes:
@@ -61,11 +61,11 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         max_bytes: int,
         incoming: IncomingMessages,
     ) -> None:
-        """`max_bytes` is the size of the largest message that is read; `incoming` bounds those of all connections."""
+        """`max_bytes` is the size of the largest message; `incoming` bounds the messages of all connections."""
         super().__init__(config, server_state, app_state)
         self.conn.max_message_size = max_bytes
         self.is_answering = False
-        """Whether the application has an answer to give; the application sets it."""
+        """Whether an answer is in progress; set by the application."""
         self._timeout_s = timeout_s
         self._incoming = incoming
         self._gathered = 0  # bytes that the frames of the next message take
@@ -74,11 +74,11 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
 
     @property
     def owes_answer(self) -> bool:
-        """Whether there is an answer to give, or the client has not read all of it."""
+        """Whether an answer is in progress, or the client has not read all of it."""
         return self.is_answering or self.transport.get_write_buffer_size() > 0
 
     def understands(self, head: bytes) -> bool:
-        """Read the whole head of a request, first of all; returns whether it is a handshake."""
+        """Read the whole head of a request, before anything else. Returns whether it is a valid handshake."""
         self.conn.receive_data(head)
         return self.conn.handshake_exc is None
 
@@ -120,7 +120,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         self._cancel_write_deadline()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send a message. Raises ClientDisconnected, also after a close by this side."""
+        """Send a message. Raises ClientDisconnected, also after this side has closed the websocket."""
         await self.writable.wait()
         if self.close_sent:
             raise ClientDisconnected
@@ -131,7 +131,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         self._drop_unless_open_later()
 
     def shutdown(self) -> None:
-        """Close with a reason; uvicorn gives none."""
+        """Close with a reason, which uvicorn does not send."""
         if self.handshake_complete and not self.close_sent and not self.transport.is_closing():
             self.conn.send_close(CloseCode.SERVICE_RESTART, _GOING_AWAY)
             self.transport.write(b"".join(self.conn.data_to_send()))

@@ -138,7 +138,7 @@ async def test_the_second_signal_ends_at_once(running: Running, second: signal.S
     assert running.engine.stopped
 
 
-DELIVERING = "1 answers are on their way"
+DELIVERING = "1 answers are still being read"
 
 
 @pytest.mark.parametrize("grace_s", [300.0])

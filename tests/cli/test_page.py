@@ -56,7 +56,7 @@ def test_the_root_leads_to_the_page_and_ctrl_c_ends_it(base_url: str) -> None:
         assert "content-security-policy" in found.headers
         assert httpx.get(f"{address}v1/models", trust_env=False).status_code == 404
         assert httpx.get(address, headers={"host": "evil.example"}, trust_env=False).status_code == 403
-        refused = "Refused a request to the host 'evil.example', which allowed_hosts does not name.\n"
+        refused = "Refused a request to the host 'evil.example', which is not in allowed_hosts.\n"
         assert end(process) == (0, refused)
 
 

@@ -58,7 +58,7 @@ def until_gone(context: BodyContext, body: bytes) -> int:
 
 @pytest.fixture
 def ask(workers: WorkerPool, make_app: Callable[..., Any], engine: FakeEngine) -> Callable[..., Future[Any]]:
-    place = make_app().state.services.body_worker._pickled_place(engine.info)
+    place = make_app().state.services.body_worker._pickled_context(engine.info)
 
     def submit(
         work: Callable[..., Any],
@@ -96,7 +96,7 @@ def test_what_exceeds_a_limit_is_refused_and_the_next_body_is_checked(ask, work:
 
 
 def test_a_process_that_is_killed_is_an_error_of_one_request(ask):
-    with pytest.raises(InternalError, match="ended while it had this one"):
+    with pytest.raises(InternalError, match="ended unexpectedly"):
         ask(end).result()
     assert ask(process_of).result() != os.getpid()
 

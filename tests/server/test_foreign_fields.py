@@ -15,7 +15,7 @@ from server.api.capabilities import bodies_of
 from server.api.dialects import DIALECTS
 from server.api.fields.foreign import ForeignFields
 from server.api.fields.rules import RequestModel, names_of, relations_of
-from server.api.fields.structured import FORMS
+from server.api.fields.structured import CONSTRAINT_FIELDS
 from server.generation.prompt import MAX_OTHER_ROLES
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ async def test_other_apis_mean_the_same(client: httpx.AsyncClient, engine: FakeE
 
 def test_every_form_is_checked_in_a_worker():
     """Whatever it is called: compiling it may take long."""
-    assert [name for name in FORMS if not COSTLY.search(f'{{"{name}":"x"}}'.encode())] == []
+    assert [name for name in CONSTRAINT_FIELDS if not COSTLY.search(f'{{"{name}":"x"}}'.encode())] == []
     assert not COSTLY.search(b'{"messages":[{"role":"user","content":"A regex, or a grammar?"}]}')
 
 
@@ -463,8 +463,8 @@ async def test_a_lenient_server_reports_unknown_fields(make_app: Callable[..., F
         chunks = events_of((await client.post(CHAT, json=chat(stream=True, **unknown))).text)
         reasons = {warning["path"]: warning["reason"] for warning in chunks[0]["warnings"]}
         assert reasons == {
-            "stream_options.include_usge": "Unknown; left out. Did you mean 'include_usage'?",
-            "temprature": "Unknown; left out. Did you mean 'temperature'?",
+            "stream_options.include_usge": "Unknown field; ignored. Did you mean 'include_usage'?",
+            "temprature": "Unknown field; ignored. Did you mean 'temperature'?",
         }
         for path, body in WITHOUT_MODEL.items():
             response = await client.post(path, json={**body, "model": "tiny", "x-y": 1})

@@ -72,7 +72,7 @@ async def test_a_permission_that_comes_to_nothing_is_reported(
 async def test_nothing_is_learnt_from_what_is_only_read(learning: httpx.AsyncClient, engine: FakeEngine) -> None:
     body = {"model": "tiny", "input": "x"}
     assert reported(await learning.post(EMBEDDINGS, json={**body, "learn": True})) == [
-        ("learn", "Only answers are learnt from.")
+        ("learn", "Heads are trained only on generated answers.")
     ]
     assert not reported(await learning.post(EMBEDDINGS, json={**body, "learn": False}))
 

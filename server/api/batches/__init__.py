@@ -1,1 +1,1 @@
-"""OpenAI's batches: many requests in a file, answered in the room that others leave."""
+"""OpenAI's Batch API: many requests in a file, answered with idle capacity."""

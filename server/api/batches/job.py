@@ -1,4 +1,4 @@
-"""A batch that is run, from the check of its lines to its files. Each line is a request of the server to itself."""
+"""Runs a batch, from the check of its lines to the output files. Each line is a request of the server to itself."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ _logger = logging.getLogger("samewise.batches")
 
 
 class BatchJob:
-    """The Job of one batch. Each step is on disk before the next, so that a restart continues where it was."""
+    """The Job of a batch. Each step is on disk before the next one, so that a restart continues there."""
 
     def __init__(self, batch: Batch, services: Services, files: FileStore) -> None:
         self._batch = batch
@@ -34,9 +34,9 @@ class BatchJob:
         self._files = files
         self._retry = StorageRetry(batch.id)
         self._writer = ResultWriter(services.storage, batch.id, self._retry)
-        self._is_unwanted = asyncio.Event()
+        self._is_cancelled = asyncio.Event()
         if batch.fields["status"] == "cancelling":
-            self._is_unwanted.set()
+            self._is_cancelled.set()
 
     @property
     def client(self) -> str:
@@ -44,12 +44,12 @@ class BatchJob:
 
     @property
     def error(self) -> str:
-        """Why it waits; empty if it does not."""
+        """Why the batch waits; empty if it does not."""
         return self._retry.error
 
     def cancel(self) -> None:
         """Start no more lines, and abort those in flight."""
-        self._is_unwanted.set()
+        self._is_cancelled.set()
 
     def close(self) -> None:
         self._writer.close()
@@ -64,13 +64,13 @@ class BatchJob:
             if self._status == "finalizing":
                 await self._end()
         except* EngineUnavailableError:
-            _logger.info("batch %s is left for the next start", self._batch.id)
+            _logger.info("batch %s continues after the next start", self._batch.id)
         except* FileNotFoundError:
-            message = f"The input file '{self._batch.fields['input_file_id']}' is gone."
+            message = f"The input file '{self._batch.fields['input_file_id']}' was deleted or has expired."
             await self._give_up("input_file_not_found", message)
         except* Exception:
-            _logger.exception("batch %s cannot go on", self._batch.id)
-            await self._give_up("server_error", "The server had an error; its log has more.")
+            _logger.exception("batch %s failed", self._batch.id)
+            await self._give_up("server_error", "The server had an error. Its log has the details.")
         finally:
             self.close()
 
@@ -91,28 +91,28 @@ class BatchJob:
             await self._become("in_progress", request_counts=counts)
 
     async def _run_lines(self, path: Path) -> None:
-        """Run until all lines have results, the batch is cancelled, or its time is over."""
+        """Run until all lines have results, the batch is cancelled, or it expires."""
         done = await self._stored(lambda table: table.done(self._batch.id))
         run = LinesRun(self._batch, read_lines(path, but=done), len(done), self._services.loopback)
         lines = asyncio.create_task(run.run(self._writer, self._services.engine.info.max_num_seqs))
-        unwanted = asyncio.create_task(self._is_unwanted.wait())
+        cancelled = asyncio.create_task(self._is_cancelled.wait())
         left_s = max(0.0, self._batch.fields["expires_at"] - time.time())
         try:
-            await asyncio.wait([lines, unwanted], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([lines, cancelled], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if is_done := lines.done():
                 lines.result()
         finally:
-            for task in (lines, unwanted):
+            for task in (lines, cancelled):
                 task.cancel()
-            await asyncio.gather(lines, unwanted, return_exceptions=True)
-        outcome: Status = "completed" if is_done else "cancelled" if self._is_unwanted.is_set() else "expired"
+            await asyncio.gather(lines, cancelled, return_exceptions=True)
+        outcome: Status = "completed" if is_done else "cancelled" if self._is_cancelled.is_set() else "expired"
         await self._become("finalizing", outcome=outcome)
 
     async def _end(self) -> None:
         """Write the output files, then the status that names them."""
         outcome: Status = self._batch.fields["outcome"]
         if outcome in ("cancelled", "expired"):
-            with suppress(FileNotFoundError):  # then it is unknown which lines were not run
+            with suppress(FileNotFoundError):  # without the input, lines that were not run are unknown
                 path = await self._input()
                 await self._retry.run(lambda: give_up_lines(self._batch, path, self._services.storage))
         files = await self._retry.run(lambda: write_outputs(self._batch, self._files, self._services.storage))
@@ -122,7 +122,7 @@ class BatchJob:
         _logger.info("batch %s is %s: %d answers, %d errors", self._batch.id, outcome, answered, failed)
 
     async def _give_up(self, code: str, message: str) -> None:
-        """End it for this reason; lines that were answered keep their answers."""
+        """End the batch with this error. Lines that were answered keep their answers."""
         errors = [batch_error(code, message)]
         if self._batch.fields["in_progress_at"] is None:
             await self._fail_for(errors)
@@ -135,14 +135,14 @@ class BatchJob:
         _logger.info("batch %s cannot be run: %s", self._batch.id, errors[0].message)
 
     async def _become(self, status: Status, **fields: Any) -> None:
-        """Change the batch on disk. A cancellation that came meanwhile is not undone."""
+        """Change the batch on disk, without undoing a concurrent cancellation."""
         now = int(time.time())
 
         def put(table: BatchTable) -> Batch:
             found = table.get(self._batch.id, self.client)
             before = self._batch.fields if found is None else found.fields
-            goes_on = status == "in_progress" and before["status"] == "cancelling"
-            changed = {**before, **fields, f"{status}_at": now, "status": "cancelling" if goes_on else status}
+            is_cancelling = status == "in_progress" and before["status"] == "cancelling"
+            changed = {**before, **fields, f"{status}_at": now, "status": "cancelling" if is_cancelling else status}
             batch = replace(self._batch, fields=changed, is_open=status in OPEN)
             table.put(batch)
             return batch
@@ -153,7 +153,7 @@ class BatchJob:
         return await self._retry.run(lambda: self._services.storage.on(BatchTable, work))
 
     async def _input(self) -> Path:
-        """The path of the input. Raises FileNotFoundError."""
+        """The path of the input file. Raises FileNotFoundError."""
         found = await self._files.find(self.client, self._batch.fields["input_file_id"])
         if found is None:
             raise FileNotFoundError(2, "it was deleted")
@@ -161,15 +161,15 @@ class BatchJob:
 
 
 _READ_BYTES = 1 << 20
-"""Bytes of bodies that a thread reads at a time; a larger body comes alone."""
+"""Bytes of bodies that a thread reads at a time; a larger body is read alone."""
 _LONGEST_WAIT_S = 60.0
 """Longest time before a refused line is retried."""
 _PROGRESS = 10
-"""How many times the log reports a batch's progress."""
+"""The number of times that the log reports a batch's progress."""
 
 
 class LinesRun:
-    """Runs the lines of a batch that have no results yet, in the room that other requests leave."""
+    """Runs the lines of a batch that have no results yet, with idle capacity."""
 
     def __init__(self, batch: Batch, lines: Iterator[Line], num_done: int, loopback: Loopback) -> None:
         self._batch = batch
@@ -211,7 +211,7 @@ class LinesRun:
         return page
 
     async def _result(self, line: Line) -> LineResult:
-        """The result of a line, which is retried while the server is full."""
+        """The result of a line, which is retried while the server refuses it for now."""
         while True:
             answer = await self._loopback.post(self._batch.fields["endpoint"], line.body, self._batch.client)
             if answer.retry_after_s is None:

@@ -1,4 +1,4 @@
-"""The lines of a batch's input, and the results of each."""
+"""The lines of a batch's input file, and their results."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ from server.http.loopback import LoopbackAnswer
 from server.storage.batches import LineResult
 
 _MAX_ERRORS = 20
-"""Malformed lines that are reported at once."""
+"""The most malformed lines that are reported."""
 _ENVELOPE_BYTES = 64 << 10
-"""Bytes of a line in addition to the body of its request."""
+"""The most bytes of a line in addition to its request's body."""
 _MAX_MESSAGE = 512
 """Longest error message in characters; messages may quote the client."""
 Fields = Mapping[str, Any]
@@ -35,7 +35,7 @@ class Line:
     """A request of a batch."""
 
     number: int
-    """From 0; empty lines do not count."""
+    """Number of the line from 0, without empty lines."""
     custom_id: str
     body: bytes
 
@@ -64,7 +64,7 @@ def batch_error(code: str, message: str, line: int | None = None, param: str | N
 
 
 def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int) -> Checked:
-    """Check that each line is a request to this endpoint, with an id of its own, and no larger than a request may be.
+    """Check that each line is a request to this endpoint, with a unique id and within the size limit.
 
     Raises OSError.
     """
@@ -74,14 +74,14 @@ def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int)
     most = max_body_bytes + _ENVELOPE_BYTES
     for place, text in _texts(path, most):
         if place > most_lines:
-            message = f"The file has more than {most_lines} lines, which this server takes at most in a batch."
+            message = f"The file has more than {most_lines} lines, the most that this server accepts in a batch."
             errors.append(batch_error("too_many_lines", message, place))
             break
         if not text.strip():
             continue
         try:
             if len(text) > most:
-                reason = f"This line is too large: the body of a request has at most {max_body_bytes} bytes here."
+                reason = f"This line is too large: a request's body may have at most {max_body_bytes} bytes."
                 raise _LineError("line_too_large", reason)
             written = _parsed(text)
             _check(written, endpoint, seen)
@@ -130,7 +130,7 @@ def _result(batch_id: str, line: Line, response: Fields | None, error: Fields | 
 
 
 def _texts(path: Path, most: int = sys.maxsize - 1) -> Iterator[tuple[int, bytes]]:
-    """The lines with their places, from 1; only the first `most` + 1 bytes of one that has more."""
+    """The lines with their numbers from 1. Longer lines are cut off after `most` + 1 bytes."""
     with path.open("rb") as file:
         for place in count(1):
             text = rest = file.readline(most + 1)
@@ -145,17 +145,17 @@ def _parsed(text: bytes) -> _Written:
     try:
         return msgspec.json.decode(text, type=_Written)
     except msgspec.ValidationError as error:
-        raise _LineError("invalid_line", f"This line is no request of a batch: {error}.") from None
+        raise _LineError("invalid_line", f"This line is not a batch request: {error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _LineError("invalid_json_line", f"This line is not parseable as valid JSON: {error}.") from None
 
 
 def _check(written: _Written, endpoint: str, seen: Collection[str]) -> None:
     if not written.custom_id:
-        raise _LineError("missing_required_parameter", "A line's 'custom_id' is not empty.", "custom_id")
+        raise _LineError("missing_required_parameter", "The 'custom_id' of this line is empty.", "custom_id")
     if written.custom_id in seen:
         message = f"The custom_id '{shorten(written.custom_id)}' of this line was used by a line before it."
         raise _LineError("duplicate_custom_id", message, "custom_id")
     if written.url != endpoint:
-        message = f"The url of this line is '{shorten(written.url)}', and the batch is for '{endpoint}'."
+        message = f"The url of this line is '{shorten(written.url)}', but the batch is for '{endpoint}'."
         raise _LineError("mismatched_endpoint", message, "url")

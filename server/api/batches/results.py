@@ -1,4 +1,4 @@
-"""Results of a batch: each is stored when its line has ended, and all of them become files when the batch has."""
+"""Results of a batch: each is stored when its line ends, and they become files when the batch ends."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class StorageRetry:
-    """Retries work on the storage: an accepted batch waits for room, and is not given up because a disk is full."""
+    """Retries work on the storage: an accepted batch waits while the disk is full, and does not fail."""
 
     def __init__(self, batch_id: str) -> None:
         self._batch_id = batch_id
@@ -43,7 +43,7 @@ class StorageRetry:
                 result = await work()
             except NotStoredError as error:
                 if not self.error:
-                    _logger.error("batch %s does not go on: %s", self._batch_id, error.message)
+                    _logger.error("batch %s waits for the storage: %s", self._batch_id, error.message)
                 self.error = error.message
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_PAUSE_S)
@@ -53,7 +53,7 @@ class StorageRetry:
 
 
 class ResultWriter:
-    """Stores the results of a batch: those that came during one transaction are the next one."""
+    """Stores the results of a batch. Results that arrive during one transaction share the next one."""
 
     def __init__(self, storage: Storage, batch_id: str, retry: StorageRetry) -> None:
         self._storage = storage
@@ -63,7 +63,7 @@ class ResultWriter:
         self._task: asyncio.Task[None] | None = None
 
     async def write(self, result: LineResult) -> None:
-        """Returns when it is on disk."""
+        """Store a result; returns when it is on disk."""
         written = asyncio.get_running_loop().create_future()
         self._waiting.append((result, written))
         if self._task is None:
@@ -71,7 +71,7 @@ class ResultWriter:
         await written
 
     def close(self) -> None:
-        """Write no more; results that are not written do not count."""
+        """Stop writing. Lines whose results are not written will run again."""
         if self._task is not None:
             self._task.cancel()
 

@@ -1,4 +1,4 @@
-"""The paths of batches."""
+"""Endpoints of /v1/batches."""
 
 import asyncio
 import logging
@@ -30,10 +30,10 @@ from server.storage.storage import NotStoredError
 _ALL = "/v1/batches"
 _ONE = "/v1/batches/{batch_id}"
 MAX_OPEN = 100
-"""Open batches of a key."""
+"""The most open batches of a key."""
 _DAY_S = 86400
 _KEPT_S = 30 * _DAY_S
-"""How long ended batches are kept."""
+"""Seconds until ended batches are deleted."""
 _ERRORS = (400, 401, 404, 500)
 _NOT_YET = (
     "errors", "output_file_id", "error_file_id", "in_progress_at", "finalizing_at", "completed_at", "failed_at",
@@ -51,7 +51,7 @@ router = APIRouter(tags=["OpenAI"])
     openapi_extra=takes(CreateBatch),
 )
 async def create_batch(request: Request, services: ServicesDep, files: FilesDep) -> Response:
-    """Have all requests in a file answered, within a day, in the room that others leave."""
+    """Answer all requests in a file within a day, with idle capacity."""
     asked = await body_as(CreateBatch, request, services)
     client = record_of(request).client
     found = await files.find(client, asked.input_file_id)
@@ -82,7 +82,7 @@ async def create_batch(request: Request, services: ServicesDep, files: FilesDep)
 
 @router.get(_ALL, responses=answers(BatchList, *_ERRORS))
 async def list_batches(request: Request, services: ServicesDep, _: FilesDep) -> Response:
-    """The key's batches, a page at a time."""
+    """List the key's batches, a page at a time."""
     asked, client = query_of(ListQuery, request), record_of(request).client
     found = await services.storage.on(
         BatchTable,
@@ -98,7 +98,7 @@ async def list_batches(request: Request, services: ServicesDep, _: FilesDep) -> 
 
 @router.get(_ONE, responses=answers(BatchObject, *_ERRORS))
 async def retrieve_batch(batch_id: str, request: Request, services: ServicesDep, _: FilesDep) -> Response:
-    """A batch as it is now."""
+    """Retrieve a batch."""
     client = record_of(request).client
     batch = await services.storage.on(BatchTable, lambda table: _find(table, batch_id, client))
     return json_response(await _now(batch, services))
@@ -106,7 +106,7 @@ async def retrieve_batch(batch_id: str, request: Request, services: ServicesDep,
 
 @router.post(f"{_ONE}/cancel", responses=answers(BatchObject, *_ERRORS))
 async def cancel_batch(batch_id: str, request: Request, services: ServicesDep, _: FilesDep) -> Response:
-    """Answer no more of a batch. What was answered until then is in its file."""
+    """Cancel a batch. Its output file has the answers until then."""
     client = record_of(request).client
     batch = await services.storage.on(BatchTable, lambda table: _cancel(table, batch_id, client))
     job = services.jobs.get(batch_id, client)
@@ -117,9 +117,7 @@ async def cancel_batch(batch_id: str, request: Request, services: ServicesDep, _
 
 def _add(table: BatchTable, batch: Batch) -> None:
     if table.num_open(batch.client) >= MAX_OPEN:
-        message = (
-            f"A key may have {MAX_OPEN} batches at a time that have not ended. Wait for one of them, or cancel it."
-        )
+        message = f"This key has {MAX_OPEN} open batches, the most that are allowed. Wait for one to end, or cancel it."
         raise InvalidRequestError(message, code="too_many_batches")
     table.put(batch)
 
@@ -145,7 +143,7 @@ def _find(table: BatchTable, batch_id: str, client: str) -> Batch:
 
 
 async def _now(batch: Batch, services: Services) -> BatchObject:
-    """The object as it is now: with the counts, and the error for which it waits."""
+    """The current object, with the counts and the error for which the batch waits."""
     made = _object(batch)
     if batch.fields["status"] not in OPEN:
         return made
@@ -159,18 +157,18 @@ async def _now(batch: Batch, services: Services) -> BatchObject:
 
 
 def _object(batch: Batch) -> BatchObject:
-    """The object that clients see."""
+    """The object for clients."""
     return msgspec.convert({name: batch.fields[name] for name in BatchObject.__struct_fields__}, BatchObject)
 
 
 async def resume(services: Services) -> Work:
-    """Find the batches that were open when the server stopped, to continue them. See Dialect."""
+    """Find the batches that were open when the server stopped. Returns the work that continues them."""
     batches = [] if services.files is None else await services.storage.on(BatchTable, BatchTable.open)
-    return lambda: _go_on(batches, services)
+    return lambda: _continue(batches, services)
 
 
-async def _go_on(batches: Sequence[Batch], services: Services) -> None:
-    """Continue these batches, and delete old ones from time to time."""
+async def _continue(batches: Sequence[Batch], services: Services) -> None:
+    """Continue these batches, and delete old ones every SWEEP_S seconds."""
     if services.files is None:
         return
     for batch in batches:
@@ -180,7 +178,7 @@ async def _go_on(batches: Sequence[Batch], services: Services) -> None:
         try:
             await services.storage.on(BatchTable, lambda table, before=before: table.drop_ended(before))  # type: ignore[misc]
         except NotStoredError as error:
-            _logger.error("old batches are not deleted yet: %s", error.message)
+            _logger.error("cannot delete old batches, will retry: %s", error.message)
         await asyncio.sleep(SWEEP_S)
 
 

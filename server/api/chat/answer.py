@@ -44,28 +44,28 @@ from server.http.event_stream import ascii_json
 from server.text.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
-_FINISH_REASON = f"{FINISH_REASON} `tool_calls` or `function_call`: the model's own end, with calls before it."
-_REASONING = "Extension: what the model thought before it answered."
+_FINISH_REASON = f"{FINISH_REASON} `tool_calls` or `function_call`: the end-of-sequence token, after calls."
+_REASONING = "Extension: the model's reasoning before the answer."
 
 
 class CalledFunction(AnswerObject):
     """A call of a function."""
 
     name: str
-    arguments: Annotated[str, doc("A JSON object, as text; cut off where the finish_reason is `length`.")]
+    arguments: Annotated[str, doc("A JSON object, as text; cut off if the finish_reason is `length`.")]
 
 
 class CalledCustom(AnswerObject):
     """A call of a custom tool."""
 
     name: str
-    input: Annotated[str, doc("The text for it.")]
+    input: Annotated[str, doc("The tool's input.")]
 
 
 class CalledTool(AnswerObject):
     """A call of a tool."""
 
-    id: Annotated[str, doc("For the message with its result.")]
+    id: Annotated[str, doc("Id of the call, for the message with its result.")]
     type: Literal["function", "custom"]
     function: CalledFunction | UnsetType = UNSET
     custom: CalledCustom | UnsetType = UNSET
@@ -75,19 +75,19 @@ class ChatMessage(AnswerObject):
     """The assistant's answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: Annotated[str | None, doc("The text; null where there are calls and no text.")]
+    content: Annotated[str | None, doc("The text; null if there are calls and no text.")]
     refusal: Annotated[None, doc("Always null.")] = None
     annotations: Annotated[Sequence[Mapping[str, Any]], doc("Always empty.")] = ()
-    reasoning_content: Annotated[str | None, doc(f"{_REASONING} Null where it did not.")]
-    reasoning: Annotated[str | None, doc("Extension: the same by another name.")]
-    tool_calls: Annotated[Sequence[CalledTool] | UnsetType, doc("Tools to be called, in their order.")] = UNSET
-    function_call: Annotated[CalledFunction | UnsetType, doc("In answer to `functions`.")] = UNSET
+    reasoning_content: Annotated[str | None, doc(f"{_REASONING} Null if there is none.")]
+    reasoning: Annotated[str | None, doc("Extension: same as `reasoning_content`.")]
+    tool_calls: Annotated[Sequence[CalledTool] | UnsetType, doc("Calls of tools, in order.")] = UNSET
+    function_call: Annotated[CalledFunction | UnsetType, doc("The call, if the request has `functions`.")] = UNSET
 
 
 class ChatChoice(AnswerObject):
     """One of the n answers."""
 
-    index: Annotated[int, doc("Number of the choice.")]
+    index: Annotated[int, doc("Index of the choice.")]
     message: ChatMessage
     logprobs: Annotated[ChatLogprobs | None, doc("Null unless the request asked for them.")]
     finish_reason: Annotated[FinishReason, doc(_FINISH_REASON)]
@@ -99,66 +99,64 @@ class ChatChoice(AnswerObject):
 
 
 class ChatCompletion(Envelope):
-    """Answer of POST /v1/chat/completions."""
+    """Response schema for POST /v1/chat/completions."""
 
     object: Literal["chat.completion"] = "chat.completion"
     service_tier: Literal["default"] = "default"
-    choices: Annotated[Sequence[ChatChoice], doc("The answers; of beam search, best first.")]
+    choices: Annotated[Sequence[ChatChoice], doc("The answers; with beam search, best first.")]
     usage: Usage
     prompt_logprobs: Annotated[PromptLogprobs | None, doc(PROMPT_LOGPROBS)] = None
     prompt_token_ids: Annotated[Sequence[int] | None, doc(PROMPT_IDS)] = None
 
 
 class FunctionDelta(AnswerObject):
-    """What is added to a function's call."""
+    """An addition to a function's call."""
 
-    name: Annotated[str | UnsetType, doc("Once, at first.")] = UNSET
+    name: Annotated[str | UnsetType, doc("Only in the call's first chunk.")] = UNSET
     arguments: Annotated[str, doc("The next piece of the JSON text.")]
 
 
 class CustomDelta(AnswerObject):
-    """What is added to a custom tool's call."""
+    """An addition to a custom tool's call."""
 
-    name: Annotated[str | UnsetType, doc("Once, at first.")] = UNSET
+    name: Annotated[str | UnsetType, doc("Only in the call's first chunk.")] = UNSET
     input: Annotated[str, doc("The next piece of the text.")]
 
 
 class CallDelta(AnswerObject):
-    """What a chunk adds to a call."""
+    """A chunk's addition to a call."""
 
-    index: Annotated[int, doc("Number of the call.")]
-    id: Annotated[str | UnsetType, doc("Once, at first.")] = UNSET
-    type: Annotated[Literal["function", "custom"] | UnsetType, doc("Once, at first.")] = UNSET
+    index: Annotated[int, doc("Index of the call.")]
+    id: Annotated[str | UnsetType, doc("Only in the call's first chunk.")] = UNSET
+    type: Annotated[Literal["function", "custom"] | UnsetType, doc("Only in the call's first chunk.")] = UNSET
     function: FunctionDelta | UnsetType = UNSET
     custom: CustomDelta | UnsetType = UNSET
 
 
 class ChatDelta(AnswerObject):
-    """What a chunk adds to the message."""
+    """A chunk's addition to the message."""
 
     role: Annotated[Literal["assistant"] | UnsetType, doc("In a choice's first chunk.")] = UNSET
     content: Annotated[str | UnsetType, doc("A piece of the text.")] = UNSET
     reasoning_content: Annotated[str | UnsetType, doc(_REASONING)] = UNSET
-    reasoning: Annotated[str | UnsetType, doc("Extension: the same by another name.")] = UNSET
-    tool_calls: Annotated[Sequence[CallDelta] | UnsetType, doc("What is added to a call.")] = UNSET
-    function_call: Annotated[FunctionDelta | UnsetType, doc("In answer to `functions`.")] = UNSET
+    reasoning: Annotated[str | UnsetType, doc("Extension: same as `reasoning_content`.")] = UNSET
+    tool_calls: Annotated[Sequence[CallDelta] | UnsetType, doc("An addition to a call.")] = UNSET
+    function_call: Annotated[FunctionDelta | UnsetType, doc("The call, if the request has `functions`.")] = UNSET
 
 
 class ChatChunkChoice(AnswerObject):
-    """What a chunk adds to a choice."""
+    """A chunk's addition to a choice."""
 
-    index: Annotated[int, doc("Number of the choice.")]
+    index: Annotated[int, doc("Index of the choice.")]
     delta: ChatDelta
-    logprobs: Annotated[ChatLogprobs | None, doc("Of the tokens of this piece, if asked for.")] = None
-    finish_reason: Annotated[FinishReason | None, doc(f"Null in all chunks but a choice's last. {_FINISH_REASON}")] = (
-        None
-    )
+    logprobs: Annotated[ChatLogprobs | None, doc("Logprobs of this piece's tokens, if requested.")] = None
+    finish_reason: Annotated[FinishReason | None, doc(f"Null except in a choice's last chunk. {_FINISH_REASON}")] = None
     stop_reason: StopReason = UNSET
     score: Score = UNSET
     cumulative_logprob: CumulativeLogprob = UNSET
-    token_ids: Annotated[Sequence[int] | UnsetType, doc("Extension, with return_token_ids: those of this piece.")] = (
-        UNSET
-    )
+    token_ids: Annotated[
+        Sequence[int] | UnsetType, doc("Extension: ids of this piece's tokens, with return_token_ids.")
+    ] = UNSET
     token_sources: TokenSources = UNSET
 
 
@@ -167,27 +165,29 @@ class ChatCompletionChunk(Envelope):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     service_tier: Literal["default"] = "default"
-    choices: Annotated[Sequence[ChatChunkChoice], doc("One choice; none in the chunk that brings the whole usage.")]
+    choices: Annotated[
+        Sequence[ChatChunkChoice], doc("One choice; none in the chunk with the usage of the whole request.")
+    ]
     usage: StreamUsage = UNSET
-    prompt_token_ids: Annotated[Sequence[int] | UnsetType, doc(f"{PROMPT_IDS} In a choice's first chunk.")] = UNSET
+    prompt_token_ids: Annotated[Sequence[int] | UnsetType, doc(f"{PROMPT_IDS} Only in a choice's first chunk.")] = UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions(OpenAIOptions):
-    """The fields of a request that its answer depends on."""
+    """Request fields that the answer depends on."""
 
     logprobs: bool
     lists_own_logprob: bool
-    """Whether each token is among the tokens whose logprobs are reported at its place."""
+    """Whether each token is included in its own alternatives."""
     calls_functions: bool
-    """Whether calls have the older form, `function_call`."""
+    """Whether a call has the older form, `function_call`."""
     hides_reasoning: bool
     echoed: str
-    """What the content of each choice begins with."""
+    """The text with which the content of each choice begins."""
 
 
 def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) -> ChatOptions:
-    """The body's fields that its answer depends on."""
+    """The ChatOptions of a body."""
     return ChatOptions(
         **openai_options(body),
         logprobs=bool(body.logprobs),
@@ -207,7 +207,6 @@ class ChatAnswer(OpenAIAnswer):
         self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
-        """See Answer."""
         extra = self._prompt_ids()
         if self._options.prompt_logprobs is not None:
             reported = self.run.prompts[0].prompt_logprobs or ()
@@ -215,7 +214,6 @@ class ChatAnswer(OpenAIAnswer):
         return self.body((self._choice(index, choice) for index, choice in enumerate(choices)), **extra)
 
     def frame(self, event: Event) -> bytes:
-        """See Answer."""
         role = b"" if event.choice in self._begun else self._role(event.choice)  # the first chunk, so written first
         if isinstance(event, ReasoningDelta) and self._options.hides_reasoning and not event.tokens:
             return role

@@ -1,4 +1,4 @@
-"""A completion, whole or in chunks. With echo, every choice begins with the prompt, as if it had been generated."""
+"""A completion, whole or in chunks. With `echo`, every choice begins with the prompt, as if it had been generated."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,50 +46,50 @@ from server.text.tokenizer import Tokenizer
 
 
 class CompletionChoice(AnswerObject):
-    """One of the answers to one of the prompts; in a stream, what a chunk adds to it."""
+    """One of the answers to one of the prompts; in a stream, a chunk's addition to it."""
 
-    index: Annotated[int, doc("Prompt number times n, plus the number of the answer.")]
-    text: Annotated[str, doc("The text, after the prompt with `echo`.")]
+    index: Annotated[int, doc("Index of the prompt times `n`, plus the index of the answer.")]
+    text: Annotated[str, doc("The text; with `echo`, the prompt and the text.")]
     logprobs: Annotated[CompletionLogprobs | None, doc("Null unless the request asked for them.")]
     finish_reason: Annotated[
         Literal["stop", "length"] | None,
-        doc(f"{FINISH_REASON} Null in all chunks of a stream but a choice's last."),
+        doc(f"{FINISH_REASON} In a stream, null except in a choice's last chunk."),
     ] = None
     stop_reason: StopReason = None
     score: Score = UNSET
     cumulative_logprob: CumulativeLogprob = UNSET
-    seed: Annotated[int, doc("Extension: with this seed the prompt alone gives the same answers.")]
+    seed: Annotated[int, doc("Extension: with this seed, the prompt alone gets the same answers.")]
     token_ids: Annotated[Sequence[int] | UnsetType | None, doc(OUTPUT_IDS)] = UNSET
     token_sources: TokenSources = UNSET
     prompt_token_ids: Annotated[
-        Sequence[int] | UnsetType | None, doc(f"{PROMPT_IDS} Of a stream, in a choice's first chunk.")
+        Sequence[int] | UnsetType | None, doc(f"{PROMPT_IDS} In a stream, only in a choice's first chunk.")
     ] = UNSET
     prompt_logprobs: Annotated[PromptLogprobs | UnsetType | None, doc(PROMPT_LOGPROBS)] = UNSET
 
 
 class Completion(Envelope):
-    """Answer of POST /v1/completions, and event of its stream."""
+    """Response schema for POST /v1/completions, and for the events of its stream."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: Annotated[
-        Sequence[CompletionChoice], doc("In a stream one, and none in the chunk that brings the whole usage.")
+        Sequence[CompletionChoice], doc("In a stream one; none in the chunk with the usage of the whole request.")
     ]
     usage: StreamUsage = UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOptions(OpenAIOptions):
-    """The fields of a request that its answer depends on."""
+    """Request fields that the answer depends on."""
 
     logprobs: int | None
     num_answers: int
-    """For each prompt: the best ones."""
+    """Choices returned for each prompt."""
     echoes: Sequence[str] | None
-    """With `echo`, the text of each prompt."""
+    """The text of each prompt, with `echo`."""
 
 
 def completion_options(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> CompletionOptions:
-    """The body's fields that its answer depends on."""
+    """The CompletionOptions of a body."""
     return CompletionOptions(
         **openai_options(body),
         logprobs=body.logprobs,
@@ -110,7 +110,7 @@ def _echoes(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> Sequen
 
 
 class PromptPart:
-    """The part of a prompt in its choices, encoded once for all of them: the echo, and what is reported of it."""
+    """A prompt's part in its choices, encoded once for all of them: the echo, and reports about the prompt."""
 
     def __init__(
         self, prompt: PromptRun, options: CompletionOptions, tokenizer: Tokenizer, *, skip_special_tokens: bool
@@ -122,7 +122,7 @@ class PromptPart:
         self.echo = "" if options.echoes is None else options.echoes[prompt.index]
 
     def text(self, own: str) -> str:
-        """The echo and a choice's own text; encoded, where there is an echo."""
+        """The echo and a choice's own text; already encoded if there is an echo."""
         return cast("str", msgspec.Raw(self._encoded_echo[:-1] + msgspec.json.encode(own)[1:])) if self.echo else own
 
     def logprobs(self, own: Sequence[OutputToken]) -> CompletionLogprobs | None:
@@ -135,7 +135,7 @@ class PromptPart:
 
     @property
     def tokens(self) -> list[OutputToken]:
-        """The prompt's tokens for the logprobs of an echo; the first has none."""
+        """The prompt's tokens for the logprobs of an echo. The first token has no logprobs."""
         if self._options.echoes is None or self._options.logprobs is None:
             return []
         reported = [trimmed(token, self._options.logprobs) for token in self._prompt.prompt_logprobs or ()]
@@ -149,7 +149,7 @@ class PromptPart:
 
     @cached_property
     def reports(self) -> dict[str, Any]:
-        """The properties of a choice of a whole answer that report the prompt."""
+        """The properties that report the prompt in a choice of a whole answer."""
         reports: dict[str, Any] = {}
         if self._options.return_token_ids:
             reports["prompt_token_ids"] = msgspec.Raw(msgspec.json.encode(self._prompt.request.prompt))
@@ -184,16 +184,15 @@ class CompletionAnswer(OpenAIAnswer):
         self._options = options
         self._begun: set[int] = set()
         self._last_echo = -1, b""
-        """The prompt whose echo a stream sent last, and that echo: a prompt's choices mostly begin together."""
+        """The last prompt whose echo a stream sent, and the echo: a prompt's choices mostly begin together."""
         self._last_text: TextDelta | None = None
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
-        """See Answer."""
         best = best_choices(choices, self.run.plan.n, self._options.num_answers)
         return self.body(self._choices(best))
 
     def frame(self, event: Event) -> bytes:
-        """See Answer. The end of a choice comes in one chunk with the last of its text."""
+        """Write an event. The last text of a choice waits for its end, so that one chunk has both."""
         if isinstance(event, TextDelta) and event.is_last:
             self._last_text = event
             return b""
@@ -203,7 +202,7 @@ class CompletionAnswer(OpenAIAnswer):
         return echo + self.chunk(self._piece(text or TextDelta(event.choice, ""), {**end, **ids}))
 
     def _begin(self, choice: int) -> tuple[bytes, dict[str, Any]]:
-        """The echo of a choice, before its first chunk. What belongs to the prompt comes with whichever is first."""
+        """The echo of a choice, and more properties of its first chunk. Whichever comes first reports the prompt."""
         if choice in self._begun:
             return b"", {}
         self._begun.add(choice)
@@ -215,7 +214,7 @@ class CompletionAnswer(OpenAIAnswer):
         return self.chunk_before(b'{"index":%d' % choice + self._last_echo[1]), {}
 
     def _echo(self, prompt: PromptRun) -> bytes:
-        """The JSON of the echo of any choice, from behind its index on."""
+        """The JSON of an echo, without its beginning up to the choice's index, which the caller adds."""
         part = self._part(prompt)
         choice = CompletionChoice(
             index=0,
@@ -287,13 +286,13 @@ def best_choices(choices: Sequence[WholeChoice], generated: int, wanted: int) ->
 
 
 def _mean_logprob(choice: WholeChoice) -> float:
-    """Over all tokens, one that ended the choice included; 0 where there are none."""
+    """The mean logprob of all tokens, including one that ended the choice; 0 without tokens."""
     logprobs = [token.logprobs.logprob for token in choice.tokens if token.logprobs is not None]
     return sum(logprobs) / max(len(logprobs), 1)
 
 
 def _shifted(tokens: Sequence[OutputToken], shift: int) -> Sequence[OutputToken]:
-    """The tokens behind so much more text."""
+    """The tokens with `shift` more characters before them."""
     if not shift:
         return tokens
     return [replace(token, offset=token.offset + shift) for token in tokens]

@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions, and what it asks for."""
+"""Request schema for POST /v1/completions, and its conversion to a GenerationRequest."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Self, cast
@@ -19,7 +19,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 def prompt_shape(value: object) -> str | None:
-    """Which of the four shapes the prompt has, by its first item."""
+    """The tag of the prompt's shape, of which there are four, by its first item."""
     if isinstance(value, str):
         return "<text>"
     if not isinstance(value, list):
@@ -38,25 +38,30 @@ Prompt = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    """OpenAI's fields with OpenAI's limits, and the extensions under vLLM's names."""
+    """Request schema for POST /v1/completions: OpenAI's fields and limits, and extensions under vLLM's names."""
 
-    prompt: Prompt = Field(description="One or several, as text or as token ids.")
+    prompt: Prompt = Field(description="One or several prompts, as text or as token ids.")
     max_tokens: int | None = Field(
-        None, ge=0, le=2**31 - 1, description=f"{DEFAULT_MAX_TOKENS} by default, and never more than the context has."
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description=f"The most output tokens; {DEFAULT_MAX_TOKENS} by default. Never more than the context has left.",
     )
-    echo: bool | None = Field(None, description="Show the prompt before the completion, also in the logprobs.")
-    logprobs: int | None = Field(None, ge=0, le=5, description="Report each token and so many alternatives.")
+    echo: bool | None = Field(None, description="Return the prompt before the completion, also in the logprobs.")
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="Report the logprobs of each token and of this many alternatives."
+    )
 
     best_of: int | None = Field(
         None, ge=1, le=MAX_BEST_OF,
-        description="Generate so many choices for each prompt, at least `n`, and answer with the `n` of the highest "
-        "logprob per token, best first. All of them are counted as usage. Not with `stream` if more than `n`.",
+        description="Generate this many choices for each prompt, at least `n`, and return the `n` with the highest "
+        "mean logprob per token, best first. All of them count as usage. Not with `stream` if above `n`.",
         json_schema_extra=related(off=[1]),
     )  # fmt: skip
     suffix: str | None = Field(
         None,
-        description="The text after the completion, which fills the gap between `prompt` and it. Needs a model whose "
-        "tokenizer has tokens for that.",
+        description="The text after the completion, which fills the gap between `prompt` and `suffix`. Needs a model "
+        "with fill-in-the-middle tokens.",
         json_schema_extra=related(excludes=["echo", "truncate_prompt_tokens"]),
     )
 
@@ -72,12 +77,12 @@ class CompletionRequest(SamplingFields):
 
     @property
     def num_choices(self) -> int:
-        """Choices that are generated for each prompt; the best of them are its answers."""
+        """Choices to generate for each prompt; the best of them are returned."""
         return self.num_answers if self.best_of is None or self.beams is not None else self.best_of
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """All prompts, whichever of the four shapes they came in."""
+        """All prompts, in any of the four shapes."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -86,7 +91,7 @@ class CompletionRequest(SamplingFields):
 
 
 def completion_intent(body: CompletionRequest) -> GenerationRequest:
-    """The body's fields as a request."""
+    """Convert a body."""
     ranks = body.num_choices > body.num_answers
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
     paths = {"echoes": "echo", "prompt_logprobs": "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"}
@@ -107,7 +112,7 @@ def completion_intent(body: CompletionRequest) -> GenerationRequest:
 
 def _not_added(body: CompletionRequest) -> Iterator[Notice]:
     if body.add_special_tokens and not all(isinstance(prompt, str) for prompt in body.prompts):
-        yield Notice("add_special_tokens", "A prompt of tokens is taken as it is.")
+        yield Notice("add_special_tokens", "A prompt of token ids is used unchanged.")
 
 
 def _prompt(body: CompletionRequest, index: int, prompt: str | list[int]) -> TextPrompt | TokenPrompt | FillIn:

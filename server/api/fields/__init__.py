@@ -1,1 +1,1 @@
-"""How fields that several APIs share are written in JSON, and how what is wrong with them is said."""
+"""Request fields that several APIs share, and the errors for wrong values."""

@@ -1,4 +1,4 @@
-"""How the fields of DecodingSettings are written in JSON, for every API that has them."""
+"""Decoding settings as request fields, for every API that has them."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_type_hints
@@ -31,12 +31,12 @@ _Settings = TypeVar("_Settings")
 
 
 class SettingsModel(RequestModel):
-    """The wire model of a class of settings."""
+    """The request model of a class of settings."""
 
     settings_class: ClassVar[type[Any]]
 
     def settings(self) -> Any:
-        """What it says, without the wire."""
+        """The settings in this object."""
         return settings_of(self.settings_class, self)
 
 
@@ -45,7 +45,7 @@ def wire_model(
     base: type[SettingsModel] = SettingsModel,
     types: Mapping[str, Any] | None = None,
 ) -> type[SettingsModel]:
-    """A model with a field for each of the settings; `types` has those that JSON writes in its own way."""
+    """A request model with a field for each setting; `types` has the types of fields whose JSON differs."""
     hints = get_type_hints(settings)
     own = types or {}
     fields: dict[str, Any] = {
@@ -59,11 +59,11 @@ def wire_model(
 
 
 def settings_of(settings: type[_Settings], body: RequestModel, **computed: object) -> _Settings:
-    """The settings that a body has; those that its API lacks say nothing. `computed` have another form in this API."""
+    """The settings in a body; settings that its API lacks are unset. `computed` has settings with another JSON form."""
     given = body.model_fields_set
     others = other_names_of(type(body))
     values = {
-        name: _plain(body.said(name)[1])
+        name: _plain(body.named_value(name)[1])
         for name in facts_of(settings)
         if name not in computed and (name in given or name in others)
     }
@@ -137,7 +137,7 @@ class _BeamSearchChecks(SettingsModel):
             message = f"Invalid '{{path}}': Expected a divisor of the width, {asked.width}, but got {groups} instead."
             raise problem("invalid_value", message, "groups")
         if bool(asked.diversity_penalty) != (groups > 1):
-            message = "More than one of 'groups' and a 'diversity_penalty' above 0 need each other."
+            message = "'groups' above 1 and a 'diversity_penalty' above 0 are only allowed together."
             raise problem("invalid_value", message, "diversity_penalty")
         return self
 
@@ -149,7 +149,7 @@ def _choice_shape(value: object) -> str | None:
 if TYPE_CHECKING:
 
     class _DecodingFields(SettingsModel):
-        """Has the fields of DecodingSettings, which are made when this is run."""
+        """The fields of DecodingSettings for the type checker; at run time, wire_model makes them."""
 
         stop: Any
         sampler_order: Any
@@ -193,7 +193,7 @@ else:
 
 
 class DecodingFields(_DecodingFields):
-    """How tokens are chosen and when to stop."""
+    """Fields that control sampling and stopping."""
 
     @model_validator(mode="after")
     def _check_length_penalty(self) -> Self:
@@ -218,5 +218,5 @@ class DecodingFields(_DecodingFields):
 
     @property
     def stop_strings(self) -> Sequence[str] | None:
-        """The stop strings, however they were written."""
+        """The stop strings, whether sent as a string or as an array."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop

@@ -1,4 +1,4 @@
-"""The fields of every API that generates: which model, how its tokens are chosen, in what form."""
+"""Fields of every API that generates: model, sampling, structured output and extensions."""
 
 import uuid
 from typing import Any, Literal, Self
@@ -13,40 +13,40 @@ from server.generation.constraints.fragment import Constraint
 from server.generation.constraints.json_schema import LooseJson
 from server.generation.settings import MAX_CANDIDATES, BeamSearchSettings, DecodingSettings
 
-MODEL = "Name of the served model. Left out, it is the served one, and that is reported."
+MODEL = "Name of the served model. If omitted, the served model is used, and that is reported."
+PRIORITY = "Requests with a lower number run first. Needs the server's `--policy priority`."
+CACHE_SALT = "Cached prefixes are shared only among requests with the same salt."
+MAX_TOKENS = (
+    "The most output tokens; by default half of the context, at most 32,768. Never more than the context has left."
+)
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class GenerationFields(StructuredFields, DecodingFields, ForeignFields):
-    """Fields of every API that generates, with the extensions under vLLM's names."""
+    """Fields of every API that generates, including extensions under vLLM's names."""
 
     model: str | None = Field(None, description=MODEL)
     seed: int | None = Field(
-        None, ge=-(2**63), le=2**63 - 1, description="Drawn if not given, and returned either way as `seed`."
+        None, ge=-(2**63), le=2**63 - 1, description="Seed of the sampling; drawn if omitted. The answer returns it."
     )
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="Keep only so many tokens at the end of the prompt; -1: what fits."
+        None, ge=-1, le=2**31 - 1, description="Keep this many tokens at the end of the prompt; -1: as many as fit."
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        None, description="Where tokens are cut off; `right` keeps those at the beginning of the prompt.",
+        None, description="Where the prompt is truncated; `right` keeps its beginning. By default `left`.",
         json_schema_extra=related(requires=["truncate_prompt_tokens"], off=["left"]),
     )  # fmt: skip
-    priority: int | None = Field(
-        None, ge=-(2**31), le=2**31 - 1, description="Lower runs first. Needs the server's policy to be `priority`."
-    )
-    cache_salt: str | None = Field(
-        None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
-    )
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description=PRIORITY)
+    cache_salt: str | None = Field(None, min_length=1, max_length=128, description=CACHE_SALT)
     cache_prompt: bool | None = Field(
-        None, description="llama.cpp's: whether a cached prefix may be used; `false` is a `cache_salt` that no other "
-        "request has.",
+        None, description="llama.cpp: whether a cached prefix may be used. `false` acts as a unique `cache_salt`.",
         json_schema_extra=related(excludes=["cache_salt"], on=True),
     )  # fmt: skip
     no_stop_trim: bool | None = same_as("include_stop_str_in_output", "SGLang's name.")
     learn: bool | None = hint(
-        "Whether heads for speculation may be trained on this request, where the server learns (`--learn`); by default "
-        "they may, but never on one with a `cache_salt`. `true` is reported where nothing is learnt.",
+        "Whether draft heads may be trained on this request, if the server learns (`--learn`). By default yes, but "
+        "never on a request with a `cache_salt`. `true` is ignored and reported if nothing is learnt.",
         "",
     )
 
@@ -63,16 +63,16 @@ class GenerationFields(StructuredFields, DecodingFields, ForeignFields):
 
     @property
     def beams(self) -> BeamSearchSettings | None:
-        """The beam search that is asked for."""
+        """The requested beam search."""
         return None if self.beam_search is None else self.beam_search.settings()
 
 
 class ConversationFields(RequestModel):
-    """Extensions of the APIs that answer conversations."""
+    """Extensions of APIs that answer conversations."""
 
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables that the chat template knows.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
     thinking_token_budget: int | None = Field(
-        None, ge=0, le=2**31 - 1, description="Tokens of reasoning after which its end is forced."
+        None, ge=0, le=2**31 - 1, description="The most reasoning tokens; after them the reasoning is ended."
     )
 
 
@@ -85,14 +85,14 @@ class OneAnswerFields(GenerationFields):
     def _check_beams(self) -> Self:
         beams = self.beams
         if beams is not None and (beams.num_return or 1) > 1:
-            expected = f"Expected 1, the answers of this API, but got {beams.num_return} instead."
+            expected = f"Expected 1, because this API returns one answer, but got {beams.num_return} instead."
             message = f"Invalid '{{path}}': integer above maximum value. {expected}"
             raise problem("integer_above_max_value", message, "beam_search.num_return")
         return self
 
 
 def generation_fields(body: GenerationFields, paths: dict[str, str], constraint: Constraint | None) -> dict[str, Any]:
-    """The fields of a GenerationRequest that every API sets alike, given its `paths` and `constraint`."""
+    """The fields of a GenerationRequest that all APIs set in the same way, given the API's `paths` and `constraint`."""
     return {
         "model": body.model,
         "decoding": settings_of(DecodingSettings, body, stop=body.stop_strings, beam_search=body.beams),
@@ -105,7 +105,7 @@ def generation_fields(body: GenerationFields, paths: dict[str, str], constraint:
         "stream": bool(body.stream),
         "constraint": constraint,
         "paths": {"constraint": body.constrained_by or "", **paths},
-        "notices": (*body.left_out(), *(constraint.notices if isinstance(constraint, LooseJson) else ())),
+        "notices": (*body.ignored(), *(constraint.notices if isinstance(constraint, LooseJson) else ())),
     }
 
 
@@ -115,6 +115,6 @@ def _check_candidates(top_k: int) -> None:
         bound = "minimum" if top_k < 1 else "maximum"
         message = (
             f"Invalid '{{path}}': integer {side} {bound} value. "
-            f"Expected a value {sign} {limit} beside 'penalty_alpha', but got {top_k} instead."
+            f"Expected a value {sign} {limit} with 'penalty_alpha', but got {top_k} instead."
         )
         raise problem(f"integer_{side}_{bound[:3]}_value", message, "top_k")

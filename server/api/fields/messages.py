@@ -1,4 +1,4 @@
-"""Messages of a conversation, as OpenAI's chat completions have them."""
+"""Messages of a conversation, in the format of OpenAI's chat completions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -14,11 +14,11 @@ from server.http.json_body import parse_json
 
 
 class TextPart(EchoedModel):
-    """A piece of a message's text, or of what the assistant said instead of an answer."""
+    """A part of a message: a text, or a refusal by the assistant."""
 
     type: Literal["text", "refusal"]
-    text: str | None = Field(None, description="Of a text: the parts are joined by line breaks.")
-    refusal: str | None = Field(None, description="Of a refusal; read as text.")
+    text: str | None = Field(None, description="The text of a `text` part. Parts are joined by line breaks.")
+    refusal: str | None = Field(None, description="The text of a `refusal` part, treated as text.")
 
     @model_validator(mode="after")
     def _has_text(self) -> "TextPart":
@@ -26,12 +26,11 @@ class TextPart(EchoedModel):
             raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", self.type)
         return self
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
-        yield from super().left_out(path)
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield from super().ignored(path)
         other = "refusal" if self.type == "text" else "text"
         if self.asks(other):
-            yield Notice(f"{path}.{other}", f"The part is of the type '{self.type}'.")
+            yield Notice(f"{path}.{other}", f"The part has the type '{self.type}'.")
 
 
 Content = Annotated[
@@ -48,9 +47,9 @@ def text_of(content: str | Sequence[TextPart] | None) -> str:
 
 
 def arguments_of(text: str) -> Any:
-    """The arguments of a call as an object, because templates write it themselves.
+    """The arguments of a call as an object, because templates convert it to text themselves.
 
-    A text that is no JSON object (a model was cut off, or wrote something else) stays a text.
+    Text that is not a JSON object (a model was cut off, or wrote something else) is returned unchanged.
     """
     if not text:
         return {}
@@ -66,8 +65,7 @@ class FunctionCall(EchoedModel):
 
     name: str = Field(description="The function that was called.")
     arguments: str = Field(
-        description="A JSON object, as text; the chat template is given the object. What is no such object it is given "
-        "as text."
+        description="A JSON object, as text. The chat template gets the object, or the text if it is not a JSON object."
     )
 
 
@@ -75,13 +73,13 @@ class CustomCall(EchoedModel):
     """A call of a custom tool that the assistant made earlier."""
 
     name: str = Field(description="The tool that was called.")
-    input: str = Field(description="The text that it was given.")
+    input: str = Field(description="The tool's input.")
 
 
 class ToolCall(EchoedModel):
     """A tool call in the history of the conversation."""
 
-    id: str | None = Field(None, description="What a tool's message answers.")
+    id: str | None = Field(None, description="Id of the call, which the message with its result names.")
     type: Literal["function", "custom"] | None = Field(None, description="`function` by default.")
     function: FunctionCall | None = Field(None, description="The call of a function.")
     custom: CustomCall | None = Field(None, description="The call of a custom tool.")
@@ -99,34 +97,32 @@ class ToolCall(EchoedModel):
 
 
 class Message(EchoedModel):
-    """One message of the conversation. What is unknown in it is left out and reported."""
+    """A message of the conversation. Unknown fields are ignored and reported."""
 
     role: str = Field(
         min_length=1, max_length=64,
-        description="`developer`, `system`, `user`, `assistant`, `tool`, `function`, or another one that the model's "
-        "chat template shows. `developer` counts as `system` unless the template knows it, `function` as `tool`.",
+        description="`developer`, `system`, `user`, `assistant`, `tool`, `function`, or another role that the chat "
+        "template supports. `developer` is treated as `system` unless the template supports it, `function` as `tool`.",
     )  # fmt: skip
     content: Content | None = Field(
-        None, description="Required, unless the assistant's message has tool_calls or a refusal."
+        None, description="Required, except in an assistant's message with tool_calls or a refusal."
     )
-    name: str | None = Field(None, description="Left out and reported if the chat template does not show it.")
+    name: str | None = Field(None, description="Ignored and reported if the chat template does not show it.")
     tool_calls: list[ToolCall] | None = Field(
         None,
         min_length=1,
         fail_fast=True,
-        description="Of the assistant; written out as text if the template does not show them.",
+        description="Calls by the assistant; written as text if the chat template does not support calls.",
     )
-    tool_call_id: str | None = Field(
-        None, description="Of a tool's message, and required there: the call that it answers."
-    )
-    refusal: str | None = Field(None, description="Of the assistant, without content: read as its text.")
+    tool_call_id: str | None = Field(None, description="Id of the call that a tool's message answers; required there.")
+    refusal: str | None = Field(None, description="Refusal by the assistant; used as text without content.")
     reasoning_content: str | None = Field(
-        None, description="Of the assistant; left out and reported if the chat template does not show it."
+        None, description="Reasoning of the assistant; ignored and reported if the chat template does not show it."
     )
-    reasoning: str | None = Field(None, description="The same by another name, read where the first is missing.")
-    annotations: list[Any] | None = hint("Of the assistant: links in its text.", "Annotations are not read.")
+    reasoning: str | None = Field(None, description="Same as `reasoning_content`, which takes precedence.")
+    annotations: list[Any] | None = hint("Links in the assistant's text.", "Annotations are not used.")
     audio: Refused = refused("Audio of the assistant.")
-    function_call: FunctionCall | None = Field(None, description="Older form of tool_calls.")
+    function_call: FunctionCall | None = Field(None, description="Older form of `tool_calls`.")
 
     @model_validator(mode="after")
     def _fit_role(self) -> "Message":
@@ -146,14 +142,13 @@ class Message(EchoedModel):
                 message = f"Unknown parameter: '{{path}}'. It belongs to messages of the role '{role}'."
                 raise problem("unknown_parameter", message, field)
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
-        yield from super().left_out(path)
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield from super().ignored(path)
         if self.refusal and text_of(self.content):
-            yield Notice(f"{path}.refusal", "The message has content, which is read instead.")
+            yield Notice(f"{path}.refusal", "The message has content, which takes precedence.")
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it: text as one string, and only the keys that have a value."""
+        """The message for a chat template: text as one string, and only keys that have a value."""
         kept = {"role", "name", "tool_call_id"}
         message: dict[str, Any] = self.model_dump(include=kept, exclude_none=True)
         reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
@@ -184,22 +179,22 @@ def _function_for_template(call: FunctionCall) -> dict[str, Any]:
 
 
 class ConversationFields(RequestModel):
-    """A conversation, and how the model's chat template writes it."""
+    """A conversation, and options of the chat template."""
 
     messages: list[Message] | None = Field(
         None, min_length=1, fail_fast=True, description="A conversation, as in chat completions."
     )
     add_generation_prompt: bool | None = Field(
         None,
-        description="Of messages: open the assistant's turn. `/tokenize` does by default, `/v1/embeddings` does not.",
+        description="With `messages`: open the assistant's turn. Default: on in `/tokenize`, off in `/v1/embeddings`.",
         json_schema_extra=related(requires=["messages"]),
     )
     continue_final_message: bool | None = Field(
-        None, description="Of messages: leave the last one open.",
+        None, description="With `messages`: leave the last message open.",
         json_schema_extra=related(requires=["messages"], excludes=["add_generation_prompt"]),
     )  # fmt: skip
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Of messages: variables that the chat template knows.",
+        None, description="With `messages`: variables of the chat template.",
         json_schema_extra=related(requires=["messages"]),
     )  # fmt: skip
 

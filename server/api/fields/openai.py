@@ -1,4 +1,4 @@
-"""The fields that completions and chat completions share: OpenAI's own, and the extensions under vLLM's names."""
+"""Fields that completions and chat completions share: OpenAI's own, and extensions under vLLM's names."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -16,25 +16,25 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None, at_most(16)
 ]
 EndUser = Annotated[str, Field(max_length=64)]
-"""The client's own id of whoever it asks for, no longer than OpenAI takes."""
+"""The client's own id for its end user, at most as long as OpenAI accepts."""
 ServiceTier = Literal["auto", "default", "fast", "flex", "scale", "priority", "ultrafast"]
 
 
 class AccountFields(RequestModel):
-    """None of these changes an answer."""
+    """Fields about the account and the prompt cache, none of which changes an answer."""
 
     metadata: Metadata = no_effect("Up to 16 pairs of strings.")
-    prompt_cache_key: str | None = no_effect("Prefixes are found without it.", max_length=64)
-    safety_identifier: str | None = no_effect("Your own id of the end user.", max_length=128)
+    prompt_cache_key: str | None = no_effect("Cached prefixes are found without it.", max_length=64)
+    safety_identifier: str | None = no_effect("Your own id for the end user.", max_length=128)
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = hint(
-        "How long prefixes are kept.", "Prefixes are kept in memory, for as long as there is room.",
+        "How long prefixes are cached.", "Prefixes are cached in memory while there is room.",
         off=["in_memory", "in-memory"],
     )  # fmt: skip
     prompt_cache_options: Opaque | None = hint(
-        "Control of the prompt cache.", "All prefixes are cached, for as long as there is room."
+        "Options of the prompt cache.", "All prefixes are cached while there is room."
     )
     service_tier: ServiceTier | None = hint(
-        "Which price is paid for which speed.", "There is one tier.", off=["auto", "default"]
+        "The price and speed of the request.", "There is one tier.", off=["auto", "default"]
     )
 
 
@@ -46,87 +46,85 @@ LengthPenalty = Annotated[float, Field(ge=-10, le=10)]
 
 
 class StreamOptions(RequestModel):
-    """How a stream is written."""
+    """Options of a stream."""
 
     include_usage: bool | None = Field(None, description="Send a last chunk with the usage of the whole request.")
     continuous_usage_stats: bool | None = Field(
-        None, description="Send the usage so far with every chunk; ignored and reported where include_usage is false."
+        None, description="Send the usage so far with every chunk. Ignored and reported if include_usage is false."
     )
     include_obfuscation: bool | None = hint("Padding of the chunks against traffic analysis.", "Chunks are not padded.")
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
-        yield from super().left_out(path)
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield from super().ignored(path)
         if self.continuous_usage_stats and self.include_usage is False:
-            yield Notice(f"{path}.continuous_usage_stats", "No usage is sent where 'include_usage' is false.")
+            yield Notice(f"{path}.continuous_usage_stats", "No usage is sent because 'include_usage' is false.")
 
 
 class OpenAIFields(RequestModel):
-    """How many answers, and how they are sent."""
+    """The number of answers, and options of their stream."""
 
     n: int | None = Field(
         None, ge=1, le=128, description="Choices for each prompt; 1 by default.", json_schema_extra=related(off=[1])
     )
     stream_options: StreamOptions | None = Field(
-        None, description="What the stream tells beside the answer.", json_schema_extra=related(requires=["stream"])
+        None, description="Options of the stream.", json_schema_extra=related(requires=["stream"])
     )
-    user: EndUser | None = no_effect("Your own id of the end user.")
+    user: EndUser | None = no_effect("Your own id for the end user.")
 
 
 class BeamSearchFields(RequestModel):
-    """Beam search by vLLM's names."""
+    """Beam search under vLLM's names."""
 
     use_beam_search: bool | None = Field(
         None,
-        description="`beam_search` by vLLM's names: `n` beams, which are all returned.",
+        description="vLLM's form of `beam_search`: `n` beams, all of which are returned.",
         json_schema_extra=related(excludes=NOT_WITH_BEAMS),
     )
     length_penalty: LengthPenalty | None = Field(
-        None, description="See `beam_search`.", json_schema_extra=related(requires=["use_beam_search"], off=[1])
+        None, description="As in `beam_search`.", json_schema_extra=related(requires=["use_beam_search"], off=[1])
     )
     early_stopping: EarlyStopping | None = Field(
-        None, description="See `beam_search`.", json_schema_extra=related(requires=["use_beam_search"])
+        None, description="As in `beam_search`.", json_schema_extra=related(requires=["use_beam_search"])
     )
 
 
 class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
-    """All of these, and what to report."""
+    """All fields that completions and chat completions share, including reports."""
 
     prompt_logprobs: int | None = Field(
-        None, ge=0, le=MAX_PROMPT_LOGPROBS, description="Report so many alternatives for each token of the prompt.",
+        None, ge=0, le=MAX_PROMPT_LOGPROBS, description="Report this many alternatives for each token of the prompt.",
         json_schema_extra=related(excludes=["stream"]),
     )  # fmt: skip
     return_token_ids: bool | None = Field(None, description="Report the token ids of prompt and output.")
     return_token_sources: bool | None = Field(
         None,
-        description="Report where each token of the output came from: `drawn`, by the model's own step, or "
-        "`draft:METHOD`, guessed ahead by this method of speculation and found right. It says how the answer was made, "
-        "not what it is, and differs from run to run.",
+        description="Report the source of each output token: `drawn` in a step of the model, or `draft:METHOD`, "
+        "drafted by this speculation method and accepted. Sources differ from run to run; the tokens do not.",
         json_schema_extra=related(excludes=["use_beam_search", "beam_search"]),
     )
 
     return_tokens_as_token_ids: bool | None = Field(
-        None, description="Write the tokens of `logprobs` as `token_id:ID` in place of their text."
+        None, description="Write the tokens of `logprobs` as `token_id:ID` instead of their text."
     )
     logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_LISTED_TOKENS, fail_fast=True)] | None = Field(
-        None, description="Report the logprobs of these tokens and of the one that came, not the most probable ones.",
+        None, description="Report the logprobs of these tokens and the chosen one, instead of the most probable ones.",
         json_schema_extra=related(requires=["logprobs"], excludes=["use_beam_search", "beam_search"]),
     )  # fmt: skip
     add_special_tokens: bool | None = Field(
         None,
-        description="Put the prompt between the tokens that begin and end every text; by default a text, and not what "
-        "a chat template writes.",
+        description="Add the tokenizer's begin and end tokens to the prompt. On by default for texts, off for chat "
+        "templates.",
     )
     spaces_between_special_tokens: bool | None = no_effect(
-        "Special tokens are written as the tokenizer's decoder writes them, which puts no spaces between them."
+        "Special tokens are written by the tokenizer's decoder, which puts no spaces between them."
     )
-    request_id: RequestId | None = Field(None, description="Your own id of the request: the answer's id ends with it.")
+    request_id: RequestId | None = Field(None, description="Your own id for the request. The answer's id ends with it.")
     rid: RequestId | None = same_as("request_id", "SGLang's name.")
 
     @model_validator(mode="after")
     def _check_beams(self) -> Self:
         if self.use_beam_search and (self.n or 1) > MAX_BEAMS:
-            expected = f"Expected a value <= {MAX_BEAMS} beside 'use_beam_search', but got {self.n} instead."
+            expected = f"Expected a value <= {MAX_BEAMS} with 'use_beam_search', but got {self.n} instead."
             raise problem(
                 "integer_above_max_value", f"Invalid '{{path}}': integer above maximum value. {expected}", "n"
             )
@@ -134,7 +132,7 @@ class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
 
     @property
     def beams(self) -> BeamSearchSettings | None:
-        """The beam search that is asked for, in whichever way."""
+        """The requested beam search, in either form."""
         if self.use_beam_search:
             width, penalty, stopping = self.n or 1, self.length_penalty, self.early_stopping
             return BeamSearchSettings(width=width, num_return=width, length_penalty=penalty, early_stopping=stopping)
@@ -142,31 +140,31 @@ class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
 
     @property
     def num_answers(self) -> int:
-        """Choices that each prompt is answered with."""
+        """The number of choices returned for each prompt."""
         beams = self.beams
         return (self.n if beams is None else beams.num_return) or 1
 
     @property
     def include_usage(self) -> bool:
-        """Whether a last chunk brings the usage."""
+        """Whether a last chunk has the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk does."""
+        """Whether every chunk has the usage so far."""
         options = self.stream_options
         return options is not None and bool(options.continuous_usage_stats) and options.include_usage is not False
 
 
 def shared_fields(body: SamplingFields, paths: dict[str, str], constraint: Constraint | None) -> dict[str, Any]:
-    """What of a GenerationRequest both APIs say alike; `paths` and `constraint` are those of one of them."""
+    """The fields of a GenerationRequest that both APIs set in the same way, given an API's `paths` and `constraint`."""
     if body.use_beam_search:
         paths = {"beam_search.width": "n", **paths}
     reports = "return_token_ids" if body.return_token_ids else "return_token_sources"
     several = "beam_search.num_return" if body.beam_search else "n"
     return {
         **generation_fields(body, {"num_choices": several, "reports_tokens": reports, **paths}, constraint),
-        "own_id": body.said("request_id")[1],
+        "own_id": body.named_value("request_id")[1],
         "prompt_logprobs": body.prompt_logprobs,
         "logprob_token_ids": tuple(body.logprob_token_ids or ()),
         "reports_tokens": bool(body.return_token_ids or body.return_token_sources),

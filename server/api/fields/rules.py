@@ -1,14 +1,14 @@
-"""The base of all request models: nothing unknown, nothing coerced, and what is not supported refused by name.
+"""The base of all request models: unknown fields and unsupported values are refused by name, and nothing is coerced.
 
-A server that is lenient (`--lenient`) reports unknown names instead, where an answer can report them.
+A lenient server (`--lenient`) ignores unknown fields and reports them, if the answer can report anything.
 
 The JSON schema of a field says how it is treated, and /v1/capabilities is made from it:
-- `x-support`: "honoured" (the default), "no_effect" (accepted, cannot change the output), "hint" (ignored where it does
+- `x-support`: "honoured" (the default), "no_effect" (accepted, cannot change the output), "hint" (ignored if it does
   not apply, and reported with the reason `x-hint`), or "refused" (only values that ask for nothing are accepted);
 - `x-requires`, `x-excludes`: fields that it needs, and fields that it excludes (named on one of the two), checked here;
-- `x-off`: values, besides null, false and empty ones, that ask for nothing; with `x-on`, false asks for something;
-- `x-same-as`: the field that this one is another server's name of;
-- `x-default`: the default of an API that does not take the model's.
+- `x-off`: values that ask for nothing, as null, false and empty ones do; with `x-on`, false asks for something;
+- `x-same-as`: the field for which this one is another server's name;
+- `x-default`: the API's default, if it does not use the model's.
 """
 
 import difflib
@@ -38,20 +38,20 @@ from server.generation.settings import is_active_value
 
 _Value = TypeVar("_Value")
 LENIENT = {"lenient": True}
-"""Context of a validation in which unknown names are no errors: `left_out` reports them."""
+"""Context of a validation that accepts unknown fields; `RequestModel.ignored` reports them."""
 
 
 def problem(code: str, message: str, field: str = "") -> PydanticCustomError:
     """An error with a code and a message of our own.
 
-    `field` is the path of the culprit below the place where this is raised; `{path}` in the message becomes the whole
-    path.
+    `field` is the path of the wrong field, relative to the model that raises this. `{path}` in the message becomes the
+    whole path.
     """
     return PydanticCustomError(code, "{problem}", {"problem": message, "field": field})
 
 
 class RequestModel(BaseModel):
-    """Unknown fields are refused with a hint, null counts as absent, and types are taken as they are."""
+    """Base of request models: unknown fields are refused with a suggestion, null is absent, types are not coerced."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -61,7 +61,7 @@ class RequestModel(BaseModel):
         json_schema_extra={"additionalProperties": False},
     )
     takes_unknown: ClassVar[bool] = False
-    """Whether unknown names are always reported and never refused."""
+    """Whether unknown fields are always ignored and reported, never refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -96,43 +96,43 @@ class RequestModel(BaseModel):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         for name, others in other_names_of(type(self)).items():
-            said_by, value = self.said(name)
+            own_name, value = self.named_value(name)
             for other in others:
                 if getattr(self, other) not in (None, value):
-                    raise not_together(other, said_by)
+                    raise not_together(other, own_name)
         return self
 
     def asks(self, name: str) -> bool:
-        """Whether a field has a value that asks for anything."""
+        """Whether a field has a value that asks for something."""
         value, relations = getattr(self, name), relations_of(type(self))[name]
         return value is False if relations.is_on else is_active_value(value, relations.off)
 
-    def said(self, name: str) -> tuple[str, Any]:
-        """The name by which the client sets a field, its own or another server's, and the value."""
-        own = (name,) if name in relations_of(type(self)) else ()  # not what is unknown
+    def named_value(self, name: str) -> tuple[str, Any]:
+        """The name under which the client sets a field, its own or another server's, and the value."""
+        own = (name,) if name in relations_of(type(self)) else ()  # otherwise it would find an unknown field
         for one in (*own, *other_names_of(type(self)).get(name, ())):
             if (value := getattr(self, one)) is not None:
                 return one, value
         return name, None
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        """Hints that are ignored, and unknown fields, at any depth. `path` is the path of this object."""
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        """Notices of ignored hints and unknown fields, at any depth. `path` is the path of this object."""
         given = self.model_fields_set
-        for name, relations in relations_of(type(self)).items():  # in their order, which a set of names does not have
+        for name, relations in relations_of(type(self)).items():  # in the order of the fields
             if name not in given:
                 continue
             at = _join(path, name)
             if relations.hint and self.asks(name):
                 yield Notice(at, relations.hint)
             else:
-                yield from _left_out_of(getattr(self, name), at)
+                yield from _ignored_in(getattr(self, name), at)
         for name in islice(self.model_extra or {}, MAX_NOTICES):
             near = "" if self.takes_unknown else _did_you_mean(name, names_of(type(self)))
-            yield Notice(shorten(_join(path, name), 200), f"Unknown; left out.{near}")
+            yield Notice(shorten(_join(path, name), 200), f"Unknown field; ignored.{near}")
 
 
 class EchoedModel(RequestModel):
-    """An object that clients send back as they got it, from this server or another: unknown fields are ignored."""
+    """An object that clients echo as they got it from this server or another: unknown fields are ignored."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
     takes_unknown = True
@@ -142,13 +142,13 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _left_out_of(value: object, path: str) -> Iterator[Notice]:
+def _ignored_in(value: object, path: str) -> Iterator[Notice]:
     if isinstance(value, RequestModel):
-        yield from value.left_out(path)
-    elif isinstance(value, list) and not (value and isinstance(value[0], int)):  # tokens are many
+        yield from value.ignored(path)
+    elif isinstance(value, list) and not (value and isinstance(value[0], int)):  # token ids are many
         for index, item in enumerate(value):
             if isinstance(item, RequestModel):
-                yield from item.left_out(f"{path}[{index}]")
+                yield from item.ignored(f"{path}[{index}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +159,16 @@ class Relations:
     excludes: Sequence[str]
     off: Sequence[object]
     hint: str
-    """Why it is ignored, where it is a hint."""
+    """Why the field is ignored, if it is a hint."""
     is_on: bool
     """Whether the field is on by default, so that false asks for something."""
     same_as: str
-    """The field that this one is another name of; empty: none."""
+    """The field for which this one is another name; empty: none."""
 
 
 @cache
 def names_of(model: type[RequestModel]) -> Sequence[str]:
-    """Its fields as clients call them."""
+    """The names of a model's fields in JSON."""
     return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
@@ -178,19 +178,19 @@ def relations_of(model: type[RequestModel]) -> Mapping[str, Relations]:
     fields = model.model_fields
 
     def read(extra: object) -> Relations:
-        said = extra if isinstance(extra, dict) else {}
+        extras = extra if isinstance(extra, dict) else {}
         requires, excludes = (
-            [other for other in said.get(key, ()) if other in fields] for key in ("x-requires", "x-excludes")
+            [other for other in extras.get(key, ()) if other in fields] for key in ("x-requires", "x-excludes")
         )
-        off, reason = said.get("x-off", ()), said.get("x-hint", "")
-        return Relations(requires, excludes, off, reason, said.get("x-on", False), said.get("x-same-as", ""))
+        off, reason = extras.get("x-off", ()), extras.get("x-hint", "")
+        return Relations(requires, excludes, off, reason, extras.get("x-on", False), extras.get("x-same-as", ""))
 
     return {name: read(field.json_schema_extra) for name, field in fields.items()}
 
 
 @cache
 def other_names_of(model: type[RequestModel]) -> Mapping[str, Sequence[str]]:
-    """By the name of a field, the fields of a model that are other servers' names of it."""
+    """Other servers' names for the fields of a model, by the field's own name."""
     others: dict[str, list[str]] = {}
     for name, relations in relations_of(model).items():
         if relations.same_as:
@@ -204,13 +204,13 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 def not_together(name: str, other: str) -> PydanticCustomError:
-    """The error for two fields of which a request may have one."""
+    """The error for two fields that exclude each other."""
     message = f"Setting '{name}' and '{other}' at the same time is not supported."
     return problem("invalid_parameter_combination", message, name)
 
 
 def _only(code: str) -> WrapValidator:
-    """Refuse with this code what the annotated type does not accept."""
+    """Refuse with this code all values that the annotated type does not accept."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -222,29 +222,28 @@ def _only(code: str) -> WrapValidator:
 
 
 SUPPORTED_ONLY = _only("unsupported_parameter")
-"""Wraps a type that has only the values of a field that ask for nothing."""
+"""Annotates an unsupported field, whose type has only the values that ask for nothing."""
 SUPPORTED_VALUES_ONLY = _only("unsupported_value")
-"""Wraps a type that has only the values of a field that this server can honour."""
+"""Annotates a field whose type has only the values that this server supports."""
 
 Refused = Annotated[None, SUPPORTED_ONLY]
-"""A field of the API that this server does not support in any way."""
+"""Type of a field that this server does not support."""
 
 
 def related(
     *, requires: Sequence[str] = (), excludes: Sequence[str] = (), off: Sequence[object] = (), on: bool = False
 ) -> Any:
-    """The `json_schema_extra` of a field: fields that it needs or that exclude it, and values that ask for nothing.
+    """The `json_schema_extra` of a field: fields that it requires or excludes, and values that ask for nothing.
 
-    Fields that a request model does not have may be named. A field that is `on` by default asks for something if it is
-    false.
+    Fields that a request model lacks may be named. If a field is `on` by default, false asks for something.
     """
     named = {"x-requires": requires, "x-excludes": excludes, "x-off": off}
     return {**{name: list(values) for name, values in named.items() if values}, **({"x-on": True} if on else {})}
 
 
 def same_as(name: str, description: str = "", **limits: Any) -> Any:
-    """The default of a field that is another server's name for the field of this name."""
-    described = f"{description} The same as `{name}`.".strip()
+    """The default of a field that is another server's name for the field `name`."""
+    described = f"{description} Same as `{name}`.".strip()
     return Field(None, description=described, json_schema_extra={"x-same-as": name}, **limits)
 
 
@@ -265,7 +264,7 @@ def hint(description: str, reason: str, *, off: Sequence[object] = (), on: bool 
 
 
 def at_most(limit: int) -> WrapValidator:
-    """Counts an object's properties before looking at any of them."""
+    """Limit the number of an object's properties, before any of them is validated."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         if isinstance(value, dict) and len(value) > limit:
@@ -277,12 +276,14 @@ def at_most(limit: int) -> WrapValidator:
 
 
 def _at_most_bytes(limit: int) -> AfterValidator:
-    """Measures the JSON of a value."""
+    """Limit the size of a value as JSON."""
 
     def validate(value: _Value) -> _Value:
         num_bytes = len(json.dumps(value))
         if num_bytes > limit:
-            raise problem("invalid_value", f"Invalid '{{path}}': it has {num_bytes} bytes, and may have {limit}.")
+            raise problem(
+                "invalid_value", f"Invalid '{{path}}': it has {num_bytes} bytes, but at most {limit} are allowed."
+            )
         return value
 
     return AfterValidator(validate)
@@ -290,11 +291,11 @@ def _at_most_bytes(limit: int) -> AfterValidator:
 
 _MAX_OPAQUE = 64 << 10
 Opaque = Annotated[dict[str, Any], _at_most_bytes(_MAX_OPAQUE)]
-"""An object in which nothing is looked at."""
+"""An object whose content is not validated."""
 OpaqueList = Annotated[list[dict[str, Any]], _at_most_bytes(_MAX_OPAQUE)]
-"""A list of such objects."""
+"""A list of objects whose content is not validated."""
 Anything = Annotated[Any, _at_most_bytes(_MAX_OPAQUE)]
-"""A value in which nothing is looked at."""
+"""A value that is not validated."""
 
 
 def shape(value: object) -> str | None:
@@ -305,7 +306,7 @@ def shape(value: object) -> str | None:
 def tag_by_type(otherwise: str) -> Callable[[object], str]:
     """Tags of a union of objects that differ in their `type`, for pydantic's Discriminator.
 
-    A value that is no object gets the tag of the type `otherwise`, and is refused as such.
+    A value that is not an object gets the tag of the type `otherwise`, which refuses it.
     """
 
     def tag(value: object) -> str:

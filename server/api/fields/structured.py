@@ -1,4 +1,4 @@
-"""Structured output: the fields that ask for it, and the constraints that they ask for."""
+"""Structured output: request fields, and their conversion to constraints."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -22,12 +22,12 @@ from server.generation.constraints.structural_tag import StructuralTag
 from server.generation.constraints.texts import OneOfStrings, Regex
 
 MAX_TEXT = 1 << 20
-"""Characters of an expression or a grammar; its cost is bounded elsewhere."""
-FORMS = (
+"""The longest regular expression or grammar, in characters. Its cost is bounded elsewhere."""
+CONSTRAINT_FIELDS = (
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("json_schema", "regex", "grammar", "ebnf"),
 )
-"""Fields of which a request can have one."""
+"""Fields for structured output. A request can have one of them."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 Schema = Annotated[
@@ -41,7 +41,7 @@ SchemaOrText = Annotated[
 
 
 class TextFormat(RequestModel):
-    """The one format that asks for nothing."""
+    """Any text: the default."""
 
     type: Literal["text"]
 
@@ -53,25 +53,28 @@ class JsonObjectFormat(RequestModel):
 
 
 class JsonObjectBySchema(JsonObjectFormat):
-    """Any JSON object, or one by a schema, as llama.cpp and others have it."""
+    """Any JSON object, or JSON by a schema as in llama.cpp."""
 
     schema_: dict[str, Any] | None = Field(
-        None, alias="schema", description="A JSON schema; what of it cannot be enforced is reported."
+        None, alias="schema", description="A JSON schema. Keywords that cannot be enforced are ignored and reported."
     )
+
+
+STRICT = "Refuse a schema that cannot be enforced completely. If off, keywords that cannot be enforced are reported."
 
 
 class NamedSchema(RequestModel):
-    """A schema of OpenAI's response_format."""
+    """A named JSON schema of OpenAI's response_format."""
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$", description="Your own name for it.")
+    name: str = Field(
+        min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$", description="Your own name for the schema."
+    )
     description: Annotated[str, Field(max_length=4096)] | None = hint(
-        "What it is for, for the model.",
-        "The model is not told of it.",
+        "The purpose of the schema, for the model.",
+        "The description is not shown to the model.",
     )
-    schema_: Schema | None = Field(None, alias="schema", description="A JSON schema; any JSON object without one.")
-    strict: bool | None = Field(
-        None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
-    )
+    schema_: Schema | None = Field(None, alias="schema", description="A JSON schema; if omitted, any JSON object.")
+    strict: bool | None = Field(None, description=STRICT)
 
 
 class JsonSchemaFormat(RequestModel):
@@ -82,12 +85,12 @@ class JsonSchemaFormat(RequestModel):
 
 
 class StructuralTagFormat(RequestModel):
-    """Free text in which some parts are held to a form."""
+    """Free text in which some parts are constrained."""
 
     type: Literal["structural_tag"]
-    format: dict[str, Any] | None = Field(None, description="The newer form.")
-    structures: list[dict[str, Any]] | None = Field(None, description="The older form, with `triggers`.")
-    triggers: list[str] | None = Field(None, description="Texts at which a structure begins.")
+    format: dict[str, Any] | None = Field(None, description="The newer format.")
+    structures: list[dict[str, Any]] | None = Field(None, description="The older format, with `triggers`.")
+    triggers: list[str] | None = Field(None, description="Texts that begin a structure.")
 
 
 ResponseFormat = Annotated[
@@ -100,20 +103,22 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's names: one of the kinds, and how JSON is written."""
+    """Structured output under vLLM's names: one kind of constraint, and the whitespace of JSON."""
 
-    json_: SchemaOrText | None = Field(None, alias="json", description="A JSON schema, or its text.")
-    regex: str | None = Field(None, max_length=MAX_TEXT, description="An expression that all of the text fits.")
-    choice: list[str] | None = Field(None, description="The strings of which the text is one.")
+    json_: SchemaOrText | None = Field(None, alias="json", description="A JSON schema, as an object or as text.")
+    regex: str | None = Field(
+        None, max_length=MAX_TEXT, description="A regular expression that the whole text matches."
+    )
+    choice: list[str] | None = Field(None, description="Texts, one of which is the answer.")
     grammar: str | None = Field(None, max_length=MAX_TEXT, description="A grammar in Lark or GBNF.")
     json_object: bool | None = Field(None, description="Any JSON object.")
-    structural_tag: SchemaOrText | None = Field(None, description="As in response_format, or its text.")
+    structural_tag: SchemaOrText | None = Field(None, description="As in response_format, as an object or as text.")
     whitespace_pattern: str | None = Field(
-        None, max_length=1024, description="What may stand between the tokens of JSON."
+        None, max_length=1024, description="Regular expression of the whitespace between JSON tokens."
     )
-    disable_any_whitespace: bool | None = Field(None, description="Nothing may.")
+    disable_any_whitespace: bool | None = Field(None, description="Allow no whitespace between JSON tokens.")
     disable_additional_properties: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused(
-        "Say additionalProperties: false in the schema."
+        "Use `additionalProperties: false` in the schema instead."
     )
 
     @model_validator(mode="after")
@@ -129,47 +134,53 @@ class StructuredOutputs(RequestModel):
         return self
 
 
-def _form(name: str, description: str, **limits: Any) -> Any:
-    """The default of one of FORMS."""
-    excludes = ["ignore_eos", *FORMS[FORMS.index(name) + 1 :]]
+def _constraint_field(name: str, description: str, **limits: Any) -> Any:
+    """The default of one of CONSTRAINT_FIELDS."""
+    excludes = ["ignore_eos", *CONSTRAINT_FIELDS[CONSTRAINT_FIELDS.index(name) + 1 :]]
     return Field(None, description=description, json_schema_extra=related(excludes=excludes), **limits)
 
 
 class StructuredFields(RequestModel):
-    """Structured output by the names of OpenAI, vLLM, SGLang and llama.cpp, including old ones."""
+    """Structured output under the names of OpenAI, vLLM, SGLang and llama.cpp, including old ones."""
 
-    response_format: ResponseFormat | None = _form(
-        "response_format", "Hold the answer to a form; any text by default.", examples=[{"type": "json_object"}]
+    response_format: ResponseFormat | None = _constraint_field(
+        "response_format", "Constrain the answer; any text by default.", examples=[{"type": "json_object"}]
     )
-    structured_outputs: StructuredOutputs | None = _form("structured_outputs", "Hold the answer to a form.")
-    guided_json: SchemaOrText | None = _form("guided_json", "Older name of structured_outputs.json.")
-    guided_regex: str | None = _form("guided_regex", "Older name of structured_outputs.regex.", max_length=MAX_TEXT)
-    guided_choice: list[str] | None = _form("guided_choice", "Older name of structured_outputs.choice.")
-    guided_grammar: str | None = _form(
-        "guided_grammar", "Older name of structured_outputs.grammar.", max_length=MAX_TEXT
+    structured_outputs: StructuredOutputs | None = _constraint_field("structured_outputs", "Constrain the answer.")
+    guided_json: SchemaOrText | None = _constraint_field("guided_json", "Older name for structured_outputs.json.")
+    guided_regex: str | None = _constraint_field(
+        "guided_regex", "Older name for structured_outputs.regex.", max_length=MAX_TEXT
     )
-    json_schema: SchemaOrText | None = _form(
-        "json_schema", "Name of structured_outputs.json in llama.cpp, and in SGLang as text."
+    guided_choice: list[str] | None = _constraint_field("guided_choice", "Older name for structured_outputs.choice.")
+    guided_grammar: str | None = _constraint_field(
+        "guided_grammar", "Older name for structured_outputs.grammar.", max_length=MAX_TEXT
     )
-    regex: str | None = _form("regex", "SGLang's name of structured_outputs.regex.", max_length=MAX_TEXT)
-    grammar: Annotated[str | None, AfterValidator(lambda text: text or None)] = _form(
-        "grammar", "llama.cpp's name of structured_outputs.grammar; an empty one asks for nothing.", max_length=MAX_TEXT
+    json_schema: SchemaOrText | None = _constraint_field(
+        "json_schema", "Name for structured_outputs.json in llama.cpp, and in SGLang as text."
     )
-    ebnf: str | None = _form("ebnf", "SGLang's name of structured_outputs.grammar, in GBNF.", max_length=MAX_TEXT)
+    regex: str | None = _constraint_field("regex", "SGLang's name for structured_outputs.regex.", max_length=MAX_TEXT)
+    grammar: Annotated[str | None, AfterValidator(lambda text: text or None)] = _constraint_field(
+        "grammar", "llama.cpp's name for structured_outputs.grammar; no constraint if empty.", max_length=MAX_TEXT
+    )
+    ebnf: str | None = _constraint_field(
+        "ebnf", "SGLang's name for structured_outputs.grammar, in GBNF.", max_length=MAX_TEXT
+    )
 
     @property
     def constrained_by(self) -> str | None:
-        """The field that asks for a form."""
-        return next((name for name in FORMS if not isinstance(getattr(self, name), TextFormat | None)), None)
+        """The field that constrains the answer; None: none."""
+        return next(
+            (name for name in CONSTRAINT_FIELDS if not isinstance(getattr(self, name), TextFormat | None)), None
+        )
 
     @property
     def constraint(self) -> Constraint | None:
-        """What they ask for. Raises ConstraintError."""
+        """The requested constraint; None: none. Raises ConstraintError."""
         name = self.constrained_by
         return None if name is None else _CONSTRAINTS[name](getattr(self, name), name)
 
     def asks(self, name: str) -> bool:
-        """See RequestModel."""
+
         return super().asks(name) and not (name == "response_format" and isinstance(self.response_format, TextFormat))
 
 
@@ -215,7 +226,7 @@ def _whitespace(asked: StructuredOutputs, path: str) -> Whitespace:
 
 
 def _grammar(text: str, path: str) -> Constraint:
-    """The first rule shows which of the two languages it is in."""
+    """A GBNF grammar if its rules have `::=`, otherwise Lark."""
     return Gbnf(text, path) if "::=" in text else Lark(text, path)
 
 
@@ -248,4 +259,4 @@ _CONSTRAINTS: Mapping[str, Callable[[Any, str], Constraint]] = {
     "grammar": _grammar,
     "ebnf": Gbnf,
 }
-"""By field: makes the constraint from its value and its name. May raise ConstraintError."""
+"""Functions, by field, from the field's value and name to the constraint. They may raise ConstraintError."""

@@ -1,4 +1,4 @@
-"""Tools as OpenAI's chat completions have them, the deprecated functions included."""
+"""Tools in the format of OpenAI's chat completions, including the deprecated functions."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import RequestModel, problem, related, tag_by_type
-from server.api.fields.structured import MAX_TEXT
+from server.api.fields.structured import MAX_TEXT, STRICT
 from server.generation.tools import TextFormat, Tool, ToolUse
 
 MAX_TOOLS = 512
@@ -18,13 +18,11 @@ class FunctionDefinition(RequestModel):
     """A function that the model may call."""
 
     name: ToolName
-    description: str | None = Field(None, description="What it does, for the model.")
+    description: str | None = Field(None, description="The purpose of the tool, for the model.")
     parameters: dict[str, Any] | None = Field(
-        None, description="A JSON schema of the object of its arguments; it takes none without one."
+        None, description="A JSON schema of the arguments object; if omitted, the function takes no arguments."
     )
-    strict: bool | None = Field(
-        None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
-    )
+    strict: bool | None = Field(None, description=STRICT)
 
     def tool(self, path: str) -> Tool:
         """The tool for the pipeline; `path` is its path in the request."""
@@ -33,13 +31,13 @@ class FunctionDefinition(RequestModel):
 
 
 class FunctionTool(RequestModel):
-    """A function."""
+    """A function as a tool."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
     def tool(self, path: str) -> Tool:
-        """See FunctionDefinition."""
+        """The tool for the pipeline; `path` is the path of this object in the request."""
         return self.function.tool(f"{path}.function")
 
 
@@ -50,16 +48,16 @@ class AnyText(RequestModel):
 
 
 class GrammarDefinition(RequestModel):
-    """A language."""
+    """A grammar or a regular expression."""
 
-    syntax: Literal["lark", "regex"] = Field(description="How it is defined.")
+    syntax: Literal["lark", "regex"] = Field(description="The language of the definition.")
     definition: str = Field(
-        max_length=MAX_TEXT, description="The text fits it as a whole. What cannot be enforced is reported."
+        max_length=MAX_TEXT, description="The whole text matches it. Parts that cannot be enforced are reported."
     )
 
 
 class GrammarFormat(RequestModel):
-    """Text of a language."""
+    """Text that matches a grammar or a regular expression."""
 
     type: Literal["grammar"]
     grammar: GrammarDefinition
@@ -72,21 +70,21 @@ CustomFormat = Annotated[
 
 
 class CustomDefinition(RequestModel):
-    """A tool that takes text."""
+    """The definition of a custom tool."""
 
     name: ToolName
-    description: str | None = Field(None, description="What it does, for the model.")
-    format: CustomFormat | None = Field(None, description="What text it takes; by default any.")
+    description: str | None = Field(None, description="The purpose of the tool, for the model.")
+    format: CustomFormat | None = Field(None, description="The format of its input; by default any text.")
 
 
 class CustomTool(RequestModel):
-    """A tool that takes text in place of arguments."""
+    """A tool that takes text instead of arguments."""
 
     type: Literal["custom"]
     custom: CustomDefinition
 
     def tool(self, path: str) -> Tool:
-        """See FunctionDefinition."""
+        """The tool for the pipeline; `path` is the path of this object in the request."""
         asked, form = self.custom.format, None
         if isinstance(asked, GrammarFormat):
             grammar = asked.grammar
@@ -101,7 +99,7 @@ AnyTool = Annotated[
 
 
 class ToolRef(RequestModel):
-    """A tool by its name."""
+    """A reference to a tool by its name."""
 
     name: str
 
@@ -137,14 +135,14 @@ ToolByName = Annotated[
 
 
 class AllowedTools(RequestModel):
-    """Some of the tools."""
+    """A subset of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[ToolByName] = Field(min_length=1, max_length=MAX_TOOLS, description="Those that may be called.")
+    tools: list[ToolByName] = Field(min_length=1, max_length=MAX_TOOLS, description="Tools that may be called.")
 
 
 class AllowedChoice(RequestModel):
-    """Tools that may be called."""
+    """A choice among a subset of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -176,8 +174,14 @@ FunctionCallChoice = Annotated[
 ]
 
 
+TOOL_CHOICE = (
+    "`auto`, the default with tools: text or calls. `none`: no calls, and the model does not see the tools. "
+    "`required`: calls only. A tool: a call of that tool. `allowed_tools`: calls of these tools only."
+)
+
+
 class ToolFields(RequestModel):
-    """Which tools there are, and which are to be called."""
+    """The tools, and which of them to call."""
 
     tools: list[AnyTool] | None = Field(
         None, max_length=MAX_TOOLS, fail_fast=True, description="Tools that the model may call.",
@@ -185,17 +189,16 @@ class ToolFields(RequestModel):
     )  # fmt: skip
     tool_choice: ToolChoice | None = Field(
         None,
-        description="`auto`, the default with tools: text or calls. `none`: no calls; the model is not told of the "
-        "tools. `required`: calls only. A tool: a call of that one. `allowed_tools`: calls of these only.",
+        description=TOOL_CHOICE,
         json_schema_extra=related(requires=["tools"], off=["none", "auto"]),
     )
-    parallel_tool_calls: bool | None = Field(None, description="Whether there may be several calls; by default yes.")
+    parallel_tool_calls: bool | None = Field(None, description="Whether there may be several calls; on by default.")
     functions: list[FunctionDefinition] | None = Field(
-        None, max_length=MAX_TOOLS, fail_fast=True, description="Older form of tools, answered by a `function_call`.",
+        None, max_length=MAX_TOOLS, fail_fast=True, description="Older form of `tools`, answered by a `function_call`.",
         json_schema_extra=related(excludes=["ignore_eos", "use_beam_search", "beam_search"]),
     )  # fmt: skip
     function_call: FunctionCallChoice | None = Field(
-        None, description="Older form of tool_choice.",
+        None, description="Older form of `tool_choice`.",
         json_schema_extra=related(requires=["functions"], off=["none", "auto"]),
     )  # fmt: skip
 
@@ -215,7 +218,7 @@ class ToolFields(RequestModel):
 
     @property
     def tool_use(self) -> ToolUse | None:
-        """What the answer may call; None: nothing."""
+        """The tools that the answer may call; None: none."""
         tools = [tool for _, tool in self._offered()]
         if not tools or self.tool_choice == "none" or self.function_call == "none":
             return None

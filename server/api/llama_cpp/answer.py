@@ -1,4 +1,4 @@
-"""A completion in llama.cpp's form, whole or as the events of a stream."""
+"""A completion in llama.cpp's format, whole or as the events of a stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -21,16 +21,16 @@ from server.http.event_stream import ascii_json
 class LlamaTopToken(AnswerObject):
     """A candidate token and its log-probability."""
 
-    id: Annotated[int, doc("Its id.")]
-    token: Annotated[str, doc("Its text, without bytes that are not whole characters.")]
-    bytes: Annotated[Sequence[int], doc("Its bytes.")]
-    logprob: Annotated[float, doc("Its log-probability; -9999 stands for minus infinity.")]
+    id: Annotated[int, doc("The token's id.")]
+    token: Annotated[str, doc("The token's text, without bytes that are not whole characters.")]
+    bytes: Annotated[Sequence[int], doc("The token's bytes.")]
+    logprob: Annotated[float, doc("The token's log-probability; -9999 is minus infinity.")]
 
 
 class LlamaTokenProbs(LlamaTopToken):
     """A token of the output, with the most probable alternatives."""
 
-    top_logprobs: Annotated[Sequence[LlamaTopToken], doc("The most probable tokens in its place.")]
+    top_logprobs: Annotated[Sequence[LlamaTopToken], doc("The most probable tokens at this position.")]
 
 
 class LlamaTimings(AnswerObject):
@@ -67,9 +67,9 @@ class LlamaCompletion(AnswerObject):
     completions have only these properties.
     """
 
-    index: Annotated[int, doc("Its index, over all prompts.")]
+    index: Annotated[int, doc("Index of the completion, over all prompts.")]
     content: Annotated[str, doc("The text; empty at the end of a stream.")] = ""
-    tokens: Annotated[Sequence[int], doc("Its token ids, with `return_tokens`.")] = ()
+    tokens: Annotated[Sequence[int], doc("The output's token ids, with `return_tokens`.")] = ()
     id_slot: Annotated[Literal[-1], doc("There are no fixed slots.")] = -1
     stop: Annotated[bool, doc("Whether the completion has ended: always true.")] = True
     model: Annotated[str, doc("The model's name.")]
@@ -80,7 +80,7 @@ class LlamaCompletion(AnswerObject):
     has_new_line: Annotated[bool, doc("Whether the output has a line break.")]
     truncated: Annotated[bool, doc("Whether the context was full before the output ended.")]
     stop_type: Annotated[Literal["eos", "limit", "word"], doc("What ended the output.")]
-    stopping_word: Annotated[str, doc("The string of `stop` that ended it, or empty.")]
+    stopping_word: Annotated[str, doc("The string of `stop` that ended the output, or empty.")]
     tokens_cached: Annotated[int, doc("Prompt tokens that were in the prefix cache.")]
     timings: LlamaTimings
     completion_probabilities: Annotated[
@@ -154,7 +154,7 @@ class LlamaAnswer:
         )
 
     def _completion(self, index: int, reason: FinishedBy, stop_reason: str | int | None, **text: Any) -> object:
-        """A LlamaCompletion, or the properties of it that the request chose; `text` are those about its text."""
+        """A LlamaCompletion, or its properties that the request chose; `text` has the properties about its text."""
         plan, options = self._run.plan, self._options
         prompt, choice = divmod(index, plan.n)
         run = self._run.prompts[prompt]
@@ -203,7 +203,7 @@ class LlamaAnswer:
         return {"id": token, "token": raw.decode(errors="ignore"), "bytes": list(raw), "logprob": finite(logprob)}
 
     def _chosen(self, result: LlamaChunk | LlamaCompletion) -> object:
-        """The properties that `response_fields` names, and the warnings in any case."""
+        """The properties that `response_fields` names, and always the warnings."""
         if not self._options.response_fields:
             return result
         properties = msgspec.to_builtins(result)

@@ -1,4 +1,4 @@
-"""Errors in llama.cpp's form."""
+"""Errors in llama.cpp's format."""
 
 from typing import Annotated
 
@@ -30,12 +30,12 @@ _TYPES: dict[type[ApiError], str] = {
 
 
 class LlamaErrorDetail(AnswerObject):
-    """An error in llama.cpp's form."""
+    """An error in llama.cpp's format."""
 
     code: Annotated[int, doc("The HTTP status.")]
     message: Annotated[str, doc("What is wrong, for people.")]
-    type: Annotated[str, doc("llama.cpp's kind of error; `rate_limit_error` is an extension.")]
-    param: Annotated[str | UnsetType, doc("Extension: JSON path of the field at fault.")] = UNSET
+    type: Annotated[str, doc("llama.cpp's type of the error; `rate_limit_error` is an extension.")]
+    param: Annotated[str | UnsetType, doc("Extension: JSON path of the wrong field.")] = UNSET
     error_code: Annotated[str | UnsetType, doc("Extension: what is wrong, such as `unknown_parameter`.")] = UNSET
     n_prompt_tokens: Annotated[int | UnsetType, doc("With `exceed_context_size_error`.")] = UNSET
     n_ctx: Annotated[int | UnsetType, doc("With `exceed_context_size_error`.")] = UNSET
@@ -58,7 +58,7 @@ def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
 
 
 def error_frame(error: ApiError) -> bytes:
-    """The last frame of a stream that an error ends."""
+    """The last frame of a stream that fails."""
     return b"data: " + _error_body(error) + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""What the bodies of POST /completion and POST /infill ask for."""
+"""Converts the bodies of POST /completion and POST /infill to generation requests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ _STEPS: Mapping[str, tuple[str, object]] = {
     "xtc": ("xtc_probability", 0.0),
     "temperature": ("temperature", 1.0),
 }
-"""The native field of each sampler after the penalties, by llama.cpp's name, and the value that turns it off."""
+"""The native field of each sampler after the penalties, and the value that turns it off, by llama.cpp's name."""
 _SAME = (
     *("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
     *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
 )
-"""Fields with the same names as the native ones."""
+"""Fields with the same name as the native field."""
 _NOT_WITH_MIROSTAT = (*("samplers", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability"),)
 _ON_PATHS = {
     "num_choices": "n_cmpl",
@@ -43,7 +43,7 @@ _ON_PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
-    """What an answer needs to know of the request's body."""
+    """Values from the request's body that the answer needs."""
 
     settings: Mapping[str, Any]
     """`generation_settings` without the seed."""
@@ -58,12 +58,12 @@ class LlamaOptions:
 
 
 def completion_intent(body: LlamaCompletionRequest) -> GenerationRequest:
-    """The request that a body of POST /completion asks for."""
+    """Convert a body of POST /completion."""
     return _request(body, body.prompts, {"max_tokens": _max_tokens_path(body)})
 
 
 def infill_intent(body: InfillRequest) -> GenerationRequest:
-    """The request that a body of POST /infill asks for."""
+    """Convert a body of POST /infill."""
     before = [body.input_prefix, *([body.prompt] if body.prompt else [])]
     prompt = FillIn(before, body.input_suffix, "input_prefix", "input_suffix", body.files)
     return _request(body, [prompt], {"max_tokens": _max_tokens_path(body), "prompt": "input_prefix"})
@@ -92,7 +92,7 @@ def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, s
         constraint=constraint,
         stream=bool(body.stream),
         paths={**_ON_PATHS, "echoes": "prompt", "constraint": form, **paths},
-        notices=(*body.left_out(), *_not_followed(body), *of_form),
+        notices=(*body.ignored(), *_not_followed(body), *of_form),
     )
 
 
@@ -143,7 +143,7 @@ def _order(samplers: Sequence[str], values: dict[str, Any]) -> Sequence[str] | N
 
 
 def _not_followed(body: LlamaFields) -> Sequence[Notice]:
-    """Notices of fields that are not followed as llama.cpp does."""
+    """Notices of fields that have another effect than in llama.cpp."""
     notices = []
     decoding = decoding_of(body)
     last_n = body.value_of("repeat_last_n")
@@ -155,8 +155,8 @@ def _not_followed(body: LlamaFields) -> Sequence[Notice]:
         if name in ABSENT:
             notices.append(Notice(f"samplers[{index}]", f"This server has no sampler '{name}'."))
     if body.mirostat:
-        left_out = [name for name in _NOT_WITH_MIROSTAT if name in body.model_fields_set and body.asks(name)]
-        notices += [Notice(name, "Mirostat takes its place.") for name in left_out]
+        ignored = [name for name in _NOT_WITH_MIROSTAT if name in body.model_fields_set and body.asks(name)]
+        notices += [Notice(name, "Mirostat replaces it.") for name in ignored]
     return notices
 
 
@@ -180,7 +180,7 @@ def _shows(body: LlamaFields, name: str) -> bool:
 
 
 def llama_options(body: LlamaFields, plan: Plan, tokenizer: Tokenizer) -> LlamaOptions:
-    """What an answer needs to know of the body."""
+    """The LlamaOptions of a body and its plan."""
     n_predict = _n_predict(body)
     shown = [tokenizer.decode(one.prompt, skip_special_tokens=False) for one in plan.requests]
     return LlamaOptions(

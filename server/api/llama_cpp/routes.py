@@ -36,7 +36,7 @@ from server.telemetry.timeline import RequestTimeline
 COMPLETION = GenerationApi(LlamaCompletionRequest, completion_intent, LlamaAnswer, llama_options)
 INFILL = GenerationApi(InfillRequest, infill_intent, LlamaAnswer, llama_options)
 _Chosen = Mapping[str, Any]
-"""Some properties of a LlamaCompletion: an answer with `response_fields`."""
+"""The answer with `response_fields`: some properties of a LlamaCompletion."""
 _FORMS = (LlamaCompletion, Sequence[LlamaCompletion], _Chosen, Sequence[_Chosen])
 _GENERATED = answers(_FORMS, *GENERATION_ERRORS, events=LlamaChunk, end="", error_body=LlamaErrorBody)
 
@@ -51,20 +51,20 @@ async def completion(request: Request, services: ServicesDep) -> Response:
 
 @router.post("/infill", responses=_GENERATED, openapi_extra=takes(InfillRequest))
 async def infill(request: Request, services: ServicesDep) -> Response:
-    """Fill the gap between two texts, with a model that was trained for that."""
+    """Fill the gap between two texts, with a model that was trained to fill in the middle."""
     return await respond(INFILL, request, services)
 
 
 class ApplyTemplateRequest(ToolFields, RequestModel):
-    """The part of a chat completion that becomes its prompt."""
+    """Request schema for POST /apply-template: the part of a chat completion that becomes its prompt."""
 
-    model: str | None = Field(None, description="The served model when left out.")
+    model: str | None = Field(None, description="Name of the served model; optional.")
     messages: list[Message] = Field(min_length=1, fail_fast=True, description="The conversation, oldest first.")
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; on by default.")
     continue_final_message: bool | None = Field(
         None, description="Leave the last message open.", json_schema_extra=related(excludes=["add_generation_prompt"])
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables that the chat template knows.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
 
 
 class AppliedTemplate(AnswerObject):
@@ -80,7 +80,7 @@ class AppliedTemplate(AnswerObject):
     openapi_extra=takes(ApplyTemplateRequest),
 )
 async def applied_template(request: Request, services: ServicesDep) -> Response:
-    """The prompt that messages become by the model's chat template."""
+    """Convert messages to a prompt with the model's chat template."""
     return json_response(*await from_body(request, services, apply_template))
 
 
@@ -98,21 +98,21 @@ def apply_template(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[st
         continue_last=bool(asked.continue_final_message),
     )
     text, ignored = render(context.tokenizer.chat_template, conversation)
-    notices = to_report([*asked.left_out(), *ignored], strict=context.settings.strict)
+    notices = to_report([*asked.ignored(), *ignored], strict=context.settings.strict)
     return msgspec.json.encode(AppliedTemplate(prompt=text, warnings=notices or UNSET)), as_headers(notices)
 
 
 class LlamaModalities(AnswerObject):
-    """Kinds of input besides text."""
+    """Kinds of input other than text."""
 
     vision: bool = False
     audio: bool = False
 
 
 class DefaultSettings(AnswerObject):
-    """Settings of requests that set none."""
+    """Default settings of requests."""
 
-    params: Annotated[Mapping[str, Any], doc("As `generation_settings` of a completion.")]
+    params: Annotated[Mapping[str, Any], doc("The settings, as in `generation_settings` of a completion.")]
     n_ctx: Annotated[int, doc("Prompt and output together, in tokens.")]
 
 
@@ -120,23 +120,23 @@ class LlamaProps(AnswerObject):
     """Response schema for GET /props."""
 
     default_generation_settings: DefaultSettings
-    total_slots: Annotated[int, doc("Completions that are computed at a time.")]
+    total_slots: Annotated[int, doc("The most completions that are computed at a time.")]
     model_alias: Annotated[str, doc("The model's name.")]
-    model_path: Annotated[str, doc("The model's name as well: the server does not reveal paths.")]
+    model_path: Annotated[str, doc("Same as `model_alias`, because the server does not reveal paths.")]
     modalities: LlamaModalities = LlamaModalities()
     endpoint_slots: Annotated[bool, doc("Whether there is GET /slots.")] = True
     endpoint_props: Annotated[bool, doc("Whether properties can be changed.")] = False
     endpoint_metrics: Annotated[bool, doc("Whether there is GET /metrics.")] = True
     chat_template: Annotated[str, doc("The Jinja source; empty if the model has none.")]
-    bos_token: Annotated[str, doc("Begins a text; empty if there is none.")]
-    eos_token: Annotated[str, doc("Ends a text; empty if there is none.")]
+    bos_token: Annotated[str, doc("The token that begins a text; empty if there is none.")]
+    eos_token: Annotated[str, doc("The token that ends a text; empty if there is none.")]
     build_info: Annotated[str, doc("The server's name and version.")]
-    is_sleeping: Annotated[bool, doc("The model stays loaded.")] = False
+    is_sleeping: Annotated[bool, doc("Always false: the model stays loaded.")] = False
 
 
 @router.get("/props", responses=answers(LlamaProps, 401, 500, 503, error_body=LlamaErrorBody))
 async def props(services: ServicesDep) -> Response:
-    """What a client of llama.cpp asks about the server and its model."""
+    """Properties of the server and its model, for llama.cpp's clients."""
     info, tokenizer, name = services.info(), services.tokenizer, services.model.name
     special, template = tokenizer.special_tokens, tokenizer.chat_template
     answer = LlamaProps(
@@ -166,18 +166,18 @@ class SlotsQuery(Query):
 
 
 class NextToken(AnswerObject):
-    """Progress of a completion's request, over all of its completions."""
+    """Progress of a slot's request, over all of its completions."""
 
-    has_next_token: Annotated[bool, doc("Whether more may come.")]
-    n_remain: Annotated[int, doc("Tokens that may still come; -1 if nothing runs.")]
+    has_next_token: Annotated[bool, doc("Whether the request is still generating.")]
+    n_remain: Annotated[int, doc("The most tokens that may still be generated; -1 if nothing runs.")]
     n_decoded: Annotated[int, doc("Output tokens so far.")]
 
 
 class LlamaSlot(AnswerObject):
-    """A place for a completion that is being computed."""
+    """A slot for a running completion."""
 
-    id: Annotated[int, doc("Its index; a completion may move to another slot.")]
-    id_task: Annotated[Literal[-1], doc("-1: see `request_id`.")] = -1
+    id: Annotated[int, doc("Index of the slot; a completion may move to another one.")]
+    id_task: Annotated[Literal[-1], doc("Always -1; `request_id` identifies the request.")] = -1
     request_id: Annotated[str | None, doc("Extension: the request's `x-request-id`, for GET /v1/requests.")]
     n_ctx: Annotated[int, doc("Prompt and output together, in tokens.")]
     speculative: Annotated[bool, doc("Whether the server speculates by default.")]
@@ -200,7 +200,7 @@ async def slots(request: Request, services: ServicesDep) -> Response:
 
 
 def _slots(followed: Sequence[Traced], info: RunnerInfo, *, is_speculative: bool) -> Sequence[LlamaSlot]:
-    """As many slots as completions may run at a time; the first ones have the running completions."""
+    """A slot for each completion that may run at a time. The first ones have the running completions."""
     running = list(_running(followed))[: info.max_num_seqs]
     idle: Sequence[None] = [None] * (info.max_num_seqs - len(running))
     return [

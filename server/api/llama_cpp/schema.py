@@ -1,4 +1,4 @@
-"""The requests of POST /completion and POST /infill, with llama.cpp's names and defaults."""
+"""Request schemas for POST /completion and POST /infill, with llama.cpp's names and defaults."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -49,7 +49,7 @@ DEFAULTS: Mapping[str, Any] = {
     "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
 }
 """llama.cpp's defaults. On its routes they replace the model's own defaults."""
-_NO_SHIFT = "The context does not shift: an answer ends where the context is full."
+_NO_SHIFT = "The context does not shift: an answer ends when the context is full."
 _NO_TIME = "Answers do not depend on time; use `n_predict` to limit them."
 
 SamplerName = Literal[
@@ -101,7 +101,7 @@ LogitBias = Annotated[
 
 
 def _as_native(name: str, description: str = "", **limits: float) -> Any:
-    """A field with the meaning of the native field of this name, and llama.cpp's default."""
+    """A field with the meaning of the native field `name`, and llama.cpp's default."""
     facts = facts_of(DecodingSettings)[name]
     all_limits: dict[str, Any] = {**facts.limits, **limits}
     return _field(description or f"As `{name}` of /v1/completions.", name, off=[*facts.off], **all_limits)
@@ -116,7 +116,7 @@ def _field(description: str, name: str, off: Sequence[object] = (), **limits: An
 class LlamaFields(RequestModel):
     """The fields that POST /completion and POST /infill share."""
 
-    model: str | None = Field(None, description="The served model when left out.")
+    model: str | None = Field(None, description="Name of the served model; optional.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     n_predict: int | None = _field(
         "The most tokens to generate; -1: up to the model's default or the end of the context.",
@@ -125,22 +125,22 @@ class LlamaFields(RequestModel):
         le=2**31 - 1,
     )
     max_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="Another name of `n_predict`.",
+        None, ge=-1, le=2**31 - 1, description="Another name for `n_predict`.",
         json_schema_extra=related(excludes=["n_predict"]),
     )  # fmt: skip
     n_cmpl: int | None = Field(
-        None, ge=1, le=128, description="Completions of each prompt; 1 by default.", json_schema_extra=related(off=[1])
+        None, ge=1, le=128, description="Completions for each prompt; 1 by default.", json_schema_extra=related(off=[1])
     )
     stop: list[StopString] | None = Field(
         None, max_length=MAX_STOPS, fail_fast=True, description="Strings that end the output and are not part of it."
     )
     seed: int | None = Field(
-        None, ge=-1, le=2**63 - 1, description="-1, the default, and 4294967295 draw one, which "
-        "`generation_settings` reports.", json_schema_extra={"x-default": -1},
+        None, ge=-1, le=2**63 - 1, description="Seed of the sampling. -1, the default, and 4294967295 draw one, "
+        "which `generation_settings` reports.", json_schema_extra={"x-default": -1},
     )  # fmt: skip
     ignore_eos: bool | None = Field(None, description="Continue after the end-of-sequence token.")
 
-    temperature: float | None = _field("0 or less is greedy.", "temperature", off=[0], le=2)
+    temperature: float | None = _field("Sampling temperature; 0 or less is greedy.", "temperature", off=[0], le=2)
     top_k: int | None = _as_native("top_k")
     top_p: float | None = _as_native("top_p")
     min_p: float | None = _as_native("min_p")
@@ -200,7 +200,7 @@ class LlamaFields(RequestModel):
     timings_per_token: bool | None = Field(None, description="Send the timings so far with every chunk of a stream.")
     response_fields: list[Annotated[str, Field(max_length=256)]] | None = Field(
         None, max_length=64, fail_fast=True,
-        description="The properties of the answer to send, with `/` before a nested one.",
+        description="The properties of the answer to return; `/` separates levels of nested ones.",
         examples=[["content", "generation_settings/seed"]],
     )  # fmt: skip
 
@@ -306,7 +306,7 @@ class LlamaCompletionRequest(LlamaFields):
 
     @property
     def prompts(self) -> Sequence[TextPrompt | TokenPrompt | MixedPrompt]:
-        """All prompts, whichever shape they came in."""
+        """All prompts, in any of the accepted shapes."""
         if isinstance(self.prompt, list) and _shape_of_all(self.prompt) == "<batch>":
             return [_prompt(prompt, f"prompt[{index}]") for index, prompt in enumerate(self.prompt)]
         return [_prompt(self.prompt, "prompt")]
@@ -325,8 +325,8 @@ def _prompt(prompt: Any, path: str) -> TextPrompt | TokenPrompt | MixedPrompt:
 class ExtraFile(RequestModel):
     """A file to show before the file with the gap."""
 
-    text: str = Field(description="Its content.")
-    filename: str | None = Field(None, description="Its name, for models that know a pattern with names.")
+    text: str = Field(description="The file's content.")
+    filename: str | None = Field(None, description="The file's name, for models that were trained with names.")
 
 
 class InfillRequest(LlamaFields):

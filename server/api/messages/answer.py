@@ -34,10 +34,11 @@ from server.text.tokenizer import Tokenizer
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 _STOP_REASON = (
-    "`end_turn`: the model's own end; `tool_use`: the same, after calls; `stop_sequence`: one of these, or a token of "
-    "`stop_token_ids`; `max_tokens`; `model_context_window_exceeded`: the context had no room for `max_tokens`."
+    "`end_turn`: the end-of-sequence token; `tool_use`: the same, after calls; `stop_sequence`: a stop sequence or a "
+    "token of `stop_token_ids`; `max_tokens`: the token limit; `model_context_window_exceeded`: the context was full "
+    "before `max_tokens`."
 )
-_STOP_SEQUENCE = "What ended the output; the text of a token."
+_STOP_SEQUENCE = "The stop sequence that ended the output, or the stop token's text."
 
 
 class AnsweredText(AnswerObject, tag_field="type", tag="text"):
@@ -48,22 +49,22 @@ class AnsweredText(AnswerObject, tag_field="type", tag="text"):
 
 
 class AnsweredThinking(AnswerObject, tag_field="type", tag="thinking"):
-    """What the model thought before it answered."""
+    """The model's thinking before its answer."""
 
-    thinking: Annotated[str, doc("Empty with `display` `omitted`.")]
-    signature: Annotated[str, doc("For the next request, with the block. It holds what is not shown.")]
+    thinking: Annotated[str, doc("The text; empty with `display: omitted`.")]
+    signature: Annotated[str, doc("To be sent back with the block; contains thinking that is not shown.")]
 
 
 class Caller(AnswerObject, tag_field="type", tag="direct"):
-    """Who calls."""
+    """The caller of a tool: always the model."""
 
 
 class AnsweredToolUse(AnswerObject, tag_field="type", tag="tool_use"):
     """A call of a tool."""
 
-    id: Annotated[str, doc("For the block with its result.")]
+    id: Annotated[str, doc("Id of the call, for the block with its result.")]
     name: str
-    input: Annotated[Mapping[str, Any], doc("The arguments; of a call that was cut off, those that were complete.")]
+    input: Annotated[Mapping[str, Any], doc("The arguments; if the call was cut off, only complete ones.")]
     caller: Caller = Caller()
 
 
@@ -71,25 +72,25 @@ Block = AnsweredText | AnsweredThinking | AnsweredToolUse
 
 
 class ThinkingTokens(AnswerObject):
-    """Of the output's tokens."""
+    """Counts of certain output tokens."""
 
-    thinking_tokens: Annotated[int, doc("Up to the last of the thinking.")]
+    thinking_tokens: Annotated[int, doc("Tokens up to the end of the thinking.")]
 
 
 class CacheCreation(AnswerObject):
-    """Tokens of the prompt that were added to the prefix cache, by how long they are kept."""
+    """Prompt tokens that were added to the prefix cache, by lifetime."""
 
     ephemeral_1h_input_tokens: Annotated[int, doc("Always 0.")] = 0
-    ephemeral_5m_input_tokens: Annotated[int, doc("All: they are kept until others need the room.")]
+    ephemeral_5m_input_tokens: Annotated[int, doc("All of them; they stay until they are evicted.")]
 
 
 class MessageUsage(AnswerObject):
-    """Tokens that a message took; of a stream's first event, so far."""
+    """Token counts of a message; in a stream's first event, so far."""
 
     input_tokens: Annotated[
-        int, doc("Tokens of the prompt except the next two; all three together are the whole prompt.")
+        int, doc("Prompt tokens without those in the next two properties; the three add up to the whole prompt.")
     ]
-    cache_read_input_tokens: Annotated[int, doc("Tokens of the prompt that were found in the prefix cache.")]
+    cache_read_input_tokens: Annotated[int, doc("Prompt tokens that were found in the prefix cache.")]
     cache_creation_input_tokens: Annotated[int, doc(CACHE_WRITTEN)]
     cache_creation: CacheCreation
     output_tokens: int
@@ -100,23 +101,23 @@ class MessageUsage(AnswerObject):
 
 
 class AnsweredMessage(AnswerObject):
-    """Answer of POST /v1/messages."""
+    """Response schema for POST /v1/messages."""
 
-    id: Annotated[str, doc("That no other answer has.")]
+    id: Annotated[str, doc("Unique id of the answer.")]
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: Annotated[str, doc("Name of the served model.")]
     content: Annotated[
         Sequence[Block],
-        doc("In the order in which the model wrote it. After a last message of the assistant, what follows it."),
+        doc("Blocks in the order of generation. If the last message was the assistant's, its continuation."),
     ]
     stop_reason: Annotated[StopReason | None, doc(f"{_STOP_REASON} Null in the first event of a stream.")] = None
     stop_sequence: Annotated[str | None, doc(_STOP_SEQUENCE)] = None
     stop_details: Annotated[None, doc("Always null.")] = None
     container: Annotated[None, doc("Always null.")] = None
     usage: MessageUsage
-    system_fingerprint: Annotated[str, doc("Extension: changes whenever the answer to the same request may.")]
-    seed: Annotated[int, doc("Extension: the request's seed, or the one that was drawn for it.")]
+    system_fingerprint: Annotated[str, doc("Extension: changes whenever the answer to the same request may change.")]
+    seed: Annotated[int, doc("Extension: the request's seed, or the drawn one.")]
     verification: Verification = UNSET
     score: Score = UNSET
     cumulative_logprob: CumulativeLogprob = UNSET
@@ -124,20 +125,20 @@ class AnsweredMessage(AnswerObject):
 
 
 class MessageStart(AnswerObject, tag_field="type", tag="message_start"):
-    """The first event."""
+    """First event of a stream."""
 
-    message: Annotated[AnsweredMessage, doc("Without content.")]
+    message: Annotated[AnsweredMessage, doc("The message, without content.")]
 
 
 class Ping(AnswerObject, tag_field="type", tag="ping"):
-    """After the first event, and in silence."""
+    """Event after the first one, and whenever a stream is silent."""
 
 
 class BlockStart(AnswerObject, tag_field="type", tag="content_block_start"):
-    """A block begins."""
+    """Event that begins a block."""
 
-    index: Annotated[int, doc("Its place in the content.")]
-    content_block: Annotated[Block, doc("Empty.")]
+    index: Annotated[int, doc("Index of the block in the content.")]
+    content_block: Annotated[Block, doc("The block, still empty.")]
 
 
 class AddedText(AnswerObject, tag_field="type", tag="text_delta"):
@@ -153,7 +154,7 @@ class AddedThinking(AnswerObject, tag_field="type", tag="thinking_delta"):
 
 
 class AddedSignature(AnswerObject, tag_field="type", tag="signature_delta"):
-    """At the end of the thinking."""
+    """The signature, at the end of the thinking."""
 
     signature: str
 
@@ -161,27 +162,27 @@ class AddedSignature(AnswerObject, tag_field="type", tag="signature_delta"):
 class AddedInput(AnswerObject, tag_field="type", tag="input_json_delta"):
     """The next piece of a call's arguments."""
 
-    partial_json: Annotated[str, doc("All of them together are a JSON object, unless it was cut off.")]
+    partial_json: Annotated[str, doc("All pieces together are a JSON object, unless the call was cut off.")]
 
 
 Added = AddedText | AddedThinking | AddedSignature | AddedInput
 
 
 class BlockDelta(AnswerObject, tag_field="type", tag="content_block_delta"):
-    """Something is added to a block."""
+    """Event that adds a piece to a block."""
 
     index: int
     delta: Added
 
 
 class BlockStop(AnswerObject, tag_field="type", tag="content_block_stop"):
-    """A block is complete."""
+    """Event that ends a block."""
 
     index: int
 
 
 class MessageEnd(AnswerObject):
-    """Why the message ends."""
+    """The reason why a message ended."""
 
     stop_reason: Annotated[StopReason, doc(_STOP_REASON)]
     stop_sequence: Annotated[str | None, doc(_STOP_SEQUENCE)] = None
@@ -192,46 +193,46 @@ class MessageEnd(AnswerObject):
 
 
 class MessageDelta(AnswerObject, tag_field="type", tag="message_delta"):
-    """The content is complete."""
+    """Event after the last block."""
 
     delta: MessageEnd
     usage: MessageUsage
 
 
 class MessageStop(AnswerObject, tag_field="type", tag="message_stop"):
-    """The last event."""
+    """Last event of a stream."""
 
 
 MessageEvent = (
     MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessagesErrorBody
 )
-"""An event of a streamed message; its `type` is in the `event:` line as well."""
+"""An event of a streamed message; its `type` is also in the `event:` line."""
 
 
 class TokenCount(AnswerObject):
-    """Answer of POST /v1/messages/count_tokens."""
+    """Response schema for POST /v1/messages/count_tokens."""
 
-    input_tokens: Annotated[int, doc("Of the prompt, as the chat template writes it.")]
+    input_tokens: Annotated[int, doc("Tokens of the prompt, after the chat template.")]
     warnings: Warnings = UNSET
 
 
 @dataclass(frozen=True, slots=True)
 class MessageOptions:
-    """The fields of a request that its answer depends on."""
+    """Request fields that the answer depends on."""
 
     hides_thinking: bool
     is_cut_by_context: bool
-    """Whether there was room for less output than was asked for."""
+    """Whether the context has room for fewer tokens than `max_tokens`."""
 
 
 def message_options(body: MessagesRequest, plan: Plan, tokenizer: Tokenizer) -> MessageOptions:
-    """The body's fields that its answer depends on."""
+    """The MessageOptions of a body."""
     display = None if body.thinking is None or isinstance(body.thinking, ThinkingOff) else body.thinking.display
     return MessageOptions(display == "omitted", plan.requests[0].max_tokens < body.max_tokens)
 
 
 def event_frame(event: MessageEvent) -> bytes:
-    """An event of a stream."""
+    """Encode an event of a stream."""
     kind = str(event.__struct_config__.tag)
     return b"event: " + kind.encode() + b"\ndata: " + ascii_json(event) + b"\n\n"
 
@@ -249,7 +250,6 @@ class MessagesAnswer:
         self._has_begun = False
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
-        """See Answer."""
         (choice,) = choices
         content = [self._block(part) for part in choice.parts]
         return msgspec.json.encode(
@@ -257,7 +257,6 @@ class MessagesAnswer:
         )
 
     def frame(self, event: Event) -> bytes:
-        """See Answer."""
         head = b"" if self._has_begun else self._begin()
         match event:
             case ChoiceEnd():
@@ -274,11 +273,9 @@ class MessagesAnswer:
                 return head + self._blocks.arguments(event.text)
 
     def end(self) -> bytes:
-        """See Answer."""
         return event_frame(MessageStop())
 
     def failure(self, error: ApiError) -> bytes:
-        """See Answer."""
         return error_frame(error, self._answering.request_id)
 
     def _begin(self) -> bytes:
@@ -322,7 +319,7 @@ class MessagesAnswer:
 
 
 class _Blocks:
-    """The blocks of a stream, one after the other."""
+    """Writes the blocks of a stream, one after the other."""
 
     def __init__(self, *, hides_thinking: bool) -> None:
         self._hides_thinking = hides_thinking
@@ -356,7 +353,7 @@ class _Blocks:
         return self._delta(AddedInput(partial_json=piece))
 
     def close(self) -> bytes:
-        """End the block that is open, if one is."""
+        """End the open block, if there is one."""
         if self._open is None:
             return b""
         signature = b""
@@ -388,9 +385,9 @@ def _usage_of(usage: Usage) -> MessageUsage:
 
 
 def as_written(text: str) -> Mapping[str, Any]:
-    """A call's arguments, given as JSON, which is kept: not every number and string of JSON survives Python.
+    """A call's arguments, as the unchanged JSON text: not every number and string of JSON survives Python.
 
-    Arguments that were cut off are reduced to what is complete of them, as clients read a stream, or to nothing.
+    If the arguments were cut off, only their complete part is returned, as clients would read it from a stream.
     """
     try:
         json.loads(text, parse_constant=_refuse, parse_int=len, parse_float=len)

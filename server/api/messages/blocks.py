@@ -1,4 +1,4 @@
-"""Messages in Anthropic's API: texts, or lists of blocks. Unknown fields in them are ignored and reported."""
+"""Messages in Anthropic's format: texts or lists of blocks. Unknown fields are ignored and reported."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Iterator, Sequence
@@ -13,15 +13,15 @@ _OURS = "samewise:"
 
 
 class CacheControl(EchoedModel):
-    """A mark after which the prompt is to be cached."""
+    """A mark up to which the prompt should be cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
 def cache_control() -> Any:
-    """The default of the field of this name, which many blocks have."""
-    return no_effect("Every prefix is cached, for as long as there is room.")
+    """The default of the field `cache_control`, which many blocks have."""
+    return no_effect("Every prefix is cached while there is room.")
 
 
 class TextBlock(EchoedModel):
@@ -30,48 +30,49 @@ class TextBlock(EchoedModel):
     type: Literal["text"]
     text: str = Field(description="Texts of one message are joined by line breaks.")
     cache_control: CacheControl | None = cache_control()
-    citations: list[Any] | None = hint("Sources of the text.", "Citations are not read.")
+    citations: list[Any] | None = hint("Sources of the text.", "Citations are not used.")
 
 
 class ThinkingBlock(EchoedModel):
-    """What the assistant thought. Left out and reported if the chat template does not show it."""
+    """The assistant's thinking; ignored and reported if the chat template does not show it."""
 
     type: Literal["thinking"]
-    thinking: str = Field(description="The text; empty where it was not shown.")
-    signature: str | None = Field(None, description="As it came: it holds what was not shown.")
+    thinking: str = Field(description="The text; empty if it was not shown.")
+    signature: str | None = Field(
+        None, description="The signature, unchanged; it contains thinking that was not shown."
+    )
 
     @property
     def thought(self) -> str:
-        """The text, shown or not."""
+        """The text, whether it was shown or is in the signature."""
         return self.thinking or hidden_in(self.signature or "") or ""
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
-        yield from super().left_out(path)
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield from super().ignored(path)
         if self.signature and not self.thinking and hidden_in(self.signature) is None:
-            yield Notice(f"{path}.signature", "The thinking that it stands for is not known here.")
+            yield Notice(f"{path}.signature", "The signature is another server's, so the thinking is unknown.")
 
 
 class RedactedThinkingBlock(EchoedModel):
     """Thinking that only another server can read."""
 
     type: Literal["redacted_thinking"]
-    data: str = hint("The thinking, encrypted.", "It cannot be read here.")
+    data: str = hint("The thinking, encrypted.", "This server cannot decrypt it.")
 
 
 class ToolUseBlock(EchoedModel):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
-    id: str = Field(description="What the block with its result names.")
-    name: str = Field(description="The tool.")
-    input: dict[str, Any] | str = Field(description="The arguments; as text, where they are no JSON object.")
-    caller: dict[str, Any] | None = hint("Who called.", "Only the model calls tools.", off=[{"type": "direct"}])
+    id: str = Field(description="Id of the call, which the block with its result names.")
+    name: str = Field(description="The tool that was called.")
+    input: dict[str, Any] | str = Field(description="The arguments; as text, if they are not a JSON object.")
+    caller: dict[str, Any] | None = hint("The caller.", "Only the model calls tools.", off=[{"type": "direct"}])
     cache_control: CacheControl | None = cache_control()
 
 
 class ToolReferenceBlock(EchoedModel):
-    """A tool that was found, and may be called from now on: one with `defer_loading`."""
+    """A tool with `defer_loading` that was found, and may be called from now on."""
 
     type: Literal["tool_reference"]
     tool_name: str
@@ -88,7 +89,7 @@ class ToolResultBlock(EchoedModel):
     """The result of a call."""
 
     type: Literal["tool_result"]
-    tool_use_id: str = Field(description="The call.")
+    tool_use_id: str = Field(description="Id of the call.")
     content: (
         Annotated[
             Annotated[str, Tag("<string>")] | Annotated[list[ResultBlock], Tag("<array>")],
@@ -96,18 +97,18 @@ class ToolResultBlock(EchoedModel):
         ]
         | None
     ) = Field(None, description="Texts are joined by line breaks.")
-    is_error: bool | None = Field(None, description="The model is told so: `Error:` is put before the content.")
+    is_error: bool | None = Field(None, description="Put `Error:` before the content, for the model.")
     cache_control: CacheControl | None = cache_control()
 
     def text(self, known: Collection[str]) -> str:
-        """What the model is shown, where there are these tools."""
+        """The result as text for the model; references to tools that are not in `known` are omitted."""
         content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(_shown(content, known))
         return f"Error: {text}" if self.is_error else text
 
     @property
     def found(self) -> Sequence[tuple[int, str]]:
-        """The tools that it names, and the places of their blocks."""
+        """Names of the referenced tools, and the indices of their blocks."""
         content = () if self.content is None or isinstance(self.content, str) else self.content
         return [
             (place, block.tool_name) for place, block in enumerate(content) if isinstance(block, ToolReferenceBlock)
@@ -140,23 +141,25 @@ _KINDS = {
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
-"""The blocks that messages of each role may have."""
+"""The blocks that are allowed in messages of each role."""
 
 
 class InputMessage(EchoedModel):
-    """One message of the conversation."""
+    """A message of the conversation."""
 
-    role: Literal["user", "assistant", "system"] = Field(description="`system` may stand anywhere.")
+    role: Literal["user", "assistant", "system"] = Field(
+        description="`system` messages may be anywhere in the conversation."
+    )
     content: Annotated[
         Annotated[str, Tag("<string>")] | Annotated[list[_TaggedBlock], Field(fail_fast=True), Tag("<array>")],
         Discriminator(shape),
-    ] = Field(description="A text, or blocks; results of calls are read before the texts beside them.")
+    ] = Field(description="A text, or blocks. Results of calls come before texts in the prompt.")
 
     @model_validator(mode="after")
     def _fit_role(self) -> Self:
         for index, block in enumerate(self.blocks):
             if not isinstance(block, _KINDS[self.role]):
-                message = f"Invalid '{{path}}': messages of the role '{self.role}' have no '{block.type}'."
+                message = f"Invalid '{{path}}': messages of the role '{self.role}' cannot have '{block.type}'."
                 raise problem("invalid_value", message, f"content[{index}].type")
         return self
 
@@ -169,7 +172,7 @@ class InputMessage(EchoedModel):
 
     @property
     def text(self) -> str:
-        """All of its text."""
+        """All text of the message."""
         return text_of(self.content)
 
 
@@ -181,16 +184,16 @@ def text_of(content: str | Sequence[Block]) -> str:
 
 
 def signature_of(hidden: str = "") -> str:
-    """The signature of thinking of which `hidden` is not shown.
+    """The signature of thinking, which contains the part that is not shown, `hidden`.
 
-    It holds that text, so that the client sends it back and the chat template can show it. Nothing is verified: the
-    text is the client's own. It is never empty, because some clients drop thinking without a signature.
+    The client sends it back, so that the chat template can show it. Nothing is verified, because the text belongs to
+    the client. A signature is never empty, because some clients drop thinking without one.
     """
     return _OURS + urlsafe_b64encode(hidden.encode()).decode()
 
 
 def hidden_in(signature: str) -> str | None:
-    """The text that a signature holds; None for another server's."""
+    """The text in a signature; None if another server made it."""
     if not signature.startswith(_OURS):
         return None
     try:

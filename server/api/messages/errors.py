@@ -1,4 +1,4 @@
-"""Anthropic's error object, its statuses, and the words that its clients act on."""
+"""Anthropic's error object, its statuses, and the phrases that its clients react to."""
 
 import json
 from collections.abc import Sequence
@@ -36,25 +36,27 @@ _TYPES: dict[type[ApiError], str] = {
 }
 _NOT_PERMITTED = frozenset({"unknown_parameter", "unsupported_parameter"})
 _NEEDED = frozenset(name for name, field in MessagesRequest.model_fields.items() if field.is_required())
-"""Required fields, which no error asks a client to leave out."""
+"""Required fields. Errors must not say that they are not permitted."""
 
 
 class MessagesErrorDetails(AnswerObject):
-    """What went wrong, for programs."""
+    """Details of an error, for programs."""
 
-    error_code: Annotated[str | UnsetType, doc("Such as `unknown_parameter`.")] = UNSET
+    error_code: Annotated[str | UnsetType, doc("Extension: what is wrong, such as `unknown_parameter`.")] = UNSET
     param: Annotated[
         str | UnsetType,
-        doc("Extension: JSON path of the field that is to blame, such as `messages[2].content`."),
+        doc("Extension: JSON path of the wrong field, such as `messages[2].content`."),
     ] = UNSET
-    unsupported: Annotated[Sequence[str] | UnsetType, doc(f"With `{THREAD_UNSUPPORTED}`.")] = UNSET
+    unsupported: Annotated[Sequence[str] | UnsetType, doc(f"The unsupported fields, with `{THREAD_UNSUPPORTED}`.")] = (
+        UNSET
+    )
 
 
 class MessagesErrorDetail(AnswerObject):
-    """What went wrong."""
+    """An error in Anthropic's format."""
 
-    type: Annotated[str, doc("Whose fault it is, in Anthropic's words.")]
-    message: Annotated[str, doc("What is wrong, in a sentence for people.")]
+    type: Annotated[str, doc("Anthropic's type of the error.")]
+    message: Annotated[str, doc("What is wrong, for people.")]
     details: MessagesErrorDetails | UnsetType = UNSET
 
 
@@ -62,7 +64,7 @@ class MessagesErrorBody(AnswerObject, tag_field="type", tag="error"):
     """The body of every response that is not a success, and the event that ends a failed stream."""
 
     error: MessagesErrorDetail
-    request_id: Annotated[str, doc("Under which the log has the request.")]
+    request_id: Annotated[str, doc("Id of the request in the server's log.")]
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
@@ -74,12 +76,12 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
-    """See StreamErrorWriter."""
+    """Implements StreamErrorWriter."""
     return error_frame(error, record_in(scope).request_id)
 
 
 def error_frame(error: ApiError, request_id: str) -> bytes:
-    """The last frame of a stream that an error ends."""
+    """The last frame of a stream that fails."""
     return b"event: error\ndata: " + error_body(error, request_id) + b"\n\n"
 
 
@@ -97,7 +99,7 @@ def error_body(error: ApiError, request_id: str) -> bytes:
 
 
 def _message(error: ApiError) -> str:
-    """As Anthropic begins it where clients look for that, and always with the name of the field."""
+    """The message with the wrong field's name, beginning with Anthropic's phrase if clients look for one."""
     if isinstance(error, ContextLengthError) and error.param == "messages":
         return f"{_too_long(error)}. {error.message}"
     if error.code in _NOT_PERMITTED and error.param not in _NEEDED:

@@ -1,4 +1,4 @@
-"""Anthropic's messages as chat templates take them."""
+"""Converts Anthropic's messages to messages for a chat template."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from server.generation.notices import Notice
 
 @dataclass(slots=True)
 class History:
-    """A conversation, message by message."""
+    """A conversation for a chat template, built message by message."""
 
     messages: list[Mapping[str, Any]] = field(default_factory=list)
-    """As templates take them."""
+    """The messages for the template."""
     paths: dict[str, str] = field(default_factory=dict)
     """Paths in the client's request, by paths in these messages."""
     tools: Collection[str] = ()
@@ -22,7 +22,7 @@ class History:
     loaded: set[str] = field(default_factory=set)
     """The names of tools that results have loaded."""
     notices: list[Notice] = field(default_factory=list)
-    """What was ignored."""
+    """Notices of ignored parts."""
     _calls: Sequence[str] = field(default=(), init=False)
     """Ids of the calls of the last message that has any."""
 
@@ -56,8 +56,8 @@ class History:
         self.messages.append({**shown, "content": message.text})
 
     def _add_other(self, message: InputMessage, path: str) -> None:
-        """Add the results first, because templates expect them after the calls, and in the order of the calls, because
-        not all templates show which result belongs to which call.
+        """Add results before texts, because templates expect results right after calls. Results are in the order of the
+        calls, because not all templates show which result belongs to which call.
         """
         results = [block for block in message.blocks if isinstance(block, ToolResultBlock)]
         for place, block in enumerate(message.blocks):
@@ -74,7 +74,7 @@ class History:
             if name in self.tools:
                 self.loaded.add(name)
             else:
-                reason = f"There is no tool '{shorten(name)}'."
+                reason = f"There is no tool called '{shorten(name)}'."
                 self.notices.append(Notice(f"{path}.content[{place}].tool_name", reason))
 
     def _place(self, result: ToolResultBlock) -> int:

@@ -40,13 +40,13 @@ async def create_message(request: Request, services: ServicesDep) -> Response:
     openapi_extra=takes(CountTokensRequest),
 )
 async def count_tokens(request: Request, services: ServicesDep) -> Response:
-    """The tokens of a conversation, as a message's prompt."""
+    """Count the tokens of a conversation, as a prompt of POST /v1/messages."""
     count, headers = await from_body(request, services, count_body)
     return json_response(count, headers)
 
 
 def count_body(context: BodyContext, body: bytes) -> tuple[TokenCount, Mapping[str, str]]:
-    """The count for the body, and headers. Raises ApiError."""
+    """The token count of a body, and the answer's headers. Raises ApiError."""
     asked = context.validated(CountTokensRequest, body)
     with refused_constraints():
         count, notices = context.planner().count(messages_intent(asked))

@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/messages and POST /v1/messages/count_tokens, and what they ask for."""
+"""Request schemas for POST /v1/messages and /v1/messages/count_tokens, and their conversion."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -19,7 +19,7 @@ from server.api.fields.rules import (
     related,
     tag_by_type,
 )
-from server.api.fields.structured import FORMS
+from server.api.fields.structured import CONSTRAINT_FIELDS
 from server.api.messages.blocks import CacheControl, InputMessage, SystemText, ToolUseBlock, cache_control, text_of
 from server.api.messages.history import History
 from server.api.messages.tools import MessagesToolFields
@@ -29,7 +29,7 @@ from server.generation.request import Conversation, GenerationRequest
 from server.generation.settings import MAX_STOPS
 
 THREAD_UNSUPPORTED = "thread_unsupported_request"
-"""Of this code, clients send their whole history instead."""
+"""Error code at which clients send the whole conversation instead."""
 _KEEPS_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 _PATHS = {
     "prompt": "messages",
@@ -42,27 +42,29 @@ Display = Literal["summarized", "omitted"]
 
 
 def _display(description: str) -> Any:
-    """The default of the field of this name."""
-    return hint(description, "Thinking is shown as it is, or not at all.", off=["omitted"])
+    """The default of the field `display`."""
+    return hint(description, "Thinking is shown unchanged or not at all.", off=["omitted"])
 
 
 class ThinkingOn(RequestModel):
-    """Think first."""
+    """Think first, up to a number of tokens."""
 
     type: Literal["enabled"]
-    budget_tokens: int = Field(ge=0, le=2**31 - 1, description="Tokens of thinking after which its end is forced.")
-    display: Display | None = _display("`omitted`: the thinking comes as a signature.")
+    budget_tokens: int = Field(
+        ge=0, le=2**31 - 1, description="The most thinking tokens; after them the thinking is ended."
+    )
+    display: Display | None = _display("`omitted`: the thinking is only in the signature.")
 
 
 class ThinkingAdaptive(RequestModel):
-    """Think first, for as long as the model likes."""
+    """Think first, as long as the model chooses."""
 
     type: Literal["adaptive"]
-    display: Display | None = _display("As above.")
+    display: Display | None = _display("`omitted`: the thinking is only in the signature.")
 
 
 class ThinkingOff(RequestModel):
-    """Do not."""
+    """Do not think first."""
 
     type: Literal["disabled"]
 
@@ -80,75 +82,73 @@ class JsonFormat(RequestModel):
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(
-        alias="schema", description="A JSON schema; what of it cannot be enforced is reported."
+        alias="schema", description="A JSON schema. Keywords that cannot be enforced are ignored and reported."
     )
-    name: str | None = no_effect("Your own name for it.")
+    name: str | None = no_effect("Your own name for the schema.")
 
 
 class OutputConfig(RequestModel):
-    """How the answer is made."""
+    """Reasoning effort and format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = hint(
-        "How much to think first. Given to a chat template that has a variable `reasoning_effort`.", ""
+        "How much to think first. Passed to a chat template that has a variable `reasoning_effort`.", ""
     )
-    format: JsonFormat | None = Field(None, description="Hold the answer to a form; any text by default.")
+    format: JsonFormat | None = Field(None, description="Constrain the answer; any text by default.")
     task_budget: dict[str, Any] | None = hint(
-        "Tokens that the model is to get by with in a whole task.", "The model is not told of it."
+        "The token budget of a whole task.", "The budget is not shown to the model."
     )
 
 
 class Metadata(EchoedModel):
-    """Of the request."""
+    """Metadata of the request."""
 
-    user_id: str | None = no_effect("Your own id of the end user.", max_length=256)
+    user_id: str | None = no_effect("Your own id for the end user.", max_length=256)
 
 
 class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
-    """Anthropic's fields, and the extensions under vLLM's names."""
+    """Anthropic's fields, and extensions under vLLM's names."""
 
     messages: list[InputMessage] = Field(
         min_length=1, fail_fast=True,
-        description="The conversation, oldest first. A last message of the assistant is continued.",
+        description="The conversation, oldest first. If the last message is the assistant's, it is continued.",
     )  # fmt: skip
-    system: SystemText | None = Field(None, description="What the model is told first.")
+    system: SystemText | None = Field(None, description="The system prompt.")
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = Field(
         None, description="Texts that end the output.", json_schema_extra=related(excludes=["stop"])
     )
     output_config: OutputConfig | None = Field(
-        None, description="How the answer is made.",
-        json_schema_extra=related(excludes=["ignore_eos", "output_format", *FORMS]),
+        None, description="Reasoning effort and format of the answer.",
+        json_schema_extra=related(excludes=["ignore_eos", "output_format", *CONSTRAINT_FIELDS]),
     )  # fmt: skip
     output_format: JsonFormat | None = Field(
-        None, description="Older name of output_config.format.",
-        json_schema_extra=related(excludes=["ignore_eos", *FORMS]),
+        None, description="Older name for `output_config.format`.",
+        json_schema_extra=related(excludes=["ignore_eos", *CONSTRAINT_FIELDS]),
     )  # fmt: skip
 
     cache_control: CacheControl | None = cache_control()
-    metadata: Metadata | None = no_effect("Of the request.")
+    metadata: Metadata | None = no_effect("Metadata of the request.")
     service_tier: Literal["auto", "standard_only"] | None = no_effect("There is one tier.")
-    user_profile_id: str | None = no_effect("Your own id of the end user.", max_length=256)
+    user_profile_id: str | None = no_effect("Your own id for the end user.", max_length=256)
 
     thinking: Thinking | None = hint(
-        "Whether to think first, where the chat template has a switch for it; else reported.", ""
+        "Whether to think first, if the chat template has a switch for it. Otherwise ignored and reported.", ""
     )  # fmt: skip
     context_management: dict[str, Any] | None = hint(
-        "What to clear of the conversation when it grows.", "Nothing is cleared.", off=[_KEEPS_ALL, {"edits": []}]
+        "What to clear from a long conversation.", "Nothing is cleared.", off=[_KEEPS_ALL, {"edits": []}]
     )
     speed: Literal["standard", "fast"] | None = hint(
-        "How fast the answer is to come.", "It comes as fast as it can.", off=["standard"]
+        "The speed of the answer.", "Answers are always as fast as possible.", off=["standard"]
     )
-    inference_geo: str | None = hint("Where the model is to run.", "It runs where this server is.")
-    diagnostics: dict[str, Any] | None = hint(
-        "Why a prefix was not found in the cache.", "`usage` says what was found."
-    )
+    inference_geo: str | None = hint("Where the model runs.", "The model runs on this server.")
+    diagnostics: dict[str, Any] | None = hint("Why a prefix was not cached.", "`usage` reports the cached tokens.")
 
-    thread: Refused = refused("Conversations that the server keeps.")
-    container: Refused = refused("A place to run code.")
+    thread: Refused = refused("Conversations that the server stores.")
+    container: Refused = refused("A container that runs code.")
     mcp_servers: Annotated[Annotated[list[Any], Field(max_length=0)] | None, SUPPORTED_ONLY] = refused(
-        "Servers of tools."
+        "MCP servers of tools."
     )
     compaction: Refused = refused("Summaries of the conversation.")
-    fallbacks: Annotated[Annotated[list[Any], Field(max_length=0)] | None, SUPPORTED_ONLY] = refused("Other models.")
+    fallbacks: Annotated[Annotated[list[Any], Field(max_length=0)] | None, SUPPORTED_ONLY] = refused("Fallback models.")
 
     @model_validator(mode="before")
     @classmethod
@@ -163,8 +163,8 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
         last = self.messages[-1]
         calls = any(isinstance(block, ToolUseBlock) for block in last.blocks)
         if self.continues and (calls or not last.text):
-            message = "Invalid '{path}': the last message is the assistant's, which is continued: it needs text, and no"
-            raise problem("invalid_value", f"{message} calls.", f"messages[{len(self.messages) - 1}].content")
+            message = "Invalid '{path}': a last message of the assistant is continued, so it needs text and no calls."
+            raise problem("invalid_value", message, f"messages[{len(self.messages) - 1}].content")
         return self
 
     @model_validator(mode="after")
@@ -175,7 +175,6 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
         return self
 
     def asks(self, name: str) -> bool:
-        """See RequestModel."""
         config = self.output_config
         return super().asks(name) and not (name == "output_config" and (config is None or config.format is None))
 
@@ -186,47 +185,44 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
 
     @property
     def stop_strings(self) -> Sequence[str] | None:
-        """See DecodingFields."""
         return super().stop_strings if self.stop_sequences is None else self.stop_sequences
 
     @property
     def constrained_by(self) -> str | None:
-        """See StructuredFields."""
-        form, path = self._form
+        form, path = self._format
         return super().constrained_by if form is None else path
 
     @property
     def constraint(self) -> Constraint | None:
-        """See StructuredFields."""
-        form, path = self._form
+        form, path = self._format
         return super().constraint if form is None else LooseJson.read(form.schema_, f"{path}.schema")
 
     @property
-    def _form(self) -> tuple[JsonFormat | None, str]:
-        """Anthropic's own, and its path."""
+    def _format(self) -> tuple[JsonFormat | None, str]:
+        """The answer's format in Anthropic's fields, and its path."""
         if self.output_config is not None and self.output_config.format is not None:
             return self.output_config.format, "output_config.format"
         return self.output_format, "output_format"
 
 
 class MessagesRequest(MessagesFields):
-    """A conversation to answer."""
+    """Request schema for POST /v1/messages."""
 
     max_tokens: int = Field(
         ge=0, le=2**31 - 1,
-        description="Tokens of output at most, and never more than the context has room for. With 0 the prompt is "
-        "computed, and cached.",
+        description="The most output tokens, never more than the context has left. With 0, the prompt is only "
+        "computed and cached.",
     )  # fmt: skip
 
 
 class CountTokensRequest(MessagesFields):
-    """A conversation of which the tokens are counted."""
+    """Request schema for POST /v1/messages/count_tokens."""
 
     max_tokens: int | None = no_effect("Nothing is generated.", ge=0)
 
 
 def messages_intent(body: MessagesFields) -> GenerationRequest:
-    """The body's fields as a request."""
+    """Convert a body."""
     history = History.of("" if body.system is None else text_of(body.system), body.messages, body.tool_names)
     tools = body.tool_use(history.loaded)
     effort = None if body.output_config is None else body.output_config.effort

@@ -1,4 +1,4 @@
-"""Tools in Anthropic's API."""
+"""Tools in Anthropic's format."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import EchoedModel, RequestModel, hint, no_effect, problem, related, tag_by_type
+from server.api.fields.structured import STRICT
 from server.api.fields.tools import MAX_TOOLS, ToolName
 from server.api.messages.blocks import CacheControl, cache_control
 from server.errors import InvalidRequestError, shorten
@@ -20,20 +21,20 @@ _SEARCHES = "tool_search_tool"
 class SchemaTool(RequestModel):
     """A tool that the client runs."""
 
-    type: Literal["custom"] | None = Field(None, description="The only one.")
+    type: Literal["custom"] | None = Field(None, description="Always `custom`.")
     name: ToolName
-    description: str | None = Field(None, description="What it does, for the model.")
-    input_schema: dict[str, Any] = Field(description="A JSON schema of the object of its arguments.")
-    strict: bool | None = Field(
-        None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
-    )
+    description: str | None = Field(None, description="The purpose of the tool, for the model.")
+    input_schema: dict[str, Any] = Field(description="A JSON schema of the arguments object.")
+    strict: bool | None = Field(None, description=STRICT)
     defer_loading: bool | None = Field(
-        None, description="The model is not told of it before a `tool_reference` in a result names it."
+        None, description="Hide the tool from the model until a `tool_reference` in a result names it."
     )
     cache_control: CacheControl | None = cache_control()
-    eager_input_streaming: bool | None = no_effect("Arguments are streamed as they are written.")
+    eager_input_streaming: bool | None = no_effect("Arguments are streamed as they are generated.")
     input_examples: list[dict[str, Any]] | None = hint("Examples of arguments.", "No chat template shows them.")
-    allowed_callers: list[str] | None = hint("Who may call it.", "Only the model calls tools.", off=[["direct"]])
+    allowed_callers: list[str] | None = hint(
+        "Allowed callers of the tool.", "Only the model calls tools.", off=[["direct"]]
+    )
 
     def tool(self, path: str) -> Tool:
         """The tool for the pipeline; `path` is its path in the request."""
@@ -42,7 +43,7 @@ class SchemaTool(RequestModel):
 
 
 class AnthropicTool(EchoedModel):
-    """A tool of Anthropic's own, without a schema: ignored and reported."""
+    """One of Anthropic's own tools, which have no schema: ignored and reported."""
 
     type: str = Field(description="Such as `web_search_20250305`.")
     name: str | None = None
@@ -50,14 +51,13 @@ class AnthropicTool(EchoedModel):
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         if not _OF_ANTHROPIC.fullmatch(self.type):
-            known = "'custom', and those of Anthropic's own tools"
+            known = "'custom' and the types of Anthropic's own tools"
             message = f"Invalid value: '{shorten(self.type)}'. Supported values are: {known}."
             raise problem("invalid_value", message, "type")
         return self
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        """See RequestModel."""
-        yield Notice(path, f"This server has no '{shorten(self.type)}'.")
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield Notice(path, f"This server has no tool '{shorten(self.type)}'.")
 
 
 def _tool_tag(value: object) -> str:
@@ -94,7 +94,7 @@ class NamedChoice(_Choice):
 
 
 class NoneChoice(RequestModel):
-    """No calls; the model is not told of the tools."""
+    """No calls, and the model does not see the tools."""
 
     type: Literal["none"]
 
@@ -117,8 +117,8 @@ class MessagesToolFields(RequestModel):
     )  # fmt: skip
     tool_choice: ToolChoice | None = Field(
         None,
-        description="`auto`, the default with tools: text or calls. `none`: no calls; the model is not told of the "
-        "tools. `any`: calls only. `tool`: calls of that one.",
+        description="`auto`, the default with tools: text or calls. `none`: no calls, and the model does not see the "
+        "tools. `any`: calls only. `tool`: calls of that tool.",
     )
 
     @model_validator(mode="after")
@@ -137,10 +137,12 @@ class MessagesToolFields(RequestModel):
         """Refuse a choice of tools that do not exist."""
         if isinstance(choice, AnyChoice):
             if not names:
-                message = "Invalid '{path}': there is no tool that could be called."
+                message = "Invalid '{path}': calls are required, but the request has no tools."
                 raise problem("invalid_value", message, "tool_choice")
         elif any(tool.name == choice.name for tool in self.tools or () if isinstance(tool, AnthropicTool)):
-            message = f"Unsupported value: '{{path}}' asks for '{shorten(choice.name)}', which this server has not."
+            message = (
+                f"Unsupported value: '{{path}}' requires '{shorten(choice.name)}', which this server does not have."
+            )
             raise problem("unsupported_value", message, "tool_choice")
         elif choice.name not in names:
             message = f"Invalid '{{path}}': there is no tool called '{shorten(choice.name)}'."
@@ -156,9 +158,9 @@ class MessagesToolFields(RequestModel):
         return [(index, tool) for index, tool in enumerate(self.tools or ()) if isinstance(tool, SchemaTool)]
 
     def tool_use(self, loaded: Collection[str]) -> ToolUse | None:
-        """The tools that the answer may call, given those that results have named; None: none.
+        """The tools that the answer may call; `loaded` are deferred tools that results have named. None: none.
 
-        Raises InvalidRequestError if it has to call one and there is none.
+        Raises InvalidRequestError if a call is required and there is no tool.
         """
         choice = self.tool_choice or AutoChoice(type="auto")
         if isinstance(choice, NoneChoice):
@@ -169,10 +171,12 @@ class MessagesToolFields(RequestModel):
         tools = [
             tool.tool(f"tools[{index}]")
             for index, tool in self._with_schema
-            if not tool.defer_loading or searches or tool.name in loaded  # what would find them is left out
+            if not tool.defer_loading
+            or searches
+            or tool.name in loaded  # without the ignored search tool, nothing would load them
         ]
         if not tools and isinstance(choice, AnyChoice):
-            message = "Invalid 'tool_choice': no tool can be called, since all are deferred and none was found yet."
+            message = "Invalid 'tool_choice': calls are required, but all tools are deferred and none was found yet."
             raise InvalidRequestError(message, param="tool_choice", code="invalid_value")
         if not tools:
             return None

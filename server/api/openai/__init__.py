@@ -1,1 +1,1 @@
-"""What OpenAI's APIs have in common: their errors, and what their answers and chunks consist of."""
+"""Code that OpenAI's APIs share: errors, pages, and the parts of answers and chunks."""

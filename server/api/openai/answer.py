@@ -1,4 +1,4 @@
-"""What completions and chat completions share: the envelope of an answer, its usage, and the frames of its stream."""
+"""Answers of completions and chat completions: the shared envelope, the usage, and the frames of a stream."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,61 +20,63 @@ from server.generation.notices import Notice
 from server.http.event_stream import ascii_json
 
 FINISH_REASON = (
-    "`stop`: a stop string, a stop token or the model's own end; `length`: the most tokens, or the context's end."
+    "`stop`: a stop string, a stop token or the end-of-sequence token; `length`: the token limit or the context's end."
 )
-OUTPUT_IDS = "Extension: with return_token_ids, the tokens of the answer, otherwise null."
-PROMPT_IDS = "Extension: with return_token_ids, the tokens of the prompt, otherwise null."
+OUTPUT_IDS = "Extension: ids of the answer's tokens, with return_token_ids; otherwise null."
+PROMPT_IDS = "Extension: ids of the prompt's tokens, with return_token_ids; otherwise null."
 PROMPT_LOGPROBS = (
-    "Extension: with prompt_logprobs, null for the first token, then, for each, its own and the most probable ones, by "
-    "their ids. Otherwise null."
+    "Extension: with prompt_logprobs, an entry for each prompt token: null for the first, then the logprobs of the "
+    "token and of the most probable ones, by id. Otherwise null."
 )
-CACHE_WRITTEN = "Added to the prefix cache, where the same prompt would find them."
+CACHE_WRITTEN = "Prompt tokens that were added to the prefix cache."
 
 StopReason = Annotated[
     str | int | UnsetType | None,
-    doc("Extension: the stop string or stop token; null after the model's own end and where the length ran out."),
+    doc("Extension: the stop string or stop token; null after the end-of-sequence token or at the length limit."),
 ]
-Score = Annotated[float | UnsetType, doc("Extension, of beam search: what the choice was ranked by.")]
-CumulativeLogprob = Annotated[float | UnsetType, doc("Extension, of beam search, after bans and penalties.")]
+Score = Annotated[float | UnsetType, doc("Extension: the score of the choice in beam search.")]
+CumulativeLogprob = Annotated[
+    float | UnsetType, doc("Extension: the sum of logprobs in beam search, after bans and penalties.")
+]
 Verification = Annotated[
     Literal["rejection", "typical"] | UnsetType,
     doc(
-        "Extension, where the request asked for one of these: the answer is not the one that it would be "
-        "without speculation. After `rejection` it is of the same distribution, after `typical` of another."
+        "Extension, if the request chose it: the answer may differ from the one without speculation. With `rejection`, "
+        "it has the same distribution; with `typical`, another one."
     ),
 ]
 TokenSources = Annotated[
     Sequence[str] | UnsetType,
     doc(
-        "Extension, with return_token_sources: for each token of the output, in the order of `token_ids`, `drawn` or "
-        "`draft:METHOD`."
+        "Extension, with return_token_sources: the source of each output token, in the order of `token_ids`: `drawn` "
+        "or `draft:METHOD`."
     ),
 ]
 
 
 class PromptTokensDetails(AnswerObject):
-    """Of the prompt's tokens."""
+    """Counts of certain prompt tokens."""
 
-    cached_tokens: Annotated[int, doc("Found in the prefix cache.")]
+    cached_tokens: Annotated[int, doc("Prompt tokens that were found in the prefix cache.")]
     cache_write_tokens: Annotated[int, doc(CACHE_WRITTEN)]
     audio_tokens: Annotated[int, doc("Always 0.")] = 0
 
 
 class CompletionTokensDetails(AnswerObject):
-    """Of the completion's tokens."""
+    """Counts of certain output tokens."""
 
-    reasoning_tokens: Annotated[int, doc("Up to the last of the reasoning.")] = 0
+    reasoning_tokens: Annotated[int, doc("Tokens up to the end of the reasoning.")] = 0
     audio_tokens: Annotated[int, doc("Always 0.")] = 0
     accepted_prediction_tokens: Annotated[int, doc("Draft tokens of any method that became output.")] = 0
-    rejected_prediction_tokens: Annotated[int, doc("Draft tokens that were verified in vain.")] = 0
+    rejected_prediction_tokens: Annotated[int, doc("Draft tokens that were rejected.")] = 0
 
 
 class Usage(AnswerObject):
-    """Tokens that a request took."""
+    """Token counts of a request."""
 
-    prompt_tokens: Annotated[int, doc("Each prompt counts once, however many choices it has.")]
-    completion_tokens: Annotated[int, doc("Of all choices, those included that `best_of` leaves out.")]
-    total_tokens: Annotated[int, doc("Both.")]
+    prompt_tokens: Annotated[int, doc("Tokens of all prompts; a prompt counts once for all of its choices.")]
+    completion_tokens: Annotated[int, doc("Tokens of all choices, including choices that `best_of` discards.")]
+    total_tokens: Annotated[int, doc("Sum of both.")]
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
 
@@ -82,22 +84,24 @@ class Usage(AnswerObject):
 StreamUsage = Annotated[
     Usage | UnsetType | None,
     doc(
-        "In a stream, with `stream_options`: of the whole request in the last chunk and null before, or so far in "
-        "every one."
+        "In a stream, with `stream_options`: the usage of the whole request in the last chunk and null before it, or "
+        "the usage so far in every chunk."
     ),
 ]
 
 
 class Envelope(AnswerObject):
-    """What completions, chat completions and their chunks begin with."""
+    """The properties with which completions, chat completions and their chunks begin."""
 
-    id: Annotated[str, doc("That no other answer has; all chunks of a stream have the same.")]
+    id: Annotated[str, doc("Unique id of the answer; all chunks of a stream have the same.")]
     created: Annotated[int, doc("Unix time in seconds.")]
     model: Annotated[str, doc("Name of the served model.")]
-    system_fingerprint: Annotated[str, doc("Changes whenever the answer to the same request may.")]
-    seed: Annotated[int, doc("Extension: the request's seed, or the one that was drawn for it.")]
+    system_fingerprint: Annotated[str, doc("Changes whenever the answer to the same request may change.")]
+    seed: Annotated[int, doc("Extension: the request's seed, or the drawn one.")]
     verification: Verification = UNSET
-    warnings: Annotated[Sequence[Notice] | UnsetType, doc(f"{WARNINGS} Of a stream, in its first chunk.")] = UNSET
+    warnings: Annotated[Sequence[Notice] | UnsetType, doc(f"{WARNINGS} In a stream, only the first chunk has it.")] = (
+        UNSET
+    )
 
 
 _Maker = Callable[..., Envelope]
@@ -105,7 +109,7 @@ _Maker = Callable[..., Envelope]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIOptions:
-    """The fields of a request that say what its answer reports."""
+    """Request fields that decide what the answer reports."""
 
     prompt_logprobs: int | None
     return_token_ids: bool
@@ -113,13 +117,13 @@ class OpenAIOptions:
     tokens_as_ids: bool
     """Whether logprobs name tokens by their ids."""
     include_usage: bool
-    """Whether the last chunk of a stream has no choices and the usage, which is null in the others."""
+    """Whether the last chunk of a stream has the usage and no choices; the usage is null in the other chunks."""
     continuous_usage: bool
     """Whether every chunk has the usage so far."""
 
 
 def openai_options(body: SamplingFields) -> dict[str, Any]:
-    """The body's fields of OpenAIOptions."""
+    """The arguments of OpenAIOptions for a body."""
     return {
         "prompt_logprobs": body.prompt_logprobs,
         "return_token_ids": bool(body.return_token_ids),
@@ -158,16 +162,16 @@ class OpenAIAnswer:
         self._usage_sent = self.run.usage
 
     def body(self, choices: Iterable[AnswerObject], **extra: object) -> bytes:
-        """A whole answer. Each choice is encoded by itself: no call keeps other threads waiting for long.
+        """Encode a whole answer. Choices are encoded one by one, so that no call blocks other threads for long.
 
-        If `choices` is an iterator, no more than one of them is in memory in a larger form than its JSON.
+        If `choices` is an iterator, at most one choice is in memory in a larger form than its JSON.
         """
         answer = self._whole(usage=usage_of(self.run.usage), **extra)
         before, after = _around_choices(msgspec.json.encode(answer))
         return b"".join((before, b",".join(msgspec.json.encode(choice) for choice in choices), after))
 
     def chunk(self, choice: AnswerObject) -> bytes:
-        """The frame of a chunk with what the last event brought this choice."""
+        """The frame of a chunk with the last event's addition to a choice."""
         choice_json = ascii_json(choice)
         if self._is_first or self._reported.continuous_usage:
             self._usage_sent = self.run.usage
@@ -176,7 +180,7 @@ class OpenAIAnswer:
         return b"".join((b"data: ", before, choice_json, after, b"\n\n"))
 
     def chunk_before(self, choice: bytes, **extra: object) -> bytes:
-        """The frame of a chunk with this choice, as ASCII JSON, that is sent before anything the last event brought."""
+        """The frame of a chunk with this choice, as ASCII JSON, sent before the last event's addition."""
         cached = self.run.usage.cached_tokens
         self._usage_sent = msgspec.structs.replace(self._usage_sent, cached_tokens=cached)
         return self._rare_chunk(choice, **extra)
@@ -195,7 +199,7 @@ class OpenAIAnswer:
         return b"data: " + ascii_json(self._chunk(usage=usage_of(self.run.usage))) + b"\n\n" + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """The last frames of a stream that an error ends."""
+        """The last frames of a stream that fails."""
         return error_frames(error)
 
     def tokens_of(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
@@ -210,7 +214,7 @@ class OpenAIAnswer:
 
 
 def _around_choices(answer: bytes) -> tuple[bytes, bytes]:
-    """An answer's JSON before and after the choices, which it has none of. In strings, quotes have backslashes."""
+    """Split an answer's JSON at its empty choices. Strings cannot contain the separator: their quotes are escaped."""
     before, after = answer.split(b'"choices":[]', 1)
     return before + b'"choices":[', b"]" + after
 
@@ -233,5 +237,5 @@ def usage_of(counts: Counts) -> Usage:
 
 
 def score_of(beam: BeamScore | None) -> dict[str, Any]:
-    """The properties of a choice that beam search found."""
+    """The extra properties of a choice that beam search found."""
     return {} if beam is None else {"score": beam.score, "cumulative_logprob": beam.cumulative_logprob}

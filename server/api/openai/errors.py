@@ -33,11 +33,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ErrorDetail(AnswerObject):
-    """What went wrong."""
+    """An error in OpenAI's format."""
 
-    message: Annotated[str, doc("What is wrong, in a sentence for people.")]
-    type: Annotated[str, doc("Whose fault it is, in OpenAI's words.")]
-    param: Annotated[str | None, doc("JSON path of the field that is to blame, such as `messages[2].content`.")]
+    message: Annotated[str, doc("What is wrong, for people.")]
+    type: Annotated[str, doc("OpenAI's type of the error.")]
+    param: Annotated[str | None, doc("JSON path of the wrong field, such as `messages[2].content`.")]
     code: Annotated[str | None, doc("What is wrong, for programs, such as `unknown_parameter`.")]
 
 
@@ -48,7 +48,7 @@ class ErrorBody(AnswerObject):
 
 
 def error_type(error: type[ApiError]) -> str:
-    """Whose fault it is, in OpenAI's words."""
+    """OpenAI's type of an error."""
     return next(name for kind, name in _TYPES.items() if issubclass(error, kind))
 
 
@@ -58,12 +58,12 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
-    """See StreamErrorWriter."""
+    """Implements StreamErrorWriter."""
     return error_frames(error)
 
 
 def error_frames(error: ApiError) -> bytes:
-    """The last frames of a stream that an error ends."""
+    """The last frames of a stream that fails."""
     return b"data: " + error_body(error) + b"\n\n" + DONE
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms of OpenAI's API and of vLLM. Minus infinity, which JSON lacks, becomes -9999."""
+"""Log-probabilities in the formats of OpenAI and vLLM. Minus infinity, which JSON lacks, becomes -9999."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -17,15 +17,15 @@ NO_PROBABILITY = -9999.0
 class TopLogprob(AnswerObject):
     """One token and its log-probability."""
 
-    token: Annotated[str, doc(r"Its text; `bytes:\xe2` and so on where it is no whole characters.")]
-    logprob: Annotated[float, doc("-9999 where the probability is zero.")]
-    bytes: Annotated[Sequence[int] | None, doc("Its bytes.")]
+    token: Annotated[str, doc(r"The token's text; `bytes:\xe2` and so on if it is not whole characters.")]
+    logprob: Annotated[float, doc("-9999 if the probability is zero.")]
+    bytes: Annotated[Sequence[int] | None, doc("The token's bytes.")]
 
 
 class TokenLogprob(TopLogprob):
     """A token of the answer, with the most probable alternatives."""
 
-    top_logprobs: Annotated[Sequence[TopLogprob], doc("As many as `top_logprobs` of the request says, best first.")]
+    top_logprobs: Annotated[Sequence[TopLogprob], doc("Up to `top_logprobs` of the request, best first.")]
 
 
 class ChatLogprobs(AnswerObject):
@@ -38,11 +38,11 @@ class ChatLogprobs(AnswerObject):
 class CompletionLogprobs(AnswerObject):
     """Log-probabilities of a completion, as parallel lists."""
 
-    tokens: Annotated[Sequence[str], doc("Their texts, written as in chat completions.")]
+    tokens: Annotated[Sequence[str], doc("Texts of the tokens, written as in chat completions.")]
     token_logprobs: Annotated[Sequence[float | None], doc("Null for the first token of an echoed prompt.")]
     top_logprobs: Annotated[
         Sequence[Mapping[str, float] | None],
-        doc("By the tokens' texts, best first; the token itself is always among them. Null where it has none."),
+        doc("Logprobs by token text, best first, always including the token itself. Null if it has no logprobs."),
     ]
     text_offset: Annotated[Sequence[int], doc("Characters of `text` before each token.")]
 
@@ -50,9 +50,9 @@ class CompletionLogprobs(AnswerObject):
 class PromptLogprob(AnswerObject):
     """An alternative for a token of the prompt."""
 
-    logprob: Annotated[float, doc("-9999 where the probability is zero.")]
+    logprob: Annotated[float, doc("-9999 if the probability is zero.")]
     rank: Annotated[int, doc("1 is the most probable.")]
-    decoded_token: Annotated[str, doc("Its text.")]
+    decoded_token: Annotated[str, doc("The token's text.")]
 
 
 PromptLogprobs = Sequence[Mapping[str, PromptLogprob] | None]
@@ -63,7 +63,7 @@ def chat_logprobs(
 ) -> ChatLogprobs:
     """`choices[].logprobs` of chat completions.
 
-    `as_ids` has tokens written as their ids; with `lists_own` each token is among its own alternatives.
+    `as_ids` writes tokens as their ids; `lists_own` includes each token in its own alternatives.
     """
     content = []
     for token in tokens:
@@ -79,10 +79,10 @@ def chat_logprobs(
 def completion_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[OutputToken], *, as_ids: bool = False
 ) -> CompletionLogprobs:
-    """`choices[].logprobs` of completions. `as_ids` has tokens written as ids.
+    """`choices[].logprobs` of completions. `as_ids` writes tokens as ids.
 
-    A token without logprobs (the first of a prompt) has null. The token itself is always among the alternatives, which
-    are therefore up to one more than were asked for.
+    A token without logprobs (the first of a prompt) has null. The token itself is always among the alternatives, so
+    there may be one more than requested.
     """
     alternatives: list[dict[str, float] | None] = []
     for token in tokens:
@@ -102,9 +102,9 @@ def completion_logprobs(
 
 
 def prompt_logprobs(tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:
-    """VLLM's `prompt_logprobs`: null for the first token, then for each token its own and the `count` best.
+    """The `prompt_logprobs` of vLLM: null for the first token, then for each token its own and the `count` best.
 
-    They are encoded, each token by itself, because one call would keep other threads waiting for long.
+    They are encoded token by token, because one call would block other threads for long.
     """
     encoded = [b"null", *(msgspec.json.encode(_prompt_token(tokenizer, token, count)) for token in reported)]
     return cast("PromptLogprobs", msgspec.Raw(b"[" + b",".join(encoded) + b"]"))
@@ -120,7 +120,7 @@ def _prompt_token(tokenizer: Tokenizer, token: TokenLogprobs, count: int) -> Map
 
 
 def trimmed(token: TokenLogprobs, count: int) -> TokenLogprobs:
-    """With no more than `count` alternatives."""
+    """The logprobs with at most `count` alternatives."""
     return TokenLogprobs(token.token_id, token.logprob, token.rank, token.top[:count])
 
 
@@ -139,5 +139,5 @@ def _reported(token: OutputToken) -> TokenLogprobs:
 
 
 def finite(logprob: float) -> float:
-    """The number as JSON has it."""
+    """The number, with -9999 for minus infinity."""
     return logprob if isfinite(logprob) else NO_PROBABILITY

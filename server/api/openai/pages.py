@@ -1,4 +1,4 @@
-"""Query parameters, and lists that are returned a page at a time."""
+"""Query parameters, and lists in pages."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar
@@ -12,20 +12,20 @@ from server.http.validation import from_validation
 
 
 class Query(RequestModel):
-    """Query parameters, whose values are texts."""
+    """Query parameters. Their values arrive as text and are converted."""
 
     model_config = ConfigDict(strict=False)
 
     lists: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may be given several times."""
+    """Parameters that may be sent several times."""
 
 
 class ListQuery(Query):
-    """Which page of a list to get."""
+    """Query parameters of a list in pages."""
 
-    limit: int = Field(20, ge=1, le=100, description="So many.")
-    order: Literal["asc", "desc"] = Field("desc", description="Newest first, or oldest.")
-    after: str | None = Field(None, description="Those behind this one.")
+    limit: int = Field(20, ge=1, le=100, description="The most items to return.")
+    order: Literal["asc", "desc"] = Field("desc", description="`desc`: newest first; `asc`: oldest first.")
+    after: str | None = Field(None, description="Return the items after the one with this id.")
 
 
 _Query = TypeVar("_Query", bound=Query)
@@ -52,7 +52,7 @@ def select(
 ) -> tuple[Sequence[_Item], bool]:
     """The items of a page, and whether there are more after it; `items` are oldest first.
 
-    Where several items have the id `after`, the page begins after the last of them. Raises InvalidRequestError.
+    If several items have the id `after`, the page begins after the last of them. Raises InvalidRequestError.
     """
     ordered = list(items) if asked.order == "asc" else list(reversed(items))
     if asked.after is not None:

@@ -1,4 +1,4 @@
-"""The answers of POST /v1/embeddings, /v1/score and /v1/rerank."""
+"""Answers of POST /v1/embeddings, /v1/score and /v1/rerank."""
 
 import base64
 import struct
@@ -22,7 +22,7 @@ class PromptUsage(AnswerObject):
     """Tokens of a request's prompts."""
 
     prompt_tokens: Annotated[int, doc("Tokens of all texts and of the template around them.")]
-    total_tokens: Annotated[int, doc("The same.")]
+    total_tokens: Annotated[int, doc("Same as `prompt_tokens`.")]
 
 
 class Embedding(AnswerObject):
@@ -37,7 +37,7 @@ class EmbeddingList(AnswerObject):
     """Response schema for POST /v1/embeddings."""
 
     object: Literal["list"] = "list"
-    model: Annotated[str, doc("As the request named it.")]
+    model: Annotated[str, doc("The model's name, as in the request.")]
     data: Annotated[Sequence[Embedding], doc("In the order of the inputs.")]
     usage: PromptUsage
     warnings: Warnings = UNSET
@@ -57,7 +57,7 @@ class ScoreList(AnswerObject):
     id: Annotated[str, doc("The answer's id.")]
     object: Literal["list"] = "list"
     created: Annotated[int, doc("Unix time in seconds.")]
-    model: Annotated[str, doc("As the request named it.")]
+    model: Annotated[str, doc("The model's name, as in the request.")]
     data: Annotated[Sequence[Score], doc("In the order of the documents.")]
     usage: PromptUsage
     warnings: Warnings = UNSET
@@ -66,7 +66,7 @@ class ScoreList(AnswerObject):
 class RankedDocument(AnswerObject):
     """A document of the request."""
 
-    text: Annotated[str, doc("Its text.")]
+    text: Annotated[str, doc("The document's text.")]
 
 
 class RerankResult(AnswerObject):
@@ -81,26 +81,26 @@ class Reranked(AnswerObject):
     """Response schema for POST /v1/rerank."""
 
     id: Annotated[str, doc("The answer's id.")]
-    model: Annotated[str, doc("As the request named it.")]
+    model: Annotated[str, doc("The model's name, as in the request.")]
     results: Annotated[Sequence[RerankResult], doc("The best first; among equals, the lower index first.")]
     usage: PromptUsage
     warnings: Warnings = UNSET
 
 
 class RankedText(AnswerObject):
-    """A document and its score, in TEI's form."""
+    """A document and its score, in TEI's format."""
 
     index: Annotated[int, doc("Index of the text in the request.")]
-    score: Annotated[float, doc("The same as `relevance_score`.")]
+    score: Annotated[float, doc("Same as `relevance_score` in the other format.")]
     text: Annotated[str | UnsetType, doc("The text, with `return_text`.")] = UNSET
 
 
 Finished = Callable[[Run, ServedModel], bytes]
-"""From a finished run to the body of its answer."""
+"""A function from a finished run to the body of its answer."""
 
 
 def embedding_answer(body: EmbeddingRequest) -> Finished:
-    """Writes an EmbeddingList."""
+    """The writer of an EmbeddingList."""
     return partial(_embeddings, in_base64=body.encoding_format == "base64")
 
 
@@ -111,7 +111,7 @@ def _embeddings(run: Run, model: ServedModel, *, in_base64: bool) -> bytes:
 
 
 def score_answer(body: ScoreRequest) -> Finished:
-    """Writes a ScoreList."""
+    """The writer of a ScoreList."""
     return partial(_score_list, is_raw=body.use_activation is False)
 
 
@@ -122,7 +122,7 @@ def _score_list(run: Run, model: ServedModel, *, is_raw: bool) -> bytes:
 
 
 def rerank_answer(body: RerankRequest) -> Finished:
-    """Writes a Reranked, or an array of RankedText in TEI's form."""
+    """The writer of a Reranked, or of an array of RankedText in TEI's format."""
     shows = bool(body.return_text) if body.is_tei else body.return_documents is not False
     return partial(
         _texts_in_tei_form if body.is_tei else _reranked,

@@ -1,4 +1,4 @@
-"""What the bodies of requests for embeddings, scores and rankings ask for."""
+"""Converts the bodies of embedding, score and rerank requests to pooling requests."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from server.generation.request import TextPrompt, TokenPrompt
 
 
 def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
-    """A vector of each input, or of the conversation."""
+    """A request for a vector of each input, or of the conversation."""
     conversation = body.conversation(opens_turn=False)
     texts = tuple(_input(body, index, one) for index, one in enumerate(body.inputs))
     inputs = texts if conversation is None else (conversation,)
@@ -17,7 +17,7 @@ def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
 
 
 def score_intent(body: ScoreRequest) -> PoolingRequest:
-    """The score of each document for its query."""
+    """A request for the score of each document for its query."""
     (query_field, document_field), (queries, documents) = body.names, body.texts
     pairs = []
     for index, document in enumerate(documents):
@@ -28,7 +28,7 @@ def score_intent(body: ScoreRequest) -> PoolingRequest:
 
 
 def rerank_intent(body: RerankRequest) -> PoolingRequest:
-    """The score of each document for the one query."""
+    """A request for the score of each document for the one query."""
     documents = enumerate(body.written)
     pairs = tuple(Pair(body.query, text, "query", f"{body.named}[{index}]") for index, text in documents)
     asks = Score(pairs, body.instruction, body.max_tokens_per_doc)
@@ -44,7 +44,7 @@ def _request(body: PoolingFields, asks: Embed | Score, id_prefix: str, prompt: s
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         paths={"prompt": prompt},
-        notices=tuple(body.left_out()),
+        notices=tuple(body.ignored()),
         **more,
     )
 

@@ -34,20 +34,20 @@ from server.http.responses import json_response, unless_gone
 
 @dataclass(frozen=True, slots=True)
 class PoolingApi:
-    """One of these APIs, made of names that can be imported, so that a worker process can be sent it."""
+    """An API whose answers are numbers. All parts can be imported by name, so it can be sent to a worker process."""
 
     schema: type[RequestModel]
     intent: Callable[[Any], PoolingRequest]
-    """The request that a valid body asks for."""
+    """Converts a valid body."""
     answer: Callable[[Any], Finished]
-    """Writes the answer to a body, once its run has finished. Can be pickled."""
+    """Returns a picklable function that writes the answer to a body from its finished run."""
 
 
 EMBEDDINGS = PoolingApi(EmbeddingRequest, embedding_intent, embedding_answer)
 SCORES = PoolingApi(ScoreRequest, score_intent, score_answer)
 RERANK = PoolingApi(RerankRequest, rerank_intent, rerank_answer)
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank")
-"""Clients of Cohere use the second."""
+"""Cohere's clients use the second path."""
 
 router = APIRouter()
 
@@ -59,7 +59,7 @@ router = APIRouter()
     tags=["OpenAI"],
 )
 async def create_embeddings(request: Request, services: ServicesDep) -> Response:
-    """A vector of each text."""
+    """Embed texts: a vector for each."""
     return await _respond(EMBEDDINGS, request, services)
 
 
@@ -70,12 +70,12 @@ async def create_embeddings(request: Request, services: ServicesDep) -> Response
     tags=["Scores"],
 )
 async def create_scores(request: Request, services: ServicesDep) -> Response:
-    """How well each document answers its query."""
+    """Score how well each document answers its query."""
     return await _respond(SCORES, request, services)
 
 
 async def rerank(request: Request, services: ServicesDep) -> Response:
-    """Documents by how well they answer a query, the best first."""
+    """Rank documents by how well they answer a query, the best first."""
     return await _respond(RERANK, request, services)
 
 
@@ -89,28 +89,28 @@ for path in _RERANK_PATHS:
 
 
 async def _respond(api: PoolingApi, request: Request, services: Services) -> Response:
-    return await answer_with_numbers(await from_body(request, services, take_in_pooling, api), request, services)
+    return await answer_with_numbers(await from_body(request, services, plan_pooling_body, api), request, services)
 
 
-def take_in_pooling(context: BodyContext, body: bytes, api: PoolingApi) -> PlannedRequest:
-    """Validate and plan a request. Raises ApiError and HeavyError."""
+def plan_pooling_body(context: BodyContext, body: bytes, api: PoolingApi) -> PlannedRequest:
+    """Validate a body and plan its request. Raises ApiError and HeavyError."""
     asked = context.validated(api.schema, body)
     request = api.intent(asked)
     context.weigh(request.asks.num_bytes)
     return PlannedRequest(context.pooling().plan(request), api.answer(asked))
 
 
-async def answer_with_numbers(taken: PlannedRequest, request: Request, services: Services) -> Response:
-    """Run a request that was taken in, and answer when all of its numbers are there.
+async def answer_with_numbers(planned: PlannedRequest, request: Request, services: Services) -> Response:
+    """Run a planned request, and answer when all of its numbers are computed.
 
     Raises ApiError and ClientDisconnect.
     """
-    run = await start_run(taken.plan, record_of(request), services)
+    run = await start_run(planned.plan, record_of(request), services)
     try:
         await unless_gone(request, collect(run))
     finally:
         run.close()
-    content = await asyncio.to_thread(taken.options, run, services.model)
+    content = await asyncio.to_thread(planned.options, run, services.model)
     return json_response(content, as_headers(run.plan.notices))
 
 

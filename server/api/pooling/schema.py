@@ -1,4 +1,4 @@
-"""The requests of POST /v1/embeddings, /v1/score and /v1/rerank."""
+"""Request schemas of POST /v1/embeddings, /v1/score and /v1/rerank."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, cast
@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.completions.schema import TokenIds
 from server.api.fields.foreign import ForeignHints, own_id
-from server.api.fields.generation import MODEL
+from server.api.fields.generation import CACHE_SALT, MODEL, PRIORITY
 from server.api.fields.messages import ConversationFields
 from server.api.fields.openai import EndUser
 from server.api.fields.rules import Refused, RequestModel, hint, no_effect, problem, refused, related, shape
@@ -22,14 +22,10 @@ class PoolingFields(ForeignHints):
     model: str | None = Field(None, description=MODEL)
     request_id: str | None = own_id()
     user: EndUser | None = no_effect("Your own id of the end user.")
-    priority: int | None = Field(
-        None, ge=-(2**31), le=2**31 - 1, description="Lower runs first. Needs the server's policy to be `priority`."
-    )
-    cache_salt: str | None = Field(
-        None, min_length=1, max_length=128, description="Share cached prefixes only with requests of the same salt."
-    )
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description=PRIORITY)
+    cache_salt: str | None = Field(None, min_length=1, max_length=128, description=CACHE_SALT)
     learn: bool | None = hint(
-        "Whether heads for speculation may be trained on this request.", "Only answers are learnt from."
+        "Whether draft heads may be trained on this request.", "Heads are trained only on generated answers."
     )
 
 
@@ -41,7 +37,7 @@ class ScoringFields(PoolingFields):
     )
     use_activation: bool | None = Field(
         None,
-        description="Off: scores are the model's raw numbers, without the sigmoid that turns them into probabilities.",
+        description="`false`: scores are the model's raw numbers, without the sigmoid that makes them probabilities.",
     )
 
 
@@ -63,10 +59,10 @@ Input = Annotated[
 
 
 class EmbeddingRequest(ConversationFields, PoolingFields):
-    """OpenAI's fields, and extensions under the names of vLLM and sentence-transformers."""
+    """Request schema for POST /v1/embeddings: fields of OpenAI, vLLM and sentence-transformers."""
 
     input: Input | None = Field(
-        None, description="One text or several, each as text or as token ids; either this or `messages` is required.",
+        None, description="One or several texts, as text or token ids. Either this or `messages` is required.",
         json_schema_extra=related(excludes=["messages"]),
     )  # fmt: skip
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -80,8 +76,8 @@ class EmbeddingRequest(ConversationFields, PoolingFields):
     )
     prompt_name: str | None = Field(
         None,
-        description="Which of the model's prompts, such as `query` or `document`, is put before the texts; by default "
-        "the one that its configuration names.",
+        description="Which of the model's prompts, such as `query` or `document`, precedes the texts; by default the "
+        "one that its configuration names.",
     )
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=2**31 - 1, description="Keep this many tokens at the end of each text; -1: as many as fit."
@@ -102,7 +98,7 @@ class EmbeddingRequest(ConversationFields, PoolingFields):
 
     @property
     def inputs(self) -> Sequence[str | list[int]]:
-        """All inputs, whichever shape they came in."""
+        """All inputs, in any of the accepted shapes."""
         if isinstance(self.input, str) or (self.input and isinstance(self.input[0], int)):
             return [self.input]
         return cast(Sequence[str | list[int]], self.input or ())
@@ -120,13 +116,13 @@ _OTHER_NAMES = (("text_1", "text_2"), ("data_1", "data_2"))
 
 
 def _the_same_as(name: str, *, requires: str = "", excludes: Sequence[str]) -> Any:
-    """A field under another of vLLM's names."""
+    """The default of a field that is another of vLLM's names for the field `name`."""
     relations = related(requires=[requires] if requires else (), excludes=excludes)
-    return Field(None, description=f"The same as `{name}`.", json_schema_extra=relations)
+    return Field(None, description=f"Same as `{name}`.", json_schema_extra=relations)
 
 
 class ScoreRequest(ScoringFields):
-    """Queries and documents under any of vLLM's names: one query for all documents, or one for each."""
+    """Request schema for POST /v1/score: one query for all documents, or one for each, under any of vLLM's names."""
 
     queries: Texts | None = Field(None, description="One or several texts.")
     documents: Texts | None = Field(
@@ -149,7 +145,7 @@ class ScoreRequest(ScoringFields):
                 raise problem("missing_required_parameter", message, name)
         queries, documents = self.texts
         if len(queries) not in (1, len(documents)):
-            message = f"Invalid '{{path}}': {len(queries)} texts for the {len(documents)} of '{second}'. Expected one "
+            message = f"Invalid '{{path}}': {len(queries)} texts for {len(documents)} of '{second}'. Expected one text "
             raise problem("invalid_value", message + "for all of them, or one for each.", first)
         return self
 
@@ -171,7 +167,7 @@ class ScoreRequest(ScoringFields):
 class DocumentObject(RequestModel):
     """A document as an object."""
 
-    text: str = Field(description="Its text.")
+    text: str = Field(description="The document's text.")
 
 
 Document = Annotated[
@@ -181,7 +177,7 @@ Document = Annotated[
 
 
 class RerankRequest(ScoringFields):
-    """Jina's and Cohere's fields, or those of Text Embeddings Inference (TEI), which calls the documents `texts`."""
+    """Request schema for POST /v1/rerank: fields of Jina and Cohere, or of Text Embeddings Inference (TEI)."""
 
     query: str = Field(description="The query that the documents may answer.")
     documents: list[Document] | None = Field(
@@ -191,31 +187,33 @@ class RerankRequest(ScoringFields):
     )  # fmt: skip
     texts: list[str] | None = Field(
         None, min_length=1, max_length=MAX_TEXTS, fail_fast=True,
-        description="TEI's name of `documents`; the answer then has TEI's form.",
+        description="TEI's name for `documents`; the answer then has TEI's format.",
     )  # fmt: skip
-    top_n: int | None = Field(None, ge=1, description="How many of the best are returned; by default all.")
+    top_n: int | None = Field(None, ge=1, description="The number of best documents to return; by default all.")
     return_documents: bool | None = Field(
         None, description="Whether results include the documents; on by default.",
         json_schema_extra=related(requires=["documents"]),
     )  # fmt: skip
     return_text: bool | None = Field(
-        None, description="With `texts`: whether results include them.", json_schema_extra=related(requires=["texts"])
+        None,
+        description="Whether results include `texts`; off by default.",
+        json_schema_extra=related(requires=["texts"]),
     )
     raw_scores: bool | None = Field(
-        None, description="With `texts`: the same as `use_activation` set to false.",
+        None, description="With `texts`: `true` is the same as `use_activation: false`.",
         json_schema_extra=related(requires=["texts"], excludes=["use_activation"]),
     )  # fmt: skip
     truncate: bool | None = hint(
-        "TEI's: whether documents that are too long may be cut.", "Documents that are too long are refused."
+        "TEI: whether documents that are too long may be truncated.", "Documents that are too long are refused."
     )
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = no_effect(
-        "TEI's: at which end documents are cut."
+        "TEI: the end at which documents are truncated."
     )
     max_tokens_per_doc: int | None = Field(
-        None, ge=1, description="How many tokens at the beginning of each document are used; by default all."
+        None, ge=1, description="The number of tokens to use from the beginning of each document; by default all."
     )
-    max_chunks_per_doc: Refused = refused("Into how many separately scored parts a document is split.")
-    rank_fields: Refused = refused("Which fields of documents with several fields count.")
+    max_chunks_per_doc: Refused = refused("The most separately scored parts of a document.")
+    rank_fields: Refused = refused("The fields to use of documents with several fields.")
 
     @model_validator(mode="after")
     def _check_documents(self) -> Self:
@@ -225,7 +223,7 @@ class RerankRequest(ScoringFields):
 
     @property
     def is_tei(self) -> bool:
-        """Whether the request and its answer have TEI's form."""
+        """Whether the request and its answer have TEI's format."""
         return self.texts is not None
 
     @property

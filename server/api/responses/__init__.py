@@ -1,1 +1,1 @@
-"""OpenAI's responses: POST /v1/responses and what belongs to it."""
+"""OpenAI's Responses API: responses, stored conversations and websockets."""

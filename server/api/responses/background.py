@@ -1,4 +1,4 @@
-"""Responses that are made whether or not their clients wait, and after a restart of the server if need be."""
+"""Background responses: they are generated without a waiting client, and again after a restart of the server."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from server.api.endpoint import start_run
 from server.api.jobs import Work
 from server.api.responses import store
 from server.api.responses.intent import PlannedResponse, plan_response
-from server.api.responses.references import IncomingBody, Occasion
+from server.api.responses.references import IncomingBody, RequestMeta
 from server.api.responses.response_builder import ResponseBuilder, response_failure
 from server.api.responses.store import Found, Origin
 from server.api.responses.stream import EventReplay, ResponseStream
@@ -32,14 +32,14 @@ _logger = logging.getLogger("samewise.jobs")
 async def start_response(
     planned: PlannedResponse, record: RequestTrace, services: Services
 ) -> tuple[Run, ResponseBuilder]:
-    """Start to make a response; returns its run, and what builds it from the run's events. Raises ApiError."""
+    """Start a response. Returns its run, and the builder that turns the run's events into it. Raises ApiError."""
     fingerprint = await services.fingerprint.of(services.info())
     run = await start_run(planned.plan, record, services)
     return run, ResponseBuilder(planned.fields, fingerprint, services.tokenizer)
 
 
 class BackgroundResponse:
-    """A response in the background: a Job, and Replayable."""
+    """A background response, which is a Job and Replayable."""
 
     def __init__(
         self, run: Run, builder: ResponseBuilder, origin: Origin, storage: Storage, record: RequestTrace
@@ -51,9 +51,9 @@ class BackgroundResponse:
         self._origin = origin
         self._storage = storage
         self._record = record
-        self._is_unwanted = False
+        self._is_cancelled = False
         self._is_lost = False
-        """It could not be stored, and its failure is not written down yet."""
+        """Whether it could not be stored, and its failure is not stored yet either."""
         self._end = asyncio.Event()
         self._stream = ResponseStream(run, builder, self._keep, self._report)
         self._stream.begin()
@@ -70,17 +70,19 @@ class BackgroundResponse:
     async def run(self) -> None:
         try:
             while await self._stream.wait():
-                if self._is_unwanted:
+                if self._is_cancelled:
                     await self._stream.cancel()
                 for _ in self._stream.take():
                     pass
                 self.num_ready = len(self.frames)
                 self._wake()
         except UnavailableError as error:
-            _logger.info("left for the next start: %s", error.message, extra=self._record.ids)
+            _logger.info(
+                "background response continues after the next start: %s", error.message, extra=self._record.ids
+            )
         finally:
             self.close()
-        while self._is_lost:  # and found here meanwhile
+        while self._is_lost:  # until then, clients find the failure in this job
             await asyncio.sleep(RETRY_AFTER_S)
             await self._write_loss()
 
@@ -91,15 +93,15 @@ class BackgroundResponse:
         self._wake()
 
     async def cancel(self) -> None:
-        """End it; returns when that is written down."""
-        self._is_unwanted = True
+        """End the response; returns when that is stored."""
+        self._is_cancelled = True
         self._stream.wake()
         await self._end.wait()
 
     async def _keep(self, builder: ResponseBuilder, frames: Sequence[bytes]) -> bool:
-        """A Keep. A response that cannot be stored has failed, because nothing else is left of it."""
+        """Implements Keep. A response that cannot be stored has failed, because no client would get it."""
         try:
-            await self._storage.run(lambda rows: store.fulfil(rows, builder.response(), self._origin, frames))
+            await self._storage.run(lambda rows: store.finish_pending(rows, builder.response(), self._origin, frames))
         except NotStoredError as error:
             builder.lose(report_of(error, self._record))
             self._is_lost = True
@@ -109,14 +111,14 @@ class BackgroundResponse:
 
     async def _write_loss(self) -> None:
         try:
-            await self._storage.run(lambda rows: store.fulfil(rows, self.builder.response(), self._origin, ()))
+            await self._storage.run(lambda rows: store.finish_pending(rows, self.builder.response(), self._origin, ()))
         except NotStoredError as error:
-            _logger.info("its failure is not written down yet: %s", error.message, extra=self._record.ids)
+            _logger.info("cannot store the response's failure, will retry: %s", error.message, extra=self._record.ids)
         else:
             self._is_lost = False
 
     def _report(self, error: Exception) -> ApiError:
-        """A Report. A server that stops has not failed: it makes the response after its restart."""
+        """Implements Report. A stopping server is no failure: the response is generated after its restart."""
         if isinstance(error, UnavailableError):
             raise error
         return report_of(error, self._record)
@@ -127,14 +129,14 @@ class BackgroundResponse:
 
 
 def job_of(response_id: str, client: str, services: Services) -> BackgroundResponse | None:
-    """The client's response of this id, while it is made in the background."""
+    """The client's response with this id, while it is generated in the background."""
     job = services.jobs.get(response_id, client)
     return job if isinstance(job, BackgroundResponse) else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Promise:
-    """All that it takes to make a response again, as it would have been. Stored as JSON."""
+class _PendingJob:
+    """Everything that is needed to generate a response again identically. Stored as JSON."""
 
     body: str
     stored: Found | None
@@ -143,19 +145,19 @@ class _Promise:
     created: int
 
 
-def written_promise(incoming: IncomingBody, seed: int) -> bytes:
-    """The promise of the response to this body."""
+def encode_job(incoming: IncomingBody, seed: int) -> bytes:
+    """The stored form of the pending response to this body."""
     assert isinstance(incoming.found, Found), "its check would have failed"
-    return msgspec.json.encode(_Promise(incoming.body.decode(), incoming.found, seed, incoming.occasion.created))
+    return msgspec.json.encode(_PendingJob(incoming.body.decode(), incoming.found, seed, incoming.meta.created))
 
 
 async def resume(services: Services) -> Work:
-    """Find the responses that were promised before the server was started, to be made again. See Dialect."""
-    rows = await services.storage.run(store.unfinished)
-    return lambda: _make_again(rows, services)
+    """Find pending responses of an earlier run. Returns the work that generates them again."""
+    rows = await services.storage.run(store.pending_jobs)
+    return lambda: _generate_again(rows, services)
 
 
-async def _make_again(rows: Sequence[Row], services: Services) -> None:
+async def _generate_again(rows: Sequence[Row], services: Services) -> None:
     if not rows:
         return
     try:
@@ -165,8 +167,8 @@ async def _make_again(rows: Sequence[Row], services: Services) -> None:
     for row in rows:
         try:
             await _resume(row, services)
-        except Exception:  # the other responses are made all the same
-            _logger.exception("a response was left as it is", extra={"response_id": row.id})
+        except Exception:  # the other responses are still generated
+            _logger.exception("cannot continue a background response", extra={"response_id": row.id})
 
 
 async def _resume(row: Row, services: Services) -> None:
@@ -180,30 +182,30 @@ async def _resume(row: Row, services: Services) -> None:
             await asyncio.sleep(RETRY_AFTER_S)
             continue
         except UnavailableError:
-            return  # the server stops again
-        except Exception as error:  # noqa: BLE001 - the response says it
+            return  # the server is stopping
+        except Exception as error:  # noqa: BLE001 - stored as the response's error
             await _give_up(row, report_of(error, record), services)
         return
 
 
 async def _give_up(row: Row, error: ApiError, services: Services) -> None:
     failure = response_failure(error)
-    await services.storage.run(lambda rows: store.give_up(rows, row.id, row.client, failure))
+    await services.storage.run(lambda rows: store.fail_pending(rows, row.id, row.client, failure))
 
 
 async def _start_again(row: Row, record: RequestTrace, services: Services) -> None:
-    promise = msgspec.json.decode(row.body, type=_Promise)
-    occasion = Occasion(row.id, row.client, promise.created, Sender(row.client), promise.seed)
-    incoming = IncomingBody(promise.body.encode(), occasion, promise.stored or Found())
+    pending = msgspec.json.decode(row.body, type=_PendingJob)
+    meta = RequestMeta(row.id, row.client, pending.created, Sender(row.client), pending.seed)
+    incoming = IncomingBody(pending.body.encode(), meta, pending.stored or Found())
     planned = await incoming.check(plan_response, services)
-    if not await _is_promised(row, services):
+    if not await _is_pending(row, services):
         return
     run, builder = await start_response(planned, record, services)
     job = BackgroundResponse(run, builder, planned.origin, services.storage, record)
     services.jobs.start(row.id, job)
-    if not await _is_promised(row, services):  # it was cancelled or deleted before the job could be found
+    if not await _is_pending(row, services):  # it was cancelled or deleted before the job could be found
         await job.cancel()
 
 
-async def _is_promised(row: Row, services: Services) -> bool:
-    return await services.storage.run(lambda rows: store.is_promised(rows, row.id, row.client))
+async def _is_pending(row: Row, services: Services) -> bool:
+    return await services.storage.run(lambda rows: store.is_pending(rows, row.id, row.client))

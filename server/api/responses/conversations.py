@@ -1,4 +1,4 @@
-"""The paths of stored conversations."""
+"""Endpoints of stored conversations, /v1/conversations."""
 
 import time
 import uuid
@@ -22,7 +22,7 @@ from server.api.responses import store
 from server.api.responses.intent import input_items
 from server.api.responses.items import InputItem
 from server.api.responses.objects import ConversationObject, Deleted, ItemList
-from server.api.responses.references import ItemNames, Lookup, Occasion, incoming_body, parsed
+from server.api.responses.references import ItemNames, Lookup, RequestMeta, incoming_body, parsed
 from server.api.responses.schema import ItemsQuery
 from server.api.services import Services, ServicesDep
 from server.generation.notices import Notice, as_headers, to_report
@@ -31,7 +31,7 @@ from server.http.responses import json_response
 from server.storage.rows import Rows
 
 MAX_ITEMS = 20
-"""That one request may add: OpenAI's limit."""
+"""The most items that a request may add: OpenAI's limit."""
 _ALL = "/v1/conversations"
 _ONE = "/v1/conversations/{conversation_id}"
 _ITEMS = f"{_ONE}/items"
@@ -43,40 +43,42 @@ router = APIRouter(tags=["OpenAI"])
 
 
 class CreateConversation(RequestModel):
-    """The request of POST /v1/conversations."""
+    """Request schema for POST /v1/conversations."""
 
-    items: list[InputItem] | None = Field(None, max_length=MAX_ITEMS, description="Its first items.")
+    items: list[InputItem] | None = Field(
+        None, max_length=MAX_ITEMS, description="The first items of the conversation."
+    )
     metadata: Metadata = Field(None, description="Up to 16 pairs of strings.")
 
 
 class UpdateConversation(RequestModel):
-    """The request of POST /v1/conversations/{conversation_id}."""
+    """Request schema for POST /v1/conversations/{conversation_id}."""
 
-    metadata: Metadata = Field(description="Up to 16 pairs of strings, in place of those that it has.")
+    metadata: Metadata = Field(description="Up to 16 pairs of strings, which replace all existing ones.")
 
 
 class CreateItems(RequestModel):
-    """The request of POST /v1/conversations/{conversation_id}/items."""
+    """Request schema for POST /v1/conversations/{conversation_id}/items."""
 
     items: list[InputItem] = Field(min_length=1, max_length=MAX_ITEMS, description="Items to add at the end.")
 
 
 @dataclass(frozen=True, slots=True)
 class _CheckedItems:
-    """A body with items that was checked."""
+    """A validated body with items."""
 
     items: Sequence[Fields]
     metadata: Mapping[str, str]
     notices: Sequence[Notice]
 
     def answered(self, value: ConversationObject | ItemList) -> Response:
-        """The answer with this value and the warnings."""
+        """The response with this object and the warnings."""
         return json_response(replace(value, warnings=self.notices or UNSET), as_headers(self.notices))
 
 
 @router.post(_ALL, responses=answers(ConversationObject, *_ERRORS), openapi_extra=takes(CreateConversation))
 async def create_conversation(request: Request, services: ServicesDep) -> Response:
-    """Begin a conversation."""
+    """Create a conversation."""
     checked = await _checked(CreateConversation, request, services)
     client = record_of(request).client
     made = ConversationObject(id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=checked.metadata)
@@ -91,7 +93,7 @@ async def create_conversation(request: Request, services: ServicesDep) -> Respon
 
 @router.get(_ONE, responses=answers(ConversationObject, *_ERRORS))
 async def retrieve_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
-    """A conversation, without its items."""
+    """Retrieve a conversation, without its items."""
     client = record_of(request).client
     return json_response(
         await services.storage.run(lambda rows: store.find_conversation(rows, conversation_id, client))
@@ -100,7 +102,7 @@ async def retrieve_conversation(conversation_id: str, request: Request, services
 
 @router.post(_ONE, responses=answers(ConversationObject, *_ERRORS), openapi_extra=takes(UpdateConversation))
 async def update_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
-    """Change its metadata."""
+    """Replace the metadata of a conversation."""
     client = record_of(request).client
     asked = await body_as(UpdateConversation, request, services)
 
@@ -114,7 +116,7 @@ async def update_conversation(conversation_id: str, request: Request, services: 
 
 @router.delete(_ONE, responses=answers(Deleted, *_ERRORS))
 async def delete_conversation(conversation_id: str, request: Request, services: ServicesDep) -> Response:
-    """Forget a conversation and its items. Responses that were made in it stay."""
+    """Delete a conversation and its items. Its responses stay."""
     client = record_of(request).client
     await services.storage.run(lambda rows: store.delete_conversation(rows, conversation_id, client))
     return json_response(Deleted(id=conversation_id, object="conversation.deleted"))
@@ -135,7 +137,7 @@ async def create_items(conversation_id: str, request: Request, services: Service
 
 @router.get(_ITEMS, responses=answers(ItemList, *_ERRORS))
 async def list_items(conversation_id: str, request: Request, services: ServicesDep) -> Response:
-    """The items of a conversation, a page at a time."""
+    """List the items of a conversation, a page at a time."""
     client = record_of(request).client
     asked = query_of(ItemsQuery, request)
     return json_response(
@@ -145,7 +147,7 @@ async def list_items(conversation_id: str, request: Request, services: ServicesD
 
 @router.get(_ITEM, responses=documented_errors(*_ERRORS))
 async def retrieve_item(conversation_id: str, item_id: str, request: Request, services: ServicesDep) -> Response:
-    """One item of a conversation."""
+    """Retrieve an item of a conversation."""
     client = record_of(request).client
     return json_response(
         await services.storage.run(lambda rows: store.conversation_item(rows, conversation_id, item_id, client))
@@ -154,7 +156,7 @@ async def retrieve_item(conversation_id: str, item_id: str, request: Request, se
 
 @router.delete(_ITEM, responses=answers(ConversationObject, *_ERRORS))
 async def delete_item(conversation_id: str, item_id: str, request: Request, services: ServicesDep) -> Response:
-    """Take an item out of a conversation, which is returned."""
+    """Delete an item of a conversation, and return the conversation."""
     client = record_of(request).client
     return json_response(
         await services.storage.run(lambda rows: store.delete_conversation_item(rows, conversation_id, item_id, client))
@@ -168,15 +170,15 @@ def _listed(items: Sequence[Fields]) -> ItemList:
 def check_items(
     context: BodyContext,
     body: bytes,
-    occasion: Occasion,
+    meta: RequestMeta,
     found: Lookup,
     schema: type[CreateConversation] | type[CreateItems],
 ) -> _CheckedItems:
-    """Check a body with items. Raises ApiError."""
+    """Validate a body with items. Raises ApiError."""
     asked = context.validated(schema, body)
     stored = parsed(found)
-    notices = to_report(asked.left_out(), strict=context.settings.strict)
-    items = input_items(asked.items, stored, occasion.answer_id.partition("_")[2])
+    notices = to_report(asked.ignored(), strict=context.settings.strict)
+    items = input_items(asked.items, stored, meta.answer_id.partition("_")[2])
     return _CheckedItems(items, (asked.metadata if isinstance(asked, CreateConversation) else None) or {}, notices)
 
 

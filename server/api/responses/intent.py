@@ -1,4 +1,4 @@
-"""From a body to a plan: its items as messages, its fields as a request. All of it runs where bodies are checked."""
+"""Converts a body to a plan: items become messages, fields a generation request. Runs in the body worker."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,18 +25,18 @@ from server.api.responses.items import (
     text_of,
 )
 from server.api.responses.objects import InputTokens
-from server.api.responses.references import Lookup, Occasion, Stored, parsed
+from server.api.responses.references import Lookup, RequestMeta, Stored, parsed
 from server.api.responses.response_builder import ResponseFields, response_fields
 from server.api.responses.schema import (
     CompactResponse,
     CountInputTokens,
     CreateEvent,
     CreateResponse,
+    HistoryFields,
     InputFields,
-    WindowFields,
 )
 from server.api.responses.store import Origin
-from server.api.responses.tools import Offer, QualifiedName, tool_use
+from server.api.responses.tools import OfferedTools, QualifiedName, tool_use
 from server.errors import InvalidRequestError, shorten
 from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
@@ -54,7 +54,7 @@ _PATHS = {
     "messages[].role": "input",
     "messages[].tool_calls[].function.arguments": "input[].arguments",
 }
-"""The names of the pipeline's fields in this API."""
+"""This API's names for the pipeline's fields."""
 _SUMMARIZE = (
     "Summarize this conversation, so that it can go on from your summary alone: what was asked for, what was decided "
     "and found out, and what is still to be done. Answer with nothing but the summary."
@@ -64,7 +64,7 @@ _SUMMARY = "Summary of the conversation so far:\n\n{summary}"
 
 @dataclass(frozen=True, slots=True)
 class PlannedResponse:
-    """A request for a response, checked."""
+    """A validated and planned request for a response."""
 
     plan: Plan
     fields: ResponseFields
@@ -72,23 +72,23 @@ class PlannedResponse:
     is_background: bool
 
 
-def plan_response(context: BodyContext, body: bytes, occasion: Occasion, found: Lookup) -> PlannedResponse:
-    """Plan the response that a body asks for. Raises ApiError."""
-    asked = context.validated(CreateEvent if occasion.is_event else CreateResponse, body)
+def plan_response(context: BodyContext, body: bytes, meta: RequestMeta, found: Lookup) -> PlannedResponse:
+    """Validate a body and plan its response. Raises ApiError."""
+    asked = context.validated(CreateEvent if meta.is_event else CreateResponse, body)
     stored = parsed(found)
     with refused_constraints():
-        request, names = _response_request(asked, stored, occasion)
+        request, names = _response_request(asked, stored, meta)
         plan = context.planner().plan(request)
-    is_kept = asked.is_stored or asked.conversation_id is not None or occasion.is_event
-    items = input_items(asked.input, stored, occasion.answer_id.partition("_")[2]) if is_kept else ()
-    origin = Origin(occasion.client, items, asked.conversation_id, asked.is_stored)
+    is_kept = asked.is_stored or asked.conversation_id is not None or meta.is_event
+    items = input_items(asked.input, stored, meta.answer_id.partition("_")[2]) if is_kept else ()
+    origin = Origin(meta.client, items, asked.conversation_id, asked.is_stored)
     return PlannedResponse(
-        plan, response_fields(asked, plan, names, occasion.created), origin, is_background=bool(asked.background)
+        plan, response_fields(asked, plan, names, meta.created), origin, is_background=bool(asked.background)
     )
 
 
 def count_tokens(
-    context: BodyContext, body: bytes, occasion: Occasion, found: Lookup
+    context: BodyContext, body: bytes, meta: RequestMeta, found: Lookup
 ) -> tuple[InputTokens, dict[str, str]]:
     """Count the tokens of an input; returns the answer and its headers. Raises ApiError."""
     asked = context.validated(CountInputTokens, body)
@@ -99,30 +99,30 @@ def count_tokens(
         model=asked.model,
         prompts=(_conversation_of(history, asked, offer, {}),),
         paths=_paths_of(history),
-        notices=tuple(asked.left_out()),
+        notices=tuple(asked.ignored()),
     )
     num_tokens, notices = context.planner().count(request)
     return InputTokens(input_tokens=num_tokens, warnings=notices or UNSET), as_headers(notices)
 
 
-def plan_compaction(context: BodyContext, body: bytes, occasion: Occasion, found: Lookup) -> Plan:
+def plan_compaction(context: BodyContext, body: bytes, meta: RequestMeta, found: Lookup) -> Plan:
     """Plan the summary of a conversation. Raises ApiError."""
     asked = context.validated(CompactResponse, body)
-    history = _history_of(asked, parsed(found), Offer())
+    history = _history_of(asked, parsed(found), OfferedTools())
     history.add_text("user", _SUMMARIZE)
     request = GenerationRequest(
         model=asked.model,
-        id=occasion.answer_id,
+        id=meta.answer_id,
         prompts=(Conversation(messages=tuple(history.messages)),),
         paths=_paths_of(history),
-        notices=tuple(asked.left_out()),
+        notices=tuple(asked.ignored()),
     )
     with refused_constraints():
         return context.planner().plan(request)
 
 
 def input_items(given: str | Sequence[InputItem] | None, stored: Stored, suffix: str) -> Sequence[Mapping[str, Any]]:
-    """The items of an input as they are stored, each with an id that no other of them has."""
+    """The items of an input in stored form, each with a unique id."""
     items: dict[str, Mapping[str, Any]] = {}
     for index, item in enumerate(_sent(given)):
         fields = stored.items[item.id] if isinstance(item, ReferenceItem) else item.model_dump(exclude_unset=True)
@@ -134,7 +134,7 @@ def input_items(given: str | Sequence[InputItem] | None, stored: Stored, suffix:
 
 
 def _as_stored(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item as it is stored and listed: with its type and a status, and with its content in parts."""
+    """An item in stored form: with its type and a status, and with its content in parts."""
     kind = item.get("type") or "message"
     stored = {**item, "type": kind}
     if kind == "message" and isinstance(item["content"], str):
@@ -147,16 +147,16 @@ def _as_stored(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _response_request(
-    body: CreateResponse, stored: Stored, occasion: Occasion
+    body: CreateResponse, stored: Stored, meta: RequestMeta
 ) -> tuple[GenerationRequest, Mapping[str, QualifiedName]]:
-    """The body's fields as a request, and the client's names of the tools, by the model's names."""
+    """The generation request of a body, and the client's names of the tools by the model's names."""
     offer = _offer_of(body)
     history = _history_of(body, stored, offer)
     wants_logprobs = "message.output_text.logprobs" in body.includes or bool(body.top_logprobs)
     conversation = _conversation_of(history, body, offer, body.chat_template_kwargs or {})
     request = GenerationRequest(
         **generation_fields(body, _paths_of(history), body.constraint),
-        id=occasion.answer_id,
+        id=meta.answer_id,
         prompts=(replace(conversation, drops_oldest=body.truncation == "auto"),),
         tools=tool_use(offer, body.tool_choice, is_parallel=body.parallel_tool_calls is not False),
         thinking_budget=body.thinking_token_budget,
@@ -164,21 +164,23 @@ def _response_request(
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
     )
     if request.seed is None:
-        request = replace(request, seed=occasion.seed)
-    if occasion.is_event:
+        request = replace(request, seed=meta.seed)
+    if meta.is_event:
         request = replace(request, stream=True)
     if isinstance(body, CreateEvent) and body.generate is False:
         request = replace(request, max_tokens=0)
     return request, offer.names
 
 
-def _offer_of(body: InputFields) -> Offer:
-    offer = Offer()
+def _offer_of(body: InputFields) -> OfferedTools:
+    offer = OfferedTools()
     offer.add(body.tools or (), "tools")
     return offer
 
 
-def _conversation_of(history: "History", body: InputFields, offer: Offer, variables: Mapping[str, Any]) -> Conversation:
+def _conversation_of(
+    history: "History", body: InputFields, offer: OfferedTools, variables: Mapping[str, Any]
+) -> Conversation:
     shows_tools = body.tool_choice != "none"
     return Conversation(
         messages=tuple(history.messages),
@@ -192,8 +194,8 @@ def _paths_of(history: "History") -> dict[str, str]:
     return {**_PATHS, **history.paths}
 
 
-def _history_of(body: WindowFields, stored: Stored, offer: Offer) -> "History":
-    """The messages of the conversation; adds the tools that its items bring to the offer.
+def _history_of(body: HistoryFields, stored: Stored, offer: OfferedTools) -> "History":
+    """The messages of the conversation. Tools in its items are added to `offer`.
 
     Raises InvalidRequestError if there is no message.
     """
@@ -206,17 +208,17 @@ def _history_of(body: WindowFields, stored: Stored, offer: Offer) -> "History":
         history.add_text("system", body.instructions)
     history.add(items)
     if not history.messages:
-        message = "Invalid 'input': there is no message in it, and nothing else that the model could answer."
+        message = "Invalid 'input': it has no message, and nothing else that the model could answer."
         raise InvalidRequestError(message, param="input", code="empty_array")
     return history
 
 
-def _earlier(body: WindowFields, stored: Stored) -> list[tuple[str, InputItem]]:
+def _earlier(body: HistoryFields, stored: Stored) -> list[tuple[str, InputItem]]:
     path = "previous_response_id" if body.conversation_id is None else "conversation"
     return [(path, item) for item in _ITEMS.validate_python(list(stored.context))]
 
 
-def _given(body: WindowFields, stored: Stored) -> list[tuple[str, InputItem]]:
+def _given(body: HistoryFields, stored: Stored) -> list[tuple[str, InputItem]]:
     return [
         (
             f"input[{index}]",
@@ -232,19 +234,19 @@ def _sent(given: str | Sequence[InputItem] | None) -> Sequence[InputItem]:
 
 
 class History:
-    """Messages for a chat template, made from items in their order.
+    """Messages for a chat template, built from items in order.
 
-    Reasoning, text and calls of one turn of the assistant are one message, as in chat completions.
+    Reasoning, text and calls in one turn of the assistant become one message, as in chat completions.
     """
 
-    def __init__(self, offer: Offer) -> None:
-        """`offer` knows the model's names of the tools."""
+    def __init__(self, offer: OfferedTools) -> None:
+        """`offer` has the model's names of the tools."""
         self.messages: list[dict[str, Any]] = []
         self.paths: dict[str, str] = {}
-        """The client's paths of message parts that a template may not show."""
+        """Paths in the client's request of message parts that a template may not show."""
         self._offer = offer
         self._called: set[str] = set()
-        """The ids of the calls so far."""
+        """Ids of all calls so far."""
         self._is_open = False
         """Whether the last message is the assistant's and may get further parts."""
 
@@ -256,7 +258,7 @@ class History:
     def add(self, items: Iterable[tuple[str, InputItem]]) -> None:
         """Add items, given with their paths. Items that are not part of a conversation are skipped.
 
-        Raises InvalidRequestError for the result of a call that was not made before.
+        Raises InvalidRequestError for the result of an unknown call.
         """
         for path, item in items:
             match item:
@@ -298,7 +300,7 @@ class History:
         self._turn(has="").setdefault("tool_calls", []).append(call)
 
     def _turn(self, has: str) -> dict[str, Any]:
-        """The assistant's message for a part of this kind; a part that comes before others begins a new message."""
+        """The assistant's message for a part of this kind. If later parts exist already, a new message begins."""
         parts = ("reasoning_content", "content", "tool_calls")
         later = parts[parts.index(has) :] if has else ()
         if not self._is_open or any(self.messages[-1].get(part) for part in later):

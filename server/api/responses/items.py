@@ -1,4 +1,4 @@
-"""Items of a conversation as clients send them: their own, and items that they got from a response."""
+"""Items of a conversation in requests: the client's own, and items of earlier responses."""
 
 import base64
 import binascii
@@ -17,20 +17,20 @@ from server.http.json_body import parse_json
 
 _SEAL_VERSION = 1
 _TEXTS = {"refusal": "refusal"}
-"""Types of parts whose text is not under `text`."""
+"""The property with the text, for part types that do not use `text`."""
 ItemId = Annotated[str, Field(max_length=64)]
-"""At most as long as OpenAI allows."""
-_NO_MEDIA = "Unsupported value: '{path}' is no text, and this model takes text alone."
+"""An item's id, at most as long as OpenAI allows."""
+_NO_MEDIA = "Unsupported value: '{path}' is not text, and this model accepts only text."
 
 
 class Part(EchoedModel):
-    """A piece of text."""
+    """A text part of a message."""
 
     type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
-    text: str | None = Field(None, description="The parts of a message are joined by line breaks.")
-    refusal: str | None = Field(None, description="Of a refusal; read as text.")
-    annotations: list[Any] | None = hint("Of the assistant: links in its text.", "Annotations are not read.")
-    logprobs: list[Any] | None = no_effect("Of the assistant: how probable its tokens were.")
+    text: str | None = Field(None, description="The text. Parts of a message are joined by line breaks.")
+    refusal: str | None = Field(None, description="The text of a `refusal` part, treated as text.")
+    annotations: list[Any] | None = hint("Links in the assistant's text.", "Annotations are not used.")
+    logprobs: list[Any] | None = no_effect("Log-probabilities of the assistant's tokens.")
 
     @model_validator(mode="after")
     def _has_text(self) -> "Part":
@@ -41,7 +41,7 @@ class Part(EchoedModel):
 
     @property
     def content(self) -> str:
-        """Its text."""
+        """The text of the part."""
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
@@ -80,53 +80,55 @@ def text_of(content: str | Sequence[Part | MediaPart]) -> str:
 class Item(EchoedModel):
     """The fields of all items."""
 
-    id: ItemId | None = no_effect("Its own id.")
-    status: str | None = no_effect("How far it came.", max_length=64)
+    id: ItemId | None = no_effect("Id of the item.")
+    status: str | None = no_effect("Status of the item.", max_length=64)
 
 
 class MessageItem(Item):
     """A message."""
 
-    type: Literal["message"] | None = Field(None, description="May be left out.")
+    type: Literal["message"] | None = Field(None, description="Optional.")
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
     phase: Literal["commentary", "final_answer"] | None = hint(
-        "Of the assistant: what the message was for.", "The model is not told of it."
+        "The purpose of the assistant's message.", "The phase is not shown to the model."
     )
 
 
 class ReasoningItem(Item):
-    """Reasoning of the model; given to a chat template that shows it."""
+    """Reasoning of the model, passed to a chat template that shows it."""
 
     type: Literal["reasoning"]
-    summary: list[Part] | None = Field(None, description="Read where there is neither content nor our own sealed text.")
-    content: list[Part] | None = Field(None, description="The text of it.")
-    encrypted_content: str | None = Field(None, description="The same, sealed by this server.")
+    summary: list[Part] | None = Field(
+        None, description="Used if there is neither `content` nor text sealed by this server."
+    )
+    content: list[Part] | None = Field(None, description="The text of the reasoning.")
+    encrypted_content: str | None = Field(None, description="The text, sealed by this server.")
 
     @property
     def text(self) -> str:
-        """The best text that is known of it."""
+        """The best known text of the reasoning."""
         unsealed = unseal(self.encrypted_content, "reasoning") if self.encrypted_content else None
         return text_of(self.content or ()) or unsealed or text_of(self.summary or ())
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        yield from super().left_out(path)
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield from super().ignored(path)
         if self.encrypted_content and not self.text:
-            yield Notice(f"{path}.encrypted_content", "It was not made by this server.")
+            yield Notice(f"{path}.encrypted_content", "It was not sealed by this server.")
 
 
 class CalledItem(Item):
     """The fields of calls and their results."""
 
-    call_id: str = Field(description="What a result and its call have in common.")
-    caller: dict[str, Any] | None = no_effect("Who called.")
+    call_id: str = Field(description="Id that a call and its result share.")
+    caller: dict[str, Any] | None = no_effect("The caller.")
 
 
 class CallItem(CalledItem):
     """A call."""
 
     name: str = Field(description="The tool that was called.")
-    namespace: str | None = Field(None, description="The namespace that the tool is of.")
+    namespace: str | None = Field(None, description="The tool's namespace.")
 
 
 class FunctionCallItem(CallItem):
@@ -134,8 +136,7 @@ class FunctionCallItem(CallItem):
 
     type: Literal["function_call"]
     arguments: str = Field(
-        description="A JSON object, as text; the chat template is given the object. What is no such object it is given "
-        "as text."
+        description="A JSON object, as text. The chat template gets the object, or the text if it is not a JSON object."
     )
 
 
@@ -143,43 +144,43 @@ class CustomCallItem(CallItem):
     """A call of a custom tool."""
 
     type: Literal["custom_tool_call"]
-    input: str = Field(description="The text that it was given.")
+    input: str = Field(description="The tool's input.")
 
 
 class CallOutputItem(CalledItem):
     """The result of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
-    output: Content = Field(description="What the tool said.")
-    name: str | None = no_effect("The tool; known from the call.")
-    namespace: str | None = no_effect("Its namespace; known from the call.")
+    output: Content = Field(description="The tool's output.")
+    name: str | None = no_effect("The tool's name, which is known from the call.")
+    namespace: str | None = no_effect("The tool's namespace, which is known from the call.")
 
 
 class ReferenceItem(EchoedModel):
-    """An item that the server stores."""
+    """A reference to a stored item."""
 
-    type: Literal["item_reference"] | None = Field(None, description="May be left out.")
-    id: ItemId = Field(description="Its id; one that is not there is an error.")
+    type: Literal["item_reference"] | None = Field(None, description="Optional.")
+    id: ItemId = Field(description="Id of the item; an unknown id is an error.")
 
 
 class AdditionalToolsItem(Item):
-    """Further tools, as if they were in `tools`."""
+    """More tools, as if they were in `tools`."""
 
     type: Literal["additional_tools"]
-    role: str | None = no_effect("Who offers them.")
+    role: str | None = no_effect("Role of the item.")
     tools: list[AnyTool] = Field(max_length=MAX_TOOLS, fail_fast=True, description="The tools.")
 
 
 class CompactionItem(Item):
-    """A conversation in short, made by POST /v1/responses/compact."""
+    """The summary of a conversation, made by POST /v1/responses/compact."""
 
     type: Literal["compaction"]
-    encrypted_content: str = Field(description="As this server sealed it; any other is an error.")
+    encrypted_content: str = Field(description="The summary, sealed by this server; anything else is an error.")
 
     @model_validator(mode="after")
     def _is_ours(self) -> "CompactionItem":
         if unseal(self.encrypted_content, "summary") is None:
-            raise problem("invalid_value", "Invalid '{path}': it was not made by this server.", "encrypted_content")
+            raise problem("invalid_value", "Invalid '{path}': it was not sealed by this server.", "encrypted_content")
         return self
 
     @property
@@ -199,11 +200,11 @@ class HostedItem(EchoedModel):
         "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request",
         "mcp_approval_response", "mcp_call", "tool_search_call", "tool_search_output", "program", "program_output",
     ]  # fmt: skip
-    id: ItemId | None = no_effect("Its own id.")
-    call_id: str | None = no_effect("What its result has in common with it.")
+    id: ItemId | None = no_effect("Id of the item.")
+    call_id: str | None = no_effect("Id that the call and its result share.")
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        yield Notice(path, f"Items of the type '{self.type}' belong to hosted tools, of which there are none here.")
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield Notice(path, f"Items of the type '{self.type}' belong to hosted tools, which this server does not have.")
 
 
 def _item_tag(value: object) -> str:
@@ -236,12 +237,12 @@ Input = Annotated[
 
 
 def seal(**content: str) -> str:
-    """The content as an opaque text, which a client keeps for the server."""
+    """Encode content as opaque text that clients send back."""
     return base64.b64encode(json.dumps({"v": _SEAL_VERSION, **content}, separators=(",", ":")).encode()).decode()
 
 
 def unseal(text: str, key: str) -> str | None:
-    """The content of a sealed text under a key; None if this server did not seal it or it has no such content."""
+    """The content of a sealed text under a key; None if it has none, or this server did not seal it."""
     try:
         content = parse_json(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError, InvalidRequestError):

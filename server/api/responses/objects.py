@@ -1,4 +1,4 @@
-"""Answers of these paths: OpenAI's objects with every property that its schema requires, and our extensions."""
+"""Response schemas of the Responses API: all properties that OpenAI's schema requires, and extensions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -11,10 +11,10 @@ from server.api.openai.logprobs import TokenLogprob
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-_ItemId = Annotated[str, doc("By which it can be referred to, if the response is stored.")]
-_ItemStatus = Annotated[ItemStatus, doc("`incomplete`: the length ran out within it, or the response ended.")]
-_CallId = Annotated[str, doc("For the item with its result.")]
-_Namespace = Annotated[str | UnsetType, doc("The namespace of the tool, if it is of one.")]
+_ItemId = Annotated[str, doc("Id of the item, for references if the response is stored.")]
+_ItemStatus = Annotated[ItemStatus, doc("`incomplete`: the length limit or the end of the response cut it off.")]
+_CallId = Annotated[str, doc("Id of the call, for the item with its result.")]
+_Namespace = Annotated[str | UnsetType, doc("The tool's namespace, if it has one.")]
 
 
 class OutputText(AnswerObject, tag_field="type", tag="output_text"):
@@ -22,17 +22,17 @@ class OutputText(AnswerObject, tag_field="type", tag="output_text"):
 
     text: Annotated[str, doc("The text.")]
     annotations: Annotated[Sequence[Any], doc("Always empty.")] = ()
-    logprobs: Annotated[Sequence[TokenLogprob], doc("Of each token, where the request asked for them.")]
+    logprobs: Annotated[Sequence[TokenLogprob], doc("Logprobs of each token, if requested.")]
 
 
 class ReasoningText(AnswerObject, tag_field="type", tag="reasoning_text"):
-    """The text of reasoning."""
+    """Reasoning as content."""
 
     text: Annotated[str, doc("The text.")]
 
 
 class SummaryText(AnswerObject, tag_field="type", tag="summary_text"):
-    """The text of reasoning, in a summary."""
+    """Reasoning as a summary."""
 
     text: Annotated[str, doc("The text.")]
 
@@ -51,9 +51,9 @@ class OutputReasoning(AnswerObject, tag_field="type", tag="reasoning"):
 
     id: _ItemId
     status: _ItemStatus
-    summary: Annotated[Sequence[SummaryText], doc("All of it, with `reasoning.summary` in the request.")] = ()
-    content: Annotated[Sequence[ReasoningText] | UnsetType, doc("All of it, otherwise.")] = UNSET
-    encrypted_content: Annotated[str | UnsetType, doc("Sealed, where the request asked for that.")] = UNSET
+    summary: Annotated[Sequence[SummaryText], doc("The whole reasoning, if the request has `reasoning.summary`.")] = ()
+    content: Annotated[Sequence[ReasoningText] | UnsetType, doc("The whole reasoning, otherwise.")] = UNSET
+    encrypted_content: Annotated[str | UnsetType, doc("The reasoning, sealed; if requested.")] = UNSET
 
 
 class OutputFunctionCall(AnswerObject, tag_field="type", tag="function_call"):
@@ -75,7 +75,7 @@ class OutputCustomCall(AnswerObject, tag_field="type", tag="custom_tool_call"):
     call_id: _CallId
     name: Annotated[str, doc("The tool.")]
     namespace: _Namespace = UNSET
-    input: Annotated[str, doc("The text for it.")]
+    input: Annotated[str, doc("The tool's input.")]
 
 
 OutputPart = OutputText | ReasoningText | SummaryText
@@ -83,78 +83,80 @@ OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustom
 
 
 class InputTokensDetails(AnswerObject):
-    """Of the tokens of the input."""
+    """Counts of certain input tokens."""
 
-    cached_tokens: Annotated[int, doc("Found in the prefix cache.")]
+    cached_tokens: Annotated[int, doc("Input tokens that were found in the prefix cache.")]
     cache_write_tokens: Annotated[int, doc(CACHE_WRITTEN)]
 
 
 class OutputTokensDetails(AnswerObject):
-    """Of the tokens of the output."""
+    """Counts of certain output tokens."""
 
-    reasoning_tokens: Annotated[int, doc("Up to the last of the reasoning.")]
+    reasoning_tokens: Annotated[int, doc("Tokens up to the end of the reasoning.")]
     accepted_prediction_tokens: Annotated[int, doc("Extension: draft tokens of any method that became output.")]
-    rejected_prediction_tokens: Annotated[int, doc("Extension: draft tokens that were verified in vain.")]
+    rejected_prediction_tokens: Annotated[int, doc("Extension: draft tokens that were rejected.")]
 
 
 class ResponseUsage(AnswerObject):
-    """Tokens that a response took."""
+    """Token counts of a response."""
 
-    input_tokens: Annotated[int, doc("Of the whole conversation.")]
+    input_tokens: Annotated[int, doc("Tokens of the whole conversation.")]
     input_tokens_details: InputTokensDetails
-    output_tokens: Annotated[int, doc("Reasoning included.")]
+    output_tokens: Annotated[int, doc("Tokens of the output, including reasoning.")]
     output_tokens_details: OutputTokensDetails
-    total_tokens: Annotated[int, doc("Both.")]
+    total_tokens: Annotated[int, doc("Sum of both.")]
 
 
 class ResponseFailure(AnswerObject):
-    """Why there is no response."""
+    """Why a response failed."""
 
-    code: Annotated[Literal["server_error", "rate_limit_exceeded", "invalid_prompt"], doc("For programs.")]
-    message: Annotated[str, doc("For people.")]
+    code: Annotated[
+        Literal["server_error", "rate_limit_exceeded", "invalid_prompt"], doc("What is wrong, for programs.")
+    ]
+    message: Annotated[str, doc("What is wrong, for people.")]
 
 
 class IncompleteDetails(AnswerObject):
     """Why a response is incomplete."""
 
-    reason: Annotated[Literal["max_output_tokens"], doc("The most tokens, or the context's end.")] = "max_output_tokens"
+    reason: Annotated[Literal["max_output_tokens"], doc("The token limit or the context's end.")] = "max_output_tokens"
 
 
 class ReasoningSettings(AnswerObject):
-    """As in the request."""
+    """Reasoning settings, as in the request."""
 
     effort: str | None
     summary: str | None
 
 
 class TextSettings(AnswerObject):
-    """As in the request."""
+    """Text settings, as in the request."""
 
     format: Mapping[str, Any]
     verbosity: str | UnsetType = UNSET
 
 
-class OfConversation(AnswerObject):
+class ResponseConversation(AnswerObject):
     """The conversation that the response is part of."""
 
     id: str
 
 
 class ResponseObject(AnswerObject):
-    """A response, with the settings that were in force."""
+    """A response, with its effective settings."""
 
-    id: Annotated[str, doc("That no other response has.")]
+    id: Annotated[str, doc("Unique id of the response.")]
     object: Literal["response"] = "response"
     created_at: Annotated[int, doc("Unix time in seconds.")]
     status: ResponseStatus
-    completed_at: Annotated[int | None, doc("Unix time in seconds; null unless it is completed.")] = None
-    error: Annotated[ResponseFailure | None, doc("Null unless it failed.")] = None
-    incomplete_details: Annotated[IncompleteDetails | None, doc("Null unless it is incomplete.")] = None
-    output: Annotated[Sequence[OutputItem], doc("What the model did, in its order.")] = ()
-    usage: Annotated[ResponseUsage | None, doc("Null until it has ended.")] = None
+    completed_at: Annotated[int | None, doc("Unix time in seconds; null unless `completed`.")] = None
+    error: Annotated[ResponseFailure | None, doc("Null unless `failed`.")] = None
+    incomplete_details: Annotated[IncompleteDetails | None, doc("Null unless `incomplete`.")] = None
+    output: Annotated[Sequence[OutputItem], doc("The items that the model generated, in order.")] = ()
+    usage: Annotated[ResponseUsage | None, doc("Null until the response has ended.")] = None
     model: Annotated[str, doc("Name of the served model.")]
     background: bool
-    conversation: OfConversation | UnsetType = UNSET
+    conversation: ResponseConversation | UnsetType = UNSET
     frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
@@ -171,47 +173,51 @@ class ResponseObject(AnswerObject):
     temperature: float
     text: TextSettings
     tool_choice: str | Mapping[str, Any]
-    tools: Annotated[Sequence[Mapping[str, Any]], doc("Those that the model was offered.")]
+    tools: Annotated[Sequence[Mapping[str, Any]], doc("The tools that the model could call.")]
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
     user: str | UnsetType = UNSET
-    seed: Annotated[int, doc("Extension: the request's seed, or the one that was drawn for it.")]
-    system_fingerprint: Annotated[str, doc("Extension: changes whenever the answer to the same request may.")] = ""
-    verification: Annotated[Literal["rejection", "typical"] | UnsetType, doc("Extension: see chat completions.")] = (
+    seed: Annotated[int, doc("Extension: the request's seed, or the drawn one.")]
+    system_fingerprint: Annotated[
+        str, doc("Extension: changes whenever the answer to the same request may change.")
+    ] = ""
+    verification: Annotated[Literal["rejection", "typical"] | UnsetType, doc("Extension: as in chat completions.")] = (
         UNSET
     )
     warnings: Warnings = UNSET
 
 
 class ResponseEvent(AnswerObject):
-    """An event of a stream. What it has beside these is as in OpenAI's API."""
+    """An event of a stream, with OpenAI's types and properties."""
 
-    type: Annotated[str, doc("Which it is, as the line `event:` says.")]
-    sequence_number: Annotated[int, doc("Its number, from 0 on.")]
+    type: Annotated[str, doc("Type of the event, also in the line `event:`.")]
+    sequence_number: Annotated[int, doc("Number of the event, from 0.")]
     response: Annotated[
         ResponseObject | UnsetType,
         doc(
-            "With `response.created`, `.queued`, `.in_progress`, and the last: `.completed`, `.incomplete`, "
+            "In `response.created`, `.queued`, `.in_progress`, and the last event: `.completed`, `.incomplete`, "
             "`.failed`, or `.cancelled`, which is an extension."
         ),
     ] = UNSET
-    output_index: Annotated[int | UnsetType, doc("Of an item's events: its place.")] = UNSET
-    item: Annotated[OutputItem | UnsetType, doc("With `response.output_item.added` and `.done`.")] = UNSET
-    item_id: Annotated[str | UnsetType, doc("Of an item's events.")] = UNSET
-    content_index: Annotated[int | UnsetType, doc("Of a part's events.")] = UNSET
-    summary_index: Annotated[int | UnsetType, doc("Of a part's events, of a summary.")] = UNSET
-    part: Annotated[OutputPart | UnsetType, doc("With the part's `.added` and `.done`.")] = UNSET
-    delta: Annotated[str | UnsetType, doc("The next piece of a text, with `.delta`.")] = UNSET
-    logprobs: Annotated[Sequence[TokenLogprob] | UnsetType, doc("Of the piece's tokens, or of all.")] = UNSET
-    text: Annotated[str | UnsetType, doc("All of a text, with `.done`.")] = UNSET
-    arguments: Annotated[str | UnsetType, doc("All of a call's arguments, with `.done`.")] = UNSET
-    input: Annotated[str | UnsetType, doc("All of a custom tool's input, with `.done`.")] = UNSET
-    name: Annotated[str | UnsetType, doc("The function, with `.done`.")] = UNSET
+    output_index: Annotated[int | UnsetType, doc("In events of an item: its index in `output`.")] = UNSET
+    item: Annotated[OutputItem | UnsetType, doc("The item, in `response.output_item.added` and `.done`.")] = UNSET
+    item_id: Annotated[str | UnsetType, doc("In events of an item: its id.")] = UNSET
+    content_index: Annotated[int | UnsetType, doc("In events of a part: its index.")] = UNSET
+    summary_index: Annotated[int | UnsetType, doc("In events of a summary's part: its index.")] = UNSET
+    part: Annotated[OutputPart | UnsetType, doc("The part, in its `.added` and `.done`.")] = UNSET
+    delta: Annotated[str | UnsetType, doc("The next piece of a text, in `.delta`.")] = UNSET
+    logprobs: Annotated[
+        Sequence[TokenLogprob] | UnsetType, doc("Logprobs of the piece's tokens, or of all in `.done`.")
+    ] = UNSET
+    text: Annotated[str | UnsetType, doc("The whole text, in `.done`.")] = UNSET
+    arguments: Annotated[str | UnsetType, doc("All arguments of a call, in `.done`.")] = UNSET
+    input: Annotated[str | UnsetType, doc("The whole input of a custom tool, in `.done`.")] = UNSET
+    name: Annotated[str | UnsetType, doc("The function, in `.done`.")] = UNSET
 
 
 class ResponseStreamError(AnswerObject):
-    """The event of an error that is not the response's."""
+    """The event of an error outside of the response."""
 
     type: Literal["error"] = "error"
     sequence_number: int
@@ -221,34 +227,34 @@ class ResponseStreamError(AnswerObject):
 
 
 class InputTokens(AnswerObject):
-    """Answer of POST /v1/responses/input_tokens."""
+    """Response schema for POST /v1/responses/input_tokens."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
-    input_tokens: Annotated[int, doc("After the chat template, with the tools.")]
+    input_tokens: Annotated[int, doc("Tokens after the chat template, including the tools.")]
     warnings: Warnings = UNSET
 
 
 class CompactedItem(AnswerObject, tag_field="type", tag="compaction"):
-    """A conversation in short."""
+    """The summary of a conversation."""
 
     id: str
-    encrypted_content: Annotated[str, doc("The summary, sealed. The item stands for the conversation.")]
+    encrypted_content: Annotated[str, doc("The summary, sealed. Send the item in place of the conversation.")]
 
 
 class Compaction(AnswerObject):
-    """Answer of POST /v1/responses/compact."""
+    """Response schema for POST /v1/responses/compact."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
     created_at: Annotated[int, doc("Unix time in seconds.")]
-    output: Annotated[Sequence[CompactedItem], doc("With what the conversation goes on.")]
+    output: Annotated[Sequence[CompactedItem], doc("The items with which to continue the conversation.")]
     usage: ResponseUsage
-    seed: Annotated[int, doc("Extension: the one that was drawn for it.")]
+    seed: Annotated[int, doc("Extension: the drawn seed.")]
     warnings: Warnings = UNSET
 
 
 class Deleted(AnswerObject):
-    """A response or a conversation that was deleted."""
+    """A deleted response or conversation."""
 
     id: str
     object: Literal["response", "conversation.deleted"]
@@ -256,12 +262,12 @@ class Deleted(AnswerObject):
 
 
 class ItemList(AnswerObject):
-    """Items, and whether there are more."""
+    """A page of items."""
 
     object: Literal["list"] = "list"
-    data: Annotated[Sequence[Mapping[str, Any]], doc("The items, as they were sent or made.")]
-    first_id: Annotated[str | None, doc("Null where there is none.")]
-    last_id: Annotated[str | None, doc("For `after`, to get those behind it.")]
+    data: Annotated[Sequence[Mapping[str, Any]], doc("The items, as they were sent or generated.")]
+    first_id: Annotated[str | None, doc("Id of the first item on the page; null if it is empty.")]
+    last_id: Annotated[str | None, doc("Id of the last item on the page, for `after`.")]
     has_more: bool = False
     warnings: Warnings = UNSET
 

@@ -1,4 +1,4 @@
-"""Stored objects that a body refers to. They are found first, so that one pass can check all of the body."""
+"""Stored objects that a body refers to. They are looked up first, so that one pass can validate the whole body."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from server.telemetry.request_trace import Sender
 
 _T = TypeVar("_T")
 Lookup = Found | InvalidRequestError
-"""The objects that a body refers to, or the error of the first that does not exist."""
+"""The stored objects that a body refers to, or the error for the first that does not exist."""
 
 
 class _Item(msgspec.Struct):
@@ -38,10 +38,10 @@ class _ConversationRef(msgspec.Struct):
 
 
 class Names(msgspec.Struct):
-    """The fields of a body that refer to stored objects; all others are skipped, so that reading them is quick."""
+    """The fields of a body that refer to stored objects. Other fields are skipped, which makes decoding fast."""
 
     def references(self) -> References:
-        """What these fields refer to."""
+        """The ids in these fields."""
         return References()
 
 
@@ -76,7 +76,7 @@ class ResponseNames(CompactNames):
 
 
 def references_in(body: bytes, names: type[Names]) -> References:
-    """The references in a body with these fields. A malformed body has none: it is refused when it is checked."""
+    """The references in a body with these fields. A malformed body has none, and is refused by its validation."""
     try:
         return msgspec.json.decode(body, type=names).references()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -91,16 +91,16 @@ def _referenced(items: str | Sequence[_Item] | None) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The stored objects that a body refers to, parsed."""
+    """Parsed stored objects that a body refers to."""
 
     context: Sequence[Mapping[str, Any]] = ()
     """The items of the conversation so far."""
     items: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The items that are referred to one by one, by their ids."""
+    """Single items that the body refers to, by id."""
 
 
 def parsed(found: Lookup) -> Stored:
-    """Parse what was found. Raises InvalidRequestError if the lookup did; errors of the body itself come first."""
+    """Parse the found objects. Raises the error of a failed lookup; call it after validating the body itself."""
     if isinstance(found, InvalidRequestError):
         raise found
     context = [json.loads(bytes(item)) for item in found.context]
@@ -108,60 +108,60 @@ def parsed(found: Lookup) -> Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
-    """A request for a response, without its body."""
+class RequestMeta:
+    """Metadata of a request for a response: everything except its body."""
 
     answer_id: str
     client: str
     created: int
     """Unix time in seconds."""
     sender: Sender
-    """The sender of the body, for Intake.run."""
+    """The sender of the body, for BodyWorker.run."""
     seed: int | None = None
-    """The seed that was drawn when this body was first checked, if it has none of its own."""
+    """The seed that was drawn when this body was first planned, if the body has none."""
     is_event: bool = False
     """Whether the body is an event of a websocket."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingBody:
-    """A body that can be checked without looking anything up."""
+    """A body with the stored objects that it refers to, ready to be validated."""
 
     body: bytes
-    occasion: Occasion
+    meta: RequestMeta
     found: Lookup
 
     @property
     def context(self) -> Sequence[msgspec.Raw]:
-        """The items of the conversation so far, as they are stored."""
+        """The items of the conversation so far, in stored form."""
         return () if isinstance(self.found, InvalidRequestError) else self.found.context
 
     async def check(self, work: Callable[..., _T], services: Services, *args: Any) -> _T:
-        """Return what `work` makes of the body, the occasion, what was found, and these arguments. Raises ApiError."""
+        """Run `work(context, body, meta, found, *args)` in the body worker. Raises ApiError."""
         num_bytes = len(self.body) + (0 if isinstance(self.found, InvalidRequestError) else self.found.num_bytes)
         return await services.body_worker.run(
             work,
             self.body,
             services.info(),
-            self.occasion,
+            self.meta,
             self.found,
             *args,
-            sender=self.occasion.sender,
+            sender=self.meta.sender,
             num_bytes=num_bytes,
         )
 
 
 async def incoming_body(request: Request, services: Services, names: type[Names]) -> IncomingBody:
-    """Read the body of a request and find what it refers to in these fields. Raises ApiError and ClientDisconnect."""
+    """Read a request's body, and look up the objects that these fields refer to. Raises ApiError, ClientDisconnect."""
     body = await services.bodies.read_json(request)
     client, lane = record_of(request).client, lane_of(request)
     answer_id = f"resp_{uuid.uuid4().hex}"
-    occasion = Occasion(answer_id, client, int(time.time()), sender_of(request), is_event=lane is not None)
+    meta = RequestMeta(answer_id, client, int(time.time()), sender_of(request), is_event=lane is not None)
     references = references_in(body, names)
     try:
-        return IncomingBody(body, occasion, await _found(references, client, services, lane))
+        return IncomingBody(body, meta, await _found(references, client, services, lane))
     except InvalidRequestError as error:
-        return IncomingBody(body, occasion, error)
+        return IncomingBody(body, meta, error)
 
 
 async def _found(references: References, client: str, services: Services, lane: Lane | None) -> Found:

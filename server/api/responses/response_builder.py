@@ -1,6 +1,6 @@
-"""A response as its client sees it: the object, its output items, and the numbered events of its stream.
+"""Builds responses: the object, its output items, and the numbered events of its stream.
 
-Whole and streamed answers are built here alike, so that they cannot differ.
+Whole and streamed answers are built by the same code, so that they cannot differ.
 """
 
 import time
@@ -21,7 +21,6 @@ from server.api.responses.objects import (
     IncompleteDetails,
     InputTokensDetails,
     ItemStatus,
-    OfConversation,
     OutputCustomCall,
     OutputFunctionCall,
     OutputItem,
@@ -32,6 +31,7 @@ from server.api.responses.objects import (
     OutputTokensDetails,
     ReasoningSettings,
     ReasoningText,
+    ResponseConversation,
     ResponseEvent,
     ResponseFailure,
     ResponseObject,
@@ -65,32 +65,32 @@ EventFields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """The form in which a client gets the output."""
+    """The format of the output."""
 
     names: Mapping[str, QualifiedName]
-    """The client's names of the tools, by the model's."""
+    """The client's names of the tools, by the model's names."""
     logprobs: bool
     summarizes: bool
     """Whether reasoning is returned as a summary."""
     seals: bool
-    """Whether reasoning is returned sealed as well."""
+    """Whether reasoning is also returned sealed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFields:
-    """A response before it is made. Plain data."""
+    """The initial state of a response. Plain data."""
 
     begun: ResponseObject
-    """The object at its beginning, without the fingerprint."""
+    """The response's initial object, without the fingerprint."""
     form: OutputForm
     generates: bool
-    """Whether there is to be any output."""
+    """Whether the request allows any output."""
 
 
 def response_fields(
     body: CreateResponse, plan: Plan, names: Mapping[str, QualifiedName], created: int
 ) -> ResponseFields:
-    """The fields of the response to this body: the settings in force. `created` is in seconds of Unix time."""
+    """The initial response to a body, with its effective settings. `created` is a Unix time in seconds."""
     sampling = plan.requests[0].sampling
     reasoning = body.reasoning
     begun = ResponseObject(
@@ -98,7 +98,7 @@ def response_fields(
         created_at=created,
         status="queued" if body.background else "in_progress",
         background=bool(body.background),
-        conversation=UNSET if body.conversation_id is None else OfConversation(id=body.conversation_id),
+        conversation=UNSET if body.conversation_id is None else ResponseConversation(id=body.conversation_id),
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
@@ -154,7 +154,7 @@ def _text(asked: TextConfig | None) -> TextSettings:
 
 
 def _tool(tool: RequestModel) -> Any:
-    """A tool as it was sent; functions have all properties that OpenAI's schema requires."""
+    """A tool as it was sent; functions get all properties that OpenAI's schema requires."""
     sent = _plain(tool)
     required = {"description": None, "parameters": None, "strict": False}
     return {**required, **sent} if sent["type"] == "function" else sent
@@ -165,13 +165,13 @@ def _plain(value: object) -> Any:
 
 
 class ResponseBuilder:
-    """Builds one response from the events of its run, and returns the events of its stream."""
+    """Builds a response from the events of its run, and yields the events of its stream."""
 
     def __init__(self, fields: ResponseFields, fingerprint: str, tokenizer: Tokenizer) -> None:
         self.output = Output(fields.begun.id, fields.form, tokenizer)
         self.has_begun = False
         self.late_notices: list[Notice] = []
-        """Warnings that came up after the response had begun."""
+        """Warnings that were added after the response had begun."""
         self._response = replace(fields.begun, system_fingerprint=fingerprint)
         self._generates = fields.generates
         self._has_started = False
@@ -180,11 +180,11 @@ class ResponseBuilder:
 
     @property
     def status(self) -> ResponseStatus:
-        """How far the response is."""
+        """The status of the response."""
         return self._response.status
 
     def response(self) -> ResponseObject:
-        """The object as it is now."""
+        """The current object."""
         return replace(self._response, output=tuple(self.output.items))
 
     def begin(self) -> Iterator[ResponseEvent]:
@@ -197,7 +197,7 @@ class ResponseBuilder:
             yield self._with_response("response.queued")
 
     def start(self) -> Iterator[ResponseEvent]:
-        """Announce that the model works on it, once."""
+        """Announce that generation has started, once."""
         yield from self.begin()
         if not self._has_started:
             self._has_started = True
@@ -214,7 +214,7 @@ class ResponseBuilder:
             yield from self._numbered(self.output.add(event))
 
     def end(self, usage: Usage) -> Iterator[ResponseEvent]:
-        """End a response whose run has ended."""
+        """End the response after its run."""
         used = response_usage(usage)
         if self._is_cut:
             yield from self._ended("incomplete", usage=used, incomplete_details=IncompleteDetails())
@@ -222,15 +222,15 @@ class ResponseBuilder:
             yield from self._ended("completed", usage=used, completed_at=int(time.time()))
 
     def fail(self, error: ApiError) -> Iterator[ResponseEvent]:
-        """End a response with an error."""
+        """End the response with an error."""
         yield from self._ended("failed", error=response_failure(error))
 
     def cancel(self) -> Iterator[ResponseEvent]:
-        """End a response that nobody wants any more."""
+        """End the response as cancelled."""
         yield from self._ended("cancelled")
 
     def lose(self, error: ApiError) -> None:
-        """Turn a response that has ended, and could not be stored, into a failed one without output."""
+        """Turn a response that could not be stored into a failed one without output."""
         failure = ResponseFailure(code="server_error", message=error.message)
         self._response = replace(
             self._response, status="failed", error=failure, completed_at=None, incomplete_details=None
@@ -238,12 +238,12 @@ class ResponseBuilder:
         self.output.items.clear()
 
     def warn(self, *notices: Notice) -> None:
-        """Add warnings to those of the beginning."""
+        """Add warnings after the response has begun."""
         self.late_notices += notices
         self._response = replace(self._response, warnings=[*(self._response.warnings or ()), *notices])
 
     def end_again(self) -> ResponseEvent:
-        """The last event once more, after the response has changed."""
+        """The last event again, after the response has changed."""
         self._number -= 1
         return self._with_response(f"response.{self.status}")
 
@@ -291,14 +291,16 @@ def response_usage(usage: Usage) -> ResponseUsage:
 
 
 def compaction(plan: Plan, choice: WholeChoice, usage: Usage, created: int) -> tuple[Compaction, dict[str, str]]:
-    """The answer with a compacted conversation, and its headers; `choice` is the summary.
+    """The answer of POST /v1/responses/compact, and its headers; `choice` is the summary.
 
     Raises InvalidRequestError if there is no summary.
     """
     if not choice.text.strip():
-        message = "Invalid 'input': the model came to no summary of it, perhaps for want of room in the context."
+        message = (
+            "Invalid 'input': the model generated no summary. The conversation may leave too little of the context."
+        )
         raise InvalidRequestError(message, param="input", code="invalid_value")
-    cut = [Notice("input", "Its summary was cut off where the context ends.")]
+    cut = [Notice("input", "Its summary was cut off at the end of the context.")]
     notices = [*plan.notices, *(cut if choice.finish_reason == "length" else [])]
     suffix = plan.id.partition("_")[2]
     answer = Compaction(
@@ -313,7 +315,7 @@ def compaction(plan: Plan, choice: WholeChoice, usage: Usage, created: int) -> t
 
 
 class Output:
-    """The output of one response as it grows: finished items, and the one that is open."""
+    """The growing output of a response: finished items, and the open one."""
 
     def __init__(self, response_id: str, form: OutputForm, tokenizer: Tokenizer) -> None:
         self.items: list[OutputItem] = []
@@ -324,10 +326,10 @@ class Output:
         self._open: _OpenItem | None = None
 
     def add(self, event: Delta) -> Iterator[EventFields]:
-        """Add what the model did next."""
+        """Add the next event of the run."""
         match event:
             case TextDelta(text="") if type(self._open) is not _Message:
-                pass  # tokens of a call's end, or the one that ends an empty answer
+                pass  # tokens that end a call or an empty answer
             case TextDelta():
                 yield from self._in(_Message)
                 yield from self._piece(event.text, self._logprobs(event.tokens))
@@ -352,7 +354,7 @@ class Output:
         yield {"type": "response.output_item.done", "output_index": ended.index, "item": item}
 
     def end_all(self, *, is_cut: bool) -> Iterator[EventFields]:
-        """Finish the output of a model that has ended or was cut off. An empty answer is an empty message."""
+        """Finish the output, which is complete or was cut off. An empty answer becomes an empty message."""
         if not self.items and self._open is None:
             yield from self._begin(_Message)
         yield from self.end("incomplete" if is_cut else "completed")
@@ -378,14 +380,14 @@ class Output:
 
 
 class _OpenItem:
-    """An item that is being made of pieces."""
+    """An item that grows piece by piece."""
 
     prefix: ClassVar[str]
-    """The beginning of its id."""
+    """Prefix of the item's id."""
     event: ClassVar[str]
-    """The type of the events of its pieces, without the end."""
+    """Type of the events of its pieces, without `.delta` or `.done`."""
     key: ClassVar[str] = "text"
-    """The property with all of its text, in the event that ends it."""
+    """The property of the `.done` event with the whole text."""
 
     def __init__(self, item_id: str, index: int, fields: Mapping[str, Any], *, seals: bool) -> None:
         self.id = item_id
@@ -396,20 +398,20 @@ class _OpenItem:
         self._pieces: list[str] = []
 
     def item(self, status: ItemStatus) -> OutputItem:
-        """The item as it is now."""
+        """The current item."""
         raise NotImplementedError
 
     def begin(self) -> Iterator[EventFields]:
-        """The events after the one that adds it."""
+        """The events after `response.output_item.added`."""
         yield from ()
 
     def piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> EventFields:
-        """Add the next piece of its text."""
+        """Add the next piece of text, and return its event."""
         self._pieces.append(text)
         return self.at(f"{self.event}.delta", delta=text)
 
     def end(self) -> Iterator[EventFields]:
-        """Finish it; the events before the one that says so."""
+        """Finish the item, and yield the events before `response.output_item.done`."""
         self.text = "".join(self._pieces)
         yield self.at(f"{self.event}.done", **{self.key: self.text})
 
@@ -444,7 +446,7 @@ class _PartItem(_OpenItem):
     has_part = False
 
     def part(self) -> OutputPart:
-        """The part as it is now."""
+        """The current part."""
         raise NotImplementedError
 
     def begin(self) -> Iterator[EventFields]:
@@ -483,12 +485,12 @@ class _Message(_PartItem):
 
 
 class _Sealable(_PartItem):
-    """Reasoning, in either form."""
+    """Reasoning, as content or as a summary."""
 
     prefix = "rs"
 
     def sealed(self, status: ItemStatus) -> str | UnsetType:
-        """The reasoning for a client that sends it back, once it is whole."""
+        """The sealed reasoning, empty until it is complete; UNSET if it was not requested."""
         if not self.seals:
             return UNSET
         return "" if status == "in_progress" else seal(reasoning=self.text)

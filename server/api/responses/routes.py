@@ -1,4 +1,4 @@
-"""The paths of responses."""
+"""Endpoints of /v1/responses."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +12,13 @@ from server.api.endpoint import check_whole, start_run
 from server.api.openai.pages import query_of
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.responses import store
-from server.api.responses.background import BackgroundResponse, job_of, resume, start_response, written_promise
+from server.api.responses.background import BackgroundResponse, encode_job, job_of, resume, start_response
 from server.api.responses.intent import PlannedResponse, count_tokens, plan_compaction, plan_response
 from server.api.responses.objects import Compaction, Deleted, InputTokens, ItemList, ResponseEvent, ResponseObject
 from server.api.responses.references import CompactNames, ResponseNames, incoming_body
 from server.api.responses.response_builder import ResponseBuilder, compaction
 from server.api.responses.schema import CompactResponse, CountInputTokens, CreateResponse, ItemsQuery, RetrieveQuery
-from server.api.responses.stream import EventReplay, ResponseStream, StoredFrames, run_out, stream_error
+from server.api.responses.stream import EventReplay, ResponseStream, StoredFrames, run_to_end, stream_error
 from server.api.responses.websocket import Session, lane_of
 from server.api.services import Services, ServicesDep
 from server.errors import ApiError, UpgradeError
@@ -51,19 +51,19 @@ async def create_response(request: Request, services: ServicesDep) -> Response:
     run, builder = await start_response(planned, record_of(request), services)
     answer = _Answer(request, services, planned, incoming.context, builder, run)
     if planned.is_background:
-        return await answer.in_background(lambda: written_promise(incoming, planned.plan.seed))
+        return await answer.in_background(lambda: encode_job(incoming, planned.plan.seed))
     return answer.streamed() if planned.plan.stream else await answer.whole()
 
 
 @router.get(_ALL, responses=documented_errors(401, 426, 503))
 async def open_websocket(request: Request, services: ServicesDep) -> Response:
-    """Open a websocket for responses, each asked for by an event `response.create` with the fields of POST."""
+    """Open a websocket. Each event `response.create` on it requests a response, with the fields of POST."""
     if not is_handshake(request):
         raise UpgradeError(
-            "GET /v1/responses opens a websocket, and this request is no handshake for one, or was not passed on as "
-            "one. POST is answered over plain HTTP."
+            "GET /v1/responses accepts only websocket handshakes, and this request is none, or a proxy removed its "
+            "Upgrade header. Use POST for plain HTTP."
         )
-    services.info()  # raises an error while there is no engine to ask
+    services.info()  # refuses the handshake while the engine is unavailable
     return Session(request, services.websockets)
 
 
@@ -73,7 +73,7 @@ async def open_websocket(request: Request, services: ServicesDep) -> Response:
     openapi_extra=takes(CountInputTokens),
 )
 async def count_input_tokens(request: Request, services: ServicesDep) -> Response:
-    """The tokens that an input has, after the chat template."""
+    """Count the tokens of an input, after the chat template."""
     incoming = await incoming_body(request, services, ResponseNames)
     return json_response(*await incoming.check(count_tokens, services))
 
@@ -84,7 +84,7 @@ async def count_input_tokens(request: Request, services: ServicesDep) -> Respons
     openapi_extra=takes(CompactResponse),
 )
 async def compact_response(request: Request, services: ServicesDep) -> Response:
-    """Have the model summarize a conversation, as an item with which it goes on."""
+    """Summarize a conversation with the model, as an item with which to continue it."""
     incoming = await incoming_body(request, services, CompactNames)
     plan = await incoming.check(plan_compaction, services)
     run = await start_run(plan, record_of(request), services)
@@ -92,12 +92,12 @@ async def compact_response(request: Request, services: ServicesDep) -> Response:
         (choice,) = await unless_gone(request, collect(run))
     finally:
         run.close()
-    return json_response(*compaction(plan, choice, run.usage, incoming.occasion.created))
+    return json_response(*compaction(plan, choice, run.usage, incoming.meta.created))
 
 
 @router.get(_ONE, responses=answers(ResponseObject, *_STORED_ERRORS))
 async def retrieve_response(response_id: str, request: Request, services: ServicesDep) -> Response:
-    """A stored response as it is now; with `stream`, the events of it, from `starting_after` on."""
+    """Retrieve a stored response; with `stream`, its events after `starting_after`."""
     client = record_of(request).client
     asked = query_of(RetrieveQuery, request)
     job = job_of(response_id, client, services)
@@ -114,7 +114,7 @@ async def retrieve_response(response_id: str, request: Request, services: Servic
 
 @router.delete(_ONE, responses=answers(Deleted, *_STORED_ERRORS))
 async def delete_response(response_id: str, request: Request, services: ServicesDep) -> Response:
-    """Forget a stored response."""
+    """Delete a stored response."""
     client = record_of(request).client
     if (job := job_of(response_id, client, services)) is not None:
         await job.cancel()
@@ -124,7 +124,7 @@ async def delete_response(response_id: str, request: Request, services: Services
 
 @router.post(f"{_ONE}/cancel", responses=answers(ResponseObject, *_STORED_ERRORS))
 async def cancel_response(response_id: str, request: Request, services: ServicesDep) -> Response:
-    """Make no more of a response in the background."""
+    """Cancel a background response."""
     client = record_of(request).client
     if (job := job_of(response_id, client, services)) is not None:
         await job.cancel()
@@ -133,7 +133,7 @@ async def cancel_response(response_id: str, request: Request, services: Services
 
 @router.get(f"{_ONE}/input_items", responses=answers(ItemList, *_STORED_ERRORS))
 async def list_input_items(response_id: str, request: Request, services: ServicesDep) -> Response:
-    """The items of a response's own input, a page at a time."""
+    """List the items of a response's own input, a page at a time."""
     client = record_of(request).client
     asked = query_of(ItemsQuery, request)
     return json_response(await services.storage.run(lambda rows: store.input_page(rows, response_id, client, asked)))
@@ -151,13 +151,13 @@ class _Answer:
     builder: ResponseBuilder
     run: Run
 
-    async def in_background(self, promise: Callable[[], bytes]) -> Response:
-        """Answer that the response will be made, once the promise of it is stored; it is written in another thread."""
+    async def in_background(self, encode: Callable[[], bytes]) -> Response:
+        """Answer with the pending response, once it is stored; another thread calls `encode` to encode it."""
         services, planned = self.services, self.planned
         job = BackgroundResponse(self.run, self.builder, planned.origin, services.storage, record_of(self.request))
         response = self.builder.response()
         try:
-            await services.storage.run(lambda rows: store.promise(rows, response, planned.origin, promise()))
+            await services.storage.run(lambda rows: store.add_pending(rows, response, planned.origin, encode()))
         except BaseException:
             self.run.close()
             raise
@@ -167,18 +167,20 @@ class _Answer:
         return json_response(response, self._headers)
 
     def streamed(self) -> Response:
-        """Answer with the events of the response as they are made."""
+        """Answer with the events of the response as they are generated."""
         stream = ResponseStream(self.run, self.builder, self._keep, self._report)
         return _event_stream(stream, self.services, self._headers)
 
     async def whole(self) -> Response:
         """Answer with the whole response."""
         try:
-            await unless_gone(self.request, run_out(self.run, self.builder))
+            await unless_gone(self.request, run_to_end(self.run, self.builder))
         finally:
             self.run.close()
         await self._keep(self.builder, ())
-        content = await asyncio.to_thread(msgspec.json.encode, self.builder.response())  # many logprobs take a while
+        content = await asyncio.to_thread(
+            msgspec.json.encode, self.builder.response()
+        )  # many logprobs take long to encode
         return json_response(content, self._headers)
 
     @property
@@ -186,7 +188,7 @@ class _Answer:
         return as_headers([*self.planned.plan.notices, *self.builder.late_notices])
 
     async def _keep(self, builder: ResponseBuilder, frames: Sequence[bytes]) -> bool:
-        """A Keep. The answer is sent whether or not it can be stored."""
+        """Implements Keep. The answer is sent even if it cannot be stored."""
         is_kept = await self._store(builder, frames)
         lane, origin, response = lane_of(self.request), self.planned.origin, builder.response()
         if lane is not None and origin.conversation is None and builder.status != "failed":
@@ -204,7 +206,7 @@ class _Answer:
             await self.services.storage.run(lambda rows: store.keep(rows, builder.response(), origin, frames))
         except NotStoredError as error:
             known = report(error, self.request.scope)
-            builder.warn(*(Notice(path, f"Not kept: {known.message}") for path, wants in wanted.items() if wants))
+            builder.warn(*(Notice(path, f"Not stored: {known.message}") for path, wants in wanted.items() if wants))
             return False
         return True
 

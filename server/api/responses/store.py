@@ -1,4 +1,4 @@
-"""Stored responses and conversations, as rows. Each function is the work of one transaction."""
+"""Stored responses and conversations as rows. Each function runs in one transaction."""
 
 import json
 import uuid
@@ -16,7 +16,7 @@ from server.storage.rows import UNFINISHED, Row, Rows
 
 RESPONSE, CONVERSATION, ITEM, EVENTS, JOB = "response", "conversation", "item", "events", "job"
 _INPUT, _OUTPUT = "input", "output"
-UNMADE = ("queued", "in_progress")
+NOT_ENDED = ("queued", "in_progress")
 _BREAK = b"\n\n"
 Fields = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ class Origin:
 
     client: str
     items: Sequence[Fields]
-    """The items of its input."""
+    """Items of the response's input."""
     conversation: str | None
     is_stored: bool
 
@@ -46,18 +46,18 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The stored objects that a body refers to, as the JSON that is stored. It is parsed where bodies are checked."""
+    """Stored objects that a body refers to, as JSON. The body worker parses them."""
 
     context: Sequence[msgspec.Raw] = ()
     """The items of the conversation so far."""
     items: Mapping[str, msgspec.Raw] = field(default_factory=dict)
     """The items that are referred to one by one, by their ids."""
     num_bytes: int = 0
-    """The size of all of it."""
+    """Size of all items."""
 
 
-def promise(rows: Rows, response: ResponseObject, origin: Origin, job: bytes) -> None:
-    """Store a response that is to be made; `job` is all that it takes to make it."""
+def add_pending(rows: Rows, response: ResponseObject, origin: Origin, job: bytes) -> None:
+    """Store a pending background response; `job` has everything that is needed to generate it."""
     rows.put(
         Row(RESPONSE, response.id, origin.client, msgspec.json.encode(response), state=UNFINISHED),
         Row(JOB, response.id, origin.client, job, parent=response.id),
@@ -86,20 +86,20 @@ def _keep(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes])
         append(rows, origin.conversation, [*origin.items, *response["output"]], origin.client)
 
 
-def is_promised(rows: Rows, response_id: str, client: str) -> bool:
-    """Whether it is still to be made: it was neither cancelled nor deleted, and has not ended."""
+def is_pending(rows: Rows, response_id: str, client: str) -> bool:
+    """Whether a background response is pending: not ended, cancelled or deleted."""
     return rows.get(JOB, response_id, client, parent=response_id) is not None
 
 
-def fulfil(rows: Rows, response: ResponseObject, origin: Origin, events: Sequence[bytes]) -> None:
-    """Store a promised response that has ended, if it is still promised."""
-    if is_promised(rows, response.id, origin.client):
+def finish_pending(rows: Rows, response: ResponseObject, origin: Origin, events: Sequence[bytes]) -> None:
+    """Store a background response that has ended, if it is still pending."""
+    if is_pending(rows, response.id, origin.client):
         keep(rows, response, origin, events)
 
 
-def give_up(rows: Rows, response_id: str, client: str, failure: ResponseFailure) -> None:
-    """Store a promised response as failed, if it is still promised."""
-    if is_promised(rows, response_id, client):
+def fail_pending(rows: Rows, response_id: str, client: str, failure: ResponseFailure) -> None:
+    """Store a background response as failed, if it is still pending."""
+    if is_pending(rows, response_id, client):
         failed = {**find_response(rows, response_id, client), "status": "failed", "error": msgspec.to_builtins(failure)}
         _keep(rows, failed, Origin(client, (), None, is_stored=True), ())
 
@@ -113,15 +113,15 @@ def find_response(rows: Rows, response_id: str, client: str) -> Fields:
 
 
 def cancel(rows: Rows, response_id: str, client: str) -> Fields:
-    """Cancel a response, and return it; one that has ended stays as it is.
+    """Cancel a background response and return it. A response that has ended stays unchanged.
 
-    Raises NotFoundError, and InvalidRequestError for one that its client has waited for.
+    Raises NotFoundError, and InvalidRequestError if it is not a background response.
     """
     response = find_response(rows, response_id, client)
     if not response["background"]:
-        message = "Invalid 'response_id': only responses in the background can be cancelled."
+        message = "Invalid 'response_id': only background responses can be cancelled."
         raise InvalidRequestError(message, param="response_id", code="invalid_value")
-    if response["status"] in UNMADE:
+    if response["status"] in NOT_ENDED:
         response = {**response, "status": "cancelled"}
         rows.delete(JOB, response_id, client, parent=response_id)
         rows.put(Row(RESPONSE, response_id, client, _json(response), state="cancelled"))
@@ -144,25 +144,25 @@ def input_page(rows: Rows, response_id: str, client: str, asked: ListQuery) -> I
 def events_of(rows: Rows, response_id: str, client: str) -> Sequence[bytes]:
     """The frames of a response's stream.
 
-    Raises NotFoundError, InvalidRequestError if it was not streamed, UnavailableError while nobody makes it.
+    Raises NotFoundError, InvalidRequestError if it was not streamed, UnavailableError until it is generated again.
     """
-    if find_response(rows, response_id, client)["status"] in UNMADE:
-        raise UnavailableError("The server was started again, and has not come to this response yet.")
+    if find_response(rows, response_id, client)["status"] in NOT_ENDED:
+        raise UnavailableError("The server has restarted and not resumed this response yet. Please try again later.")
     row = rows.get(EVENTS, response_id, client, parent=response_id)
     if row is None:
-        message = "Invalid 'stream': this response was not streamed when it was made."
+        message = "Invalid 'stream': this response was not created with 'stream'."
         raise InvalidRequestError(message, param="stream", code="invalid_value")
     frames = zlib.decompress(row.body).split(_BREAK)
     return [frame + _BREAK for frame in frames[:-1]]
 
 
-def unfinished(rows: Rows) -> Sequence[Row]:
-    """The jobs of all promised responses, in the order of the promises."""
+def pending_jobs(rows: Rows) -> Sequence[Row]:
+    """The jobs of all pending background responses, oldest first."""
     return rows.of_kind(JOB)
 
 
 def find(rows: Rows, references: References, client: str) -> Found:
-    """Find the referenced objects. Raises InvalidRequestError, or its kind NotFoundError, for one that is missing."""
+    """Find the referenced objects. Raises InvalidRequestError (mostly NotFoundError) for a missing one."""
     context: Sequence[Row] = ()
     if references.response is not None:
         context = _conversation_until(rows, references.response, client)
@@ -222,7 +222,7 @@ def delete_conversation_item(rows: Rows, conversation_id: str, item_id: str, cli
 
 
 def append(rows: Rows, conversation_id: str, items: Sequence[Fields], client: str) -> Sequence[Fields]:
-    """Add items to a conversation; returns them, with new ids where their own are taken."""
+    """Add items to a conversation. Returns them; items whose ids are taken get new ones."""
     added = [
         item if rows.get(ITEM, item["id"], client, parent=conversation_id) is None else {**item, "id": _new_id()}
         for item in items
@@ -233,20 +233,22 @@ def append(rows: Rows, conversation_id: str, items: Sequence[Fields], client: st
 
 
 def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[Row]:
-    """The items of a response and of all before it. All of these count as used."""
+    """The items of a response and of all responses before it. All of them count as recently used."""
     responses: list[str] = []
     before: str | None = response_id
     while before is not None:
         row = rows.get(RESPONSE, before, client, parent="")
         if row is None:
-            lost = "" if before == response_id else f": '{before}', which it goes on from, is not stored any more"
+            lost = "" if before == response_id else f": '{before}', which it continues, is no longer stored"
             raise no_previous_response(response_id, lost)
         if row.state == UNFINISHED:
             message = f"Invalid 'previous_response_id': the response '{before}' is not finished."
             raise InvalidRequestError(message, param="previous_response_id", code="invalid_value")
         response = _read(row)
         if "conversation" in response:
-            message = f"Invalid 'previous_response_id': '{before}' is part of a conversation. Name that instead."
+            message = (
+                f"Invalid 'previous_response_id': '{before}' is part of a conversation. Use 'conversation' instead."
+            )
             raise InvalidRequestError(message, param="previous_response_id", code="invalid_value")
         responses.append(before)
         before = response["previous_response_id"]
@@ -257,7 +259,7 @@ def _conversation_until(rows: Rows, response_id: str, client: str) -> Sequence[R
 
 
 def _page(rows: Rows, parent: str, state: str, asked: ListQuery) -> ItemList:
-    """A page of a parent's items. None of them is parsed, because everything else waits for the storage's thread."""
+    """A page of a parent's items. They are not parsed, because that would block the storage's only thread."""
     found = rows.some_of_parent(
         ITEM, parent, state, after=asked.after, newest_first=asked.order == "desc", limit=asked.limit + 1
     )
@@ -294,7 +296,7 @@ def _read(row: Row) -> Fields:
 
 
 def no_previous_response(response_id: str, why: str = "") -> InvalidRequestError:
-    """The error for a response that cannot be continued; its code tells clients to send the whole history."""
+    """The error for a response that cannot be continued. At its code, clients send the whole conversation."""
     message = f"Previous response with id '{shorten(response_id, 128)}' not found{why}."
     return InvalidRequestError(message, param="previous_response_id", code="previous_response_not_found")
 

@@ -1,6 +1,6 @@
-"""Streams of responses: of one as it is made, and of one that is made elsewhere or was made before.
+"""Streams of responses: live ones, and replays of responses that are generated elsewhere or are stored.
 
-Whatever has to be stored is stored before the last event says that the response has ended.
+The response is stored before its final event is sent.
 """
 
 import asyncio
@@ -17,27 +17,27 @@ from server.generation.events import Event, Usage
 from server.http.event_stream import Source, ascii_json
 
 KEEP_ALIVE = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
-"""An event of an unknown type: some clients do not take a comment for a sign of life."""
+"""An event of an unknown type, because some clients do not accept a comment as a keep-alive."""
 Keep = Callable[[ResponseBuilder, Sequence[bytes]], Awaitable[bool]]
-"""Stores a response that has ended and the frames of its stream, before its last event is sent.
+"""Stores an ended response and the frames of its stream, before its last event is sent.
 
-Returns whether it is stored like that; if not, the response was changed, and its last event is written again.
+Returns whether that succeeded. If not, it has changed the response, and the last event is written again.
 """
 Report = Callable[[Exception], ApiError]
-"""Notes an error for those who run the server; returns it as clients may see it, or raises it."""
+"""Logs an error, and returns the error that clients get, or raises it."""
 
 
-class Making(Source[Event], Protocol):
-    """The run that makes a response."""
+class ResponseRun(Source[Event], Protocol):
+    """The run that generates a response."""
 
     @property
     def usage(self) -> Usage:
-        """The tokens that it took so far."""
+        """The usage so far."""
         ...
 
 
 class SentFrames:
-    """Frames of events that are written already."""
+    """Frames for events that are already encoded."""
 
     @property
     def keep_alive(self) -> bytes:
@@ -51,23 +51,23 @@ class SentFrames:
         return DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the end of a stream that cannot go on; its events stay as they are."""
+        """Return the end of a stream that breaks off; its events are not changed."""
         return DONE
 
 
 class ResponseStream(SentFrames):
-    """The events of a response as they are made: both a Source and its Frames.
+    """The live events of a response: both a Source and its Frames.
 
     An error before the first event is raised; a later one becomes an event.
     """
 
-    def __init__(self, run: Making, builder: ResponseBuilder, keep: Keep, report: Report) -> None:
+    def __init__(self, run: ResponseRun, builder: ResponseBuilder, keep: Keep, report: Report) -> None:
         self._run = run
         self._builder = builder
         self._keep = keep
         self._report = report
         self.frames: list[bytes] = []
-        """All of them so far: the number of each is its place."""
+        """All frames so far. An event's number is its frame's index."""
         self._error: ApiError | None = None
         self._last: list[bytes] | None = None
         self._is_over = False
@@ -102,7 +102,7 @@ class ResponseStream(SentFrames):
 
     @property
     def keep_alive(self) -> bytes:
-        """The beginning, if it was not sent yet, and a sign of life, however long the first event takes."""
+        """The first events, unless they were sent, and a keep-alive: a stream begins even if generation is slow."""
         return b"".join(self._written(self._builder.start())) + KEEP_ALIVE
 
     def failure(self, error: ApiError) -> bytes:
@@ -114,7 +114,7 @@ class ResponseStream(SentFrames):
             pass
 
     async def cancel(self) -> None:
-        """End it here, unless it has ended."""
+        """End the response as cancelled, unless it has ended."""
         if self._last is None:
             await self._end(self._builder.cancel())
 
@@ -131,13 +131,13 @@ class ResponseStream(SentFrames):
 
 
 class Replayable(Protocol):
-    """A response whose frames others may read."""
+    """A response whose frames can be replayed."""
 
     num_ready: int
-    """How many of the frames may be read."""
+    """The number of frames that may be read."""
     has_ended: bool
     followers: "set[EventReplay]"
-    """Replays to be woken when there are more."""
+    """Replays to wake when there are more frames."""
 
     @property
     def frames(self) -> Sequence[bytes]:
@@ -156,7 +156,7 @@ class StoredFrames:
 
 
 class EventReplay(SentFrames):
-    """The frames of a response from one of them on, both a Source and its Frames. It does not disturb their maker."""
+    """A replay of a response's frames from an index on, both a Source and its Frames. It does not slow generation."""
 
     def __init__(self, replayed: Replayable, start: int) -> None:
         self._replayed = replayed
@@ -184,8 +184,8 @@ class EventReplay(SentFrames):
         self._replayed.followers.discard(self)
 
 
-async def run_out(run: Making, builder: ResponseBuilder) -> None:
-    """Make all of a response that is not streamed. Raises ApiError."""
+async def run_to_end(run: ResponseRun, builder: ResponseBuilder) -> None:
+    """Generate a whole response that is not streamed. Raises ApiError."""
     while await run.wait():
         for event in run.take():
             for _ in builder.add(event):
@@ -195,12 +195,12 @@ async def run_out(run: Making, builder: ResponseBuilder) -> None:
 
 
 def stream_error(error: ApiError, scope: Scope, num_frames: int) -> bytes:
-    """OpenAI's event for errors that are not the response's: a StreamErrorWriter."""
+    """Implements StreamErrorWriter: OpenAI's event for errors outside of the response."""
     code = response_failure(error).code
     failure = ResponseStreamError(sequence_number=num_frames, code=code, message=error.message, param=error.param)
     return frame(failure) + DONE
 
 
 def frame(event: ResponseEvent | ResponseStreamError) -> bytes:
-    """An event as it is sent."""
+    """Encode an event."""
     return b"event: " + event.type.encode() + b"\ndata: " + ascii_json(event) + b"\n\n"

@@ -1,4 +1,4 @@
-"""Tools and the choice among them. Tools may be in namespaces, and the model knows names of one level."""
+"""Tools and the choice among them. The model sees flat names of tools in namespaces."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,46 +7,45 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from server.api.fields.rules import EchoedModel, Opaque, RequestModel, hint, no_effect, tag_by_type
+from server.api.fields.structured import STRICT
 from server.api.fields.tools import MAX_TOOLS, NO_ARGUMENTS, AnyText, GrammarDefinition, ToolName
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
 from server.generation.tools import TextFormat, Tool, ToolUse
 
-_BY_PROGRAMS = "Tools are called by the model alone."
+_BY_PROGRAMS = "Only the model calls tools."
 _NOT_DEFERRED = "All tools are shown to the model from the beginning."
 _SEPARATOR = "__"
-"""Between a namespace and a tool's name in the model's name of it."""
+"""Separates namespace and tool in the model's name of a tool."""
 
 
 class _Callable(RequestModel):
     """The fields of functions and custom tools."""
 
     name: ToolName
-    description: str | None = Field(None, description="What it does, for the model.")
-    defer_loading: bool | None = hint("Whether the model has to look for it.", _NOT_DEFERRED)
-    allowed_callers: list[str] | None = hint("Who may call it.", _BY_PROGRAMS, off=[["direct"]])
+    description: str | None = Field(None, description="The purpose of the tool, for the model.")
+    defer_loading: bool | None = hint("Hide the tool until the model searches for it.", _NOT_DEFERRED)
+    allowed_callers: list[str] | None = hint("Allowed callers of the tool.", _BY_PROGRAMS, off=[["direct"]])
 
 
 class FunctionTool(_Callable):
-    """A function."""
+    """A function as a tool."""
 
     type: Literal["function"]
     parameters: dict[str, Any] | None = Field(
-        None, description="A JSON schema of the object of its arguments; it takes none without one."
+        None, description="A JSON schema of the arguments object; if omitted, the function takes no arguments."
     )
-    strict: bool | None = Field(
-        None, description="Refuse a schema that cannot be enforced as a whole; else what cannot be is reported."
-    )
-    output_schema: Opaque | None = no_effect("What its results look like.")
+    strict: bool | None = Field(None, description=STRICT)
+    output_schema: Opaque | None = no_effect("A JSON schema of the results.")
 
     def tool(self, name: str, path: str) -> Tool:
-        """The tool for the pipeline, under the model's name of it; `path` is its place in the body."""
+        """The tool for the pipeline, under the model's name `name`; `path` is its path in the body."""
         parameters = NO_ARGUMENTS if self.parameters is None else self.parameters
         return Tool(name, self.description, parameters, bool(self.strict), path=f"{path}.parameters")
 
 
 class GrammarFormat(GrammarDefinition):
-    """Text of a language."""
+    """Text that matches a grammar or a regular expression."""
 
     type: Literal["grammar"]
 
@@ -58,10 +57,10 @@ InputFormat = Annotated[
 
 
 class CustomTool(_Callable):
-    """A tool that takes text in place of arguments."""
+    """A tool that takes text instead of arguments."""
 
     type: Literal["custom"]
-    format: InputFormat | None = Field(None, description="What text it takes; by default any.")
+    format: InputFormat | None = Field(None, description="The format of its input; by default any text.")
 
     def tool(self, name: str, path: str) -> Tool:
         form = None
@@ -82,13 +81,13 @@ class Namespace(RequestModel):
     type: Literal["namespace"]
     name: ToolName
     description: str | None = Field(
-        None, description="What the tools have in common; the model reads it before what each of them does."
+        None, description="The purpose of all of its tools. The model sees it before each tool's description."
     )
     tools: list[NamedTool] = Field(max_length=MAX_TOOLS, fail_fast=True, description="The tools.")
 
 
 class HostedTool(EchoedModel):
-    """A tool that the server would run. There are none here, so it is ignored and reported."""
+    """A tool that OpenAI's servers run. This server has none, so it is ignored and reported."""
 
     type: Literal[
         "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "file_search",
@@ -96,8 +95,8 @@ class HostedTool(EchoedModel):
         "shell", "apply_patch", "programmatic_tool_calling",
     ]  # fmt: skip
 
-    def left_out(self, path: str = "") -> Iterator[Notice]:
-        yield Notice(path, f"There is no tool '{self.type}' here.")
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield Notice(path, f"This server has no tool '{self.type}'.")
 
 
 HOSTED = frozenset(HostedTool.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
@@ -118,11 +117,11 @@ AnyTool = Annotated[
 
 
 class ToolRef(RequestModel):
-    """A tool by its name."""
+    """A reference to a tool by its name."""
 
     type: Literal["function", "custom"]
     name: str
-    namespace: str | None = Field(None, description="The namespace that it is of.")
+    namespace: str | None = Field(None, description="The tool's namespace.")
 
 
 AllowedTool = Annotated[
@@ -132,11 +131,11 @@ AllowedTool = Annotated[
 
 
 class AllowedTools(RequestModel):
-    """The tools that may be called."""
+    """A subset of the tools, and whether one of them must be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS, description="Those that may be called.")
+    tools: list[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS, description="Tools that may be called.")
 
 
 def _choice_tag(value: object) -> str:
@@ -164,12 +163,12 @@ class QualifiedName:
 
 
 @dataclass(slots=True)
-class Offer:
+class OfferedTools:
     """All tools of a request, under the model's names."""
 
     tools: list[Tool] = field(default_factory=list)
     names: dict[str, QualifiedName] = field(default_factory=dict)
-    """The client's names, by the model's."""
+    """The client's names, by the model's names."""
 
     def add(self, tools: Sequence[FunctionTool | CustomTool | Namespace | HostedTool], path: str) -> None:
         """Add the tools at this path of the body. Raises InvalidRequestError for a name that is taken."""
@@ -184,7 +183,7 @@ class Offer:
                     self._add(tool, QualifiedName(tool.name), at)
 
     def model_name(self, name: QualifiedName) -> str:
-        """The model's name of a tool, whether or not it is offered."""
+        """The model's name of a tool, even if the tool is not offered."""
         known = next((ours for ours, theirs in self.names.items() if theirs == name), None)
         return known or _flat(name)
 
@@ -197,7 +196,7 @@ class Offer:
             message = f"Invalid '{path}': there are two tools called '{name.name}'."
             raise InvalidRequestError(message, param=path, code="invalid_value")
         flat = _flat(name)
-        while flat in self.names:  # a name that has the separator in it may look like one in a namespace
+        while flat in self.names:  # a name that contains the separator may equal one in a namespace
             flat += "_"
         self.names[flat] = name
         made = tool.tool(flat, path)
@@ -222,8 +221,8 @@ def _flat(name: QualifiedName) -> str:
 Choice = Literal["none", "auto", "required"] | ToolRef | AllowedTools | HostedTool | None
 
 
-def tool_use(offer: Offer, choice: Choice, *, is_parallel: bool) -> ToolUse | None:
-    """The tools that the answer may call, or None. Raises InvalidRequestError for a choice without such a tool."""
+def tool_use(offer: OfferedTools, choice: Choice, *, is_parallel: bool) -> ToolUse | None:
+    """The tools that the answer may call, or None. Raises InvalidRequestError if the chosen tool does not exist."""
     match choice:
         case "none":
             return None
@@ -238,19 +237,21 @@ def tool_use(offer: Offer, choice: Choice, *, is_parallel: bool) -> ToolUse | No
             allowed = offer.named(refs, "tool_choice.tools")
             return ToolUse(offer.tools, choice.mode, allowed, is_parallel) if allowed else None
         case "required" if not offer.tools:
-            message = "Invalid 'tool_choice': 'required' needs a tool that this server can offer, and there is none."
+            message = (
+                "Invalid 'tool_choice': calls are required, but the request has no tools that this server supports."
+            )
             raise InvalidRequestError(message, param="tool_choice", code="invalid_value")
     mode: Literal["auto", "required"] = "required" if choice == "required" else "auto"
     return ToolUse(offer.tools, mode, None, is_parallel) if offer.tools else None
 
 
 def _not_here(kind: str) -> InvalidRequestError:
-    message = f"Unsupported value: 'tool_choice' forces '{kind}', and there is no such tool here."
+    message = f"Unsupported value: 'tool_choice' requires '{kind}', which this server does not have."
     return InvalidRequestError(message, param="tool_choice", code="unsupported_value")
 
 
 def as_sent(names: Mapping[str, QualifiedName], name: str) -> dict[str, str]:
-    """The name of a tool in an answer, by the model's name."""
+    """The properties of an answer that name a tool, by the model's name."""
     qualified = names.get(name, QualifiedName(name))
     space = {} if qualified.namespace is None else {"namespace": qualified.namespace}
     return {"name": qualified.name, **space}

@@ -1,4 +1,4 @@
-"""Responses over a websocket: each event `response.create` is a request of its own, and only its framing differs."""
+"""Responses over a websocket: each event `response.create` is handled as a separate request with other framing."""
 
 import asyncio
 from collections import Counter, deque
@@ -21,26 +21,26 @@ from server.http.middleware import record_of
 from server.http.websocket import CONNECTION
 
 LANE = "samewise.lane"
-"""The name of a request's lane in its state."""
+"""Key of a request's lane in its state."""
 MAX_OPEN = 256
-"""Websockets of an application. Beyond that, the one that has been idle for longest makes room for a new one."""
+"""The most open websockets. Beyond it, a new one replaces the one that has been idle for longest."""
 LIFETIME_S = 3600.0
-"""Longest life of a connection: OpenAI's limit."""
+"""Longest life of a connection in seconds: OpenAI's limit."""
 MAX_RUNNING = 16
-"""Responses of one connection in flight: OpenAI's limit."""
+"""The most responses of one connection in flight: OpenAI's limit."""
 MAX_LANES = 32
-"""Named lanes of one connection: OpenAI's limit."""
+"""The most named lanes of one connection: OpenAI's limit."""
 MAX_WAITING = 64
-"""Events of one connection that wait for their turn."""
+"""The most waiting events of one connection."""
 
 _OWN_HEADERS = frozenset(
     {"connection", "upgrade", "origin", "content-length", "content-type", "transfer-encoding", "x-request-id"}
 )
-"""Headers of a handshake that its requests do not inherit."""
+"""Headers of a handshake that the connection's requests do not inherit."""
 _ITEM_BYTES = 128
-"""Memory that an item takes in addition to its text."""
+"""Memory of an item in addition to its text, in bytes."""
 _AGE = "Responses websocket connection limit reached (60 minutes)."
-_CROWD = f"This connection was idle for longest of the {MAX_OPEN} that may be open."
+_CROWD = f"The limit of {MAX_OPEN} open connections is reached, and this one was idle for the longest time."
 _AGAIN = "Create a new websocket connection to continue."
 
 
@@ -63,7 +63,9 @@ class Websockets:
         if len(self._open) >= MAX_OPEN:
             idle = [one for one in self._open if one.idle_since is not None]
             if not idle:
-                raise UnavailableError(f"{MAX_OPEN} websockets are busy. Please try again later, or over plain HTTP.")
+                raise UnavailableError(
+                    f"All {MAX_OPEN} websockets are busy. Please try again later, or use plain HTTP."
+                )
             longest = min(idle, key=lambda one: one.idle_since or 0.0)
             self.leave(longest)
             longest.expire(_CROWD)
@@ -76,17 +78,17 @@ class Websockets:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """An event of the client that waits for its turn."""
+    """A waiting event of the client."""
 
     body: bytes
     previous: str | None
-    """The response that it continues."""
+    """Id of the response that the event continues."""
 
 
 class Session(Response):
-    """The answer to a handshake: a connection on which the client asks for responses.
+    """The answer to a handshake: a connection on which the client requests responses.
 
-    Responses of one lane follow each other. Each of them notices a client that leaves as it would over plain HTTP.
+    Responses of one lane run one after the other. Each notices a disconnect, as it would over plain HTTP.
     """
 
     def __init__(self, request: Request, websockets: Websockets) -> None:
@@ -100,7 +102,7 @@ class Session(Response):
         self._gone = asyncio.Event()
         self._waiting: dict[str | None, deque[_Event]] = {}  # by lane: all lanes so far
         self._workers: dict[str | None, asyncio.Task[None]] = {}  # by lane: busy lanes
-        self._places = asyncio.Semaphore(MAX_RUNNING)
+        self._slots = asyncio.Semaphore(MAX_RUNNING)
         self._send: Send
         self._expired = ""
         self._farewell: asyncio.Task[None] | None = None
@@ -108,7 +110,7 @@ class Session(Response):
         """None while events are answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises UnavailableError if there are too many connections."""
+        """Serve the connection until it closes. Raises UnavailableError if there are too many connections."""
         self._websockets.admit(self)
         self._send, self._memory = send, self._websockets.memories.open(self._client)
         expiry = asyncio.get_running_loop().call_later(LIFETIME_S, self.expire, _AGE)
@@ -125,7 +127,7 @@ class Session(Response):
             self._memory.close()
 
     def expire(self, why: str) -> None:
-        """Take no more events, and close the connection once all are answered."""
+        """Accept no more events, and close the connection once all are answered."""
         self._expired = self._expired or why
         if not self._workers and self._farewell is None:
             self._farewell = asyncio.create_task(self._say_farewell())
@@ -137,10 +139,10 @@ class Session(Response):
         await self._say({"type": "websocket.send", "text": event.decode("ascii")})
 
     async def send_error(self, status: int, body: bytes, headers: Mapping[str, str], lane: str | None) -> None:
-        """Send an error, given as its answer over HTTP."""
+        """Send an error, given as an HTTP response."""
         kept = {name: value for name, value in headers.items() if name not in ("content-type", "content-length")}
-        error = {**msgspec.json.decode(body)["error"], "headers": kept}  # where OpenAI's client looks, and Codex ...
-        event = {"type": "error", "status": status, "error": error, "headers": kept}  # ... here
+        error = {**msgspec.json.decode(body)["error"], "headers": kept}  # read by OpenAI's client
+        event = {"type": "error", "status": status, "error": error, "headers": kept}  # headers here are for Codex
         await self.send_event(msgspec.json.encode(event), lane)
 
     async def _take(self, message: Message) -> None:
@@ -149,7 +151,7 @@ class Session(Response):
         lane, previous = lane_and_previous(body)
         try:
             if text is None:
-                raise InvalidRequestError("Events are JSON in messages of text, and this message is binary.")
+                raise InvalidRequestError("Events must be JSON in text messages, but this message is binary.")
             self._check_room(lane, len(body))
         except ApiError as error:
             await self.send_error(error.status, error_body(error), error.headers, lane)
@@ -161,7 +163,7 @@ class Session(Response):
             self._note_work()
 
     def _check_room(self, lane: str | None, num_bytes: int) -> None:
-        """Raises ApiError if there is no room for an event of this size."""
+        """Raise ApiError if there is no room for an event of this size."""
         if self._expired:
             raise _connection_limit(self._expired)
         if lane is not None and lane not in self._waiting and len(self._waiting.keys() - {None}) >= MAX_LANES:
@@ -182,7 +184,7 @@ class Session(Response):
         events = self._waiting[lane]
         try:
             while events:
-                async with self._places:
+                async with self._slots:
                     if events:
                         await self._answer(lane, events.popleft())
         finally:
@@ -197,7 +199,7 @@ class Session(Response):
             self._connection.is_answering = bool(self._workers)
 
     async def _answer(self, lane: str | None, event: _Event) -> None:
-        """Have the application answer an event as the body of a request."""
+        """Answer an event by running the application, with the event as a request's body."""
         self._websockets.waiting_bytes -= len(event.body)
         length, previous = str(len(event.body)).encode(), event.previous
         framing = _Framing(self, lane, lambda: self._memory.forget(previous or ""))
@@ -207,7 +209,7 @@ class Session(Response):
             "state": {LANE: Lane(self._memory, lane)},
         }
         messages: list[Message] = [{"type": "http.request", "body": event.body, "more_body": False}]
-        del event  # its body may be large, and the answer take long
+        del event  # its body may be large, and the answer may take long
 
         async def receive() -> Message:
             if messages:
@@ -234,12 +236,12 @@ class Session(Response):
             return
         try:
             await self._send(message)
-        except OSError:  # the client has left
+        except OSError:  # the client has disconnected
             self._gone.set()
 
 
 class _Framing:
-    """An answer over HTTP, sent on as the messages of a websocket."""
+    """Converts an HTTP response to the messages of a websocket."""
 
     def __init__(self, session: Session, lane: str | None, on_failure: Callable[[], None]) -> None:
         self._session = session
@@ -249,10 +251,10 @@ class _Framing:
         self._headers = Headers()
         self._body = b""
         self.is_over = False
-        """Whether all of the answer was sent."""
+        """Whether the whole answer was sent."""
 
     async def send(self, message: Message) -> None:
-        """ASGI's send, for the application."""
+        """Implement ASGI's `send` for the application."""
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], Headers(raw=message["headers"])
             return
@@ -282,12 +284,12 @@ class _Framing:
 
 
 def request_scope(handshake: Scope) -> Scope:
-    """The scope of requests through a websocket, without the body's size and without a state."""
+    """The scope of requests through a websocket, without content-length and state."""
     kept = ("asgi", "http_version", "scheme", "path", "raw_path", "root_path", "client", "server")
     headers = [
         (name, value)
         for name, value in handshake["headers"]
-        if (said := name.decode("latin-1").lower()) not in _OWN_HEADERS and not said.startswith("sec-websocket-")
+        if (lowered := name.decode("latin-1").lower()) not in _OWN_HEADERS and not lowered.startswith("sec-websocket-")
     ]
     return {
         **{key: handshake[key] for key in kept if key in handshake},
@@ -303,9 +305,9 @@ def _connection_limit(why: str) -> InvalidRequestError:
 
 
 def lane_and_previous(event: bytes) -> tuple[str | None, str | None]:
-    """The lane of an event and the response that it continues, None where it names none or an impossible one.
+    """The lane of an event, and the response that it continues. None if missing or invalid.
 
-    Errors in the event are found when it is read as a request, in the lane without a name.
+    Errors in the event are found when it is validated as a request, in the unnamed lane.
     """
     try:
         found = msgspec.json.decode(event, type=_Routing)
@@ -317,7 +319,7 @@ def lane_and_previous(event: bytes) -> tuple[str | None, str | None]:
 
 
 class _Routing(msgspec.Struct):
-    """The fields of an event that are needed before it is read as a request."""
+    """The fields of an event that are needed before it is validated as a request."""
 
     stream_id: Any = None
     previous_response_id: Any = None
@@ -325,14 +327,14 @@ class _Routing(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The responses of one connection that follow each other."""
+    """A sequence of responses on one connection."""
 
     memory: "Memory"
     name: str | None
-    """None for the lane without a name."""
+    """None for the unnamed lane."""
 
     def keep(self, response_id: str, items: Sequence[Raw]) -> None:
-        """Remember the conversation up to this response, the lane's last."""
+        """Remember the conversation up to this response, which is the lane's last one."""
         self.memory.keep(self.name, response_id, items)
 
 
@@ -350,13 +352,13 @@ class _Turn:
 
 
 class Memories:
-    """The conversations that open websockets remember, so that a turn can continue one that is not stored.
+    """Conversations that open websockets remember, so that a turn can continue a response that is not stored.
 
-    All connections share a limit. Beyond it, the client whose connections remember most loses its oldest conversation.
+    All connections share a limit. Beyond it, the client that uses most memory loses its oldest conversation.
     """
 
     def __init__(self, max_bytes: int, max_connection_bytes: int) -> None:
-        """`max_connection_bytes` is for one connection."""
+        """`max_connection_bytes` is the limit of one connection."""
         self.max_connection_bytes = max_connection_bytes
         self._max_bytes = max_bytes
         self._open: set[Memory] = set()
@@ -368,21 +370,21 @@ class Memories:
         return sum(memory.num_bytes for memory in self._open)
 
     def open(self, client: str) -> "Memory":
-        """Return the memory of a new connection of this client; it must be closed."""
+        """Return the memory of a new connection of this client; the caller must close it."""
         memory = Memory(self, client)
         self._open.add(memory)
         return memory
 
     def close(self, memory: "Memory") -> None:
-        """Forget a memory."""
+        """Drop the memory of a closed connection."""
         self._open.discard(memory)
 
     def tick(self) -> int:
-        """Return the next number of a clock that orders uses."""
+        """Return the next number of a logical clock that orders uses."""
         return next(self._clock)
 
     def make_room(self) -> None:
-        """Forget conversations until the limit is kept."""
+        """Drop conversations until the limit is met."""
         while self.num_bytes > self._max_bytes:
             by_client: Counter[str] = Counter()
             for memory in self._open:
@@ -421,16 +423,16 @@ class Memory:
         self._memories.make_room()
 
     def forget(self, response_id: str) -> None:
-        """Forget the conversation up to a response."""
+        """Drop the conversation up to a response."""
         for lane in [lane for lane, turn in self._turns.items() if turn.response_id == response_id]:
             self._drop(lane)
 
     def drop_oldest(self) -> None:
-        """Forget the conversation that was kept longest ago."""
+        """Drop the conversation that was remembered first."""
         self._drop(next(iter(self._turns)))
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._memories.close(self)
 
     def _drop(self, lane: str | None) -> None:

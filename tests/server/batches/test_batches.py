@@ -208,7 +208,7 @@ async def test_a_line_that_is_too_large_is_named_and_never_held_as_a_whole(
         batches = Batches(client)
         (error,) = (await batches.ended((await batches.create(small + large))["id"]))["errors"]["data"]
     assert (error["code"], error["line"]) == ("line_too_large", 2)
-    assert error["message"].endswith("at most 524288 bytes here.")
+    assert error["message"].endswith("at most 524288 bytes.")
     path = tmp_path / "lines"
     path.write_bytes(small + large + small.replace(b"line 0", b"line 1"))
     tracemalloc.start()
@@ -414,7 +414,7 @@ async def test_a_full_disk_holds_a_batch_up_and_says_so(
         batch = await batches.ended(made["id"])
     assert (batch["status"], batch["errors"]) == ("completed", None)
     assert batch["request_counts"]["completed"] == 3
-    assert len([line for line in caplog.messages if "does not go on" in line]) == 1
+    assert len([line for line in caplog.messages if "waits for the storage" in line]) == 1
 
 
 async def test_a_file_that_is_deleted_meanwhile_ends_the_batch_with_a_reason(

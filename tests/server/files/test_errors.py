@@ -19,13 +19,13 @@ WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "a text for a file": ({"data": BATCH, "files": {"file": (None, LINES)}}, "file", "invalid_type", "with a name"),
     "a file without a name": ({"data": BATCH, "files": {"file": ("", LINES)}}, "file", "invalid_type", "with a name"),
     "an empty file": ({"data": BATCH, "files": {"file": ("x", b"")}}, "file", "invalid_value", "the file is empty"),
-    "two files": ({"data": BATCH, "files": [*FILE.items()] * 2}, "file", "invalid_value", "given twice"),
+    "two files": ({"data": BATCH, "files": [*FILE.items()] * 2}, "file", "invalid_value", "sent twice"),
     "a long name": ({"data": BATCH, "files": {"file": ("x" * 256, LINES)}}, "file", "invalid_value", "255 characters"),
     "no purpose": ({"files": FILE}, "purpose", "missing_required_parameter", "Missing"),
     "another purpose": ({"data": {"purpose": "vision"}, "files": FILE}, "purpose", "unsupported_value", "only 'batch'"),
     "its own purpose": ({"data": {"purpose": "batch_output"}, "files": FILE}, "purpose", "unsupported_value", "only"),
     "a long purpose": ({"data": {"purpose": "x" * 9999}, "files": FILE}, "purpose", "unsupported_value", "only"),
-    "two purposes": ({"data": {"purpose": ["batch"] * 2}, "files": FILE}, "purpose", "invalid_value", "given twice"),
+    "two purposes": ({"data": {"purpose": ["batch"] * 2}, "files": FILE}, "purpose", "invalid_value", "sent twice"),
     "an object for a purpose": ({"data": {"purpose[a]": "batch"}, "files": FILE}, "purpose", "invalid_value", "batch"),
     "a misspelt field": ({"data": BATCH | {"purpos": "x"}, "files": FILE}, "purpos", "unknown_parameter", "'purpose'"),
     "a misspelt file": (
@@ -99,7 +99,7 @@ MALFORMED = {
 async def test_a_malformed_form(client: httpx.AsyncClient, tmp_path: Path, case: str) -> None:
     error = error_of(await client.post(FILES, content=MALFORMED[case], headers=FORM))
     assert (error["param"], error["code"]) == (None, None)
-    assert ("fields is 16" if case == "many fields" else "not a well-formed form") in error["message"]
+    assert ("fields is 16" if case == "many fields" else "is malformed") in error["message"]
     assert on_disk(tmp_path) == {}
 
 

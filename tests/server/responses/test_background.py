@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from server.api.responses.background import resume
-from server.api.responses.store import unfinished
+from server.api.responses.store import pending_jobs
 from server.app import _lifespan
 from server.engine.client import EngineUnavailableError, QueueFullError, RequestFailedError
 from server.storage.storage import FILE, NotStoredError
@@ -199,7 +199,7 @@ async def test_it_has_failed_even_if_that_cannot_be_written(
         response = await ended(client, await begun(client))
     await app.state.services.jobs.close()
     assert (response["status"], response["error"]["message"]) == ("failed", "disk full")
-    assert await write(unfinished), "it is made when the server is started again"
+    assert await write(pending_jobs), "it is made when the server is started again"
 
 
 async def test_one_that_is_cancelled_when_it_has_ended_is_completed(
@@ -216,7 +216,7 @@ async def test_one_that_is_cancelled_when_it_has_ended_is_completed(
         while job.builder.status != "completed":  # noqa: ASYNC110
             await asyncio.sleep(0)  # it is reported only after it is written
         cancelling = asyncio.ensure_future(client.post(f"{path}/cancel"))
-        while not job._is_unwanted:  # noqa: ASYNC110
+        while not job._is_cancelled:  # noqa: ASYNC110
             await asyncio.sleep(0)
         others_end.set()
         await writing

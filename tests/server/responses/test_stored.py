@@ -167,7 +167,7 @@ async def test_an_answer_that_cannot_be_stored_says_so(make_app: Callable[..., F
         told = await events(client, **large)
         for response in (answer.json(), told[-1]["response"]):
             assert response["status"] == "incomplete"
-            assert "Not kept" in next(one["reason"] for one in response["warnings"] if one["path"] == "store")
+            assert "Not stored" in next(one["reason"] for one in response["warnings"] if one["path"] == "store")
             error_of(await client.get(f"{RESPONSES}/{response['id']}"), 404)
         assert "store" in answer.headers["x-samewise-ignored"]
         assert (await client.get(f"{RESPONSES}/{first['id']}")).json() == first

@@ -432,7 +432,7 @@ async def test_a_server_that_ends_finishes_what_runs_and_says_so(make_app: Make,
                 await one.recv()
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1012
-            assert "server is ending" in closed.value.rcvd.reason
+            assert "server is shutting down" in closed.value.rcvd.reason
 
 
 async def test_a_server_that_takes_no_work_opens_no_websocket(address: str, engine: FakeEngine) -> None:
