@@ -3,7 +3,8 @@
 #   docker build -t samewise .
 #   docker run -p 8000:8000 samewise                     further arguments go to `samewise serve`
 #
-# Another port inside the container is set with `-e SAMEWISE_PORT=...`, which the health check reads, not with `--port`.
+# Inside the container it listens on all addresses, and on the port that `-e SAMEWISE_PORT=...` sets: the health check
+# reads that variable, not `--port`. Set a key with `-e SAMEWISE_API_KEY=...` if others can reach the published port.
 #
 # PyTorch is what pip finds for TORCH_SPEC. On x86-64 that is a CUDA build of several GB, which also runs on a CPU:
 #
@@ -49,10 +50,10 @@ RUN [ -z "$RUNTIME_PACKAGES" ] || { apt-get update && apt-get install -y --no-in
 RUN useradd --uid 10001 --create-home samewise && install -d -o 10001 -g 10001 /var/lib/samewise
 COPY --from=build /opt/samewise/venv /opt/samewise/venv
 COPY --from=build --chown=10001:10001 /opt/samewise/cache /opt/samewise/cache
-ENV PATH=/opt/samewise/venv/bin:$PATH PYTHONUNBUFFERED=1 SAMEWISE_CACHE=/opt/samewise/cache HF_HOME=/var/lib/samewise/hub \
+ENV PATH=/opt/samewise/venv/bin:$PATH PYTHONUNBUFFERED=1 SAMEWISE_HOST=0.0.0.0 SAMEWISE_CACHE=/opt/samewise/cache HF_HOME=/var/lib/samewise/hub \
     TRITON_CACHE_DIR=/var/lib/samewise/triton TORCHINDUCTOR_CACHE_DIR=/var/lib/samewise/inductor
 USER 10001
 WORKDIR /home/samewise
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["python", "-P", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ.get('SAMEWISE_PORT', '8000') + '/health', timeout=4)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["python", "-P", "-c", "import os, ssl, urllib.request; scheme = 'https' if os.environ.get('SAMEWISE_SSL_CERTFILE') else 'http'; urllib.request.urlopen(scheme + '://127.0.0.1:' + os.environ.get('SAMEWISE_PORT', '8000') + '/health', timeout=4, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["samewise", "serve"]

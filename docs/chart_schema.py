@@ -14,10 +14,11 @@ SCHEMA = CHART / "values.schema.json"
 OF_THE_CHART = frozenset(
     {
         *("port", "api_key", "api_keys_file", "redis_url", "data_dir"),
+        *("hub_token", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
         *("kv_events", "kv_events_replay", "kv_events_topic"),
     }
 )
-"""What the chart sets, by values of its own: there its ports, mounts and Secrets follow from them, too."""
+"""Settings that the chart sets from other values, secrets, and HTTPS, which ends at the Ingress or gateway."""
 
 
 def render_chart_schema() -> str:

@@ -40,6 +40,7 @@ from server.http.loopback import Loopback
 from server.http.middleware import HeadMiddleware, RequestMiddleware, ShortPathMiddleware, report
 from server.http.origins import Origins, allow_origins
 from server.http.responses import error_response
+from server.http.root_path import RootPathMiddleware
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.storage.usage import UsageTable
@@ -89,6 +90,7 @@ def create_app(
     services = app.state.services = _services(app, engine, tokenizer, settings, folder, aux, workers)
     app.state.dialects = dialects
     app.state.websockets = dict.fromkeys(websocket_paths(dialects), services.bodies.max_bytes)
+    app.add_middleware(RootPathMiddleware, root_path=settings.root_path)
     app.add_middleware(AuthMiddleware, accounts=services.accounts, open_paths=open_paths(settings))
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestMiddleware, metrics=services.metrics, error_writers=error_writers(dialects))
@@ -139,7 +141,7 @@ def _services(
         settings=settings,
         metrics=metrics,
         timelines=RecentRequests(engine, model.name, metrics, observers),
-        fingerprint=Fingerprint([folder.path] if aux is None else [folder.path, aux.path], settings),
+        fingerprint=_fingerprint(settings, tokenizer, [folder] if aux is None else [folder, aux]),
         bodies=bodies,
         body_worker=BodyWorker(tokenizer, folder.path, model, settings, workers),
         storage=storage,
@@ -150,6 +152,13 @@ def _services(
         files=_file_store(settings, storage),
         traces=traces,
     )
+
+
+def _fingerprint(settings: Settings, tokenizer: Tokenizer, folders: Sequence[ModelFolder]) -> Fingerprint:
+    """Raises OSError."""
+    replaced = settings.chat_template is not None and tokenizer.chat_template is not None
+    template = tokenizer.chat_template.source if replaced and tokenizer.chat_template is not None else ""
+    return Fingerprint([folder.path for folder in folders], settings, template)
 
 
 def _accounts(settings: Settings, keys: KeyRing, usage: UsageBook) -> Accounts:

@@ -3,14 +3,14 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from model_runner.config import RunnerConfig
-from model_runner.models.repository import ModelFolder, ModelNotFoundError, resolve_heads, resolve_model
+from model_runner.models.repository import HubAccess, ModelFolder, ModelNotFoundError, resolve_heads, resolve_model
 from server.config import Settings
 from server.engine.client import EngineClient
 from server.engine.messages import EngineConfig
@@ -39,18 +39,25 @@ class Checkpoints:
     heads: tuple[Path, ...]
     """The draft heads that the settings name, otherwise the model's own."""
     aux_model: ModelFolder | None = None
+    chat_template: str | None = None
+    """Source of the template that replaces the model's own."""
 
 
 def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
-    """Find all models; download or convert them on first use. Raises ModelNotFoundError."""
-    model = resolve_model(settings.model, console)
+    """Find all models; download or convert them on first use.
+
+    Raises ModelNotFoundError, and StartError if the chat template cannot be used.
+    """
+    template = _read_chat_template(settings.chat_template)
+    hub = HubAccess(None if settings.hub_token is None else settings.hub_token.get_secret_value())
+    model = resolve_model(settings.model, console, replace(hub, revision=settings.revision))
     with _setting("draft_model"):
-        draft = None if settings.draft_model is None else resolve_model(settings.draft_model, console).path
+        draft = None if settings.draft_model is None else resolve_model(settings.draft_model, console, hub).path
     with _setting("heads"):
-        named = tuple(resolve_heads(name, console) for name in settings.heads)
+        named = tuple(resolve_heads(name, console, hub) for name in settings.heads)
     with _setting("aux_model"):
-        aux = None if settings.aux_model is None else resolve_model(settings.aux_model, console)
-    return Checkpoints(model, draft, named or model.heads, aux)
+        aux = None if settings.aux_model is None else resolve_model(settings.aux_model, console, hub)
+    return Checkpoints(model, draft, named or model.heads, aux, template)
 
 
 @contextmanager
@@ -80,12 +87,39 @@ def make_app(engine: EngineClient, settings: Settings, checkpoints: Checkpoints)
     from server.text.tokenizer import Tokenizer  # noqa: PLC0415
 
     try:
-        tokenizer = Tokenizer.from_folder(checkpoints.model.path)
+        tokenizer = Tokenizer.from_folder(checkpoints.model.path, checkpoints.chat_template)
         return create_app(engine, tokenizer, settings, checkpoints.model, checkpoints.aux_model, workers=WorkerPool())
     except OSError as error:
-        raise StartError(describe_error(error)) from None
+        raise StartError(f"{_setting_of(error, settings)}{describe_error(error)}") from None
     except ValueError as error:
         raise StartError(str(error)) from None
+
+
+def _setting_of(error: OSError, settings: Settings) -> str:
+    """The setting that names the error's file, with a colon; empty if none does."""
+    for name in ("api_keys_file", "data_dir"):
+        path: Path | None = getattr(settings, name)
+        if path is not None and error.filename and Path(error.filename).is_relative_to(path):
+            return f"{name}: "
+    return ""
+
+
+def _read_chat_template(path: Path | None) -> str | None:
+    """The template's source, checked. Raises StartError if there is no such file, or it is not a template."""
+    if path is None:
+        return None
+    from server.text.chat_template import TemplateLineError, check_template  # noqa: PLC0415  (brings jinja2)
+
+    try:
+        source = path.read_text(encoding="utf-8")
+        check_template(source)
+    except UnicodeDecodeError:
+        raise StartError(f"chat_template: {path} is not UTF-8 text; give a file with a Jinja template") from None
+    except OSError as error:
+        raise StartError(f"chat_template: {path}: {error.strerror}; give a file with a Jinja template") from None
+    except TemplateLineError as error:
+        raise StartError(f"chat_template: {path}, line {error.line}: {error}") from None
+    return source
 
 
 def describe_error(error: OSError) -> str:
@@ -131,7 +165,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
 
 
 def warn_if_open(settings: Settings, address: str, remedy: str) -> None:
-    """Warn if a server without keys can be reached from other machines; `remedy` says what to do."""
+    """Warn that other machines can use a server without keys. `remedy` says what to do."""
     if not settings.has_keys:
         _logger.warning(
             "The server listens on %s without an API key: anyone who can reach it can use it. %s", address, remedy
@@ -142,6 +176,8 @@ def warn_if_unused(settings: Settings) -> None:
     """Warn if heads learn that few requests use. This is allowed because requests can choose their method."""
     if settings.learn and settings.speculation not in _HEAD_METHODS:
         _logger.warning(
-            "learn is on, but speculation is %s: only requests that choose another method use the trained heads.",
+            "learn is on, but speculation is %s: only requests that choose another method use the trained heads. Set "
+            "speculation to one of %s, or turn learn off.",
             settings.speculation,
+            ", ".join(_HEAD_METHODS),
         )

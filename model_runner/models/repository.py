@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -77,27 +77,44 @@ class ModelFolder:
     """Folders with trained heads that come with the model."""
 
 
-def resolve_model(name: str | None, console: Console) -> ModelFolder:
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    """How models are downloaded from the hub."""
+
+    token: str | None = field(default=None, repr=False)
+    """None takes HF_TOKEN or the login of `hf auth login`."""
+    revision: str | None = None
+    """A branch, tag or commit; None is the main branch."""
+
+
+def resolve_model(name: str | None, console: Console, hub: HubAccess = HubAccess()) -> ModelFolder:
     """Find the model, converting or downloading it at first use; None is the embedded model.
 
     Raises:
-        ModelNotFoundError: if there is no such model or its conversion failed.
+        ModelNotFoundError: if there is no such model, its conversion failed, or a local model is given a revision.
     """
+    if hub.revision is not None and (name is None or Path(name).expanduser().exists()):
+        what = "the embedded model" if name is None else f"{name} on this machine"
+        raise ModelNotFoundError(f"revision {hub.revision} applies to models of the hub, not to {what}; leave it out")
     if name is None:
         return ModelFolder(_converted(embedded_file(), console), EMBEDDED_NAME, (_EMBEDDED_HEADS,))
     path = Path(name).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ModelNotFoundError(f"{path} is a file but not a GGUF file; give a folder, a GGUF file or a hub name")
+            raise ModelNotFoundError(
+                f"{path} is not a GGUF file; give a folder with config.json, a GGUF file or a hub name"
+            )
         return ModelFolder(_converted(path.resolve(), console), path.stem)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelNotFoundError(f"the folder {path} has no config.json")
+            raise ModelNotFoundError(
+                f"{path} has no config.json; give the folder of a model in the Hugging Face format"
+            )
         return ModelFolder(_with_tokenizer(path.resolve(), console), path.resolve().name)
-    return ModelFolder(_with_tokenizer(_downloaded(name, console), console), name)
+    return ModelFolder(_with_tokenizer(_downloaded(name, console, hub), console), name)
 
 
-def resolve_heads(name: str, console: Console) -> Path:
+def resolve_heads(name: str, console: Console, hub: HubAccess = HubAccess()) -> Path:
     """The folder of trained heads for speculation: as it is, or downloaded from the hub at first use.
 
     Raises:
@@ -106,7 +123,7 @@ def resolve_heads(name: str, console: Console) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         raise ModelNotFoundError(f"{path} is a file; give the folder that holds it, or a hub name")
-    return path.resolve() if path.is_dir() else _downloaded(name, console, _HUB_HEADS)
+    return path.resolve() if path.is_dir() else _downloaded(name, console, hub, _HUB_HEADS)
 
 
 def embedded_file() -> Path:
@@ -177,16 +194,43 @@ def _content_hash(source: Path, cache: Path) -> str:
     return hash_listing(sorted(file for file in source.iterdir() if file.is_file()))
 
 
-def _downloaded(name: str, console: Console, patterns: tuple[str, ...] = _HUB_FILES) -> Path:
-    """The local copy of what the hub has under this name; shows the hub library's own progress."""
+def _downloaded(name: str, console: Console, hub: HubAccess, patterns: tuple[str, ...] = _HUB_FILES) -> Path:
+    """The local copy of a repository of the hub. Shows the hub library's own progress."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that local models need not pay
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     console.print(f"Looking for {name} on the hub ...")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+        return Path(
+            snapshot_download(name, allow_patterns=list(patterns), revision=hub.revision, token=hub.token or None)
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelNotFoundError(
-            f"{name} is neither a folder nor a GGUF file here, nor a model on the hub ({reason})"
-        ) from error
+        raise ModelNotFoundError(_describe_hub_error(name, hub, error)) from error
+
+
+def _describe_hub_error(name: str, hub: HubAccess, error: Exception) -> str:
+    """The error of a download, and what to do."""
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, GatedRepoError):
+        return (
+            f"{name} is gated on the hub: accept its terms at https://huggingface.co/{name}, then set --hub-token or "
+            "the variable HF_TOKEN to a token of that account"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"{name} has no revision {hub.revision or 'main'} on the hub; its page lists branches and tags"
+    missing = f"{name} is not a folder or GGUF file on this machine"
+    if isinstance(error, HFValidationError):
+        return f"{missing}, and not a hub name such as Qwen/Qwen3-0.6B"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{missing}, and the hub has no such model; if it is private, set --hub-token or the variable HF_TOKEN"
+    reason = (str(error).splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
+    if isinstance(error, LocalEntryNotFoundError):
+        return f"{missing}, and the hub cannot be reached ({reason}); check the network, or give a folder"
+    return f"{missing}, and its download from the hub failed ({reason})"

@@ -165,7 +165,9 @@ class BodyWorker:
 
     def _pickled_context(self, info: RunnerInfo | None) -> bytes:
         if self._pickled is None or self._pickled[0] is not info:
-            self._pickled = info, pickle.dumps((self._folder, self._model, info, self._settings))
+            template = self._tokenizer.chat_template
+            source = None if template is None else template.source  # the server's: its file may have changed since
+            self._pickled = info, pickle.dumps((self._folder, source, self._model, info, self._settings))
         return self._pickled[1]
 
 

@@ -113,13 +113,13 @@ def _memory(name: str) -> int:
 
 @lru_cache(_MODELS)
 def _context(pickled: bytes) -> BodyContext:
-    folder, model, info, settings = pickle.loads(pickled)
-    return BodyContext(_tokenizer(folder), model, info, settings)
+    folder, template, model, info, settings = pickle.loads(pickled)
+    return BodyContext(_tokenizer(folder, template), model, info, settings)
 
 
 @lru_cache(_MODELS)
-def _tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_folder(folder)
+def _tokenizer(folder: Path, chat_template: str | None) -> Tokenizer:
+    return Tokenizer.from_folder(folder, chat_template)
 
 
 if __name__ == "__main__":

@@ -1,40 +1,54 @@
-"""`samewise bench`: put load on any OpenAI-compatible server and report latencies and throughput."""
+"""`samewise bench`: measure latency and throughput of any OpenAI-compatible server."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, address_of, fail
+from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, PlainCommand, address_of, fail
 
 if TYPE_CHECKING:
     from server.cli.loadtest.benchmark import BenchOptions
 
-Endpoint = Annotated[Literal["completions", "chat"], typer.Option(help="Endpoint to call.")]
-Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds until a request fails.")]
-Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests in flight; 8 if there is no --rate.")]
-Rate = Annotated[float | None, typer.Option(min=1e-6, help="Requests a second, arriving at random (Poisson).")]
-NumRequests = Annotated[int, typer.Option("-n", "--num-requests", min=1, help="Requests to send.")]
-InputLen = Annotated[str, typer.Option(metavar="N|LOW:HIGH", help="Tokens of each prompt.")]
-OutputLen = Annotated[str, typer.Option(metavar="N|LOW:HIGH", help="Most tokens of each answer.")]
-SharedPrefix = Annotated[float, typer.Option(min=0, max=1, help="Share of each prompt that all have in common.")]
-Temperature = Annotated[float, typer.Option(min=0, max=2, help="Of each request.")]
+Endpoint = Annotated[
+    Literal["completions", "chat"], typer.Option(metavar="completions|chat", help="Endpoint to send requests to.")
+]
+Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time after which a request fails.")]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(metavar="INTEGER", min=1, help="Maximum requests in flight. By default 8, and unlimited with --rate."),
+]
+Rate = Annotated[
+    float | None, typer.Option(metavar="NUMBER", min=1e-6, help="Mean requests per second, at random times (Poisson).")
+]
+NumRequests = Annotated[int, typer.Option("-n", "--num-requests", metavar="INTEGER", min=1, help="Number of requests.")]
+InputLen = Annotated[str, typer.Option(metavar="N|LOW:HIGH", help="Tokens of each prompt, or a range.")]
+OutputLen = Annotated[str, typer.Option(metavar="N|LOW:HIGH", help="Maximum tokens of each answer.")]
+SharedPrefix = Annotated[
+    float,
+    typer.Option(
+        metavar="NUMBER", min=0, max=1, help="Share of each prompt, from its start, that all prompts have in common."
+    ),
+]
+Temperature = Annotated[float, typer.Option(metavar="NUMBER", min=0, max=2, help="Temperature of each request.")]
 Speculation = Annotated[
     str | None,
-    typer.Option(metavar="off|METHOD|JSON", help="The field `speculation` of each request; by default not sent."),
+    typer.Option(metavar="off|METHOD|JSON", help="Field `speculation` of each request. By default it is not sent."),
 ]
 IgnoreEos = Annotated[
     bool | None,
     typer.Option(
-        "--ignore-eos/--no-ignore-eos", help="Generate the full length; by default where the server takes it."
+        "--ignore-eos/--no-ignore-eos", help="Generate the full length. By default if the server supports it."
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of prompts, lengths and arrivals.")]
-Warmup = Annotated[int, typer.Option(min=0, help="Requests sent first and not counted.")]
+Seed = Annotated[int, typer.Option(metavar="INTEGER", help="Seed of prompts, lengths and arrival times.")]
+Warmup = Annotated[int, typer.Option(metavar="INTEGER", min=0, help="Requests that are sent first and not counted.")]
 VocabSize = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Send random token ids below this; by default what /tokenizer_info says, without it random words."
+        metavar="INTEGER",
+        min=1,
+        help="Send random token ids below this. By default as /tokenizer_info says, and random words without it.",
     ),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the result as JSON.")]
@@ -42,7 +56,7 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", h
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(bench)
+    app.command(cls=PlainCommand)(bench)
 
 
 def bench(  # noqa: PLR0913  (one parameter for each flag)
@@ -66,7 +80,7 @@ def bench(  # noqa: PLR0913  (one parameter for each flag)
     vocab_size: VocabSize = None,
     output: Output = None,
 ) -> None:
-    """Put load on an OpenAI-compatible server; report latencies and throughput. Exits with 1 if a request failed."""
+    """Measure latency and throughput of any OpenAI-compatible server. Exits with 1 if a request failed."""
     from server.cli.loadtest.benchmark import BenchOptions, parse_speculation  # noqa: PLC0415
     from server.cli.loadtest.load import Lengths, Workload  # noqa: PLC0415
 
@@ -104,7 +118,7 @@ def _run(options: "BenchOptions", output: Path | None) -> None:
     from server.cli.loadtest.display import progress_bar, result_table  # noqa: PLC0415
 
     if output is not None and not output.parent.is_dir():
-        fail(f"--output: there is no folder {output.parent}", code=2)
+        fail(f"--output: the folder {output.parent} does not exist; create it first", code=2)
     try:
         with progress_bar(options.workload.num_requests) as advance:
             result = asyncio.run(run_bench(options, advance))

@@ -4,20 +4,41 @@ from typing import Annotated
 
 import typer
 
-from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, address_of, fail
+from server.cli.console import DEFAULT_BASE_URL, ApiKey, BaseUrl, ModelName, PlainCommand, address_of, fail
 
-System = Annotated[str | None, typer.Option(help="System message that starts the conversation.")]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message at the start of the conversation.")]
 Temperature = Annotated[
-    float | None, typer.Option(min=0, max=2, show_default="the model's", help="0 always picks the most probable token.")
+    float | None,
+    typer.Option(
+        metavar="NUMBER",
+        min=0,
+        max=2,
+        show_default="the model's",
+        help="Temperature of sampling; 0 always picks the most probable token.",
+    ),
 ]
-TopP = Annotated[float | None, typer.Option(min=0, max=1, show_default="the model's", help="Mass of nucleus sampling.")]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")]
-Seed = Annotated[int | None, typer.Option(help="The same conversation with the same seed gives the same answers.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NUMBER",
+        min=0,
+        max=1,
+        show_default="the model's",
+        help="Sample from the most probable tokens that make up this probability.",
+    ),
+]
+MaxTokens = Annotated[int | None, typer.Option(metavar="TOKENS", min=1, help="Maximum tokens of an answer.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        metavar="INTEGER", help="Seed of sampling: the same conversation with the same seed gives the same answers."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(chat)
+    app.command(cls=PlainCommand)(chat)
 
 
 def chat(  # noqa: PLR0913  (one parameter for each flag)

@@ -1,6 +1,6 @@
-"""Options of vLLM's and llama.cpp's command lines: translated where they mean exactly the same, else answered.
+"""Options of vLLM and llama.cpp: translated if they mean exactly the same here, otherwise refused with advice.
 
-No option is ignored in silence: a translated or needless one is reported, and any other ends the command with advice.
+No option is ignored in silence: the command reports each that it translates or does not need.
 """
 
 import itertools
@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 MODEL = "MODEL"
-"""Stands for the positional argument in place of an option."""
+"""In place of an option: the positional argument."""
 
 
 class ForeignFlagError(ValueError):
-    """An option of another server that has no equal here. The message names it and says what to do."""
+    """An option of another server has no equal here. The message names it and says what to do."""
 
 
 def _same(value: str) -> Sequence[str]:
@@ -30,7 +30,7 @@ def _listed(value: str) -> Sequence[str]:
 
 
 def _gib(value: str) -> Sequence[str]:
-    """Bytes, with vLLM's suffixes, as GiB."""
+    """Bytes, which may have vLLM's suffixes, as GiB."""
     units = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     number = float(value[:-1]) * units[value[-1]] if value[-1:] in units else float(value)
     return (f"{number / (1 << 30):g}",)
@@ -38,7 +38,7 @@ def _gib(value: str) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """An option with another name here. Each value that `values` returns is given to `ours`."""
+    """An option with another name here. `ours` is given once for each value that `values` returns."""
 
     ours: str
     values: Callable[[str], Sequence[str]] = _same
@@ -47,20 +47,20 @@ class Translated:
 
 @dataclass(frozen=True, slots=True)
 class Needless:
-    """An option for what this server does anyway. With `only`, other values are refused with `otherwise`."""
+    """An option for something that this server always does. With `only`, `otherwise` refuses other values."""
 
     reason: str
     takes_value: bool = False
     only: frozenset[str] = frozenset()
-    """Values that are needless; empty for all."""
+    """The values that change nothing; empty for all values."""
     otherwise: str = ""
     may_be_bare: bool = False
-    """Whether the value may be missing."""
+    """Whether the value may be left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An option without an equal."""
+    """An option that has no equal here."""
 
     advice: str
 
@@ -102,6 +102,47 @@ FOREIGN: Mapping[str, Foreign] = {
     "--enable-prefix-caching": Translated("--prefix-caching", takes_value=False),
     "--no-enable-prefix-caching": Translated("--no-prefix-caching", takes_value=False),
     "--enforce-eager": Translated("--no-cuda-graphs", takes_value=False),
+    "--hf-token": Translated("--hub-token"),
+    "--ssl-cert-file": Translated("--ssl-certfile"),
+    "--ssl-key-file": Translated("--ssl-keyfile"),
+    "--no-enable-chunked-prefill": Refused("Prompts are always computed in chunks; leave it out."),
+    "--ssl-ca-certs": Refused("Certificates of clients are not checked: give --api-key, or let a proxy check them."),
+    "--ssl-cert-reqs": Refused("Certificates of clients are not checked: give --api-key, or let a proxy check them."),
+    "--enable-ssl-refresh": Refused("Certificates are read at the start: restart the server after a renewal."),
+    "--code-revision": Refused("Code from a model's folder is never run; leave it out."),
+    "--tokenizer-revision": Refused("The tokenizer is the model's own: --revision sets the revision of both."),
+    "--allowed-methods": Refused("Pages of --cors-origins may send every method and header; leave it out."),
+    "--allowed-headers": Refused("Pages of --cors-origins may send every method and header; leave it out."),
+    "--allow-credentials": Refused("Browsers send no cookies here: pages of --cors-origins send a key in a header."),
+    "--enable-expert-parallel": Refused(_PARALLEL),
+    "--max-seq-len-to-capture": Refused("Small steps are always replayed from graphs; --no-cuda-graphs turns it off."),
+    "--compilation-config": Refused("Nothing is compiled by torch.compile; --no-cuda-graphs turns CUDA graphs off."),
+    "--max-num-partial-prefills": Refused("--max-num-batched-tokens bounds the prompt tokens of one step."),
+    "--max-parallel-loading-workers": Refused("Weights are read by one process; leave it out."),
+    "--response-role": Refused("The role of an answer is always assistant, as in OpenAI's API; leave it out."),
+    "--chat-template-content-format": _auto(
+        "Contents are given to the template as text.", "Contents are given to the template as text; leave it out."
+    ),
+    "--enable-reasoning": Needless("Reasoning is always returned separately if the model has any."),
+    "--enable-prompt-tokens-details": Needless("Usage always has the cached tokens of a prompt."),
+    "--enable-force-include-usage": Refused("Send `stream_options` with `include_usage` in each request."),
+    "--disable-fastapi-docs": Refused("/docs and /openapi.json are always there; block them in a proxy."),
+    "--disable-uvicorn-access-log": Refused("Use --log-level warning."),
+    "--disable-log-stats": Needless("Statistics are at /metrics and are not logged."),
+    "--enable-log-requests": Refused("Each request has a log line; --log-prompts adds prompts and answers."),
+    "--enable-request-id-headers": Needless("Every answer has the header x-request-id."),
+    "--guided-decoding-backend": _auto("The backend is always llguidance.", "The backend is always llguidance."),
+    "--middleware": Refused("Code cannot be added to the server: use a proxy."),
+    "--api-server-count": _one("One process serves the API."),
+    "--config-format": _auto("The format is detected.", "Only config.json is read."),
+    "--rope-scaling": Refused("Put `rope_scaling` into the model's config.json."),
+    "--rope-theta": Refused("Put `rope_theta` into the model's config.json."),
+    "--task": _auto("The task is detected from the model.", "The task is detected from the model; leave it out."),
+    "--runner": _auto("The task is detected from the model.", "The task is detected from the model; leave it out."),
+    "--disable-cascade-attn": Needless("There is no cascade attention."),
+    "--numa-bind": Refused("Start the server under numactl."),
+    "--return-tokens-as-token-ids": Refused("Send the field return_tokens_as_token_ids with each request."),
+    "--exclude-tools-when-tool-choice-none": Refused("Send no `tools` with such a request."),
     "--enable-auto-tool-choice": Needless("Tools are always offered to the model."),
     "--enable-chunked-prefill": Needless("Prompts are always computed in chunks."),
     "--async-scheduling": Needless("The next step is always scheduled while the current one runs."),
@@ -118,10 +159,12 @@ FOREIGN: Mapping[str, Foreign] = {
         "Defaults always come from the model's generation_config.json; remove the file to be without.",
     ),
     "--gpu-memory-utilization": Refused(
-        "--kv-cache-gib sets the memory of the KV cache in GiB; by default it is taken from what is free."
+        "--kv-cache-gib sets the memory of the KV cache in GiB; by default it is a share of what is free."
     ),
-    "--swap-space": Refused("Preempted requests are computed again; leave it out."),
-    "--cpu-offload-gb": Refused("A model is on one device: use --quantization int4 or --device cpu."),
+    "--swap-space": Refused("Preempted requests are computed again instead of swapped; leave it out."),
+    "--cpu-offload-gb": Refused(
+        "A model is on one device. If it does not fit, use --quantization int4 or --device cpu."
+    ),
     "--max-num-queued-reqs": Refused("--max-waiting limits the choices (answers) that wait."),
     "--max-logprobs": Refused("Up to 20 top_logprobs are always allowed; leave it out."),
     "--seed": Refused("Send `seed` with each request. Without one, each request gets a seed that its answer reports."),
@@ -135,7 +178,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "--lora-modules": Refused(_ADAPTERS),
     "--limit-mm-per-prompt": Refused(_IMAGES),
     "--download-dir": Refused("Set the variable HF_HOME; models are kept in the hub's own cache."),
-    "--hf-token": Refused("Set the variable HF_TOKEN, so that the token is in no list of processes."),
     # llama.cpp
     "-m": Translated(MODEL),
     "-hf": Translated(MODEL),
@@ -153,7 +195,27 @@ FOREIGN: Mapping[str, Foreign] = {
     "--draft": Translated("--num-draft-tokens"),
     "--draft-max": Translated("--num-draft-tokens"),
     "--no-webui": Translated("--no-page", takes_value=False),
-    "--jinja": Needless("The model's own chat template is always used."),
+    "--jinja": Needless("Chat templates are always rendered by Jinja."),
+    "--chat-template-file": Translated("--chat-template"),
+    "-hft": Translated("--hub-token"),
+    "--api-prefix": Refused("Use --root-path behind a proxy that strips the path; other prefixes are not served."),
+    "--path": Refused("Static files are not served: use a web server."),
+    "--threads-http": Refused("HTTP needs no threads; leave it out."),
+    "-tb": Refused("--threads is for prompts and answers alike."),
+    "--threads-batch": Refused("--threads is for prompts and answers alike."),
+    "--log-disable": Refused("Use --log-level error."),
+    "--props": Refused("Settings cannot be changed while the server runs; /props can be read."),
+    "--no-slots": Refused("/slots is always there; block it in a proxy."),
+    "--no-warmup": Refused("The first step is always run at the start; leave it out."),
+    "--pooling": Refused("How a model pools is read from its folder."),
+    "--reasoning-format": Needless(
+        "Reasoning is returned separately.",
+        takes_value=True,
+        only=frozenset({"auto", "deepseek"}),
+        otherwise="Use --reasoning-parser none to get reasoning as part of the text.",
+    ),
+    "--cache-reuse": Refused("Only prefixes are reused; leave it out."),
+    "--slot-save-path": Refused("KV caches are not saved; leave it out."),
     "-cb": Needless("Requests are always batched continuously."),
     "--cont-batching": Needless("Requests are always batched continuously."),
     "--metrics": Needless("/metrics is always there."),
@@ -189,6 +251,7 @@ FOREIGN: Mapping[str, Foreign] = {
     **dict.fromkeys(("--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty"), Refused(_PER_REQUEST)),
 }
 _SHORT_FORMS = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+_SECRETS = ("--hub-token",)
 _CONTEXT = ("-c", "--ctx-size")
 _SLOTS = ("-np", "--parallel")
 _VALUES = {"--dtype": {"half": "float16", "float": "float32"}, "--log-level": {"warn": "warning"}}
@@ -201,13 +264,13 @@ class Translation:
 
     arguments: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    """What was translated, and what was not needed."""
+    """A sentence for each option that was translated or is not needed."""
 
 
 def translate(arguments: Sequence[str], valued: frozenset[str], switches: frozenset[str]) -> Translation:
-    """Translate the options of other servers. `valued` and `switches` are this server's own, with and without a value.
+    """Translate the options of other servers.
 
-    Raises ForeignFlagError for an option of another server that has no equal here.
+    `valued` and `switches` are the names of this server's options with and without a value. Raises ForeignFlagError.
     """
     found = Translation()
     words = deque(arguments)
@@ -240,7 +303,7 @@ def _translate_one(name: str, value: str | None, words: deque[str], found: Trans
     if foreign.takes_value and value is None:
         is_bare = isinstance(foreign, Needless) and foreign.may_be_bare and (not words or words[0].startswith("-"))
         if not words and not is_bare:
-            raise ForeignFlagError(f"{name}: a value is missing")
+            raise ForeignFlagError(f"{name} needs a value")
         value = None if is_bare else words.popleft()
     if isinstance(foreign, Translated):
         _translate_value(name, foreign, value, found)
@@ -254,13 +317,14 @@ def _translate_value(name: str, foreign: Translated, value: str | None, found: T
     try:
         values = [None] if value is None else foreign.values(value)
     except ValueError:
-        raise ForeignFlagError(f"{name}: cannot read {value!r}") from None
+        raise ForeignFlagError(f"{name}: cannot read {value!r}; use {foreign.ours} instead") from None
     if foreign.ours == MODEL:
         found.arguments += [one for one in values if one is not None]
         return
     given = [word for one in values for word in _pair(foreign.ours, one)]
     found.arguments += given
-    found.notices.append(f"{name} is {' '.join(given)} here.")
+    shown = [foreign.ours] if foreign.ours in _SECRETS else given
+    found.notices.append(f"{name} is {' '.join(shown)} here.")
 
 
 def _pair(name: str, value: str | None) -> Sequence[str]:
@@ -273,7 +337,7 @@ def _translate_context(name: str, value: str, arguments: Sequence[str], found: T
     slots = next((words[option] for option in _SLOTS if option in words), "1")
     is_shared = not {"--kv-unified", "-kvu"}.isdisjoint(arguments)
     if not value.isdecimal() or not slots.isdecimal() or int(slots) == 0:
-        raise ForeignFlagError(f"{name}: cannot read {value!r}")
+        raise ForeignFlagError(f"{name}: cannot read {value!r} as a number of tokens; use --max-model-len instead")
     if int(value) == 0:
         found.notices.append(f"{name} 0 is not needed: the model's own length is the default.")
         return

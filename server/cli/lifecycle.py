@@ -1,6 +1,6 @@
-"""A server's life: find the model, start the engine, listen, announce what is served, end with an exit code.
+"""A server from start to end: listen, find the model, start the engine, announce what is served, drain.
 
-The engine process starts first, since it takes longest; the HTTP side imports and loads its parts meanwhile.
+The engine process starts first because it takes longest; the HTTP side imports and loads its parts meanwhile.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from server.assembly import (
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.generation.planning.decoding_rules import SpeculationRules
+from server.http.certificate import Certificate, CertificateError
 from server.http.draining_server import BindError, DrainingServer, bind, configure, url_of
 from server.http.origins import guarded
 from server.logs import configure_logging
@@ -44,18 +45,21 @@ if TYPE_CHECKING:
 
 
 FAILURE_CHECK_S = 1.0
+_HOW_TO_CLOSE = (
+    "Set a key with --api-key or --api-keys-file, or admit only this machine with --host 127.0.0.1 (the default)."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Milestones:
-    """Seconds from the start of the command until each part was there."""
+    """Seconds from the start of the command until each part was ready."""
 
     model_found: float
     http_ready: float
     files_hashed: float
     engine_ready: float
     of_engine: tuple[tuple[str, float], ...]
-    """What of the engine's time went where."""
+    """Seconds of each stage of the engine's start, by name."""
 
     def __str__(self) -> str:
         http = self.http_ready - self.model_found
@@ -70,10 +74,9 @@ class Milestones:
 
 
 def serve(settings: Settings, started: float) -> None:
-    """Serve until a signal ends it; `started` is when the command began, on the clock of time.perf_counter.
+    """Serve until a signal ends it. `started` is the time.perf_counter() at which the command began.
 
-    Raises StartError if the engine fails for good, or the address or a file of the model cannot be used, and
-    ModelNotFoundError.
+    Raises ModelNotFoundError, and StartError if the engine fails for good or an address or file cannot be used.
     """
     console = Console(soft_wrap=True, highlight=False)
     configure_logging(settings.log_format, settings.log_level)
@@ -81,17 +84,30 @@ def serve(settings: Settings, started: float) -> None:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with ExitStack() as stack:
         try:
+            certificate = certificate_of(settings)
             listener = stack.enter_context(bind(settings.host, settings.port))
             publisher = stack.enter_context(open_publisher(settings))
-        except BindError as error:
+        except (BindError, CertificateError) as error:
             raise StartError(str(error)) from None
         address = listener.getsockname()[0]
         if not ip_address(address).is_loopback:
-            warn_if_open(settings, address, "--api-key sets a key, --host 127.0.0.1 admits this machine only.")
+            warn_if_open(settings, address, _HOW_TO_CLOSE)
         warn_if_unused(settings)
         checkpoints = find_checkpoints(settings, console)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Life(settings, checkpoints, listener, publisher, console, started).run())
+            runner.run(_Life(settings, checkpoints, listener, certificate, publisher, console, started).run())
+
+
+def certificate_of(settings: Settings) -> Certificate | None:
+    """The certificate that the settings name, checked; None for a server without TLS. Raises CertificateError."""
+    if settings.ssl_certfile is None or settings.ssl_keyfile is None:
+        return None
+    password = settings.ssl_keyfile_password
+    certificate = Certificate(
+        settings.ssl_certfile, settings.ssl_keyfile, None if password is None else password.get_secret_value()
+    )
+    certificate.check()
+    return certificate
 
 
 class _Life:
@@ -100,6 +116,7 @@ class _Life:
         settings: Settings,
         checkpoints: Checkpoints,
         listener: socket,
+        certificate: Certificate | None,
         publisher: "KVPublisher | None",
         console: Console,
         started: float,
@@ -108,6 +125,7 @@ class _Life:
         self._checkpoints = checkpoints
         self._folder = checkpoints.model
         self._listener = listener
+        self._certificate = certificate
         self._publisher = publisher
         self._console = console
         self._started = started
@@ -135,32 +153,34 @@ class _Life:
             raise failure
 
     def _reload_keys_on_hangup(self, services: "Services") -> None:
-        """Without a file of keys, SIGHUP ends the process, as it ends others when their terminal closes."""
+        """Reload the keys on SIGHUP. Without a file of keys, SIGHUP ends the process, as when its terminal closes."""
         if self._settings.api_keys_file is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, services.accounts.keys.reload)
 
     def _build_server(self, engine: EngineClient) -> tuple[DrainingServer, "Services"]:
-        """Runs in a thread, so that the event loop goes on to start the engine."""
+        """Make the application. It runs in a thread, so that the event loop can start the engine meanwhile."""
         app = make_app(engine, self._settings, self._checkpoints)
-        all_of_it: ASGIApp = app
+        served: ASGIApp = app
         if self._settings.page and is_installed():
-            all_of_it = self._page = PageGate(app, f"{self._address}/v1")
+            trusted = None if self._certificate is None else self._certificate.client_context()
+            served = self._page = PageGate(app, f"{self._address}/v1", self._settings.root_path, trusted)
         config = configure(
-            guarded(all_of_it, self._settings.allowed_hosts, has_keys=self._settings.has_keys),
+            guarded(served, self._settings.allowed_hosts, has_keys=self._settings.has_keys),
             self._settings.client_timeout_s,
             websockets=app.state.websockets | (WEBSOCKETS if self._page is not None else {}),
+            certificate=self._certificate,
         )
         return DrainingServer(config, engine, self._settings.drain_grace_s), app.state.services
 
     async def _watch(
         self, engine: EngineClient, server: DrainingServer, services: "Services", http_ready: float
     ) -> None:
-        """Announce the server when it is ready, and end it when it cannot go on."""
+        """Announce the server when it is ready, and end it when its engine has failed for good."""
         try:
             await self._announce_when_ready(engine, services, http_ready)
             while engine.state is not EngineState.FAILED:  # noqa: ASYNC110  (the engine's interface has no such event)
                 await asyncio.sleep(FAILURE_CHECK_S)
-            raise StartError("the engine failed and could not be restarted; the log says why")
+            raise StartError("the engine failed and could not be restarted; the log above says why")
         except EngineUnavailableError as error:
             if engine.state is EngineState.FAILED:
                 raise StartError(str(error)) from None
@@ -170,11 +190,11 @@ class _Life:
             server.should_exit = True
 
     async def _announce_when_ready(self, engine: EngineClient, services: "Services", http_ready: float) -> None:
-        """Raises EngineUnavailableError, and OSError if a file of the model cannot be read, whichever is first."""
+        """Raises EngineUnavailableError, or OSError if a file of the model cannot be read."""
         engine_ready, files_hashed = await asyncio.gather(
             self._time_of(engine.wait_ready()), self._time_of(services.fingerprint.wait_known())
         )
-        await engine.wait_ready()  # it may have ended while files were hashed
+        await engine.wait_ready()  # it may have failed while files were hashed
         started_in = engine.info.started_in
         self._announce_ready(
             engine, services, Milestones(self._model_found, http_ready, files_hashed, engine_ready, started_in)
@@ -189,6 +209,8 @@ class _Life:
             self._announce("Page", f"{self._address}/")
         self._announce("Model", f"{name}, {info.dtype} weights and {info.rows} rows on {info.device}")
         self._announce("Abilities", str(services.model.abilities))
+        if self._settings.chat_template is not None:
+            self._announce("Chat template", str(self._settings.chat_template))
         self._announce(
             "Context",
             f"{info.max_model_len:,} tokens; KV cache of {tokens:,} tokens, "
@@ -210,7 +232,7 @@ class _Life:
 
     @property
     def _address(self) -> str:
-        return url_of(self._listener)
+        return url_of(self._listener, "http" if self._certificate is None else "https")
 
     async def _time_of(self, event: Coroutine[Any, Any, None]) -> float:
         await event
@@ -221,7 +243,7 @@ class _Life:
 
 
 def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:
-    """For the start summary: the default and the methods that requests can name."""
+    """Describe the default method, and the methods that requests can choose, for the start summary."""
     if not methods:
         return "none"
     default = SpeculationRules(methods, settings.speculation).default_method
@@ -229,13 +251,13 @@ def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:
 
 
 def open_publisher(settings: Settings) -> "AbstractContextManager[KVPublisher | None]":
-    """Closes what it has opened; None where nothing is to be published. Raises BindError."""
+    """Publish KV events until the context ends, if the settings ask for it. Raises BindError."""
     if settings.kv_events is None:
         return nullcontext()
     try:
         from server.engine.kv_publisher import KVPublisher  # noqa: PLC0415  (pyzmq need not be installed)
     except ImportError:
-        raise BindError("kv_events needs pyzmq: pip install 'samewise[kv-events]'") from None
+        raise BindError("kv_events needs pyzmq; run `pip install 'samewise[kv-events]'`") from None
     try:
         return closing(KVPublisher(settings.kv_events, settings.kv_events_topic, settings.kv_events_replay))
     except OSError as error:

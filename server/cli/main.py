@@ -7,14 +7,30 @@ import typer
 from server import __version__
 from server.cli import bench, chat, page, serve, train_heads, verify
 
+_NEXT = """\
+Samewise {version}: an OpenAI-compatible server for language models in which speed never changes the answer.
+
+Start a server with the embedded model. Then talk to it from another terminal, or open http://127.0.0.1:8000/:
+  samewise serve
+  samewise chat
+
+Next:
+  samewise serve MODEL       serve a folder, a GGUF file or a model from the hub
+  samewise serve --help      list all settings
+  samewise verify URL        test whether a server gives the same answer every time
+  samewise bench             measure latency and throughput of any OpenAI-compatible server
+  samewise page              show the page for any OpenAI-compatible server
+  samewise train-heads       train heads for speculation
+
+samewise --install-completion installs completion for your shell."""
+
 app = typer.Typer(
     name="samewise",
     help="An OpenAI-compatible server for language models in which speed never changes the answer.",
-    no_args_is_help=True,
-    add_completion=False,
+    epilog="`samewise` alone says what to do first; `samewise COMMAND --help` lists the options of a command.",
     rich_markup_mode=None,  # boxes would leave too little of a line for the words
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 
@@ -24,19 +40,22 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Hold the options that stand before a command."""
+    """Hold the options that stand before a command, and say what to do first if there is none."""
+    if context.invoked_subcommand is None:
+        typer.echo(_NEXT.format(version=__version__))
 
 
 serve.register(app)
 chat.register(app)
-bench.register(app)
 verify.register(app)
+bench.register(app)
 page.register(app)
 train_heads.register(app)
 

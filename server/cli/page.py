@@ -6,24 +6,25 @@ from typing import Annotated
 
 import typer
 
-from server.cli.console import DEFAULT_BASE_URL, BaseUrl, address_of, fail
+from server.cli.console import DEFAULT_BASE_URL, BaseUrl, PlainCommand, address_of, fail
 
 _CLIENT_TIMEOUT_S = 30.0
-Host = Annotated[str, typer.Option(help="Address to listen on: 0.0.0.0 admits other machines.")]
+Host = Annotated[str, typer.Option(metavar="TEXT", help="Address to listen on; 0.0.0.0 admits other machines.")]
 AllowedHosts = Annotated[
     list[str] | None,
     typer.Option(
-        help="Name by which it may be asked, such as page.example.com, * for all; by default only those that nobody "
-        "can register.",
+        metavar="NAME",
+        help="Host name that requests may be sent to, such as page.example.com; * for all. Repeat it for several. By "
+        "default only names that no one can register.",
         show_default=False,
     ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
+Port = Annotated[int, typer.Option(metavar="INTEGER", min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(page)
+    app.command(cls=PlainCommand)(page)
 
 
 def page(
@@ -33,12 +34,12 @@ def page(
     port: Port = 8001,
     allowed_hosts: AllowedHosts = None,
 ) -> None:
-    """Show the page for an OpenAI-compatible server. It asks for a key in the browser. Ctrl-C ends."""
+    """Show the page for any OpenAI-compatible server. It asks for a key in the browser. Ctrl-C ends it."""
     from server.http.draining_server import BindError  # noqa: PLC0415
     from server.page.gate import is_installed  # noqa: PLC0415
 
     if not is_installed():
-        fail("the page is not installed: pip install 'samewise[page]'")
+        fail("the page is not installed; run `pip install 'samewise[page]'`")
     try:
         _serve(_api_address(base_url), host, port, [name.lower() for name in allowed_hosts or ()])
     except BindError as error:

@@ -1,8 +1,7 @@
-"""What a signal does to a server that does not answer yet: the start ends at once.
+"""Signals during the start: they end it at once.
 
-Without handlers the first process of a container could not be stopped while it downloads or converts its model: the
-kernel keeps from it every signal that it does not handle. Once the server answers, a signal drains it
-(draining_server.py).
+The kernel keeps from a container's first process every signal without a handler, so it could not be stopped while it
+downloads or converts its model. Once the server answers, a signal drains it (draining_server.py).
 """
 
 # Short: it is imported before anything heavy, so that a signal ends the start at once.
@@ -14,17 +13,17 @@ from types import FrameType
 from typing import NoReturn
 
 CLEANUP_S = 3
-"""Given to what ends with the start: child processes, temporary folders, threads that download."""
+"""Seconds for child processes, temporary folders and downloading threads to end."""
 
 
 def end_start_on_signals() -> None:
-    """From now on SIGINT and SIGTERM end the process with one line and status 128 + signal, a second one at once."""
+    """Make SIGINT and SIGTERM end the process with one line and status 128 + signal; a second one ends it at once."""
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, _end)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Unwind like an error does, but within a time: threads in the middle of a download would be waited for."""
+    """Unwind like an error, with a time limit: Python would wait for threads in the middle of a download."""
     status = 128 + number
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(one, lambda *_: os._exit(status))

@@ -1,4 +1,4 @@
-"""The conversation of samewise chat: its messages, the server that answers, and the terminal."""
+"""The parts of `samewise chat`: the conversation, the server that answers, and the terminal."""
 
 import contextlib
 import json
@@ -13,11 +13,12 @@ import typer
 from rich.console import Console
 
 from server.cli.console import printable
+from server.client.certificates import UNTRUSTED, trusted_certificates, untrusted
 from server.client.openai_answers import AnswerError, ChunkParser, error_message, first_model, headers
 
 
 class Conversation:
-    """Messages and the options that every request of the conversation is sent with."""
+    """Messages, and the options of every request of the conversation."""
 
     def __init__(self, model: str, system: str | None, options: Mapping[str, Any]) -> None:
         self.model = model
@@ -30,12 +31,12 @@ class Conversation:
         return list(self._messages)
 
     def request(self, question: str) -> dict[str, Any]:
-        """The request body that asks this next."""
+        """The body of the request that asks this question."""
         asked = [*self._messages, {"role": "user", "content": question}]
         return {"model": self.model, "messages": asked, "stream": True, **self._options}
 
     def add(self, question: str, answer: str) -> None:
-        """Keep a question with its answer."""
+        """Add a question with its answer."""
         self._messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def reset(self) -> None:
@@ -52,7 +53,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class ServerError(Exception):
-    """The server gave no answer; the message is for the user."""
+    """The server gave no answer. The message is for the user."""
 
 
 class ChatServer:
@@ -61,7 +62,9 @@ class ChatServer:
     def __init__(self, base_url: str, api_key: str | None) -> None:
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
         self._base_url = base_url
-        self._client = httpx.Client(headers=headers(api_key), timeout=timeout, trust_env=False)
+        self._client = httpx.Client(
+            headers=headers(api_key), timeout=timeout, trust_env=False, verify=trusted_certificates()
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +110,7 @@ class ChatServer:
         message = error_message(response.content)
         match response.status_code:
             case 401 | 403:
-                raise ServerError(f"the server wants another key (--api-key or SAMEWISE_API_KEY): {message}")
+                raise ServerError(f"{message} Set --api-key or SAMEWISE_API_KEY to a key of this server.")
             case 429 | 503:
                 wait = response.headers.get("retry-after")
                 raise ServerError(f"{message}" + (f" Try again in {wait} s." if wait else ""))
@@ -115,20 +118,24 @@ class ChatServer:
                 raise ServerError(f"HTTP {status}: {message}")
 
     def _unreachable(self, error: Exception) -> ServerError:
+        if untrusted(error):
+            return ServerError(f"{self._base_url}: {UNTRUSTED}")
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return ServerError(f"no server answers at {self._base_url}; is `samewise serve` running?")
+            return ServerError(
+                f"no server answers at {self._base_url}; start one with `samewise serve`, or name it with --base-url"
+            )
         return ServerError(f"the connection to {self._base_url} broke: {str(error) or type(error).__name__}")
 
 
 HELP = """\
 /reset        forget the conversation, keep the system message
 /save FILE    write the conversation to a JSON file
-/quit         leave, as Ctrl-D does
-Ctrl-C        stop the answer that is being written; it is kept as far as it came"""
+/quit         leave, like Ctrl-D
+Ctrl-C        stop the answer, and keep what has been written of it"""
 
 
 class Terminal:
-    """Reads questions and prints answers until the user has enough."""
+    """Reads questions and prints answers until the user leaves."""
 
     def __init__(self, server: ChatServer, conversation: Conversation) -> None:
         self._server = server
@@ -136,7 +143,7 @@ class Terminal:
         self._console = Console(highlight=False, soft_wrap=True)
 
     def run(self) -> None:
-        """Returns when the user leaves. An error of the server is shown; the conversation goes on."""
+        """Talk until the user leaves. Errors of the server are shown and do not end the conversation."""
         if sys.stdin.isatty():
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401, PLC0415  (its import gives input() a history and line editing)
@@ -149,7 +156,7 @@ class Terminal:
                 self._ask(line)
 
     def _read(self) -> str | None:
-        """The next line without the space around it; None at the end of the input, empty after Ctrl-C."""
+        """The next line, stripped. None at the end of the input, empty after Ctrl-C."""
         try:
             return input("> ").strip()
         except EOFError:
@@ -160,7 +167,7 @@ class Terminal:
             return ""
 
     def _command(self, line: str) -> bool:
-        """Returns whether the conversation goes on."""
+        """Run a command. Returns False if it ends the conversation."""
         name, _, argument = line.partition(" ")
         match name:
             case "/quit" | "/exit":
@@ -173,7 +180,7 @@ class Terminal:
             case "/help":
                 self._console.print(HELP, style="dim", markup=False)
             case _:
-                self._console.print(f"There is no command {name}; /help lists them.", style="red", markup=False)
+                self._console.print(f"Unknown command {name}. /help lists all.", style="red", markup=False)
         return True
 
     def _save(self, name: str) -> None:
@@ -188,7 +195,7 @@ class Terminal:
             self._console.print(f"Saved to {name}.", style="dim", markup=False)
 
     def _ask(self, question: str) -> None:
-        """Print the answer as it comes; keep what came, also if it was stopped."""
+        """Print the answer as it comes, and add what has come to the conversation even if it was stopped."""
         pieces: list[str] = []
         try:
             with contextlib.closing(self._server.answer(self._conversation.request(question))) as answer:

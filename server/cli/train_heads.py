@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.cli.console import fail
+from server.cli.console import PlainCommand, fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,43 +24,54 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str | None,
-    typer.Argument(show_default=False, help="Folder, GGUF file or hub name; by default the embedded model."),
+    typer.Argument(
+        metavar="MODEL", show_default=False, help="Folder, GGUF file or hub name. By default the embedded model."
+    ),
 ]
-Kind = Annotated[Literal["medusa", "hydra", "eagle3"], typer.Option(help="Kind of heads.")]
+Kind = Annotated[
+    Literal["medusa", "hydra", "eagle3"], typer.Option(metavar="medusa|hydra|eagle3", help="Kind of heads.")
+]
 Output = Annotated[
-    Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the heads go, for `samewise serve --heads`.")
+    Path,
+    typer.Option(
+        "-o", "--output", metavar="FOLDER", help="Folder to write the heads to, for `samewise serve --heads`."
+    ),
 ]
 Work = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Where data and progress are kept; by default beside --output."),
+    typer.Option(metavar="FOLDER", help="Folder for data and progress. By default next to --output."),
 ]
-Tokens = Annotated[int, typer.Option(min=1, help="Tokens of the model's own answers to train on.")]
-Minutes = Annotated[float, typer.Option(min=0.01, help="Time for the training itself, once the data are there.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Training steps, in place of --minutes.")]
-LearningRate = Annotated[float, typer.Option(min=1e-6, help="At its highest; it falls to a fiftieth in the end.")]
-DraftVocab = Annotated[int, typer.Option(min=2, help="Tokens that the heads guess from: the most frequent ones.")]
-Depth = Annotated[int, typer.Option(min=1, help="Tokens ahead that are guessed.")]
-Layers = Annotated[int, typer.Option(min=1, help="Layers of each Medusa or Hydra head.")]
+Tokens = Annotated[int, typer.Option(metavar="TOKENS", min=1, help="Tokens of the model's own answers to train on.")]
+Minutes = Annotated[
+    float, typer.Option(metavar="MINUTES", min=0.01, help="Time for the training, after the data is ready.")
+]
+Steps = Annotated[int | None, typer.Option(metavar="INTEGER", min=1, help="Training steps, instead of --minutes.")]
+LearningRate = Annotated[
+    float, typer.Option(metavar="NUMBER", min=1e-6, help="Highest learning rate. It falls to a fiftieth at the end.")
+]
+DraftVocab = Annotated[
+    int, typer.Option(metavar="TOKENS", min=2, help="Number of tokens that heads can guess: the most frequent ones.")
+]
+Depth = Annotated[int, typer.Option(metavar="TOKENS", min=1, help="Number of tokens that heads guess ahead.")]
+Layers = Annotated[int, typer.Option(metavar="INTEGER", min=1, help="Layers of each Medusa or Hydra head.")]
 Features = Annotated[
     str | None,
     typer.Option(
         metavar="LAYERS",
-        help="What Hydra and EAGLE-3 heads take of the model: the hidden states that enter these layers, such as "
-        "15,24,27, or `last` for those that leave the last one.",
+        help="Layers whose inputs Hydra and EAGLE-3 heads read, such as 15,24,27, or `last` for the last layer's "
+        "output.",
     ),
 ]
 BeginWith = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FOLDER", help="Hydra heads whose knowledge the new ones begin with; they may have more of everything."
-    ),
+    typer.Option(metavar="FOLDER", help="Trained Hydra heads to start from; the new heads may be larger."),
 ]
-Int8 = Annotated[bool, typer.Option("--int8/--bfloat16", help="What the weights are stored as.")]
+Int8 = Annotated[bool, typer.Option("--int8/--bfloat16", help="Type in which the weights are stored.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="train-heads")(train_heads)
+    app.command(name="train-heads", cls=PlainCommand)(train_heads)
 
 
 def train_heads(  # noqa: PLR0913  (one parameter for each flag)
@@ -80,7 +91,7 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     begin_with: BeginWith = None,
     int8: Int8 = True,
 ) -> None:
-    """Train draft heads for a model, on its own answers. Interrupted, the same command goes on where it was."""
+    """Train draft heads for a model, on its own answers. After an interruption, the same command continues."""
     from rich.console import Console  # noqa: PLC0415
 
     from model_runner.models.repository import ModelNotFoundError, resolve_model  # noqa: PLC0415
@@ -111,13 +122,13 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     except (ModelNotFoundError, ValueError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on from here", code=130)
+        fail("interrupted; the same command continues from here", code=130)
     Console(soft_wrap=True).print(_table(accuracy))
 
 
 @contextmanager
 def _progress_lines(console: "Console") -> "Iterator[Progress]":
-    """A line for each stage, with the log above; only the log if the output is no terminal."""
+    """Show a line for each stage below the log, or only the log if the output is not a terminal."""
     from rich.logging import RichHandler  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415  # noqa: PLC0415
         BarColumn,
@@ -152,12 +163,12 @@ def _features(text: str) -> "tuple[Feature, ...]":
 
     names = text.replace(" ", "").split(",")
     if not all(name == LAST or name.isdecimal() for name in names) or len(set(names)) < len(names):
-        raise ValueError(f"--features {text}: different numbers of layers, or `last`, were expected, joined by commas")
+        raise ValueError(f"--features: expected different layer numbers or `last`, joined by commas, got {text!r}")
     return tuple(LAST if name == LAST else entering(int(name)) for name in names)
 
 
 def _answerer(model: Path, name: str) -> "Answerer":
-    """The model in an engine in this process, as it is served."""
+    """The model in an engine in this process, configured as it would be served."""
     from model_runner.config import RunnerConfig  # noqa: PLC0415
     from server.cli.training_answers import OfflineAnswerer  # noqa: PLC0415
     from server.engine.messages import EngineConfig  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Many prompts through an engine in this process, without HTTP: how training data is made."""
+"""Training data for heads: answers to many prompts, from an engine in this process."""
 
 import logging
 from collections.abc import Generator, Iterator, Mapping
@@ -18,7 +18,7 @@ logger = logging.getLogger("samewise.training")
 
 @dataclass(slots=True)
 class _Running:
-    """A question in the engine and the tokens so far."""
+    """A question in the engine, and its tokens so far."""
 
     prompt: tuple[int, ...]
     temperature: float
@@ -35,10 +35,10 @@ class OfflineAnswerer:
         self._stops = model.defaults.eos_token_ids
         self._in_flight = in_flight
         self.max_prompt = 512
-        """A longer prompt is not answered."""
+        """Tokens of the longest prompt that is answered."""
 
     def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, Answer]]:
-        """See Answerer. Raises RuntimeError if the engine fails on a question."""
+        """Yield each question's number and answer. Raises RuntimeError if the engine fails on a question."""
         numbered = enumerate(questions)
         running: dict[str, _Running] = {}
         try:
@@ -57,7 +57,7 @@ class OfflineAnswerer:
                 self._engine.abort(request_id)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """By the model's chat template, if it has one; without one, there is no opening."""
+        """Tokens of a prompt, by the chat template if the model has one. Without one, there is no opening."""
         template = self._tokenizer.chat_template
         if prompt.kind == "plain" or template is None:
             return tuple(self._tokenizer.encode(prompt.text, add_special_tokens=True)) if prompt.text else ()

@@ -33,7 +33,7 @@ _DONE = b"[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What the user asked for."""
+    """Options of a run."""
 
     base_url: str
     model: str
@@ -293,7 +293,7 @@ class _Token(msgspec.Struct):
 
 
 class _Logprobs(msgspec.Struct):
-    """`content` has the tokens of chat, `tokens` those of completions."""
+    """`content` has the tokens of chat, `tokens` the tokens of completions."""
 
     content: list[_Token] | None = None
     tokens: list[str] | None = None

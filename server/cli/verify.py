@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from server.cli.console import ApiKey, ModelName, address_of, fail, printable
+from server.cli.console import ApiKey, ModelName, PlainCommand, address_of, fail, printable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -15,18 +15,22 @@ if TYPE_CHECKING:
 MAX_SHOWN = 10
 """Differences and failures that the report shows."""
 
-Url = Annotated[str, typer.Argument(help="Address of the server, such as http://127.0.0.1:8000/v1.")]
-Endpoint = Annotated[Literal["completions", "chat"], typer.Option(help="Endpoint to call.")]
-NumRequests = Annotated[int, typer.Option("-n", "--num-requests", min=1, help="Answers to compare.")]
-Seconds = Annotated[float, typer.Option(min=1, help="Time limit in seconds; the test ends earlier if it can.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum tokens of each answer.")]
-Crowd = Annotated[int, typer.Option(min=2, help="Requests in flight in a crowd.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="URL of the server, such as http://127.0.0.1:8000/v1.")]
+Endpoint = Annotated[
+    Literal["completions", "chat"], typer.Option(metavar="completions|chat", help="Endpoint to send requests to.")
+]
+NumRequests = Annotated[int, typer.Option("-n", "--num-requests", metavar="INTEGER", min=1, help="Answers to compare.")]
+Seconds = Annotated[
+    float, typer.Option(metavar="SECONDS", min=1, help="Time limit in seconds; the test ends earlier if it can.")
+]
+MaxTokens = Annotated[int, typer.Option(metavar="TOKENS", min=1, help="Maximum tokens of each answer.")]
+Crowd = Annotated[int, typer.Option(metavar="INTEGER", min=2, help="Requests in flight in a crowd.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the result as JSON.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(verify)
+    app.command(cls=PlainCommand)(verify)
 
 
 def verify(  # noqa: PLR0913  (one parameter for each flag)
@@ -50,7 +54,7 @@ def verify(  # noqa: PLR0913  (one parameter for each flag)
 
     address = address_of(url)
     if output is not None and not output.parent.is_dir():
-        fail(f"--output: there is no folder {output.parent}", code=2)
+        fail(f"--output: the folder {output.parent} does not exist; create it first", code=2)
     options = VerifyOptions(address, model or "", endpoint, num_requests, seconds, max_tokens, crowd)
     result = _run(options, api_key)
     _print(result)

@@ -19,9 +19,13 @@ class Fingerprint:
     A thread hashes the files while the engine loads them. The first time, large files take minutes.
     """
 
-    def __init__(self, folders: Sequence[Path], settings: Settings) -> None:
-        """`folders` hold the models that affect answers. Raises OSError if one cannot be listed."""
+    def __init__(self, folders: Sequence[Path], settings: Settings, chat_template: str = "") -> None:
+        """`folders` hold the models that affect answers; a `chat_template` replaces the model's own.
+
+        Raises OSError if a folder cannot be listed.
+        """
         self._settings = settings
+        self._replaced = (f"template={chat_template}",) if chat_template else ()
         self._files = [
             (index, path) for index, folder in enumerate(folders) for path in sorted(folder.iterdir()) if path.is_file()
         ]
@@ -50,7 +54,7 @@ class Fingerprint:
         engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.rows, info.kernels)
         sizes = (str(info.block_size), str(info.max_model_len))
         settings = (f"exact={self._settings.exact}", self._settings.logprobs)
-        parts = (__version__, digest, *engine, *sizes, *settings)
+        parts = (__version__, digest, *engine, *sizes, *settings, *self._replaced)
         return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def _run(self) -> None:

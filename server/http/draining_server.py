@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from server.engine.client import EngineClient
+from server.http.certificate import Certificate
 from server.http.connection import AnsweringConnection, limited_connection
 
 KEEP_ALIVE_S = 75
@@ -25,7 +28,14 @@ logger = logging.getLogger("samewise.server")
 
 
 class BindError(Exception):
-    """The address cannot be listened on; the message says why."""
+    """The server cannot listen on its address. The message says why and what to do."""
+
+
+_BIND_ADVICE = {
+    errno.EADDRINUSE: "end the program that uses it, choose another --port, or pick a free one with --port 0",
+    errno.EACCES: "this user may not listen on it; choose a --port above 1023",
+    errno.EADDRNOTAVAIL: "this machine has no such address; use --host 127.0.0.1, or 0.0.0.0 for all its addresses",
+}
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -33,25 +43,39 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address, family=family, backlog=2048)
+    except socket.gaierror as error:
+        advice = "give --host an address or a name of this machine"
+        raise BindError(f"cannot listen on {host} port {port}: {error.strerror}; {advice}") from None
     except OSError as error:
-        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise BindError(f"cannot listen on {host} port {port}: {reason}") from None
+        code = error.errno or 0
+        advice = f"; {_BIND_ADVICE[code]}" if code in _BIND_ADVICE else ""
+        raise BindError(f"cannot listen on {host} port {port}: {os.strerror(code)}{advice}") from None
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """The listener's URL on this machine, without a slash at the end."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{host}:{port}"
+    return f"{scheme}://{host}:{port}"
 
 
-def configure(app: ASGIApp, client_timeout_s: float, websockets: Mapping[str, int] | None = None) -> uvicorn.Config:
+def configure(
+    app: ASGIApp,
+    client_timeout_s: float,
+    websockets: Mapping[str, int] | None = None,
+    certificate: Certificate | None = None,
+) -> uvicorn.Config:
     """Make uvicorn's settings. It logs nothing itself, because the application logs requests.
 
-    `websockets` is passed to `limited_connection`.
+    `websockets` is passed to `limited_connection`. With a certificate the server speaks HTTPS.
     """
+    tls: dict[str, Any] = {}
+    if certificate is not None:
+        tls = {"ssl_certfile": certificate.certificate, "ssl_keyfile": certificate.key}
+        tls["ssl_keyfile_password"] = certificate.password
     return uvicorn.Config(
         app,
+        **tls,
         http=limited_connection(client_timeout_s, websockets),
         ws="none",  # LimitedConnection accepts them itself
         ws_per_message_deflate=False,  # one read could unpack to a thousand of the largest messages

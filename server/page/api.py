@@ -1,5 +1,6 @@
 """HTTP client for an OpenAI-compatible server and for Samewise's own endpoints."""
 
+import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -7,6 +8,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
+from server.client.certificates import trusted_certificates
 from server.client.openai_answers import (
     UNREADABLE,
     AnswerError,
@@ -53,13 +55,16 @@ def can_be_sent(key: str) -> bool:
 class Api:
     """Client shared by all pages. Each call takes its page's key (empty for none) and may raise ApiError."""
 
-    def __init__(self, base_url: str) -> None:
-        """`base_url` includes the version, as in http://127.0.0.1:8000/v1."""
+    def __init__(self, base_url: str, trusted: ssl.SSLContext | None = None) -> None:
+        """`base_url` ends with the version, as in http://127.0.0.1:8000/v1; `trusted` has the server's certificate."""
         self.base_url = base_url
         self.server_url = base_url.removesuffix("/v1")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=_CONNECT_S), limits=limits, trust_env=False
+            verify=trusted or trusted_certificates(),
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+            limits=limits,
+            trust_env=False,
         )
 
     async def close(self) -> None:

@@ -1,5 +1,6 @@
 """The page as an ASGI application."""
 
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -22,12 +23,14 @@ _MESSAGES_KEPT = 2000
 """Messages kept for a browser that reconnects within `_RECONNECT_S`."""
 
 
-def make_page(base_url: str, path: str, force_reload: Callable[[Send], Awaitable[None]]) -> FastAPI:
+def make_page(
+    base_url: str, path: str, force_reload: Callable[[Send], Awaitable[None]], trusted: ssl.SSLContext | None = None
+) -> FastAPI:
     """Build the page below `path` for the API at `base_url`, which includes /v1.
 
     Call it once in a process, because NiceGUI has one global app. `force_reload` ends an unknown websocket.
     """
-    api = Api(base_url)
+    api = Api(base_url, trusted)
     pollers = SharedPollers(api)
     host = FastAPI(openapi_url=None)
     nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)

@@ -6,6 +6,7 @@ NiceGUI runs only for visitors with a valid key.
 import hashlib
 import hmac
 import secrets
+import ssl
 import time
 from html import escape
 from pathlib import Path
@@ -45,9 +46,9 @@ class Entrance:
     sends the key again when the ticket has expired.
     """
 
-    def __init__(self, base_url: str, page: ASGIApp) -> None:
-        """`base_url` is the API's address with /v1."""
-        self._api = Api(base_url)
+    def __init__(self, base_url: str, page: ASGIApp, trusted: ssl.SSLContext | None = None) -> None:
+        """`base_url` is the API's address with /v1; `trusted` has its certificate."""
+        self._api = Api(base_url, trusted)
         self._page = page
         self._secret = secrets.token_bytes(32)
 

@@ -6,6 +6,7 @@ This is the page's only module that is imported before the page is first opened.
 import asyncio
 import gc
 import json
+import ssl
 from contextlib import AsyncExitStack
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ WEBSOCKETS = {f"{PATH}/": 3 << 20}
 MAX_WEBSOCKETS = 256
 """Websockets open at a time; each open page has one."""
 _SOCKET_PATH = f"{PATH}/_nicegui_ws/"
+_STRIPPED = b"x-forwarded-prefix"
 _OPENED = "0" + json.dumps({"sid": "none", "upgrades": [], "pingInterval": 1000, "pingTimeout": 1000, "maxPayload": 1})
 _REFUSED = "44" + json.dumps({"message": "Implicit handshake failed"})
 
@@ -40,10 +42,15 @@ class PageGate:
     The page is loaded, in a second or two, by its first request (with a valid key, if the API requires one).
     """
 
-    def __init__(self, api: ASGIApp, base_url: str) -> None:
-        """`base_url` is the API's address with /v1."""
+    def __init__(self, api: ASGIApp, base_url: str, root_path: str = "", trusted: ssl.SSLContext | None = None) -> None:
+        """`base_url` is the API's address with /v1, `root_path` a path that a proxy strips.
+
+        `trusted` replaces the certificates that this machine trusts.
+        """
         self._api = api
         self._base_url = base_url
+        self._root_path = root_path
+        self._trusted = trusted
         self._loading = asyncio.Lock()
         self._entrance: Entrance | None = None
         self._page: FastAPI | None = None
@@ -55,16 +62,24 @@ class PageGate:
             path = scope["path"]
             if path.startswith(PATH + "/"):
                 to = self._to_page if scope["type"] == "http" else self._to_websocket
-                await to(scope, receive, send)
+                await to(self._below_root(scope), receive, send)
                 return
             if path in ("/", PATH) and scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
-                # Relative, so that it also works behind a proxy that adds a path prefix.
-                await RedirectResponse(PATH[1:] + "/")(scope, receive, send)
+                # Relative if no root path is known, so that it also works behind a proxy that strips a prefix.
+                target = f"{self._root_path}{PATH}/" if self._root_path else PATH[1:] + "/"
+                await RedirectResponse(target)(scope, receive, send)
                 return
         await self._api(scope, receive, send)
 
     async def close(self) -> None:
         await self._running.aclose()
+
+    def _below_root(self, scope: Scope) -> Scope:
+        """The request with the header from which NiceGUI takes the path that a proxy has stripped."""
+        if not self._root_path:
+            return scope
+        headers = [(name, value) for name, value in scope["headers"] if name != _STRIPPED]
+        return {**scope, "headers": [*headers, (_STRIPPED, self._root_path.encode())]}
 
     async def _to_page(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -96,7 +111,7 @@ class PageGate:
                 await asyncio.to_thread(import_module, "server.page.entrance")
                 from server.page.entrance import Entrance  # noqa: PLC0415
 
-                self._entrance = Entrance(self._base_url, self._load_and_serve)
+                self._entrance = Entrance(self._base_url, self._load_and_serve, self._trusted)
                 self._running.push_async_callback(self._entrance.close)
         return self._entrance
 
@@ -110,7 +125,7 @@ class PageGate:
                 await asyncio.to_thread(import_module, "server.page.application")
                 from server.page.application import make_page  # noqa: PLC0415
 
-                page = make_page(self._base_url, PATH, force_reload)
+                page = make_page(self._base_url, PATH, force_reload, self._trusted)
                 await self._running.enter_async_context(page.router.lifespan_context(page))
                 gc.freeze()  # as the server does after its own start: these objects live for ever
                 self._page = page

@@ -9,8 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.config import Settings, SettingsError, load_settings
 
-_RAY_SETTINGS = frozenset({"host", "port", "client_timeout_s"})
+_RAY_SETTINGS = frozenset(
+    {
+        *("host", "port", "client_timeout_s"),
+        *("root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
+    }
+)
 """Settings that do not apply, because Ray listens instead of the server."""
+_HOST_OF_IMAGE = "0.0.0.0"
+"""The container image's SAMEWISE_HOST, which replicas ignore."""
 
 
 class Options(BaseModel):
@@ -80,7 +87,8 @@ def _options(given: Mapping[str, Any]) -> Options:
 
 def _adapted(settings: Settings, options: Options) -> Settings:
     """Adapt the settings to a replica's resources. Raises OptionsError if options and settings conflict."""
-    if of_ray := sorted(_RAY_SETTINGS & settings.model_fields_set):
+    of_image = {"host"} if settings.host == _HOST_OF_IMAGE else set()
+    if of_ray := sorted((_RAY_SETTINGS & settings.model_fields_set) - of_image):
         raise OptionsError(f"{of_ray[0]}: replicas do not listen themselves; set this in Ray's http_options")
     if settings.kv_events is not None:
         raise OptionsError(

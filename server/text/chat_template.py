@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,17 +21,40 @@ class ChatTemplateError(Exception):
     """The template does not accept these messages."""
 
 
+class TemplateLineError(ValueError):
+    """A source is not a template. The message says why."""
+
+    def __init__(self, reason: str, line: int) -> None:
+        """`line` is counted from 1."""
+        super().__init__(reason)
+        self.line = line
+
+
+def check_template(source: str) -> None:
+    """Raise TemplateLineError unless the source compiles."""
+    try:
+        _environment().from_string(source)
+    except TemplateSyntaxError as error:
+        raise TemplateLineError(error.message or type(error).__name__, error.lineno) from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The sandbox with what templates expect: Hugging Face's filters, functions and tags."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
 class ChatTemplate:
     """A compiled chat template. Rendering runs in a sandbox and has no side effects."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raises ValueError if the source is not a valid template."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment = _environment()
         try:
             self._template = environment.from_string(source)
             variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))

@@ -49,14 +49,18 @@ class Tokenizer:
         self._token_bytes = _ByteReader(model)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Load a model folder. Raises OSError or ValueError if a file is missing or invalid."""
+    def from_folder(cls, folder: Path, chat_template: str | None = None) -> "Tokenizer":
+        """Load a model folder. A chat template given here replaces the folder's.
+
+        Raises OSError or ValueError if a file is missing or invalid.
+        """
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no tokenizer.json.")
         config = read_json(folder / "tokenizer_config.json")
         config = {**read_json(folder / "special_tokens_map.json"), **config}
-        return cls(TokenizerModel.from_file(str(path)), config, _read_template(folder, config))
+        template = _read_template(folder, config) if chat_template is None else chat_template
+        return cls(TokenizerModel.from_file(str(path)), config, template)
 
     @cached_property
     def vocab_size(self) -> int:

@@ -65,8 +65,8 @@ def test_the_embedded_model_brings_heads_unless_others_are_named(tmp_path: Path)
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("draft_model", r"^draft_model: the folder .* has no config.json"),
-        ("aux_model", r"^aux_model: the folder .* has no config.json"),
+        ("draft_model", r"^draft_model: .* has no config.json; give the folder of a model"),
+        ("aux_model", r"^aux_model: .* has no config.json; give the folder of a model"),
         ("heads", r"^heads: .* is a file; give the"),
     ],
 )

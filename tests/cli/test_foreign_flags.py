@@ -18,12 +18,21 @@ COMMON_VLLM = """
     --reasoning-parser --speculative-config --enable-lora --lora-modules --limit-mm-per-prompt --scheduling-policy
     --allowed-origins --uvicorn-log-level --disable-log-requests --max-logprobs --logprobs-mode
     --otlp-traces-endpoint --kv-events-config --kv-transfer-config --shutdown-timeout --kv-cache-memory-bytes
-    --async-scheduling
+    --async-scheduling --chat-template --revision --code-revision --tokenizer-revision --ssl-certfile --ssl-keyfile
+    --ssl-ca-certs --ssl-cert-reqs --enable-ssl-refresh --root-path --allowed-methods --allowed-headers
+    --allow-credentials --enable-expert-parallel --compilation-config --max-seq-len-to-capture --middleware
+    --response-role --chat-template-content-format --enable-prompt-tokens-details --enable-force-include-usage
+    --disable-fastapi-docs --disable-uvicorn-access-log --disable-log-stats --enable-log-requests
+    --enable-request-id-headers --guided-decoding-backend --api-server-count --config-format --rope-scaling --rope-theta
+    --task --runner --return-tokens-as-token-ids --exclude-tools-when-tool-choice-none --max-num-partial-prefills
+    --no-enable-chunked-prefill --config
 """.split()  # noqa: SIM905  (quotes would hide the names)
 COMMON_LLAMA_CPP = """
     -m -hf -a -c --ctx-size -np -t -ngl -b -ub -fa -ctk -ctv --host --port --api-key --api-key-file --alias
     --jinja --metrics --slots --embedding --reranking --mlock --no-mmap --mmproj --lora -n --temp --top-k --top-p
-    --min-p -s --no-webui -cb -md --draft-max --timeout --verbose
+    --min-p -s --no-webui -cb -md --draft-max --timeout --verbose --chat-template --chat-template-file --ssl-key-file
+    --ssl-cert-file -hft --api-prefix --threads-http --threads-batch --log-disable --props --reasoning-format --pooling
+    --cache-reuse --slot-save-path --no-warmup --parallel --threads --hf-token
 """.split()  # noqa: SIM905  (quotes would hide the names)
 
 
@@ -39,7 +48,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def own_options() -> set[str]:
-    return {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
+    return {f"--{name.replace('_', '-')}" for name in (*Settings.model_fields, "config")}
 
 
 @pytest.mark.parametrize("name", sorted({*COMMON_VLLM, *COMMON_LLAMA_CPP}))
@@ -73,6 +82,13 @@ def test_every_common_option_is_known(name: str) -> None:
         (["-fa", "--jinja", "-cb", "-t", "3"], {"threads": 3}),
         (["-fa", "on", "--no-webui"], {"page": False}),
         (["-a", "name", "--api-key", "-m"], {"served_model_name": ("name",), "api_key": "-m"}),
+        (["--chat-template", "a.jinja", "--revision=v1"], {"chat_template": "a.jinja", "revision": "v1"}),
+        (["--chat-template-file", "a.jinja"], {"chat_template": "a.jinja"}),
+        (["--hf-token", "hf_x"], {"hub_token": "hf_x"}),
+        (["--ssl-certfile", "a", "--ssl-keyfile", "b"], {"ssl_certfile": "a", "ssl_keyfile": "b"}),
+        (["--ssl-cert-file", "a", "--ssl-key-file", "b"], {"ssl_certfile": "a", "ssl_keyfile": "b"}),
+        (["--root-path", "/llm"], {"root_path": "/llm"}),
+        (["--task", "auto", "--reasoning-format", "auto", "--disable-log-stats"], {}),
     ],
 )  # fmt: skip
 def test_an_option_with_an_equal_here_is_translated(
@@ -91,6 +107,12 @@ def test_nothing_is_ignored_in_silence(name: str) -> None:
     assert "Traceback" not in result.output
 
 
+def test_a_secret_is_not_repeated() -> None:
+    result = invoke("--hf-token", "hf_hush")
+    assert "--hf-token is --hub-token here." in result.output
+    assert "hush" not in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
@@ -104,7 +126,12 @@ def test_nothing_is_ignored_in_silence(name: str) -> None:
         (["--allowed-origins", "https://a.example"], "cannot read"),
         (["-fa", "off"], "leave it out"),
         (["-c", "many"], "cannot read 'many'"),
-        (["-np"], "a value is missing"),
+        (["-np"], "-np needs a value"),
+        (["--ssl-ca-certs", "a"], "Certificates of clients are not checked"),
+        (["--tokenizer-revision", "v1"], "--revision sets the revision of both"),
+        (["--allow-credentials"], "pages of --cors-origins send a key"),
+        (["--task", "embed"], "detected from the model"),
+        (["--kv-cache-memory-bytes", "lots"], "cannot read 'lots'; use --kv-cache-gib instead"),
     ],
 )
 def test_an_option_without_an_equal_ends_the_start_with_advice(arguments: list[str], advice: str) -> None:

@@ -185,7 +185,9 @@ async def test_a_server_that_goes_away_while_it_is_asked_what_it_can_do() -> Non
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(fail)) as client:
         for find in (find_model, find_vocab_size):
-            with pytest.raises(DiscoveryError, match=r"^no server answers at http://x/\S+ \(ReadError\)$"):
+            with pytest.raises(
+                DiscoveryError, match=r"^no server answers at http://x/\S+ \(ReadError\); start it, or correct the URL$"
+            ):
                 await find(client, "http://x/v1")
 
 
@@ -285,7 +287,7 @@ def test_bench_reports_failures_by_kind(base_url: str, fake: FakeOpenAI) -> None
         (["--base-url", "http://127.0.0.1:9/v1"], "no server answers at http://127.0.0.1:9/v1"),
         (["--base-url", "ftp://x"], "not an http"),
         (["--input-len", "9:5"], "1 <= low <= high"),
-        (["--output", "/no/such/folder/x.json"], "there is no folder"),
+        (["--output", "/no/such/folder/x.json"], "does not exist; create it first"),
         (["--speculation", "{method"], "--speculation: '{method' is not JSON"),
     ],
 )

@@ -98,4 +98,7 @@ def test_what_is_wrong_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (result.exit_code, result.stderr) == (2, "error: ftp://host is not an http or https address\n")
     monkeypatch.setattr(gate, "find_spec", lambda _: None)
     result = runner.invoke(app, ["page"])
-    assert (result.exit_code, result.stderr) == (1, "error: the page is not installed: pip install 'samewise[page]'\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: the page is not installed; run `pip install 'samewise[page]'`\n",
+    )

@@ -1,5 +1,8 @@
 """Flag, variable and YAML key are one settings model."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from server.cli import serve
 from server.cli.main import app
-from server.config import Settings, SettingsError, load_settings, misspelt_variables
+from server.config import GROUPS, Settings, SettingsError, load_settings, misspelt_variables
 
 
 class StartedError(Exception):
@@ -59,8 +62,13 @@ def test_the_file_can_be_named_by_a_variable(yaml_file: Path, monkeypatch: pytes
 EXAMPLES: dict[str, tuple[str, Any]] = {
     "model": ("some/model", "some/model"),
     "served_model_name": ("x", ("x",)),
+    "revision": ("v1.0", "v1.0"),
+    "chat_template": ("chat.jinja", Path("chat.jinja")),
     "host": ("::1", "::1"),
     "port": ("0", 0),
+    "root_path": ("/llm/", "/llm"),
+    "ssl_certfile": ("cert.pem", Path("cert.pem")),
+    "ssl_keyfile": ("key.pem", Path("key.pem")),
     "device": ("cpu", "cpu"),
     "dtype": ("bfloat16", "bfloat16"),
     "max_model_len": ("512", 512),
@@ -120,7 +128,13 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
 
 
 def test_every_field_has_an_example() -> None:
-    assert set(EXAMPLES) | {"api_key", "redis_url"} == set(Settings.model_fields)
+    secrets = {"api_key", "redis_url", "hub_token", "ssl_keyfile_password"}
+    assert set(EXAMPLES) | secrets == set(Settings.model_fields)
+
+
+def test_every_field_is_in_one_group() -> None:
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(Settings.model_fields)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -133,6 +147,9 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
         monkeypatch.setenv("SAMEWISE_LEARN", "true")
     if name.startswith("kv_events_"):
         monkeypatch.setenv("SAMEWISE_KV_EVENTS", "tcp://*:5557")
+    for one, other in (("ssl_certfile", "SSL_KEYFILE"), ("ssl_keyfile", "SSL_CERTFILE")):
+        if name == one:
+            monkeypatch.setenv(f"SAMEWISE_{other}", "other.pem")
     if name == "isolate_keys":
         monkeypatch.setenv("SAMEWISE_API_KEYS_FILE", "keys.txt")
     flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"], "learn": ["--learn"]}
@@ -156,44 +173,61 @@ def test_a_variable_can_be_overruled_either_way_by_a_switch(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--port", "abc"], "--port: input should be a valid integer"),
-        (["--port", "70000"], "--port: input should be less than or equal to 65535 (got '70000')"),
-        (["--block-size", "48"], "--block-size: input should be 16, 32 or 64 (got 48)"),
-        (["--device", "tpu"], "--device: input should be 'auto', 'cpu' or 'cuda' (got 'tpu')"),
-        (["--speculation", "n-gram"], "--speculation: input should be 'auto', 'draft_model', 'eagle', "),
+        (["--port", "abc"], "--port: expected a whole number (got 'abc')"),
+        (["--port", "70000"], "--port: must be at most 65535 (got '70000')"),
+        (["--block-size", "48"], "--block-size: expected 16, 32 or 64 (got 48)"),
+        (["--device", "tpu"], "--device: expected 'auto', 'cpu' or 'cuda' (got 'tpu')"),
+        (["--speculation", "n-gram"], "--speculation: expected 'auto', 'draft_model', 'eagle', "),
+        (
+            ["--quantization", "int9"],
+            "--quantization: expected 'auto', 'int8', 'fp8', 'int4' or 'none'; did you mean 'int",
+        ),
         (["--speculation", "early_exit"], "--speculation: 'early_exit' was removed. Use 'suffix', or 'draft_model'"),
-        (["--speculation", "draft_model"], "speculation by draft_model needs the setting draft_model\n"),
-        (["--learn-threads", "2"], "learn_threads needs the setting learn\n"),
-        (["--strict", "--lenient"], "strict and lenient are contraries: set one of them\n"),
-        (["--redis-url", "redis://host"], "redis_url needs the setting api_keys_file\n"),
-        (["--isolate-keys", "--api-key", "x"], "isolate_keys needs the setting api_keys_file\n"),
-        (["--kv-events-replay", "tcp://*:5558"], "kv_events_replay needs the setting kv_events\n"),
-        (["--kv-events-topic", "kv@pod@model"], "kv_events_topic needs the setting kv_events\n"),
-        (["--kv-events", "tcp://*:5557", "--no-prefix-caching"], "kv_events needs the setting prefix_caching\n"),
+        (
+            ["--speculation", "draft_model"],
+            "speculation 'draft_model' needs draft_model. Set draft_model too, or leave speculation",
+        ),
+        (["--learn-threads", "2"], "learn_threads needs learn. Set learn too, or leave learn_threads out\n"),
+        (["--strict", "--lenient"], "strict and lenient exclude each other. Set one of them\n"),
+        (["--redis-url", "redis://host"], "redis_url needs api_keys_file. Set api_keys_file too"),
+        (["--isolate-keys", "--api-key", "x"], "isolate_keys needs api_keys_file. Set api_keys_file too"),
+        (["--kv-events-replay", "tcp://*:5558"], "kv_events_replay needs kv_events. Set kv_events too"),
+        (["--kv-events-topic", "kv@pod@model"], "kv_events_topic needs kv_events. Set kv_events too"),
+        (
+            ["--kv-events", "tcp://*:5557", "--no-prefix-caching"],
+            "kv_events needs prefix_caching. Set prefix_caching too",
+        ),
         (
             ["--kv-events", "tcp://*:5557", "--api-keys-file", "keys.yaml", "--isolate-keys"],
-            "with isolate_keys, kv_events has nothing to tell: no prefix is shared\n",
+            "kv_events and isolate_keys exclude each other: with isolate_keys no prefix is shared\n",
         ),
-        (["--no-learn", "--learn-memory", "2"], "learn_memory needs the setting learn\n"),
-        (["--num-draft-tokens", "0"], "--num-draft-tokens: input should be greater than or equal to 1 (got '0')"),
-        (["--num-draft-tokens", "65"], "--num-draft-tokens: input should be less than or equal to 64 (got '65')"),
+        (["--no-learn", "--learn-memory", "2"], "learn_memory needs learn. Set learn too"),
+        (["--num-draft-tokens", "0"], "--num-draft-tokens: must be at least 1 (got '0')"),
+        (["--num-draft-tokens", "65"], "--num-draft-tokens: must be at most 64 (got '65')"),
         (
             ["--metrics-prefix", "vllm:"],
-            "--metrics-prefix: 'vllm:' cannot begin the names of metrics: it takes letters",
+            "--metrics-prefix: 'vllm:' cannot begin metric names. Use letters",
         ),
-        (["--metrics-prefix", "9"], "--metrics-prefix: '9' cannot begin the names of metrics"),
-        (["--metrics-prefix", ""], "--metrics-prefix: '' cannot begin the names of metrics"),
+        (["--metrics-prefix", "9"], "--metrics-prefix: '9' cannot begin metric names"),
+        (["--metrics-prefix", ""], "--metrics-prefix: '' cannot begin metric names"),
         (
             ["--otlp-traces-endpoint", "collector:4317"],
-            "--otlp-traces-endpoint: 'collector:4317' is no URL of a collector",
+            "--otlp-traces-endpoint: 'collector:4317' is not the URL of an OTLP collector",
         ),
         (
             ["--otlp-traces-endpoint", "http://me:secret@host"],
-            "--otlp-traces-endpoint: settings are shown in places where passwords are not to be: "
-            "OTEL_EXPORTER_OTLP_HEADERS takes them\n",
+            "--otlp-traces-endpoint: do not put credentials in the URL; use the variable OTEL_EXPORTER_OTLP_HEADERS\n",
         ),
-        (["--keepalive-s", "nan"], "--keepalive-s: input should be"),
-        (["--keepalive-s", "inf"], "--keepalive-s: input should be a finite number"),
+        (["--keepalive-s", "nan"], "--keepalive-s: "),
+        (["--keepalive-s", "inf"], "--keepalive-s: expected a finite number (got 'inf')"),
+        (["--keepalive-s", "0"], "--keepalive-s: must be more than 0 (got '0')"),
+        (["--keepalive-s", "soon"], "--keepalive-s: expected a number (got 'soon')"),
+        (["--root-path", "llm"], "--root-path: 'llm' is not a path such as /llm. It begins with /"),
+        (["--root-path", "https://a.example/llm"], "--root-path: 'https://a.example/llm' is not a path"),
+        (["--ssl-certfile", "a.pem"], "ssl_certfile needs ssl_keyfile. Set ssl_keyfile too"),
+        (["--ssl-keyfile", "a.pem"], "ssl_keyfile needs ssl_certfile. Set ssl_certfile too"),
+        (["--ssl-keyfile-password", "x"], "ssl_keyfile_password needs ssl_keyfile. Set ssl_keyfile too"),
+        (["--revision", ""], "--revision: is empty. Give a branch, tag or commit"),
     ],
 )
 def test_a_bad_flag_is_one_line_that_names_it(arguments: list[str], message: str) -> None:
@@ -209,7 +243,7 @@ def test_several_heads(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert settings_of("--config", str(yaml_file)).heads == ("a", "/b/c")
     yaml_file.write_text("heads: [1]\n")
     message = invoke("--config", str(yaml_file)).stderr
-    assert message == f"error: heads in {yaml_file}: input should be a valid string (got 1)\n"
+    assert message == f"error: {yaml_file}: heads: expected text; in a YAML file put it in quotes (got 1)\n"
     monkeypatch.setenv("SAMEWISE_HEADS", "a:org/name")
     assert settings_of().heads == ("a", "org/name")
     assert settings_of("--heads", "x").heads == ("x",)
@@ -227,14 +261,14 @@ def test_several_origins(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert settings_of().cors_origins == both
     for name in ("*", "localhost", "none"):
         assert settings_of("--cors-origins", name).cors_origins == (name,)
-    assert "others are given with it" in invoke("--cors-origins", "none,https://a.example").stderr
+    assert "other origins are given with it" in invoke("--cors-origins", "none,https://a.example").stderr
     monkeypatch.setenv("SAMEWISE_CORS_ORIGINS", "")
     assert settings_of().cors_origins == ()
 
 
 @pytest.mark.parametrize("origin", ["https://a.example/", "a.example", "null", "https://*.a.example"])
 def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
-    assert invoke("--cors-origins", origin).stderr.startswith(f"error: --cors-origins: '{origin}' is no origin")
+    assert invoke("--cors-origins", origin).stderr.startswith(f"error: --cors-origins: '{origin}' is not an origin")
 
 
 @pytest.mark.parametrize("name", ["kv-events", "kv-events-replay"])
@@ -242,7 +276,7 @@ def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
     "endpoint", ["5557", "tcp://*", "tcp://:5557", "tcp://*:65536", "http://a:1", "udp://*:1", "ipc://", "inproc://a"]
 )
 def test_what_zeromq_cannot_listen_on_is_no_endpoint(name: str, endpoint: str) -> None:
-    assert invoke(f"--{name}", endpoint).stderr.startswith(f"error: --{name}: '{endpoint}' is no endpoint, such as")
+    assert invoke(f"--{name}", endpoint).stderr.startswith(f"error: --{name}: '{endpoint}' is not a ZeroMQ endpoint")
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://*:0", "tcp://127.0.0.1:*", "tcp://[::]:5557", "tcp://a.b:1", "ipc://a b"])
@@ -256,18 +290,19 @@ def test_a_draft_model_for_its_method() -> None:
 
 def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMEWISE_PORT", "tcp://10.0.0.1:80")
-    assert invoke().stderr.startswith("error: SAMEWISE_PORT: input should be a valid integer")
+    assert invoke().stderr.startswith("error: SAMEWISE_PORT: expected a whole number")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("port: many\n", "port in {file}: input should be a valid integer"),
-        ("max_model_length: 5\n", "{file}: unknown key `max_model_length`; did you mean `max_model_len`"),
-        ("max-num-seqs: 5\n", "{file}: unknown key `max-num-seqs`; did you mean `max_num_seqs`"),
-        ("zzz: 5\n", "{file}: unknown key `zzz`\n"),
-        ("- 5\n", "{file}: expected `key: value` lines, found a list"),
-        ("a: [\n", "{file}: not a YAML file: "),
+        ("port: many\n", "{file}: port: expected a whole number (got 'many')"),
+        ("page: maybe\n", "{file}: page: expected true or false (got 'maybe')"),
+        ("max_model_length: 5\n", "{file}: unknown setting `max_model_length`; did you mean `max_model_len`"),
+        ("max-num-seqs: 5\n", "{file}: unknown setting `max-num-seqs`; did you mean `max_num_seqs`"),
+        ("zzz: 5\n", "{file}: unknown setting `zzz`; `samewise serve --help` lists all\n"),
+        ("- 5\n", "{file}: expected lines such as `port: 8000`, found a list"),
+        ("port: 1\na: [\n", "{file}, line 3: not YAML: "),
     ],
 )
 def test_a_bad_file_is_one_line_that_names_the_key(content: str, message: str, yaml_file: Path) -> None:
@@ -294,6 +329,54 @@ def test_a_secret_is_in_no_help_and_in_no_error(monkeypatch: pytest.MonkeyPatch)
     assert "12345" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["hub_token", "ssl_keyfile_password"])
+def test_further_secrets(name: str, monkeypatch: pytest.MonkeyPatch, yaml_file: Path) -> None:
+    needed = [] if name == "hub_token" else ["--ssl-certfile", "a", "--ssl-keyfile", "b"]
+    monkeypatch.setenv(f"SAMEWISE_{name.upper()}", "hush")
+    by_variable = settings_of(*needed)
+    monkeypatch.delenv(f"SAMEWISE_{name.upper()}")
+    yaml_file.write_text(f"{name}: hush\n")
+    assert settings_of("--config", str(yaml_file), *needed) == by_variable
+    assert settings_of(f"--{name.replace('_', '-')}", "hush", *needed) == by_variable
+    assert getattr(by_variable, name).get_secret_value() == "hush"
+    assert "hush" not in repr(by_variable)
+
+
+def test_help_is_grouped_and_says_no_type_of_python() -> None:
+    output = invoke("--help").output
+    assert [line for line in output.splitlines() if line in [f"{title}:" for title in GROUPS]] == [
+        f"{title}:" for title in GROUPS
+    ]
+    for words in ("typing.", "Annotated", "<function", "NoneType", "<str>"):
+        assert words not in output
+    assert "  --kv-events TEXT  " in output
+    assert "  --kv-cache-gib GIB  " in output
+    assert "it needs --ssl-keyfile." in " ".join(output.split())
+
+
+@pytest.mark.parametrize("command", ["chat", "bench", "page", "verify", "train-heads"])
+def test_no_help_says_a_type_of_python(command: str) -> None:
+    output = CliRunner().invoke(app, [command, "--help"]).output
+    assert [
+        words for words in ("<str", "<int", "<float", "typing.", "None", "range>", "list[") if words in output
+    ] == []
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_its_terminal(columns: int) -> None:
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--help"]
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert columns - 10 < max(len(line) for line in output.splitlines()) <= columns
+
+
+def test_every_description_is_one_to_four_sentences_that_end() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description is not None
+        assert field.description.endswith("."), name
+        assert len(field.description) < 260, name
+
+
 def test_help_lists_every_field_with_its_default() -> None:
     output = " ".join(invoke("--help").output.split())
     for name in set(Settings.model_fields) - {"model"}:
@@ -311,7 +394,8 @@ def test_a_misspelt_flag_is_refused_with_near_ones() -> None:
 def test_a_misspelt_variable_is_told() -> None:
     near = misspelt_variables(["SAMEWISE_MAX_MODEL_LENGTH", "SAMEWISE_PORT", "SAMEWISE_CACHE", "SAMEWISE_PORT_80_TCP"])
     assert near == [
-        "SAMEWISE_MAX_MODEL_LENGTH is not a setting and has no effect; did you mean SAMEWISE_MAX_MODEL_LEN?"
+        "the variable SAMEWISE_MAX_MODEL_LENGTH is not a setting and has no effect; "
+        "did you mean SAMEWISE_MAX_MODEL_LEN?"
     ]
 
 
@@ -332,7 +416,7 @@ def test_what_kubernetes_sets_for_a_service_of_the_name(monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     result = invoke()
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: SAMEWISE_PORT: input should be a valid integer")
+    assert result.stderr.startswith("error: SAMEWISE_PORT: expected a whole number")
     assert "a Service named samewise: put `enableServiceLinks: false`" in result.stderr
     assert settings_of("--port", "80").port == 80
     assert misspelt_variables(SERVICE_LINKS) == []
@@ -344,3 +428,11 @@ def test_version_and_commands() -> None:
     assert CliRunner().invoke(app, ["--version"]).output.startswith("samewise ")
     output = CliRunner().invoke(app, ["--help"]).output
     assert all(command in output for command in ("serve", "chat", "bench"))
+
+
+def test_the_command_alone_says_what_to_do_first() -> None:
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 0
+    for command in ("serve", "chat", "bench", "verify", "page", "train-heads", "--install-completion"):
+        assert f"samewise {command}" in result.output
+    assert max(len(line) for line in result.output.splitlines()) <= 120

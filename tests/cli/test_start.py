@@ -24,7 +24,8 @@ def test_a_port_that_is_taken() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         result = serve("--port", str(port))
-    assert result.stderr == f"error: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    assert result.stderr.startswith(f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; end ")
+    assert result.stderr.endswith("or pick a free one with --port 0\n")
     assert result.returncode == 1
 
 
@@ -41,13 +42,13 @@ def test_kv_events_without_pyzmq() -> None:
     main = "import sys; sys.modules['zmq'] = None; from server.cli.main import main; main()"
     command = [sys.executable, "-c", main, "serve", "--host", "127.0.0.1", "--port", "0", "--kv-events", "tcp://*:5557"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert last_line(result) == "error: kv_events needs pyzmq: pip install 'samewise[kv-events]'"
+    assert last_line(result) == "error: kv_events needs pyzmq; run `pip install 'samewise[kv-events]'`"
 
 
 def test_a_model_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "model.txt"
     file.write_text("no model")
-    assert last_line(serve("--port", "0", str(file))).startswith(f"error: {file} is a file but not a GGUF file")
+    assert last_line(serve("--port", "0", str(file))).startswith(f"error: {file} is not a GGUF file; give a folder")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,5 @@ def test_an_engine_that_fails() -> None:
 @pytest.mark.embedded
 @pytest.mark.usefixtures("embedded_folder")
 def test_keys_that_cannot_be_read() -> None:
-    assert (
-        last_line(serve("--port", "0", "--api-keys-file", "none.txt")) == "error: none.txt: No such file or directory"
-    )
+    line = last_line(serve("--port", "0", "--api-keys-file", "none.txt"))
+    assert line == "error: api_keys_file: none.txt: No such file or directory"

@@ -89,7 +89,7 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
     file.write_text("no model")
     code, text = run(str(file), "--output", str(tmp_path / "heads"))
     assert code == 1
-    assert "is a file but not a GGUF file" in text
+    assert "is not a GGUF file; give a folder" in text
 
 
 def test_an_opening_is_the_template_up_to_the_users_text(folder: Path) -> None:

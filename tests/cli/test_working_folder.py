@@ -48,7 +48,7 @@ class Planted:
 
     @property
     def was_used(self) -> str:
-        """The parts that were used."""
+        """The part that was used; empty for none."""
         return self._mark.read_text() if self._mark.exists() else ""
 
 
@@ -72,7 +72,7 @@ def test_the_command_and_the_conversion_of_a_model(planted: Planted) -> None:
     command = [Path(sys.executable).with_name("samewise"), "serve", "--host", "127.0.0.1", "--port", "0", "model.gguf"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not planted.was_used
-    reason = f"{planted.folder / 'model.gguf'} cannot be converted: it does not begin as a GGUF file does"
+    reason = f"{planted.folder / 'model.gguf'} cannot be converted: model.gguf does not begin as a GGUF file does"
     assert result.stderr.splitlines()[-1] == f"error: {reason}"
 
 

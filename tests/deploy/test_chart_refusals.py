@@ -19,6 +19,7 @@ INSTEAD = {
     "kv_events": "kvEvents",
     "kv_events_replay": "kvEvents.replayPort",
     "kv_events_topic": "settings.served_model_name",
+    **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"), "ingress.tlsSecret"),
     **{name: f"settings.{name}" for name in GIVEN},
 }
 """The value to set instead of a variable, by setting."""
@@ -84,7 +85,7 @@ def test_a_prefix_of_metrics_that_is_a_label_is_one(prefix: str) -> None:
     assert labels["llm-d.ai/engine-type"] == Settings(metrics_prefix=prefix).metrics_prefix
 
 
-@pytest.mark.parametrize("name", sorted({*Settings.model_fields, "config", "cache"} - {"api_key"}))
+@pytest.mark.parametrize("name", sorted({*Settings.model_fields, "config", "cache"} - {"api_key", "hub_token"}))
 def test_a_setting_is_no_variable_and_the_refusal_says_where_it_stands(name: str) -> None:
     refused = refusal({"extraEnv": [{"name": f"{PREFIX}{name.upper()}", "value": "x"}]})
     assert refused.endswith(f"set {INSTEAD[name]} instead")
@@ -103,9 +104,10 @@ def test_the_server_has_no_variables_but_these() -> None:
     assert {PREFIX + name.upper() for name in ("config", "cache")} == OTHER_VARIABLES
 
 
-def test_a_key_may_be_a_variable_so_that_it_comes_from_a_secret() -> None:
-    key = {"name": "SAMEWISE_API_KEY", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
-    assert variables_of(render_pod({"extraEnv": [key]}))["SAMEWISE_API_KEY"] == key["valueFrom"]
+@pytest.mark.parametrize("name", ["SAMEWISE_API_KEY", "SAMEWISE_HUB_TOKEN"])
+def test_a_secret_may_be_a_variable_so_that_it_comes_from_a_secret(name: str) -> None:
+    secret = {"name": name, "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
+    assert variables_of(render_pod({"extraEnv": [secret]}))[name] == secret["valueFrom"]
 
 
 def test_labels_of_the_chart_are_not_given_again() -> None:
@@ -136,4 +138,4 @@ def test_a_load_that_no_replica_reaches_is_refused(values: dict[str, Any], at_mo
 def test_the_server_s_own_limits_are_those_of_the_chart() -> None:
     described = Settings.model_fields["max_num_seqs"].description
     assert described is not None
-    assert "by default 64 on CPU, 256 on CUDA" in described
+    assert "By default 64 on CPU and 256 on CUDA" in described

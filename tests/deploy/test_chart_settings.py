@@ -28,8 +28,13 @@ from tests.deploy.test_docker import image_environment
 
 EXAMPLES = {**EXAMPLES_OF_FLAGS, "host": ("::", "::"), "lenient": ("false", False)}
 """Pods may only listen on all addresses, and strict and lenient exclude each other."""
-OWN = {"port", "api_key", "api_keys_file", "redis_url", "data_dir", "kv_events", "kv_events_replay", "kv_events_topic"}
-"""Settings that the chart sets itself."""
+OWN = {
+    *("port", "api_key", "api_keys_file", "redis_url", "data_dir", "kv_events", "kv_events_replay", "kv_events_topic"),
+    *("hub_token", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
+}
+"""Settings that the chart sets from other values, secrets, and HTTPS, which ends at the Ingress."""
+VARIABLES = {"host"}
+"""Settings that reach the server as variables."""
 GIVEN = sorted(EXAMPLES.keys() - OWN)
 EVENTS = {"kvEvents": {"enabled": True}, "settings": {"served_model_name": "a"}}
 KEYS = [
@@ -40,7 +45,7 @@ KEYS = [
 
 def example(name: str) -> Any:
     value = EXAMPLES[name][1]
-    return list(value) if isinstance(value, tuple) else value
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
 
 
 def settings_file(values: dict[str, Any]) -> dict[str, Any]:
@@ -68,8 +73,14 @@ def put(folder: Path, secret: dict[str, Any], version: str) -> Path:
 def test_every_setting_arrives_as_it_was_given(tmp_path: Path) -> None:
     values = {"settings": {name: example(name) for name in GIVEN}, "apiKeys": {"keys": KEYS}}
     settings = read_by_the_server(values, tmp_path)
-    for name in GIVEN:
+    for name in sorted(set(GIVEN) - VARIABLES):
         assert getattr(settings, name) == EXAMPLES[name][1], name
+
+
+@pytest.mark.parametrize(("values", "host"), [({}, "0.0.0.0"), ({"settings": {"host": "::"}}, "::")])
+def test_pods_listen_on_all_addresses_whatever_the_image_says(values: dict[str, Any], host: str) -> None:
+    assert variables_of(render_pod(values))["SAMEWISE_HOST"] == host
+    assert "host" not in settings_file(values)
 
 
 @pytest.mark.parametrize("number", [8_388_608, 50_000_000, 3_000_000_000])

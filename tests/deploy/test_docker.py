@@ -80,6 +80,11 @@ def test_ports_and_probes() -> None:
         assert f"os.environ.get('SAMEWISE_PORT', '{port}') + '{path}'" in probe
 
 
+def test_published_ports_lead_to_the_server() -> None:
+    for variables in (image_environment(), service("compose.yaml")["environment"]):
+        assert variables["SAMEWISE_HOST"] == "0.0.0.0"
+
+
 def test_the_stop_waits_for_the_drain() -> None:
     compose = service("compose.yaml")
     assert float(compose["stop_grace_period"].removesuffix("s")) > float(

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from model_runner.models import repository
-from model_runner.models.repository import EMBEDDED_NAME, ModelNotFoundError, resolve_heads, resolve_model
+from model_runner.models.repository import EMBEDDED_NAME, HubAccess, ModelNotFoundError, resolve_heads, resolve_model
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_what_is_no_model_is_refused(make: str, tmp_path: Path, console: Console
 def test_heads_are_a_folder_or_a_hub_name(tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def download(name: str, *, allow_patterns: list[str]) -> str:
+    def download(name: str, *, allow_patterns: list[str], **_: object) -> str:
         asked.append(allow_patterns)
         return f"/hub/{name}"
 
@@ -165,8 +166,75 @@ def test_unknown_hub_name_is_refused(console: Console, monkeypatch: pytest.Monke
         raise OSError(f"cannot reach the hub for {name}\nmore")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(ModelNotFoundError, match=r"nor a model on the hub \(cannot reach the hub for some/name\)"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"^some/name is not a folder or GGUF file .* \(cannot reach the hub for some/name\)"
+    ):
         resolve_model("some/name", console)
+
+
+def test_token_and_revision_go_to_the_hub(console: Console, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[dict[str, object]] = []
+
+    def download(name: str, **options: object) -> str:
+        asked.append(options)
+        (tmp_path / "tokenizer.json").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    hub = HubAccess("hf_hush", "v1.0")
+    assert resolve_model("some/name", console, hub).path == tmp_path
+    assert (asked[0]["token"], asked[0]["revision"]) == ("hf_hush", "v1.0")
+    assert "hush" not in repr(hub)
+    resolve_model("some/name", console)
+    assert (asked[1]["token"], asked[1]["revision"]) == (None, None)
+
+
+@pytest.mark.parametrize(("name", "what"), [(None, "the embedded model"), ("here", "here on this machine")])
+def test_a_revision_of_what_is_not_from_the_hub_is_refused(
+    name: str | None, what: str, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match=f"^revision v1 applies to models of the hub, not to {what}; leave"):
+        resolve_model(name, console, HubAccess(revision="v1"))
+
+
+def refusal(kind: str) -> Exception:
+    from huggingface_hub import errors  # noqa: PLC0415
+
+    if kind == "HFValidationError":
+        return errors.HFValidationError("Repo id must be in the form")
+    if kind == "LocalEntryNotFoundError":
+        return errors.LocalEntryNotFoundError("Got: ConnectError: no route")
+    response = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
+    found: Exception = getattr(errors, kind)("403", response=response)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "GatedRepoError",
+            r"^some/name is gated on the hub: accept its terms at https://huggingface.co/some/name,",
+        ),
+        ("GatedRepoError", r"--hub-token or the variable HF_TOKEN"),
+        ("RevisionNotFoundError", r"^some/name has no revision v1 on the hub"),
+        ("RepositoryNotFoundError", r"the hub has no such model; if it is private, set --hub-token"),
+        ("HFValidationError", r"not a hub name such as Qwen/Qwen3-0.6B"),
+        ("LocalEntryNotFoundError", r"the hub cannot be reached \(ConnectError: no route\); check the network"),
+        ("HfHubHTTPError", r"its download from the hub failed \(403\)"),
+    ],
+)
+def test_what_the_hub_refuses_says_what_to_do(
+    kind: str, message: str, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(name: str, **_: object) -> str:
+        raise refusal(kind)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(ModelNotFoundError, match=message):
+        resolve_model("some/name", console, HubAccess(revision="v1"))
 
 
 def test_missing_embedded_model_says_what_to_do(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:

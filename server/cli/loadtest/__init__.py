@@ -1,1 +1,1 @@
-"""Load against any OpenAI-compatible server: what to send, when, and what came of it."""
+"""Load tests of OpenAI-compatible servers: requests, arrival times, and reports."""

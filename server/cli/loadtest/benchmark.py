@@ -1,4 +1,4 @@
-"""One run of `samewise bench`: ask the server what it can do, warm up, put the load on it, report."""
+"""One run of `samewise bench`: probe the server, warm up, send the load, report."""
 
 import json
 from collections.abc import Callable
@@ -23,11 +23,12 @@ from server.cli.loadtest.load import (
     send,
     summarize,
 )
+from server.client.certificates import UNTRUSTED, untrusted
 from server.client.openai_answers import AnswerError, error_message, first_model, headers
 
 
 class DiscoveryError(Exception):
-    """The server cannot be tested; the message says why."""
+    """The server cannot be tested. The message says why."""
 
 
 async def find_model(client: httpx.AsyncClient, base_url: str) -> str:
@@ -69,7 +70,11 @@ async def _get(client: httpx.AsyncClient, url: str) -> httpx.Response:
     except httpx.InvalidURL as error:
         raise DiscoveryError(f"{url}: {error}") from None
     except httpx.TransportError as error:
-        raise DiscoveryError(f"no server answers at {url} ({type(error).__name__})") from None
+        if untrusted(error):
+            raise DiscoveryError(f"{url}: {UNTRUSTED}") from None
+        raise DiscoveryError(
+            f"no server answers at {url} ({type(error).__name__}); start it, or correct the URL"
+        ) from None
 
 
 class _TokenizerInfo(msgspec.Struct):
@@ -78,7 +83,7 @@ class _TokenizerInfo(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What the user asked for; None is found out or left to its default."""
+    """Options of a run; None is probed or left at its default."""
 
     base_url: str
     workload: Workload
@@ -89,7 +94,7 @@ class BenchOptions:
     rate: float | None = None
     temperature: float = 0.0
     speculation: str | dict[str, Any] | None = None
-    """The field as it is sent; None leaves it out."""
+    """The request field `speculation`; None leaves it out."""
     ignore_eos: bool | None = None
     warmup: int = 0
     vocab_size: int | None = None
@@ -98,7 +103,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What was run, and what came of it. The key is not in here."""
+    """The options and the report of a run, without the API key."""
 
     started_at: str
     base_url: str
@@ -115,14 +120,14 @@ class BenchResult:
     report: Report
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON takes it."""
+        """The result as JSON."""
         workload = asdict(self.workload)
         workload["input_len"], workload["output_len"] = str(self.workload.input_len), str(self.workload.output_len)
         return {**asdict(self), "workload": workload}
 
 
 def parse_speculation(text: str | None) -> str | dict[str, Any] | None:
-    """The field `speculation` from `off`, the name of a method, or the object itself as JSON. Raises ValueError."""
+    """The field `speculation`, given as `off`, a method, or JSON. Raises ValueError."""
     if text is None or text == "off":
         return text
     if not text.startswith("{"):
@@ -135,7 +140,7 @@ def parse_speculation(text: str | None) -> str | dict[str, Any] | None:
 
 
 async def run_bench(options: BenchOptions, on_done: Callable[[Outcome], None]) -> BenchResult:
-    """Run the whole benchmark. Raises DiscoveryError if the server cannot be tested like this."""
+    """Run the whole benchmark. Raises DiscoveryError if the server refuses the requests."""
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     async with open_client(headers(options.api_key)) as client:
         target, vocab_size = await _discover(client, options)
@@ -160,7 +165,7 @@ async def run_bench(options: BenchOptions, on_done: Callable[[Outcome], None]) -
 
 
 async def _discover(client: httpx.AsyncClient, options: BenchOptions) -> tuple[Target, int | None]:
-    """Where and how to send, and the vocabulary size if prompts can be token ids. Says why if nothing gets through."""
+    """The target, and the vocabulary size if prompts can be token ids. Raises DiscoveryError."""
     model = options.model or await find_model(client, options.base_url)
     extra: dict[str, Any] = {"temperature": options.temperature}
     if options.speculation is not None:
@@ -181,7 +186,7 @@ async def _choose_target(client: httpx.AsyncClient, plain: Target, ignore_eos: b
 async def _find_vocabulary(client: httpx.AsyncClient, target: Target, options: BenchOptions) -> int | None:
     if options.endpoint == "chat":
         if options.vocab_size is not None:
-            raise DiscoveryError("--vocab-size: the chat endpoint takes no token ids; leave it out for words")
+            raise DiscoveryError("--vocab-size: the chat endpoint takes no token ids; leave it out, and words are sent")
         return None
     if options.vocab_size is not None:
         await probe(client, target, _probe_request(options.vocab_size))
@@ -203,6 +208,6 @@ def _probe_request(vocab_size: int | None) -> LoadRequest:
 
 
 def _warmup_requests(options: BenchOptions, vocab_size: int | None) -> list[LoadRequest]:
-    """Of the same shape, but other prompts: the measured ones must not find them in a prefix cache."""
+    """Requests like the measured ones, with other prompts, so that these are not in a prefix cache."""
     workload = replace(options.workload, num_requests=options.warmup, seed=options.workload.seed ^ 0x5EED)
     return make_requests(workload, vocab_size)

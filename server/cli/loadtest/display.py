@@ -15,7 +15,7 @@ from server.cli.loadtest.load import Distribution, Outcome, Report
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Callable[[Outcome], None]]:
-    """Shows a bar on stderr, if that is a terminal; call the function that it gives for each outcome."""
+    """Show a bar on stderr if that is a terminal. Yields the function to call with each outcome."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -39,7 +39,7 @@ def progress_bar(total: int) -> Iterator[Callable[[Outcome], None]]:
 
 
 def result_table(result: BenchResult) -> Group:
-    """What was run, how much got through, and the latencies."""
+    """Tables of the load, the throughput and the latencies, and the failures."""
     return Group(_summary(result), Text(), _latencies(result.report), *_failures(result.report))
 
 

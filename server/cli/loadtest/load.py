@@ -1,4 +1,4 @@
-"""The load of samewise bench: what is sent and when, one timed request, and the numbers that come of all."""
+"""The load of `samewise bench`: requests, arrival times, one timed request, and the report."""
 
 import asyncio
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
+from server.client.certificates import trusted_certificates
 from server.client.openai_answers import AnswerError, Chunk, ChunkParser
 
 Prompt = str | list[int]
@@ -30,7 +31,7 @@ WORDS = """
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Uniform over low to high, both included; fixed where they are equal."""
+    """A length, uniform from low to high inclusive; fixed if they are equal."""
 
     low: int
     high: int
@@ -60,9 +61,9 @@ class Workload:
 
     num_requests: int
     input_len: Lengths
-    """Tokens, or words where token ids cannot be sent."""
+    """Tokens of a prompt, or words if token ids cannot be sent."""
     output_len: Lengths
-    """Tokens that each request may generate at most."""
+    """Maximum tokens of an answer."""
     shared_prefix: float = 0.0
     """Share of each prompt, from its start, that all prompts have in common, 0 to 1."""
     seed: int = 0
@@ -77,7 +78,7 @@ class LoadRequest:
 
 
 def make_requests(workload: Workload, vocab_size: int | None) -> list[LoadRequest]:
-    """All requests of the load: random token ids below `vocab_size`, random words where it is None."""
+    """All requests of the load, of random token ids below `vocab_size`, or of random words if it is None."""
     rng = random.Random(workload.seed)
     common = _units(rng, workload.input_len.high, vocab_size)
     requests = []
@@ -101,13 +102,13 @@ PATHS: dict[Endpoint, str] = {"completions": "/completions", "chat": "/chat/comp
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go and what all of them have in common."""
+    """The endpoint, and the fields that all requests share."""
 
     base_url: str
     model: str
     endpoint: Endpoint
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each body: temperature, ignore_eos."""
+    """Further fields of each body, such as temperature and ignore_eos."""
     timeout_s: float = 600.0
 
     @property
@@ -115,7 +116,7 @@ class Target:
         return self.base_url + PATHS[self.endpoint]
 
     def body(self, request: LoadRequest) -> dict[str, Any]:
-        """The JSON body that this request is sent as."""
+        """The JSON body of a request."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": request.max_tokens, "stream": True}
         body["stream_options"] = {"include_usage": True}
         if self.endpoint == "chat":
@@ -127,7 +128,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request brought no complete answer: a kind to count by, and what was said."""
+    """Why a request got no complete answer: a kind to count by, and a message."""
 
     kind: str
     message: str
@@ -135,15 +136,15 @@ class Failure:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one request. Times are seconds of one monotonic clock."""
+    """The result of one request. Times are seconds of one monotonic clock."""
 
     started: float
     finished: float = 0.0
     chunk_times: list[float] = field(default_factory=list)
-    """When text arrived; empty if the answer has none (the first token ended it)."""
+    """When text arrived; empty if the answer has no text."""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    """From the server's usage; the number of chunks where it sends none."""
+    """Tokens by the server's usage, or the number of chunks if it sends no usage."""
     failure: Failure | None = None
 
     @property
@@ -156,7 +157,7 @@ class Outcome:
 
 
 async def send(client: httpx.AsyncClient, target: Target, request: LoadRequest) -> Outcome:
-    """Send one request and read its stream to the end. Never raises for what the server or the network does."""
+    """Send one request and read its stream to the end. Errors of server and network are in the outcome."""
     content = msgspec.json.encode(target.body(request))
     outcome = Outcome(started=time.perf_counter())
     try:
@@ -198,18 +199,18 @@ def _record(chunk: Chunk, now: float, outcome: Outcome) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Closed loop with `concurrency`; open loop (Poisson) with `rate`; with both, the rate as far as there is room."""
+    """A closed loop with `concurrency`, a Poisson process with `rate`, or with both a process that may have to wait."""
 
     concurrency: int | None = None
-    """Requests in flight at most; None sets no limit."""
+    """Maximum requests in flight; None sets no limit."""
     rate: float | None = None
-    """Requests a second on average; None sends as soon as there is room."""
+    """Mean requests per second; None sends each as soon as `concurrency` allows."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Outcomes in the order in which the requests were given."""
+    """Outcomes, in the order of the requests."""
 
     outcomes: tuple[Outcome, ...]
     duration_s: float
@@ -217,9 +218,10 @@ class LoadResult:
 
 
 def open_client(headers: dict[str, str]) -> httpx.AsyncClient:
-    """A client without limits of its own: how long and how many at a time is the load's business."""
+    """A client without limits on time and connections, because the load sets both."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, trust_env=False)
+    verify = trusted_certificates()
+    return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, trust_env=False, verify=verify)
 
 
 async def run_load(
@@ -229,7 +231,7 @@ async def run_load(
     arrivals: Arrivals,
     on_done: Callable[[Outcome], None] = lambda outcome: None,
 ) -> LoadResult:
-    """Send all requests as `arrivals` says and wait for all answers; `on_done` sees each as it ends."""
+    """Send all requests as `arrivals` says, and wait for all answers. `on_done` gets each outcome."""
     gate = asyncio.Semaphore(arrivals.concurrency) if arrivals.concurrency is not None else contextlib.nullcontext()
 
     async def one(request: LoadRequest) -> Outcome:
@@ -245,7 +247,7 @@ async def run_load(
 
 
 def arrival_times(arrivals: Arrivals, count: int) -> list[float]:
-    """Seconds from the start, ascending: a Poisson process beginning at 0; all 0 without a rate."""
+    """Ascending seconds from the start: a Poisson process from 0 on, or all 0 without a rate."""
     if arrivals.rate is None:
         return [0.0] * count
     rng = random.Random(arrivals.seed)
@@ -275,7 +277,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class FailureCount:
-    """Number of requests that failed in one way, and the message of the first."""
+    """The number of failures of one kind, and the message of the first."""
 
     kind: str
     count: int
@@ -284,7 +286,7 @@ class FailureCount:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a load. Times in milliseconds; only complete answers enter them and the token counts."""
+    """The result of a load. Times and token counts are from complete answers only."""
 
     duration_s: float
     num_requests: int
@@ -297,13 +299,13 @@ class Report:
     total_tokens_per_s: float
     time_to_first_token_ms: Distribution | None
     inter_token_ms: Distribution | None
-    """Gaps between the chunks of a stream."""
+    """Milliseconds between the chunks of a stream."""
     time_per_output_token_ms: Distribution | None
-    """For each request: time after the first token, divided by the tokens after the first."""
+    """Time after a request's first token, divided by the tokens after it."""
     end_to_end_ms: Distribution | None
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON takes it."""
+        """The report as JSON."""
         return asdict(self)
 
 
@@ -333,7 +335,7 @@ def summarize(result: LoadResult) -> Report:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Mean, percentiles and maximum; None of nothing."""
+    """Mean, percentiles and maximum; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -342,7 +344,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """The q-th percentile of ascending values, linear between neighbours (Hyndman and Fan's type 7, as numpy does)."""
+    """The q-th percentile of ascending values, linear between neighbours (Hyndman and Fan's type 7, like numpy)."""
     position = (len(ordered) - 1) * q / 100
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)

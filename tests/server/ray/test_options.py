@@ -46,10 +46,12 @@ def test_replicas_look_for_no_device_that_is_not_theirs(num_gpus: float, device:
         ({"min_replicas": 3, "max_replicas": 2}, "max_replicas: must be at least min_replicas (3), got 2"),
         ({"num_gpus": 2}, "num_gpus: input should be less than or equal to 1 (got 2)"),
         ({"target_load": 0}, "target_load: input should be greater than 0 (got 0)"),
-        ({"max_num_seqs": "many"}, "max_num_seqs: input should be a valid integer"),
-        ({"model": "x", "isolate_keys": True}, "isolate_keys needs the setting api_keys_file"),
+        ({"max_num_seqs": "many"}, "max_num_seqs: expected a whole number"),
+        ({"model": "x", "isolate_keys": True}, "isolate_keys needs api_keys_file"),
         ({"port": 8000}, "port: replicas do not listen"),
         ({"host": "::1"}, "host: replicas do not listen"),
+        ({"root_path": "/llm"}, "root_path: replicas do not listen"),
+        ({"ssl_certfile": "a", "ssl_keyfile": "b"}, "ssl_certfile: replicas do not listen"),
         ({"device": "cuda"}, "device: cuda needs a GPU, but num_gpus is 0"),
         ({"device": "cpu", "num_gpus": 1}, "num_gpus: the device cpu uses no GPU, but num_gpus is 1"),
         ({"kv_events": "tcp://*:5557"}, "kv_events: not supported with replicas"),
@@ -81,3 +83,11 @@ def test_secrets_are_not_said() -> None:
     with pytest.raises(OptionsError) as caught:
         read_arguments({"api_key": ["sk-secret"]})
     assert "sk-secret" not in str(caught.value)
+
+
+def test_the_host_of_the_image_is_no_question_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEWISE_HOST", "0.0.0.0")
+    read_arguments({})
+    monkeypatch.setenv("SAMEWISE_HOST", "10.0.0.7")
+    with pytest.raises(OptionsError, match=r"^host: replicas do not listen"):
+        read_arguments({})

@@ -72,7 +72,7 @@ inference.networking.k8s.io/engine-type: {{ include "samewise.metricsPrefix" . |
 {{- if and (include "samewise.isOpen" .) (not (hasKey .Values.settings "allowed_hosts")) -}}
 {{- $_ := set $own "allowed_hosts" (include "samewise.ownHosts" . | fromYamlArray) -}}
 {{- end -}}
-{{ merge $own .Values.settings | toYaml }}
+{{ merge $own (omit .Values.settings "host") | toYaml }}
 {{- end -}}
 
 {{/* List of host names that lead to the server; all names if an httpRoute has no hostnames. */}}

@@ -124,6 +124,7 @@ securityContext:
 {{- define "samewise.environment" -}}
 - { name: SAMEWISE_CONFIG, value: /etc/samewise/settings/settings.yaml }
 - { name: SAMEWISE_CACHE, value: /var/lib/samewise/cache }
+- { name: SAMEWISE_HOST, value: {{ default "0.0.0.0" .Values.settings.host | quote }} } # in the file it would lose to the image's
 {{- with .Values.redis.existingSecret }}
 - name: SAMEWISE_REDIS_URL
   valueFrom: { secretKeyRef: { name: {{ . | quote }}, key: {{ $.Values.redis.secretKey | quote }} } }

@@ -38,10 +38,10 @@
 
 {{/* Refuses settings as variables: the chart reads them from values to derive ports, labels and grace periods. */}}
 {{- define "samewise.checkVariables" -}}
-{{- $ofTheChart := dict "CONFIG" "settings" "CACHE" "cache" "PORT" "service.port" "API_KEYS_FILE" "apiKeys" "REDIS_URL" "redis" "DATA_DIR" "data" "KV_EVENTS" "kvEvents" "KV_EVENTS_REPLAY" "kvEvents.replayPort" "KV_EVENTS_TOPIC" "settings.served_model_name" -}}
+{{- $ofTheChart := dict "CONFIG" "settings" "CACHE" "cache" "PORT" "service.port" "API_KEYS_FILE" "apiKeys" "REDIS_URL" "redis" "SSL_CERTFILE" "ingress.tlsSecret" "SSL_KEYFILE" "ingress.tlsSecret" "SSL_KEYFILE_PASSWORD" "ingress.tlsSecret" "DATA_DIR" "data" "KV_EVENTS" "kvEvents" "KV_EVENTS_REPLAY" "kvEvents.replayPort" "KV_EVENTS_TOPIC" "settings.served_model_name" -}}
 {{- range .Values.extraEnv }}
 {{- $name := upper .name }}
-{{- if and (hasPrefix "SAMEWISE_" $name) (ne $name "SAMEWISE_API_KEY") }}
+{{- if and (hasPrefix "SAMEWISE_" $name) (not (has $name (list "SAMEWISE_API_KEY" "SAMEWISE_HUB_TOKEN"))) }}
   {{- $setting := trimPrefix "SAMEWISE_" $name }}
   {{- $instead := default (printf "settings.%s" (lower $setting)) (get $ofTheChart $setting) }}
   {{- fail (printf "extraEnv: %s would override the chart's value; set %s instead" .name $instead) }}
