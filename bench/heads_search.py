@@ -19,7 +19,7 @@ from rich.table import Table
 
 from bench.draft_worth import NoisyJudge, Worth, worth
 from model_runner.config import RunnerConfig
-from model_runner.models.features import LAST, Feature, entering
+from model_runner.models.features import LAST, Feature, layer_input
 from model_runner.models.repository import resolve_model
 from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
 from model_runner.training.examples import AnswerStore, Example, ExampleStore, TargetForTraining, training_questions
@@ -57,7 +57,7 @@ class Variant:
     @property
     def needs(self) -> tuple[Feature, ...]:
         """The target's features that the heads need."""
-        return tuple(one if one == LAST else entering(int(one)) for one in self.features.split(","))
+        return tuple(one if one == LAST else layer_input(int(one)) for one in self.features.split(","))
 
     def __str__(self) -> str:
         said = {name: value for name, value in asdict(self).items() if name != "kind"}

@@ -1,1 +1,1 @@
-"""Computes. The only package that imports torch and the model code of transformers."""
+"""Model runner: loads models and executes steps. The only package that imports torch and transformers' model code."""

@@ -1,4 +1,4 @@
-"""What a runner is made of, and putting it together from a configuration."""
+"""Builds a runner's parts from a configuration."""
 
 import logging
 import time
@@ -56,7 +56,7 @@ logger = logging.getLogger("samewise.runner")
 
 @dataclass(frozen=True, slots=True)
 class RunnerParts:
-    """What a runner is made of; tests put fakes in place of some."""
+    """The parts of a runner; tests replace some with fakes."""
 
     target: TargetModel
     kv_cache: KVCache | KVCaches
@@ -66,30 +66,30 @@ class RunnerParts:
     verifier: Verifier
     search: ContrastiveSearch
     grammars: "Grammars | None"
-    """None where the package for them is not installed."""
+    """None if the package llguidance is not installed."""
     scoring: Scoring = field(default_factory=Scoring)
     pooler: Pooler = field(default_factory=Pooler)
     needs_clean_blocks: bool = False
-    """See AttentionBackend."""
-    picks_ahead: bool = False
-    runs_beside: bool = False
-    """See Platform."""
+    """Whether blocks must be cleared before they are reused (`AttentionBackend.needs_clean_blocks`)."""
+    presamples: bool = False
+    is_async: bool = False
+    """Whether the host can work while the device computes (`Platform.is_async`)."""
     drafter: TargetModel | None = None
-    """The draft model, if there is one, to be warmed up."""
+    """The draft model, if there is one; kept here to be warmed up."""
     learning: Learning = NO_LEARNING
 
 
 def assemble(
     config: RunnerConfig, platform: Platform | None = None, make_link: MakeLink = ProcessLink
 ) -> tuple[RunnerParts, RunnerInfo]:
-    """Plan the memory, load the models and make everything around them; without a platform, on the configured one.
+    """Plan the memory, load the models and build all parts; `platform` defaults to the configured one.
 
-    `make_link` makes the line to a learner of heads, if there is to be one.
+    `make_link` connects to the process that trains heads; it is only called if heads are trained.
 
     Raises:
         DoesNotFitError: if weights and cache do not fit in memory.
-        UnsupportedModelError: if the architecture cannot be served, or heads do not fit it.
-        ValueError: if a setting cannot be followed here, or a draft or auxiliary model does not go with the model.
+        UnsupportedModelError: if the architecture is not supported, or heads do not fit the model.
+        ValueError: if this platform does not support a setting, or a draft or auxiliary model does not fit the model.
     """
     platform = platform or choose_platform(config)
     shapes = _inspect(config, platform)
@@ -115,24 +115,24 @@ def assemble(
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """What is known of the models before any weights are read."""
+    """Shapes of all models, known before any weights are read."""
 
     target: ModelShape
     draft: ModelShape | None
     aux: ModelShape | None
     heads: Sequence[Heads]
     distinct: Sequence[ModelShape]
-    """Those whose weights are loaded: of models in one folder, one."""
+    """One shape for each model folder whose weights are loaded."""
     learned: Learned | None
 
     def models(self) -> list[ModelShape]:
-        """Those that have a cache."""
+        """Shapes of the models that have a KV cache."""
         return [shape for shape in (self.target, self.draft, self.aux) if shape is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The models themselves. Those of one folder share their weights."""
+    """The loaded models. Models from the same folder share their weights."""
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
@@ -145,8 +145,8 @@ def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     fitting = TargetShape.of(hf_config)
     heads = [load_heads(folder, fitting) for folder in config.heads]
     _check_methods(config.heads, heads)
-    draft = _inspect_beside(config, platform, config.draft_model, "draft")
-    aux = _inspect_beside(config, platform, config.aux_model, "auxiliary")
+    draft = _inspect_companion(config, platform, config.draft_model, "draft")
+    aux = _inspect_companion(config, platform, config.aux_model, "auxiliary")
     folders = config.model, config.draft_model, config.aux_model
     distinct = {
         folder.resolve(): shape for folder, shape in zip(folders, (target, draft, aux), strict=True) if folder and shape
@@ -156,7 +156,7 @@ def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
 
 
 def _load(config: RunnerConfig, platform: Platform) -> _Weights:
-    """Each folder once."""
+    """Load every folder once."""
     loaded: dict[Path, PreTrainedModel] = {}
 
     def load(folder: Path) -> PreTrainedModel:
@@ -172,17 +172,17 @@ def _load(config: RunnerConfig, platform: Platform) -> _Weights:
 
 
 def _check_methods(folders: Sequence[Path], heads: Sequence[Heads]) -> None:
-    """A request names a method, so that there can be only one of each."""
+    """Refuse two sets of heads with the same method: a request chooses heads by the method's name."""
     taken: dict[str, Path] = {}
     for folder, one in zip(folders, heads, strict=True):
         method = method_of(one.kind)
         if method in taken:
-            raise ValueError(f"the heads in {taken[method]} and in {folder} both draft by {method}; leave out one")
+            raise ValueError(f"the heads in {taken[method]} and {folder} both draft by {method}; remove one")
         taken[method] = folder
 
 
-def _inspect_beside(config: RunnerConfig, platform: Platform, folder: Path | None, role: str) -> ModelShape | None:
-    """The shape of a model that goes with the target, which must have the same tokens."""
+def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | None, role: str) -> ModelShape | None:
+    """The shape of a draft or auxiliary model, which must have the target's tokenizer."""
     if folder is None:
         return None
     check_tokenizers(config.model, folder, role)
@@ -190,32 +190,34 @@ def _inspect_beside(config: RunnerConfig, platform: Platform, folder: Path | Non
 
 
 def _needs(shapes: _Shapes, platform: Platform) -> Needs:
-    """What all of it takes before anything is loaded."""
+    """The memory that all models need, before anything is loaded."""
     models, heads, learned = shapes.models(), shapes.heads, shapes.learned
     spare_bytes = 0 if learned is None else learned.spare_bytes
+    in_int4 = [platform.int4_bytes(model) for model in shapes.distinct]
     return Needs(
         model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
-        # Weights are packed one by one, after all were read.
+        # Weights are packed one by one, after all of them were read.
         loading_bytes=sum(model.num_parameters for model in shapes.distinct) * platform.types.compute.itemsize,
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
+        int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
     )
 
 
 def _check_length(plan: MemoryPlan, aux: ModelShape) -> None:
     if aux.max_model_len < plan.max_model_len:
         raise ValueError(
-            f"the auxiliary model's context holds {aux.max_model_len:,} tokens and the model's {plan.max_model_len:,}; "
-            f"lower max_model_len to {aux.max_model_len}, or name another auxiliary model"
+            f"the auxiliary model supports {aux.max_model_len:,} tokens, but max_model_len is {plan.max_model_len:,}; "
+            f"set --max-model-len {aux.max_model_len}, or use another auxiliary model"
         )
 
 
 def _put_together(
     config: RunnerConfig, room: HeadsRoom, plan: MemoryPlan, shapes: _Shapes, loaded: _Weights, make_link: MakeLink
 ) -> tuple[RunnerParts, int]:
-    """The parts, and how many early exits the model has."""
+    """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
     target = _with_cache(platform, loaded.target, shapes.target, blocks)
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
@@ -226,7 +228,7 @@ def _put_together(
     sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
     controller = SpeculationController()
     longest_draft = plan.max_model_len + blocks.scratch_tokens
-    drafter = _beside(target, draft, platform, longest_draft)
+    drafter = _companion(target, draft, platform, longest_draft)
     proposers = make_proposers(blocks, drafter)
     with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     learning: Learning = NO_LEARNING
@@ -242,7 +244,7 @@ def _put_together(
     speculator = Speculator(proposers, controller, config.num_draft_tokens, trained, matcher_of=sampling.matcher)
     needs = learning.needs.union(*(proposer.needs for proposer in proposers.values()))
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
-    amateur = _beside(target, aux, platform, plan.max_model_len)
+    amateur = _companion(target, aux, platform, plan.max_model_len)
     early_exit = platform.find_early_exit(target.model)
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
@@ -258,8 +260,8 @@ def _put_together(
         scoring=_make_scoring(amateur, early_exit, ties_embeddings=shapes.target.num_shared > 0),
         pooler=Pooler(load_classification_head(config.model, target.model.config)),
         needs_clean_blocks=target.attention.needs_clean_blocks,
-        picks_ahead=platform.picks_ahead,
-        runs_beside=platform.runs_beside,
+        presamples=platform.presamples,
+        is_async=platform.is_async,
         drafter=drafter,
         learning=learning,
     )
@@ -267,9 +269,9 @@ def _put_together(
 
 
 def _make_grammars(folder: Path, vocab_size: int) -> "Grammars | None":
-    """None without llguidance, which a machine for tests and measurements on a GPU need not have."""
+    """None if llguidance is missing: tests and measurements on GPU machines run without it."""
     if find_spec("llguidance") is None:
-        logger.warning("no structured outputs: the package llguidance is not installed")
+        logger.warning("Structured outputs are not available: the package llguidance is not installed")
         return None
     from model_runner.sampling.grammar import Grammars  # noqa: PLC0415
 
@@ -286,7 +288,7 @@ class _Loaded:
 def _with_cache(
     platform: Platform, model: PreTrainedModel | None, shape: ModelShape | None, blocks: Blocks
 ) -> _Loaded | None:
-    """A model with a cache of its own."""
+    """The model with its own KV cache."""
     if model is None or shape is None:
         return None
     kv_cache = platform.make_cache(shape.kv, blocks.with_scratch, blocks.block_size)
@@ -295,8 +297,8 @@ def _with_cache(
     return _Loaded(model, kv_cache, attention)
 
 
-def _beside(target: _Loaded, other: _Loaded | None, platform: Platform, max_model_len: int) -> TargetModel | None:
-    """A model that reads the target's tokens, ready to run."""
+def _companion(target: _Loaded, other: _Loaded | None, platform: Platform, max_model_len: int) -> TargetModel | None:
+    """A draft or auxiliary model, ready to run on the target's tokens."""
     if other is None:
         return None
     model = platform.make_target(other.model, other.attention, max_model_len)
@@ -305,7 +307,7 @@ def _beside(target: _Loaded, other: _Loaded | None, platform: Platform, max_mode
 
 
 def _make_scoring(amateur: TargetModel | None, early_exit: EarlyExit | None, *, ties_embeddings: bool) -> Scoring:
-    """The transforms that the loaded models make possible."""
+    """The score transforms that the loaded models support."""
     transforms: list[ScoreTransform] = [Guidance()]
     if amateur is not None:
         transforms.append(ContrastiveDecoding(amateur))

@@ -18,7 +18,7 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Rows of logits that are compared with the prompt tokens that follow them."""
+    """Rows of logits that score prompt tokens: each row is compared with the token that follows it."""
 
     choice: int
     """Index of the choice in the batch."""
@@ -30,58 +30,58 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """The part of a step that belongs to a choice that asks for numbers in place of tokens."""
+    """The part of a step that belongs to a pooling request, which returns numbers instead of tokens."""
 
     choice: int
     """Index of the choice in the batch."""
     pooling: Pooling
     tokens: slice
-    """Of the step's tokens."""
+    """The choice's tokens within the step."""
     num_tokens: int
-    """All of the choice."""
+    """How many tokens the choice has altogether."""
     is_last: bool
-    """Whether these end with the choice's last one."""
+    """Whether the choice's last token is in this step."""
     row: int | None = None
-    """That of its last token in the step's logits, if it is wanted there."""
+    """Row of the choice's last token in the step's logits; None if its logits are not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """The rows of logits from which a choice's next tokens are drawn: the last known token's, then its drafts'."""
+    """Rows of logits that a choice's next tokens are drawn from: the last known token's, then its drafts'."""
 
     choice: int
     """Index of the choice in the batch."""
     first: int
-    """Row of the last known token in the step's logits; those of the tree's nodes come after it."""
+    """Row of the last known token in the step's logits; the tree's nodes follow it."""
     tree: DraftTree
     verify: Verification = "match"
 
     def row_of(self, node: int) -> int:
-        """The row of a node, or of the ROOT."""
+        """The row of a node, or of ROOT."""
         return self.first + 1 + node
 
     @property
     def rows(self) -> range:
-        """All of them."""
+        """All rows of the choice."""
         return range(self.first, self.first + 1 + len(self.tree))
 
 
 @dataclass(frozen=True, slots=True)
 class TreePaths:
-    """Where branches of draft trees have their keys and values.
+    """Where the nodes of draft trees have their keys and values.
 
-    Siblings share a position, so only one of them can have the place of its position. A token t sees the positions
-    below `start[t]` at their own places, and those from there to its own at `places[first[t] : first[t + 1]]`. A place
+    Siblings share a position, so only one of them can use the place of that position. A token t sees the positions
+    below `start[t]` at their own places, and later ones at `places[first[t] : first[t + 1]]`. A place
     counts tokens from the start of the choice's block table. A token outside any tree has `start[t]` one after its
     position, and no places.
     """
 
     start: IntArray  # [T]
     first: IntArray  # [T + 1]
-    places: IntArray  # [first[T]] each ancestor's within the tree, at last the token's own
+    places: IntArray  # [first[T]] places of each ancestor within the tree, then of the token itself
 
     def only(self, tokens: IntArray) -> "TreePaths":
-        """Those of these tokens, in ascending order."""
+        """The paths of these tokens, in ascending order."""
         counts = np.diff(self.first)
         is_kept = np.zeros(len(counts), dtype=np.bool_)
         is_kept[tokens] = True
@@ -91,25 +91,25 @@ class TreePaths:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of all scheduled choices, one after the other, on the host. T tokens, C choices, R rows of logits."""
+    """The tokens of all scheduled choices, choice after choice, on the host: T tokens, C choices, R logit rows."""
 
     tokens: IntArray  # [T]
     positions: IntArray  # [T]
-    choice_of: IntArray  # [T] index of the choice that a token belongs to
-    block_tables: Sequence[Sequence[int]]  # [C] physical blocks of each choice
-    block_of: IntArray  # [T] block that takes the token's key and value
-    offset_of: IntArray  # [T] place in that block
-    logits_index: IntArray  # [R] tokens whose logits are wanted
+    choice_of: IntArray  # [T] index of the choice that the token belongs to
+    block_tables: Sequence[Sequence[int]]  # [C] block table of each choice
+    block_of: IntArray  # [T] block that stores the token's key and value
+    offset_of: IntArray  # [T] offset in that block
+    logits_index: IntArray  # [R] tokens whose logits are needed
     samples: list[SampleRows]
     prompt_rows: list[PromptRows]
     paths: TreePaths | None = None
-    """None when the batch has no draft tree."""
+    """None if the batch has no draft tree."""
     guides: Mapping[int, SampleRows] = field(default_factory=dict)
-    """By the index of a choice that has a guide: the guide's rows, as many as its own, in the same order."""
+    """For each guided choice, by index: its guide's rows, as many as its own and in the same order."""
     pooled: Sequence[PooledRows] = ()
 
     def only(self, choices: Sequence[int]) -> "Batch":
-        """The tokens of these choices, in ascending order, with logits only where their next tokens are drawn."""
+        """The batch of these choices alone, in ascending order, with logits only where their next tokens are drawn."""
         tokens = np.flatnonzero(np.isin(self.choice_of, choices))
         samples, wanted = [], [np.empty(0, dtype=np.int64)]
         for sample in self.samples:
@@ -131,7 +131,7 @@ class Batch:
         )
 
     def block_table(self) -> Int32Array:
-        """[C, width] the blocks of each choice, filled up with zeros."""
+        """[C, width] the blocks of each choice, padded with zeros."""
         table = np.zeros((len(self.block_tables), max(map(len, self.block_tables), default=0)), dtype=np.int32)
         for row, blocks in zip(table, self.block_tables, strict=True):
             row[: len(blocks)] = blocks
@@ -139,7 +139,7 @@ class Batch:
 
 
 def prompt_batch(prompts: Sequence[Sequence[int]], block_size: int) -> Batch:
-    """Whole prompts, one after the other in the first blocks of a cache, with the logits of all their tokens."""
+    """Whole prompts in consecutive blocks of a cache, with logits for all tokens."""
     counts = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     positions = np.concatenate([np.arange(count) for count in counts])
     num_blocks = -(-counts // block_size)
@@ -163,6 +163,6 @@ NO_TOKENS = Batch(_NONE, _NONE, _NONE, [], _NONE, _NONE, _NONE, [], [])
 
 
 def to_device(array: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:
-    """The array on the device. On CUDA nobody waits: it leaves from memory that torch keeps until it has left."""
+    """Copy the array to the device. On CUDA this does not block: torch keeps the pinned source alive."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,4 +1,4 @@
-"""Settings of the runner."""
+"""Configuration of the model runner."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,14 @@ SpeculationMethod = Literal[
     "auto", "draft_model", "eagle", "grammar", "hydra", "lookahead", "medusa", "mtp", "prediction", "suffix"
 ]  # fmt: skip
 METHOD_ALIASES = {"ngram": "suffix"}
-"""Other names of methods of speculation. Suffix decoding finds all that a lookup of n-grams finds."""
+"""Other names of speculation methods. Suffix decoding finds everything that an n-gram lookup finds."""
 REMOVED_METHODS = {"early_exit": "Use 'suffix', or 'draft_model' with a draft model."}
-"""Methods of earlier versions, and what to use instead."""
+"""Methods of earlier versions, with advice on a replacement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is computed at a time."""
+    """Limits on how much is computed at a time."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -29,50 +29,51 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """How the model is loaded and run. "auto" is resolved once, before loading."""
+    """How the model is loaded and run. "auto" values are resolved once, before loading."""
 
     model: Path
-    """A local folder in the Hugging Face format: config.json, safetensors."""
+    """A local folder in the Hugging Face format, with config.json and safetensors files."""
     device: Device = "auto"
     dtype: DType = "auto"
-    """auto: float32 on CPU, the checkpoint's own on CUDA."""
+    """auto: float32 on CPU, the checkpoint's type on CUDA."""
     quantization: Quantization = "auto"
-    """auto: int8 on CPU if the native kernels can be built, none elsewhere. int8 is for CPU, fp8 for CUDA."""
+    """auto: int8 on CPU if the native kernels can be built, otherwise none. int8 is for CPU, fp8 for CUDA,
+    int4 for both."""
     rows: Rows = "auto"
-    """What the inputs of products with int8 weights are rounded to on CPU: int8, rotated beforehand, or int16, of which
-    12 bits are used. auto: int8 with AVX-512 VNNI, int16 without, where int8 is no faster."""
+    """How inputs of int8 products are rounded on CPU: to int8 after a rotation, or to int16 with 12 significant bits.
+    auto: int8 with AVX-512 VNNI, int16 without it, because int8 is no faster there."""
     exact: bool = True
-    """Whether a row's result is the same, bit for bit, in every batch. Only on CUDA can it be given up, for speed."""
+    """Whether a row's result is bit-identical in every batch. Only CUDA can trade this for speed."""
     cuda_graphs: bool = True
-    """On CUDA: whether small steps are replayed from graphs that were captured at the start."""
+    """On CUDA: whether small steps are replayed from CUDA graphs captured at startup."""
     max_model_len: int | None = None
-    """None takes the model's own limit."""
+    """None uses the model's own limit."""
     block_size: int = 32
-    """Tokens in a KV block; also the tile of the attention."""
+    """Tokens in a KV block; also the tile of the attention kernels."""
     kv_cache_dtype: KVCacheDType = "auto"
-    """auto: bfloat16 beside int8 or int4 weights, elsewhere what the model computes in."""
+    """auto: bfloat16 with int8 or int4 weights on CPU, otherwise the type that the model computes in."""
     kv_cache_gib: float | None = None
-    """Memory for the KV cache; None takes a share of what is free after the weights."""
+    """Memory for the KV cache; None uses a share of the memory that the weights leave free."""
     max_num_seqs: int | None = None
-    """None takes the platform's."""
+    """None uses the platform's default."""
     max_num_batched_tokens: int | None = None
-    """None takes the platform's."""
+    """None uses the platform's default."""
     logprobs_mode: LogprobsMode = "raw"
     threads: int | None = None
-    """Threads of the CPU kernels; None takes the cores at hand."""
+    """Threads of the CPU kernels; None uses all available cores."""
     speculation: SpeculationMethod | Literal["off"] = "auto"
-    """For requests that name no method."""
+    """Default method, for requests that name none."""
     num_draft_tokens: int = 16
-    """Draft tokens of one choice in a step at most, whatever a request asks for."""
+    """Maximum number of draft tokens per choice and step, for all requests."""
     draft_model: Path | None = None
     """A smaller model with the same tokenizer, for the method `draft_model`."""
     heads: tuple[Path, ...] = ()
-    """Folders with trained heads: Medusa, Hydra or EAGLE. The embedded model has some of its own."""
+    """Folders with trained heads (Medusa, Hydra or EAGLE), in addition to heads that the model's checkpoint has."""
     learn: bool = False
-    """Whether heads are trained while the model is served, on what it computes."""
+    """Whether heads are trained on served requests while the server runs."""
     learn_threads: int | None = None
-    """Of the process that trains them; None takes 1."""
+    """Threads of the training process; None uses 1."""
     learn_memory_gib: float | None = None
-    """What that may take; None takes what these heads need, and a quarter of a GiB for what they learn from."""
+    """Memory of the training process; None uses what these heads need, and 0.25 GiB for training examples."""
     aux_model: Path | None = None
     """A weaker model with the same tokenizer, for contrastive decoding."""

@@ -1,4 +1,4 @@
-"""What the scheduler and the runner say to each other. Plain data: this module imports no torch.
+"""Data exchanged between scheduler and runner. This module imports no torch.
 
 A *key* names one choice of one request for as long as it runs. The scheduler deals in counts and block ids; tokens,
 logits and probabilities stay in the runner until it commits them.
@@ -12,14 +12,14 @@ from typing import Final, Literal, TypeVar, overload
 _Item = TypeVar("_Item")
 
 _CHUNK: Final = 64
-"""Items that forks of a SharedList have in common or copy."""
+"""Items per chunk of a SharedList."""
 
 
 class SharedList(Sequence[_Item]):
-    """A list that is only appended to, and of which forks go on by themselves.
+    """An append-only list whose forks share memory.
 
-    Full chunks are never changed, so forks have them in common: to fork takes a copy of one chunk at most, and of a
-    reference to each of the others, however long the list is.
+    Full chunks are never changed, so forks share them. A fork of any length copies at most one chunk, and references to
+    the others.
     """
 
     __slots__ = ("_full", "_last")
@@ -31,19 +31,19 @@ class SharedList(Sequence[_Item]):
         self._last = items[end:]
 
     def append(self, item: _Item) -> None:
-        """One more."""
+        """Append one item."""
         self._last.append(item)
         if len(self._last) == _CHUNK:
             self._full.append(self._last)
             self._last = []
 
     def extend(self, items: Iterable[_Item]) -> None:
-        """Some more."""
+        """Append several items."""
         for item in items:
             self.append(item)
 
     def fork(self, length: int | None = None) -> "SharedList[_Item]":
-        """A list of the first items, or of all."""
+        """A list of the first `length` items, or of all."""
         num_full, rest = divmod(len(self) if length is None else length, _CHUNK)
         fork = SharedList[_Item]()
         fork._full = self._full[:num_full]
@@ -51,7 +51,7 @@ class SharedList(Sequence[_Item]):
         return fork
 
     def appended(self, item: _Item) -> "SharedList[_Item]":
-        """A list with one more, which leaves this one as it is."""
+        """A copy with one more item; this list is unchanged."""
         fork = self.fork()
         fork.append(item)
         return fork
@@ -93,187 +93,192 @@ SAMPLER_ORDER = (
     *("temperature", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_k", "top_p", "min_p", "xtc"),
     "mirostat",
 )
-"""The steps between the greedy choice and the draw, in the order in which they act unless a request has its own."""
+"""The sampling steps after the greedy choice, in the order in which they act unless a request sets its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Token sequences over which no repetition reaches: any token of `first`, followed by exactly the tokens of `rest`.
+    """Token sequences that end a repetition: any token of `first`, followed by exactly the tokens of `rest`.
 
-    One string alone has thousands of spellings, but only few ends: hence this form.
+    One string has thousands of spellings in tokens, but they share few endings; this form keeps them compact.
     """
 
     first: tuple[int, ...]
     rest: tuple[int, ...] = ()
-    """Often none. Then each token of `first` is a breaker by itself, and is never penalised."""
+    """Often empty. Then each token of `first` is a breaker by itself, and is never penalised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dry:
-    """Do not repeat yourself: a penalty on tokens that would prolong a repetition. As in llama.cpp."""
+    """DRY ("don't repeat yourself"): a penalty on tokens that would extend a repetition, as in llama.cpp."""
 
     multiplier: float
-    """Subtracted from the logit of a token that would prolong one of `allowed_length` tokens; times `base` for each
-    token that the repetition is longer."""
+    """Subtracted from the logit of a token that would extend a repetition of `allowed_length` tokens; multiplied by
+    `base` for each further token of the repetition."""
     base: float = 1.75
     allowed_length: int = 2
     last_n: int = -1
-    """How many tokens at the end of prompt and output are searched for repetitions; -1 for all."""
+    """How many tokens at the end of prompt and output are searched for repetitions; -1 searches all."""
     breakers: tuple[Breaker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
-    """Exclude top choices: with this probability, only the least probable of those at or above the threshold stays.
+    """Exclude top choices: with this probability, only the least probable of the tokens at or above the threshold
+    stays.
 
-    As in llama.cpp. Ties go by id: of equally probable tokens the higher id stays.
+    As in llama.cpp. Ties are broken by id: of equally probable tokens the higher id stays.
     """
 
     probability: float
     threshold: float = 0.1
-    """Above 0.5 it never does anything: two tokens cannot both be so probable."""
+    """Has no effect above 0.5: two tokens cannot both be that probable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mirostat:
-    """Mirostat 2.0 (arXiv:2007.14966): keeps tokens whose surprise is at most mu, and steers mu so that the surprise of
-    the tokens drawn is tau on average.
+    """Mirostat 2.0 (arXiv:2007.14966): keeps tokens whose surprise is at most mu.
+
+    After each token, mu is adjusted so that the drawn tokens' average surprise approaches tau.
     """
 
     tau: float = 5.0
-    """Bits."""
+    """Target surprise in bits."""
     eta: float = 0.1
-    """How much of its error mu is corrected by with each token."""
+    """Learning rate: the share of its error by which mu is corrected after each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """A bound on the reasoning between two tags, `begin` and `end`, with which an output may begin."""
+    """A limit on reasoning, which is enclosed by the tags `begin` and `end`; an output may start with it."""
 
     max_tokens: int
-    """After so many tokens of reasoning its end is forced; the end's own tokens count if they come before that."""
-    begin: bytes  # as the output has it, with 0xFF, which is in no text, before each control token
+    """The end tag is forced after this many tokens of reasoning. If the model starts the end tag earlier, its tokens
+    count."""
+    begin: bytes  # as it appears in the output, with 0xFF, which no text contains, before each control token
     end: bytes
-    is_begun: bool = False  # by the prompt
+    is_begun: bool = False  # whether the prompt already contains `begin`
 
 
 @dataclass(frozen=True, slots=True)
 class Contrastive:
-    """Contrastive decoding: what the model says, less what the auxiliary model, the amateur, says as well.
+    """Contrastive decoding: the model's logits minus the logits of a weaker auxiliary model, the amateur.
 
     A token x that has at least `alpha` times the highest probability can be chosen, by the score
-    expert_weight * model(x) - amateur_weight * amateur(x) / temperature, both in logits. With the weights 1 + b and b
-    this is O'Brien and Lewis (arXiv:2309.09117), with 1 and 1 Li et al. (arXiv:2210.15097), whose log-probabilities
-    differ from logits by one number for all tokens.
+    expert_weight * model(x) - amateur_weight * amateur(x) / temperature, both in logits. Weights 1 + b and b give
+    O'Brien and Lewis (arXiv:2309.09117). Weights 1 and 1 give Li et al. (arXiv:2210.15097), whose log-probabilities
+    differ from logits only by a constant.
     """
 
     alpha: float = 0.1
-    """0 lets all tokens be chosen."""
+    """0 allows all tokens."""
     expert_weight: float = 1.5
     amateur_weight: float = 0.5
     temperature: float = 1.0
-    """Of the amateur, above 0."""
+    """Temperature of the amateur, above 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoLa:
-    """Decoding by contrasting layers (arXiv:2309.03883): what the model knows only after its last layers.
+    """DoLa, decoding by contrasting layers (arXiv:2309.03883): favours what the model knows only after its last layers.
 
-    Of the candidate layers, the one before which the model's next-token distribution differs most from the final one is
-    chosen for each token anew. Scores are the log-probabilities after the last layer less those; a token can be chosen
-    if it has at least `alpha` times the highest probability.
+    For each token, the candidate layer is chosen whose next-token distribution differs most from the final one. Scores
+    are the final log-probabilities minus the log-probabilities at that layer. A token can be chosen if it has at least
+    `alpha` times the highest probability.
     """
 
     layers: Literal["low", "high"] | tuple[int, ...]
-    """The candidates: every other one of the lower or the upper half, or these. 0 is what enters the first layer."""
+    """The candidate layers: these, or every other one of the lower or the upper half. 0 is the input of the first
+    layer."""
     alpha: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """Which numbers."""
+    """Which numbers a pooling request (embedding, score, classification) returns."""
 
     by: Literal["last", "mean", "logits", "classes"] = "last"
-    """last: the hidden state of the last token, after the model's final norm. mean: the mean of those of all tokens.
-    logits: of `tokens`, after the last token. classes: what the model's classification head makes of the last token's
-    hidden state."""
+    """last: the hidden state of the last token, after the model's final norm. mean: the mean hidden state of all
+    tokens. logits: the logits of `tokens`, after the last token. classes: the classification head's output for the last
+    token."""
     dimensions: int | None = None
-    """Keep so many of the first numbers; None keeps all."""
+    """Keep only the first numbers, this many; None keeps all."""
     normalizes: bool = False
-    """Divide by the Euclidean length of what is kept."""
+    """Divide the result by its Euclidean norm."""
     tokens: tuple[int, ...] = ()
 
     @property
     def needs_every_token(self) -> bool:
-        """Whether no token may be skipped because others computed it."""
+        """Whether every token must be computed, even if its KV is cached."""
         return self.by == "mean"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one choice turns logits into tokens, by fields that act in the order in which they stand here.
+    """How one choice turns logits into tokens. The fields act in the order in which they are declared.
 
-    The defaults change nothing: they sample the model's own distribution. Ranges are checked where a request comes in.
+    The defaults change nothing: they sample the model's own distribution. The API layer checks ranges.
     """
 
     contrastive: Contrastive | None = None
-    """Needs an auxiliary model. Keys and values are shared only among choices that have it."""
+    """Needs an auxiliary model. Its cached KV blocks are shared only with other choices that use `contrastive`."""
     dola: DoLa | None = None
     guidance: float | None = None
-    """Scale of classifier-free guidance (arXiv:2306.17806): scores are the guide's log-probabilities, and so many times
-    what the choice's own differ from them; 1 changes nothing. At most one of these three is there."""
+    """Scale of classifier-free guidance (arXiv:2306.17806): scores are the guide's log-probabilities, plus this many
+    times the difference between the choice's own and the guide's. 1 changes nothing. At most one of `contrastive`,
+    `dola` and `guidance` is set."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, value added to its logit) pairs."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """Only these tokens may be chosen; None allows all."""
-    thinking: Thinking | None = None  # what it forces is chosen, listed or not
+    """Only these tokens can be chosen; None allows all."""
+    thinking: Thinking | None = None  # forces its tokens even if `allowed_token_ids` lacks them
     grammar: str | None = None
-    """The output is one that this grammar allows, in llguidance's dialect of Lark. Tokens of `stop_token_ids` stand
-    where it may end and nowhere else, and there must be some; where nothing else can follow, no ban holds for them."""
-    grammar_prefix: str = ""  # with which what the grammar allows begins: it is in the prompt already
+    """The output must match this grammar, in llguidance's dialect of Lark. Tokens of `stop_token_ids`, which must not
+    be empty, appear exactly where the grammar may end. Where only they can follow, no ban applies to them."""
+    grammar_prefix: str = ""  # the start of the grammar's text that the prompt already contains
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that must not appear in the output: the last token is blocked where the ones before it match."""
+    """Token sequences that must not appear in the output: the last token is blocked where the previous ones match."""
     min_tokens: int = 0
-    """While fewer tokens than this were generated, every token of `stop_token_ids` is blocked."""
+    """Until this many tokens were generated, every token of `stop_token_ids` is blocked."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the choice, end-of-sequence included unless the request ignores it."""
+    """Tokens that end the choice; they include end-of-sequence unless the request ignores it."""
     no_repeat_ngram_size: int = 0
-    """No n-gram of this size occurs twice in prompt and output together; 0 turns it off."""
+    """No n-gram of this size occurs twice in prompt and output; 0 turns it off."""
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens in prompt or output (CTRL, arXiv:1909.05858)."""
     frequency_penalty: float = 0.0
     """Subtracted once for each time the token was generated."""
     presence_penalty: float = 0.0
-    """Subtracted once if the token was generated at all."""
+    """Subtracted once if the token was generated before."""
     dry: Dry | None = None
     exponential_decay_length_penalty: tuple[int, float] | None = None
-    """(start, factor): after t > start tokens of output, the logit of each token of `stop_token_ids` grows by its
-    amount times factor ** (t - start) - 1."""
+    """(start, factor): after t > start output tokens, the logit of each token of `stop_token_ids` increases by its
+    magnitude times factor ** (t - start) - 1."""
     temperature: float = 1.0
-    """Divides the logits; 0 is greedy: the highest logit, the lowest id among equals."""
+    """Divides the logits; 0 is greedy: the highest logit wins, and the lowest id among equals."""
     top_n_sigma: float = 0.0
-    """Keep logits at most so many standard deviations below the highest (arXiv:2411.07641); 0 turns it off."""
+    """Keep logits at most this many standard deviations below the highest (arXiv:2411.07641); 0 turns it off."""
     typical_p: float = 1.0
-    """Locally typical sampling (arXiv:2202.00666): the mass kept; 1 turns it off."""
+    """Locally typical sampling (arXiv:2202.00666): the probability mass to keep; 1 turns it off."""
     epsilon_cutoff: float = 0.0
     """Keep tokens of at least this probability (arXiv:2210.15191); 0 turns it off."""
     eta_cutoff: float = 0.0
-    """The same, with a bound that falls as the entropy rises (arXiv:2210.15191); 0 turns it off."""
+    """Like `epsilon_cutoff`, with a threshold that falls as the entropy rises (arXiv:2210.15191); 0 turns it off."""
     top_k: int = 0
-    """Keep the k highest logits, and all that tie with the last; 0 turns it off."""
+    """Keep the k highest logits, and all that tie with the k-th; 0 turns it off."""
     top_p: float = 1.0
-    """Keep the smallest set of most probable tokens with at least this mass; 1 turns it off."""
+    """Keep the smallest set of most probable tokens with at least this probability mass; 1 turns it off."""
     min_p: float = 0.0
-    """Keep tokens with at least this share of the highest probability; 0 turns it off."""
+    """Keep tokens with at least this fraction of the highest probability; 0 turns it off."""
     penalty_alpha: float = 0.0
-    """Above 0: contrastive search (arXiv:2202.06417) decides instead of the fields from temperature on, among the
-    `top_k` most probable tokens, at least 1. Such a choice has temperature 0 and does not speculate."""
+    """Above 0: contrastive search (arXiv:2202.06417) replaces the fields from `temperature` on. It chooses among the
+    `top_k` most probable tokens, at least 1. It requires temperature 0 and does not speculate."""
     xtc: Xtc | None = None
     mirostat: Mirostat | None = None
     sampler_order: tuple[str, ...] = SAMPLER_ORDER
-    """The steps from `temperature` on by name, for those that are to act in another order. Names all that are used."""
+    """The sampling steps from `temperature` on, in the order in which they act. Names all steps that are used."""
     seed: int = 0
-    """64-bit unsigned. Noise depends on (seed, choice, output position, stream, token id) and on nothing else."""
+    """64-bit unsigned. Noise depends only on (seed, choice, output position, stream, token id)."""
     choice: int = 0
     """Index of this choice among the request's n."""
     logprobs: int | None = None
@@ -281,24 +286,26 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     """Report these tokens in place of alternatives. Not for beam search."""
     prompt_logprobs: int | None = None
-    """The same for every prompt token but the first."""
+    """Like `logprobs`, for every prompt token except the first."""
     beam_candidates: int = 0
-    """For beam search: draw nothing, but offer so many of the most probable next tokens, in the result's field of this
-    name. What stands before `temperature` acts on log-probabilities then, as in transformers; the rest does not."""
+    """For beam search: draw nothing, and return this many of the most probable next tokens in the result's
+    `beam_candidates`. Fields before `temperature` then act on log-probabilities, as in transformers; the others are
+    ignored."""
 
     pooling: Pooling | None = None
-    """Numbers are asked for, in place of tokens: nothing is drawn, and of the other fields none means anything."""
+    """Return numbers instead of tokens: nothing is drawn, and all other fields are ignored."""
 
     @property
     def num_candidates(self) -> int:
-        """How many tokens contrastive search compares at every place; 0 without it."""
+        """How many tokens contrastive search compares at each position; 0 without it."""
         return self.top_k if self.penalty_alpha > 0 else 0
 
     @property
     def least_share(self) -> float:
-        """Of the highest probability: what a token needs that `contrastive` or `dola` may choose; 0 without them.
+        """The fraction of the highest probability that a token needs to be chosen by `contrastive` or `dola`; 0 without
+        them.
 
-        It counts by the model's own probabilities, among the tokens that the settings down to the n-grams leave.
+        Probabilities are the model's own, over the tokens that the fields up to `no_repeat_ngram_size` allow.
         """
         mixed = self.contrastive or self.dola
         return 0.0 if mixed is None else mixed.alpha
@@ -309,52 +316,53 @@ class Speculation:
     """How a choice's next tokens are guessed, to be verified several at a time."""
 
     method: str
-    """Name of a proposer that the runner has (`speculation_methods` of its info)."""
+    """Name of one of the runner's proposers (`RunnerInfo.speculation_methods`)."""
     num_tokens: int | None = None
-    """Verify so many draft tokens in every step, where there are as many and there is room for them. None leaves the
-    number to the budget, which may choose none."""
+    """Verify this many draft tokens in every step, as far as drafts and blocks allow. None leaves the number to the
+    budget, which may choose 0."""
     verify: Verification = "match"
-    """match: the target draws its own token at every place, and a draft stands if it is that token: the output is the
-    same as without speculation. rejection: the textbook's test, the same distribution but other tokens. typical:
-    Medusa's acceptance, another distribution."""
+    """match: the target draws its own token at each position, and a draft is accepted if it equals that token. The
+    output is the same as without speculation. rejection: standard rejection sampling: the same distribution, but other
+    tokens. typical: Medusa's typical acceptance: another distribution."""
     prediction: tuple[int, ...] = ()
-    """What the client expects the output to be, for the method `prediction`."""
+    """The output that the client expects, for the method `prediction`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRequest:
-    """A choice that the runner sees for the first time, or again after preemption."""
+    """A choice that is new to the runner, or returns after preemption."""
 
     key: str
     tokens: tuple[int, ...] | SharedList[int]
-    """The prompt, then the output so far. Those of beams are shared, and not to be changed."""
+    """The prompt, then the output so far. Beams share these lists: do not modify them."""
     num_prompt: int
     """How many of `tokens` are the prompt."""
     num_computed: int
-    """How many leading tokens already have their KV in the blocks (prefix cache or fork); below len(tokens)."""
+    """How many leading tokens already have their KV in the blocks (prefix cache or fork); less than len(tokens)."""
     blocks: tuple[int, ...]
     """Block table at admission, before the `new_blocks` of the same step."""
     sampling: SamplingParams
     speculation: Speculation | None = None
     """None decodes one token at a time."""
     guides: str | None = None
-    """Key of the choice that this one is the guide of. A guide draws nothing, and its `sampling` is not used: it has
-    another prompt and the same output. The last known tokens of both are always computed in the same step, with as many
+    """Key of the choice that this one guides. A guide draws nothing and its `sampling` is ignored: it has another
+    prompt and the guided choice's output. Both compute their last known token in the same step, with equally many
     drafts."""
     cache_salt: str = ""
-    """What is learnt from a choice's output guesses only for choices of the same salt."""
+    """Drafts learned from a choice's output are used only for choices with the same salt."""
     learn: bool = True
-    """Whether heads may be trained on what the target computes for it. One with a salt is never learnt from."""
+    """Whether heads may be trained on this choice. A choice with a salt is never used for training."""
     sampler_state: float | None = None
-    """What the choice's last result said, if it has output."""
+    """The `sampler_state` of the choice's last result, if it has output."""
     forked_from: str | None = None
-    """Key of a choice that runs, with the same prompt, the same settings but for `choice` and `prompt_logprobs`, and an
-    output that begins with this one's but for its last token: what was counted there need not be counted again."""
+    """Key of a running choice with the same prompt and the same settings except `choice` and `prompt_logprobs`. Its
+    output starts with this one's output without the last token. Its token counts are copied instead of counted
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """The share of one choice in a step."""
+    """One choice's share of a step."""
 
     key: str
     num_tokens: int
@@ -362,15 +370,15 @@ class ScheduledRequest:
     new_blocks: tuple[int, ...]
     """Appended to the choice's block table before the step."""
     num_draft: int = 0
-    """For how many draft tokens beyond these there is room; at most what the choice's last result offered."""
+    """How many draft tokens to verify in addition; at most the number that the choice's last result offered."""
     num_candidates: int = 0
-    """How many candidates contrastive search compares: all that the choice's last result had."""
+    """How many candidates contrastive search compares: all that the choice's last result offered."""
     chosen: int | None = None
-    """The beam candidate of the choice's last result that it goes on with: the last of its known tokens from now on."""
+    """The beam candidate of the choice's last result that was chosen: it becomes the last known token."""
 
     @property
     def num_rows(self) -> int:
-        """All that the step computes for the choice."""
+        """How many rows the step computes for the choice."""
         return self.num_tokens + self.num_draft + self.num_candidates
 
 
@@ -379,7 +387,7 @@ class StepPlan:
     """One step. The runner applies the fields in this order."""
 
     released: tuple[str, ...]
-    """Choices that finished, were aborted or preempted since the last plan: forget them."""
+    """Choices to forget, which finished, were aborted or were preempted since the last plan."""
     copies: tuple[tuple[int, int], ...]
     """(source, destination) blocks to copy before anything is written: copy-on-write of forks."""
     admitted: tuple[AdmittedRequest, ...]
@@ -387,19 +395,19 @@ class StepPlan:
 
     @property
     def keys(self) -> list[str]:
-        """Of the choices that are scheduled."""
+        """Keys of the scheduled choices."""
         return [entry.key for entry in self.scheduled]
 
     def fresh_blocks(self, block_size: int) -> list[int]:
-        """Blocks whose content is nobody's: all that the plan hands out but shared ones and the targets of copies."""
+        """Blocks with stale content: all that the plan hands out, except shared ones and targets of copies."""
         return self._blocks_from(lambda num_computed: -(-num_computed // block_size))
 
     def written_blocks(self, block_size: int) -> list[int]:
-        """Blocks that are to be written to: all that the plan hands out but shared ones, as these are full."""
+        """Blocks that will be written to: all blocks that the plan hands out, except shared ones, which are full."""
         return self._blocks_from(lambda num_computed: num_computed // block_size)
 
     def _blocks_from(self, first: Callable[[int], int]) -> list[int]:
-        """Those added to running choices, and those of admitted ones from the `first` on, by what is computed there."""
+        """New blocks of running choices, and blocks of admitted ones from index `first(num_computed)` on."""
         blocks = [block for entry in self.scheduled for block in entry.new_blocks]
         for admitted in self.admitted:
             blocks += admitted.blocks[first(admitted.num_computed) :]
@@ -414,89 +422,91 @@ class TokenLogprobs:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...]
-    """The most probable (token id, logprob), best first, lower id first among equals; as many as were asked for. Or
-    those of `logprob_token_ids`, in their order."""
+    """The most probable (token id, logprob), best first, lower id first among equals, as many as requested. Otherwise
+    the tokens of `logprob_token_ids`, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A token that may come next."""
+class BeamCandidate:
+    """A possible next token of a beam."""
 
     token_id: int
     logprob: float
-    """After bans and penalties, which are not made up for: the probabilities of all tokens need not sum to 1."""
+    """After bans and penalties, without renormalisation: the probabilities of all tokens need not sum to 1."""
     report: TokenLogprobs | None = None
-    """If the choice asked for logprobs."""
+    """Set if the request asks for logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a choice cannot go on."""
+    """Why a choice failed."""
 
     message: str
     by_request: bool = False
-    """Whether the request's own settings are to blame, and not the model or this server."""
+    """Whether the request's own settings are the cause, rather than the model or the server."""
 
 
 @dataclass(slots=True)
 class ChoiceResult:
-    """What a step brought one scheduled choice. Not frozen, though nobody changes it: one is made for every token.
+    """The result of a step for one scheduled choice. Treat as immutable: it is not frozen only because one is built per
+    token.
 
-    Contrastive search takes two looks at a place: the logits of the last known token name the candidates, which the
-    next step computes beside that token, again. So the first step that computes the last known token, after admission,
-    brings no tokens, but offers candidates; and that token counts as not computed. Every step with candidates brings
-    one token, and offers those of the next place.
+    Contrastive search needs two steps for each position. The logits of the last known token yield the candidates; the
+    next step computes them together with that token, again. So after admission, the first step that computes the last
+    known token returns candidates and no tokens, and that token counts as not computed. Every step with candidates
+    returns one token, and the candidates of the next position.
     """
 
     key: str
     tokens: tuple[int, ...]
-    """Newly committed tokens; empty until the last known token has been computed, and in a contrastive search's step
-    without candidates. All known tokens but the last have their KV."""
+    """Newly committed tokens. Empty until the last known token is computed, and in a contrastive search's step without
+    candidates. All known tokens except the last have their KV."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each of `tokens`, if the choice asked for them."""
+    """One entry for each of `tokens`, if the request asks for logprobs."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """If asked for: one for each prompt token whose predecessor was computed in this step, in order."""
+    """One entry for each prompt token whose predecessor was computed in this step, in order, if the request asks for
+    them."""
     num_draft: int = 0
-    """How many draft tokens the runner would like to verify in the choice's next step."""
+    """How many draft tokens the runner wants to verify in the choice's next step."""
     num_accepted: int = 0
-    """Draft tokens verified in this step that became output, and ..."""
+    """Draft tokens of this step that were accepted."""
     num_rejected: int = 0
-    """... those that did not."""
+    """Draft tokens of this step that were rejected."""
     num_candidates: int = 0
-    """How many candidates contrastive search has to compare in the choice's next step."""
+    """How many candidates contrastive search will compare in the choice's next step."""
     method: str = ""
-    """Of speculation, that made the drafts; empty without any."""
+    """The speculation method that made the drafts; empty without drafts."""
     error: Failure | None = None
-    """Set if this choice cannot go on; the others are not affected."""
-    beam_candidates: tuple[Candidate, ...] = ()
-    """In place of `tokens` if the choice asks for them: the best first, the lower id first among equals. Fewer
-    than asked for where no more are possible."""
+    """Set if this choice failed; other choices are not affected."""
+    beam_candidates: tuple[BeamCandidate, ...] = ()
+    """Replaces `tokens` in beam search: the most probable first, the lower id first among equals. Fewer than requested
+    if fewer are possible."""
     sampler_state: float | None = None
-    """With `tokens`: what the sampler must be told, besides them, if the choice is admitted again. Only mirostat has a
-    state that the tokens do not tell."""
+    """Set with `tokens`: state that must be passed back if the choice is admitted again. Only mirostat has state that
+    does not follow from the tokens."""
     pooled: bytes = b""
-    """In place of `tokens` if the choice asks for numbers: these, as float32 in the order of little-endian bytes."""
+    """Replaces `tokens` for pooling requests: the numbers as little-endian float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step brought."""
+    """The result of a step for all scheduled choices."""
 
     choices: tuple[ChoiceResult, ...]
-    """One entry for each scheduled choice, in the plan's order. None if memory ran out."""
+    """One entry for each scheduled choice, in the plan's order. Empty if memory ran out."""
     out_of_memory: str = ""
-    """What device or host said if memory ran out. Then the plan's releases, copies, admissions and blocks stand, but
-    nothing was computed for anybody, and what the scheduled choices had offered to verify or to compare is lost."""
+    """The error of device or host if memory ran out. The plan's releases, copies, admissions and blocks remain applied,
+    but nothing was computed, and the drafts and candidates of the scheduled choices are lost."""
 
 
-def blamed(sampling: SamplingParams) -> str:
-    """The fields that may have barred tokens, or made some impossible, by their names in requests."""
+def excluding_fields(sampling: SamplingParams) -> str:
+    """The request fields that may have excluded tokens, by their names in the API."""
     used = {
         "logit_bias": sampling.logit_bias,
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "thinking_token_budget": sampling.thinking,
         "grammar": sampling.grammar,
-        "stop_token_ids": sampling.grammar and len(sampling.stop_token_ids) > 1,  # they are no text then
+        "stop_token_ids": sampling.grammar and len(sampling.stop_token_ids) > 1,  # then stop tokens cannot be text
         "bad_words": sampling.bad_words,
         "min_tokens": sampling.min_tokens,
         "no_repeat_ngram_size": sampling.no_repeat_ngram_size,
@@ -510,5 +520,5 @@ def blamed(sampling: SamplingParams) -> str:
 
 
 def no_token_left(sampling: SamplingParams) -> Failure:
-    """The end of a choice for which no token can be drawn."""
-    return Failure(f"no token can be chosen with these settings: {blamed(sampling)}", by_request=True)
+    """The failure of a choice for which no token can be drawn."""
+    return Failure(f"no token can be chosen with these settings: {excluding_fields(sampling)}", by_request=True)

@@ -1,4 +1,4 @@
-"""The paged KV cache: fixed blocks of keys and values for every layer."""
+"""Paged KV cache: keys and values of every layer in blocks of fixed size."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ from model_runner.kernels.library import Kernels, huge_pages
 
 
 class KVLayout(Protocol):
-    """Reads and writes the tensors of one layer.
+    """Memory layout of one layer's keys and values.
 
-    A place is named by its block and its offset therein, which are of any one shape [..].
+    A place is a block and an offset in it; both are tensors of the same shape [..].
     """
 
     def key_shape(self, kv_heads: int, key_dim: int, block_size: int) -> tuple[int, ...]:
-        """Of a block's keys."""
+        """Shape of a block's keys."""
 
     def value_shape(self, kv_heads: int, value_dim: int, block_size: int) -> tuple[int, ...]:
-        """Of a block's values."""
+        """Shape of a block's values."""
 
     def put_keys(self, keys: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
         """Store new [.., kv_heads, key_dim] at places [..]."""
@@ -35,7 +35,7 @@ class KVLayout(Protocol):
         """Store new [.., kv_heads, value_dim] at places [..]."""
 
     def keys_at(self, keys: Tensor, block: Tensor, offset: Tensor) -> Tensor:
-        """[.., kv_heads, key_dim or more] of places [..]: all that is stored of a key."""
+        """[.., kv_heads, key_dim or more] of places [..]: the stored key, with padding if there is any."""
 
     def values_at(self, values: Tensor, block: Tensor, offset: Tensor) -> Tensor:
         """[.., kv_heads, value_dim] of places [..]."""
@@ -76,9 +76,9 @@ class PlainLayout(KVLayout):
 
 
 class Bf16Pairs(KVLayout):
-    """Pairs of a key's dimensions and of a value's places, as cpu/half_precision.h multiplies them.
+    """Keys in pairs of dimensions and values in pairs of positions, as cpu/half_precision.h multiplies them.
 
-    Keys [.., kv_heads, key_dim / 2, block_size, 2], with zeros if key_dim is odd, and values
+    Keys [.., kv_heads, key_dim / 2, block_size, 2], zero-padded if key_dim is odd; values
     [.., kv_heads, block_size / 2, value_dim, 2].
     """
 
@@ -86,7 +86,7 @@ class Bf16Pairs(KVLayout):
         return kv_heads, -(-key_dim // 2), block_size, 2
 
     def value_shape(self, kv_heads: int, value_dim: int, block_size: int) -> tuple[int, ...]:
-        """See KVLayout. The block size is even."""
+        """Shape of a block's values. The block size is even."""
         return kv_heads, block_size // 2, value_dim, 2
 
     def put_keys(self, keys: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
@@ -110,37 +110,37 @@ class Bf16Pairs(KVLayout):
 
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""Types that are stored with scales, and the number in them that a vector's largest magnitude becomes."""
+"""Types that are stored with scales, and the value that a vector's largest magnitude is scaled to."""
 
 _SMALLEST = 1e-30
-"""A vector without a larger number is stored as zeros with scales: 448 / x must be finite."""
+"""Vectors whose magnitudes are all smaller are stored as zeros: 448 / x must be finite."""
 
 _TINY = 2.0**-56
-"""A smaller number in pairs is stored as zero, so that no sum of products is subnormal: see cpu/half_precision.h."""
+"""Smaller numbers are stored as zero in pairs, so that no sum of products is subnormal (see cpu/half_precision.h)."""
 
 _NATIVE_TYPES = {torch.float32: "SW_KV_FLOAT32", torch.bfloat16: "SW_KV_BFLOAT16", torch.int8: "SW_KV_INT8"}
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Keys and values of one token in one layer."""
+    """Shape of one token's keys and values in one layer."""
 
     num_heads: int
-    """Key-value heads."""
+    """Number of key-value heads."""
     key_dim: int
     value_dim: int
     group: int = 1
-    """Query heads of a key-value head."""
+    """Query heads per key-value head."""
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Memory for each token, including the scales of each head's key and value if the type has them."""
+        """Bytes per token, including a scale for each head's key and value if the type has scales."""
         scales = 2 * torch.float32.itemsize if dtype in LARGEST else 0
-        padding = self.key_dim % 2 if dtype == torch.bfloat16 else 0  # where they stand in pairs
+        padding = self.key_dim % 2 if dtype == torch.bfloat16 else 0  # keys are stored in pairs
         return self.num_heads * ((self.key_dim + padding + self.value_dim) * dtype.itemsize + scales)
 
 
 class Move(NamedTuple):
-    """Keys and values of one token, in all layers, that go to another place."""
+    """A token's keys and values, in all layers, that are copied to another place."""
 
     from_block: int
     from_offset: int
@@ -151,7 +151,7 @@ class Move(NamedTuple):
 def resolve_kv_dtype(
     asked: KVCacheDType, dtype: torch.dtype, device: torch.device, *, quantized_weights: bool
 ) -> torch.dtype:
-    """What keys and values are stored as; `dtype` is what the model computes in.
+    """The type that keys and values are stored in; `dtype` is the type that the model computes in.
 
     Raises:
         ValueError: for a type that the device's attention cannot read.
@@ -168,11 +168,10 @@ def resolve_kv_dtype(
 class KVCache:
     """Keys and values of every layer in blocks of `block_size` consecutive positions of one choice.
 
-    The first position of a block is a multiple of `block_size`. Within a block the heads stand outside, so that a block
-    is a matrix for each head; keys are transposed, so that a query meets a row of neighbouring positions at a time.
-    On CUDA only their shape is: in memory the numbers of a key stand side by side, as a tensor core reads them. On CPU
-    numbers in bfloat16 stand in pairs.
-    In int8 and fp8, each head's key and value has a scale of its own: its largest magnitude / 127 or 448.
+    The first position of a block is a multiple of `block_size`. In a block, heads are the outer dimension, so each head
+    has one matrix. Keys are transposed, so that a query reads a row of adjacent positions at a time. On CUDA keys have
+    the same shape, but each key is contiguous in memory, as tensor cores read it. On CPU bfloat16 is stored in pairs
+    (`Bf16Pairs`). In int8 and fp8, each head's key and value has its own scale: its largest magnitude / 127 or 448.
     """
 
     def __init__(
@@ -186,19 +185,19 @@ class KVCache:
         *,
         whole_keys: bool | None = None,
     ) -> None:
-        """An empty cache.
+        """Allocate an empty cache.
 
         Args:
             shapes: of each layer.
-            num_blocks: of all choices together.
+            num_blocks: for all choices together.
             block_size: positions in a block.
-            dtype: what keys and values are stored as.
-            device: where.
-            kernels: on CPU, make moves faster.
-            whole_keys: whether the numbers of a key stand side by side in memory; None: on CUDA alone.
+            dtype: storage type of keys and values.
+            device: where the cache is stored.
+            kernels: CPU kernels, which make moves faster.
+            whole_keys: whether each key is contiguous in memory; None: only on CUDA.
 
         Raises:
-            ValueError: if the kernels cannot read what the cache stores.
+            ValueError: if the kernels cannot read this cache.
         """
         self.shapes = tuple(shapes)
         self.num_blocks = num_blocks
@@ -207,8 +206,8 @@ class KVCache:
         whole_keys = device.type == "cuda" if whole_keys is None else whole_keys
         self._in_pairs = dtype == torch.bfloat16 and device.type == "cpu" and not whole_keys
         self._layout: KVLayout = Bf16Pairs() if self._in_pairs else PlainLayout()
-        self.keys: list[Tensor] = []  # each [num_blocks, kv_heads, key_dim, block_size], or see Bf16Pairs
-        self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim], likewise
+        self.keys: list[Tensor] = []  # each [num_blocks, kv_heads, key_dim, block_size], or as in Bf16Pairs
+        self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim], or as in Bf16Pairs
         self.key_scales: list[Tensor] = []  # each [num_blocks, kv_heads, block_size] float32; no entries without scales
         self.value_scales: list[Tensor] = []
         for shape in shapes:
@@ -224,7 +223,7 @@ class KVCache:
                 self.key_scales.append(_zeros((*heads, block_size), torch.float32, device))
                 self.value_scales.append(_zeros((*heads, block_size), torch.float32, device))
         self._memory = None if device.type != "cpu" else [_bytes_of(tensor) for tensor in self._tensors()]
-        """On CPU, of each tensor its blocks as numpy copies them: for few of them that takes an eighth of the time."""
+        """On CPU, each tensor's blocks as numpy bytes: numpy copies a few blocks eight times as fast as torch."""
         self._move_natively: Callable[[Sequence[Move]], None] | None = None
         if kernels is not None:
             layers = CPU.array("SwKvCache", [struct[0] for struct in cache_structs(self)])
@@ -242,7 +241,7 @@ class KVCache:
     def read_blocks(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [n, kv_heads, key_dim, block_size] and values [n, kv_heads, block_size, value_dim] of n blocks.
 
-        They are of the stored type, but float32 if that has scales.
+        They have the stored type, or float32 if the stored type has scales.
         """
         keys = self._layout.keys_of(_movable(self.keys[layer]), blocks, self.shapes[layer].key_dim).view(self.dtype)
         values = self._layout.values_of(_movable(self.values[layer]), blocks).view(self.dtype)
@@ -252,7 +251,7 @@ class KVCache:
         return keys, values
 
     def read_places(self, layer: int, blocks: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """The same where every position [n, block_size] is named by its block and offset."""
+        """The result of `read_blocks` for positions that are given by blocks and offsets [n, block_size]."""
         keys = self._layout.keys_at(_movable(self.keys[layer]), blocks, offsets).view(self.dtype)
         keys = keys[..., : self.shapes[layer].key_dim]
         values = self._layout.values_at(_movable(self.values[layer]), blocks, offsets).view(self.dtype)
@@ -262,7 +261,7 @@ class KVCache:
         return keys.permute(0, 2, 3, 1).contiguous(), values.transpose(1, 2).contiguous()
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, (source, destination), in all layers. No destination is also a source."""
+        """Copy whole blocks, (source, destination), in all layers. No destination may be a source."""
         if not copies:
             return
         if self._memory is not None:
@@ -272,14 +271,14 @@ class KVCache:
             return
         pairs = torch.tensor(copies, dtype=torch.int64, device=self.keys[0].device)
         sources, destinations = pairs[:, 0], pairs[:, 1]
-        for tensor in self._tensors():  # by index_copy_, which takes a tenth of the time of an assignment
+        for tensor in self._tensors():  # index_copy_ takes a tenth of an assignment's time
             tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy keys and values of tokens to other places, in all layers.
 
-        No move reads a place that one before it has written, so it does not matter whether all are read first. It is so
-        where the nodes of a path move up: they are in ascending order, and none is before the place that it goes to.
+        No move may read a place that an earlier one wrote, so the order of reads and writes does not matter. Moving a
+        path's nodes up fulfils this: they are in ascending order, and none is before its destination.
         """
         if not moves:
             return
@@ -298,11 +297,10 @@ class KVCache:
             scales[to_block, :, to_offset] = scales[from_block, :, from_offset]
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Zero blocks that are handed out anew.
+        """Zero blocks that are about to be reused.
 
-        The reference attention multiplies masked positions with a weight of zero, which hides any number but NaN and
-        infinity: without this, a computation that went wrong for one request would reach the next one to hold its
-        blocks.
+        The reference attention multiplies masked positions by zero, which hides everything except NaN and infinity.
+        Without this, one request's failed computation would reach the next request that gets its blocks.
         """
         if not blocks:
             return
@@ -311,7 +309,7 @@ class KVCache:
             tensor[index] = 0
 
     def _stored(self, vectors: Tensor) -> Tensor:
-        """Keys or values in the type of the cache, if that has no scales."""
+        """Keys or values converted to a storage type without scales."""
         rounded = vectors.to(self.dtype)
         return torch.where(rounded.abs() < _TINY, 0, rounded) if self._in_pairs else rounded
 
@@ -320,7 +318,7 @@ class KVCache:
 
 
 class KVCaches:
-    """Caches of several models, whose blocks of the same number belong together."""
+    """Caches of several models that use the same block ids."""
 
     def __init__(self, *caches: KVCache) -> None:
         self._caches = caches
@@ -342,11 +340,11 @@ def cache_structs(cache: KVCache) -> list[CData]:
     """An SwKvCache for each layer. The cache must outlive them.
 
     Raises:
-        ValueError: if the kernels cannot read what the cache stores.
+        ValueError: if the kernels cannot read this cache.
     """
     device = cache.keys[0].device
     if cache.dtype not in _NATIVE_TYPES or device.type != "cpu" or not cache.keys[0].is_contiguous():
-        raise ValueError(f"the CPU kernels cannot read a cache of {cache.dtype} on {device} or one of whole keys")
+        raise ValueError(f"the CPU kernels cannot read a KV cache in {cache.dtype} on {device}, or contiguous keys")
     kind, null = CPU.constants("SwKvType")[_NATIVE_TYPES[cache.dtype]], CPU.ffi.NULL
     structs = []
     for layer, (shape, keys, values) in enumerate(zip(cache.shapes, cache.keys, cache.values, strict=True)):
@@ -358,12 +356,12 @@ def cache_structs(cache: KVCache) -> list[CData]:
 
 
 def _quantized(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Vectors [..., dim] in a type with scales, rounded to nearest and halves to even, and their scales [...].
+    """Quantise vectors [..., dim], rounding to nearest and ties to even; also returns their scales [...].
 
-    A vector with a number that is not finite gets the scale NaN, so that nothing that went wrong is hidden.
+    A vector with a number that is not finite gets the scale NaN, so that errors stay visible.
     """
     highest = vectors.float().abs().amax(-1)
-    largest = torch.full_like(highest, LARGEST[dtype])  # CUDA would multiply by the reciprocal of a plain number
+    largest = torch.full_like(highest, LARGEST[dtype])  # CUDA would multiply by the reciprocal of a Python number
     usable = highest.isfinite() & (highest >= _SMALLEST)
     scales = torch.where(usable, highest / largest, torch.where(highest < _SMALLEST, 0.0, math.nan))
     factor = torch.where(usable, largest / highest, 0.0)
@@ -372,19 +370,19 @@ def _quantized(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _movable(tensor: Tensor) -> Tensor:
-    """The same memory in a type that torch can index: of an 8-bit float it moves hardly anything."""
+    """The same memory in a type that torch can index: for 8-bit floats it supports hardly any operation."""
     return tensor.view(torch.int8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """[num_blocks, bytes] the memory of a tensor whose first dimension is that of the blocks."""
-    blocks = tensor if tensor.is_contiguous() else tensor.mT  # with whole keys
+    """[num_blocks, bytes] the memory of a tensor whose first dimension counts blocks."""
+    blocks = tensor if tensor.is_contiguous() else tensor.mT  # keys are contiguous
     bytes_of_blocks: NDArray[np.uint8] = blocks.view(torch.uint8).flatten(1).numpy()
     return bytes_of_blocks
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on CPU from the system's zero pages, which take memory and time only as they are written."""
+    """Zeros; on CPU from the system's zero pages, which take memory and time only when they are written."""
     if device.type == "cpu":
         return huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)

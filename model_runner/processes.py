@@ -1,4 +1,4 @@
-"""Processes: the processors that one may use, and child processes that start isolated and end with their parent."""
+"""Processes: usable cores, and child processes that start isolated and end with their parent."""
 
 import ctypes
 import math
@@ -12,21 +12,21 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def isolated_module(name: str) -> tuple[str, ...]:
-    """Begins the command that runs a module in a child. `-m` alone would look for modules in the working folder."""
+    """First words of a command that runs a module in a child process. Plain `-m` would search the working folder."""
     return sys.executable, "-P", "-m", name
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the parent dies, so that none is left behind, even in the middle of work.
+    """Have the kernel kill this process when its parent dies, so that no child is left behind.
 
-    Only on Linux, and only if the parent has not died before: whoever calls this compares its id afterwards.
+    Linux only. If the parent died before this call, nothing happens: compare the parent's id afterwards.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def describe_end(pid: int, code: int) -> str:
-    """How a process ended, in words; `code` is what subprocess calls its return code."""
+    """Describe how a process ended; `code` is its return code as in subprocess."""
     if code >= 0:
         return f"process {pid} exited with code {code}; its last words are above"
     name = signal.Signals(-code).name
@@ -36,20 +36,20 @@ def describe_end(pid: int, code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before a child process is started again, after this many failures in a row to stay up."""
+    """How long to wait before a child process is restarted, by the number of consecutive failures."""
 
     max_failures: int = 5
     first_s: float = 0.5
     longest_s: float = 10.0
     steady_s: float = 60.0
-    """A process that was ready for this long has stayed up, also without anything to do."""
+    """A process that was ready for this long has stayed up, even if it had nothing to do."""
 
     def stayed_up(self, steps: int, ready_s: float) -> bool:
-        """Whether a process that has done this many steps since it was ready, and died, was no failure."""
+        """Whether a process that died, `ready_s` seconds and `steps` steps after it was ready, had stayed up."""
         return steps > 0 or ready_s >= self.steady_s
 
     def delay(self, failures: int) -> float | None:
-        """Seconds: none after a process that had stayed up, then doubling; None means to give up."""
+        """Seconds to wait: 0 after a process that had stayed up, then doubling; None means to give up."""
         if failures >= self.max_failures:
             return None
         if failures == 0:
@@ -61,7 +61,7 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def available_cores(limit_file: Path = _CPU_LIMIT) -> int:
-    """Cores that the process may run on, within the limit of its control group; at least 1."""
+    """Cores that this process may use, within its control group's limit; at least 1."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = limit_file.read_text(encoding="ascii").split()

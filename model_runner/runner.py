@@ -35,28 +35,28 @@ from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_times import StepLoad, StepTimes
 from model_runner.speculative.verify import Verdict
-from model_runner.state import Choice
+from model_runner.state import RunningChoice
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """The choices of a step and what is computed for them. Lists have an entry for each scheduled choice."""
+    """The scheduled choices of a step and what is computed for them. Lists have one entry per scheduled choice."""
 
     keys: Sequence[str]
     batch: Batch
-    choices: Sequence[Choice]
+    choices: Sequence[RunningChoice]
     slots: Sequence[int]
     load: StepLoad
-    """Without drafts."""
+    """The step's load without drafts."""
     drafts: Sequence[DraftTree]
     guided: Mapping[int, int]
-    """For each guide, by its index, the choice that it guides."""
+    """For each guide, by index, the index of the choice that it guides."""
 
 
 def choice_steps(
     plan: StepPlan, context: StepContext, verdicts: Sequence[Verdict], indices: Sequence[int]
 ) -> list[ChoiceStep]:
-    """What a step that is committed brought some of its choices, named by their indices."""
+    """The results of a committed step for the choices at these indices, as learning and speculation observe them."""
     if not indices:
         return []
     first_row = np.searchsorted(context.batch.choice_of, np.arange(len(context.choices))).tolist()
@@ -82,14 +82,14 @@ def choice_steps(
     return steps
 
 
-def guided_by(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> dict[int, int]:
-    """For each guide, which choice it guides; guides have its drafts and take its tokens."""
+def guided_by(choices: Sequence[RunningChoice], scheduled: Sequence[ScheduledRequest]) -> dict[int, int]:
+    """For each guide, the choice that it guides. Guides use its drafts and take its tokens."""
     index_of = {entry.key: index for index, entry in enumerate(scheduled)}
     return {index: index_of[choice.guides] for index, choice in enumerate(choices) if choice.guides in index_of}
 
 
-def load_of(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) -> StepLoad:
-    """What a step computes for these choices, drafts and beams apart."""
+def load_of(choices: Sequence[RunningChoice], scheduled: Sequence[ScheduledRequest]) -> StepLoad:
+    """The load of a step for these choices, without drafts and beams."""
     rows = context = ready = 0
     for choice, entry in zip(choices, scheduled, strict=True):
         end = choice.num_computed + entry.num_tokens
@@ -99,8 +99,8 @@ def load_of(choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest]) ->
     return StepLoad(rows, context, ready)
 
 
-def next_load(choices: Sequence[Choice], ready: int) -> StepLoad:
-    """What the next step computes if only those go on that have just got tokens, and guides."""
+def next_load(choices: Sequence[RunningChoice], ready: int) -> StepLoad:
+    """The load of the next step if it holds only the choices that just got tokens, and their guides."""
     rows = ready + sum(choice.guides is not None for choice in choices)
     return StepLoad(rows, sum(len(choice.tokens) for choice in choices) * rows // max(len(choices), 1), ready)
 
@@ -111,7 +111,7 @@ _WARM_UP_ROWS = (1, 2, 4, 8, 16)
 _WARM_UP_CONTEXT = 512
 _WARM_UP_TIMES = 2
 _PREPARING_THREADS = 8
-"""More than there are processes that check grammars before they come here, so that slow ones keep no others waiting."""
+"""More threads than there are processes that check grammars first, so that slow grammars do not block others."""
 
 
 class ModelRunner:
@@ -129,12 +129,12 @@ class ModelRunner:
         self._search = parts.search
         self._scoring = parts.scoring
         self._pool = parts.pooler
-        self._picks_ahead = parts.picks_ahead
-        self._runs_beside = parts.runs_beside
+        self._presamples = parts.presamples
+        self._is_async = parts.is_async
         self._launched: StepContext | None = None
-        """What the step launched last computes."""
+        """Context of the last launched step."""
         self._last_s = 0.0
-        """When the last step was done."""
+        """When the last step was finished."""
         self._drafter = parts.drafter
         self._grammars = parts.grammars
         self._learning = parts.learning
@@ -144,7 +144,7 @@ class ModelRunner:
     def load(
         cls, config: RunnerConfig, platform: Platform | None = None, make_link: MakeLink = ProcessLink
     ) -> "ModelRunner":
-        """Load the model and run first steps. Takes the arguments of `assemble`, and raises what it does."""
+        """Load the model and run warm-up steps. Takes the arguments of `assemble` and raises its errors."""
         with refused(f"{config.model} cannot be served", ValueError, OSError):
             parts, info = assemble(config, platform, make_link)
             runner = cls(parts, info)
@@ -161,19 +161,19 @@ class ModelRunner:
 
     @property
     def num_blocks(self) -> int:
-        """How many KV blocks there are."""
+        """Number of KV blocks."""
         return self.info.num_blocks
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
-        """Compile the grammar, if there is one; a bound on the reasoning needs the vocabulary."""
+        """Compile the grammar, if there is one; a limit on reasoning needs the grammar package's vocabulary."""
         if sampling.grammar is None and sampling.thinking is None:
             return None
         if self._grammars is None:
-            raise ValueError("grammars and bounds on reasoning need the package llguidance; install it")
+            raise ValueError("grammars and limits on reasoning need a package: run `pip install llguidance`")
         return self._preparing.submit(self._grammars.prepare, sampling.grammar, num_choices)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass over all scheduled tokens and drafts, and commit what the target says to them."""
+        """Run one forward pass over all scheduled tokens and drafts, and commit the sampled tokens."""
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
@@ -189,7 +189,7 @@ class ModelRunner:
         return LaunchedStep(self._can_follow(context, step), lambda: self._finish(plan, context, step, picks, start))
 
     def _lay_out(self, plan: StepPlan) -> StepContext:
-        """Bring cache and choices to where the plan has them, and lay out what the step computes."""
+        """Apply the plan to cache and choices, and lay out the step."""
         if self._needs_clean_blocks:
             self._kv_cache.clear(plan.fresh_blocks(self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
@@ -205,7 +205,7 @@ class ModelRunner:
         return StepContext(plan.keys, batch, choices, slots, load, drafts, guided)
 
     def _follow(self, plan: StepPlan) -> StepContext:
-        """The same for a plan that was made before the result of the step before it."""
+        """Lay out a step whose plan was made before the previous step's result was known."""
         choices = self._state.apply(plan)
         load = StepLoad(len(choices), sum(len(choice.tokens) + 1 for choice in choices), len(choices))
         batch = self._state.gather_ahead(choices)
@@ -213,26 +213,26 @@ class ModelRunner:
         return StepContext(plan.keys, batch, choices, slots, load, [NO_DRAFT] * len(choices), {})
 
     def _forward(self, context: StepContext, *, is_ahead: bool) -> RawStep:
-        """What the model says, and what of its hidden states these choices need."""
+        """Run the model, and collect the hidden states that these choices need."""
         sampling = [choice.sampling for choice in context.choices]
         needs = self._scoring.needs(sampling) | self._search.needs(context.slots) | self._pool.needs(sampling)
-        plan = self._state.plan_picks(context.batch, context.choices, int(is_ahead)) if self._picks_ahead else None
+        plan = self._state.plan_picks(context.batch, context.choices, int(is_ahead)) if self._presamples else None
         follows = self._rows_before(context) if is_ahead else None
-        if self._runs_beside:
+        if self._is_async:
             self._state.begin_masks(context.batch, context.choices)
         logits = self._target.forward(context.batch, needs, plan, follows)
         return RawStep(context.batch, sampling, logits, self._target.features(), plan)
 
     def _rows_before(self, context: StepContext) -> IntArray:
-        """For each choice, the row of the step launched last from which its token is picked."""
+        """For each choice, the row of the last launched step that its token is sampled from."""
         assert self._launched is not None, "there is a step to follow"
         before = self._launched
         row_of = {before.keys[sample.choice]: sample.first for sample in before.batch.samples}
         return np.array([row_of[key] for key in context.keys], dtype=np.int64)
 
     def _can_follow(self, context: StepContext, step: RawStep) -> bool:
-        """Whether nothing is read from the step but the tokens that are found already, one for each choice."""
-        if not self._runs_beside or step.plan is None:
+        """Whether only the sampled tokens, one for each choice, are needed from the step."""
+        if not self._is_async or step.plan is None:
             return False
         are_found = len(step.plan.choices - step.plan.with_grammar) == len(context.choices)
         is_recorded = any(map(self._learning.has, context.slots))
@@ -242,12 +242,12 @@ class ModelRunner:
     def _finish(
         self, plan: StepPlan, context: StepContext, step: RawStep, picks: Callable[[], PreSampledTokens], start: float
     ) -> StepResult:
-        """Commit what the step brought."""
+        """Commit the results of the step."""
         reason: str | None = None
         try:
             prompts = logprobs_of_prompts(step.logits, step.batch.prompt_rows, step.sampling)
             verdicts = self._decide(step, context, picks, start)
-            pooled = self._pool(step, context.choices)  # last, because it adds up
+            pooled = self._pool(step, context.choices)  # last, because it adds to running sums
         except (MemoryError, RuntimeError) as error:
             reason = oom_reason(error)
         if reason is not None:
@@ -281,23 +281,23 @@ class ModelRunner:
         )
 
     def _give_up(self, context: StepContext, reason: str) -> StepResult:
-        """The memory did not suffice: everything is as before the step.
+        """Restore the state before a step that ran out of memory.
 
-        Called when the error is gone, whose trace would keep the step's tensors.
+        Call it after the exception is gone: its traceback would keep the step's tensors alive.
         """
         self._free_memory()
         self._state.rewind(context.choices)
         return StepResult((), out_of_memory=reason)
 
     def _free_memory(self) -> None:
-        """Give back what a step left behind for which memory ran out."""
+        """Release cached memory after a step that ran out of memory."""
         self._target.features()
         torch.cuda.empty_cache()  # does nothing where CUDA is not used
 
     def _propose(
         self, load: StepLoad, plan: StepPlan, context: StepContext, verdicts: Sequence[Verdict], step: RawStep
     ) -> dict[int, int]:
-        """See Speculator.propose. If memory runs out, those who were to get drafts go on without: the step stands."""
+        """Make the next drafts. If memory runs out, these choices stop speculating; the step remains committed."""
         drafting = self._speculator.begin_cycle(load, context.slots)
         told = [index for index, slot in enumerate(context.slots) if slot in drafting or self._learning.has(slot)]
         brought = TargetStep(choice_steps(plan, context, verdicts, told), step.features, step.logits)
@@ -309,7 +309,7 @@ class ModelRunner:
             return self._speculator.propose(load, brought)
         except (MemoryError, RuntimeError) as error:
             reason = oom_reason(error)
-        logger.warning("Out of memory while drafting: %d choices stop speculating. %s", len(drafting), reason)
+        logger.warning("Out of memory while drafting; %d choices stop speculating: %s", len(drafting), reason)
         self._speculator.give_up(drafting)
         self._free_memory()
         return {}
@@ -320,9 +320,9 @@ class ModelRunner:
         """A verdict for each choice that is ready, by its index in the batch.
 
         Args:
-            step: what the model said.
-            context: what it computed.
-            picks: waits for the tokens that were found already.
+            step: the model's output.
+            context: the step that was computed.
+            picks: waits for the tokens that a kernel sampled.
             start: when the step was launched.
         """
         found = picks()
@@ -337,26 +337,26 @@ class ModelRunner:
         self._speculator.observe(context.load, walks, walking, walked, forward_s + self._last_s - begun)
         return verdicts | dict(zip((sample.choice for sample in walks), walked, strict=True))
 
-    def _commit(self, plan: StepPlan, choices: Sequence[Choice], verdicts: Sequence[Verdict]) -> None:
-        """Book the step: tokens to the choices, keys and values of accepted drafts to their places."""
+    def _commit(self, plan: StepPlan, choices: Sequence[RunningChoice], verdicts: Sequence[Verdict]) -> None:
+        """Commit the step: append tokens to the choices, and move the KV of accepted drafts into place."""
         moves: list[Move] = []
         for choice, entry, verdict in zip(choices, plan.scheduled, verdicts, strict=True):
             moves += self._state.commit(choice, entry.num_tokens, verdict.tokens, verdict.nodes)
         self._kv_cache.move(moves)
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        """What speculation did since the start, by method."""
+        """Statistics of each speculation method since startup."""
         return self._speculator.stats()
 
     def learning_stats(self) -> LearningStats | None:
         return self._learning.stats()
 
     def close(self) -> None:
-        """Learn no more. Steps can still be executed."""
+        """Stop training heads. Steps can still be executed."""
         self._learning.close()
 
     def warm_up(self) -> None:
-        """Run first steps, so that no request pays for them, and learn how long steps take."""
+        """Run warm-up steps, so that no request pays for them, and measure how long steps take."""
         self._speculator.warm_up(self._first_step())
         self._scoring.warm_up(self._first_batch(1))
         if self._drafter is not None:
@@ -371,14 +371,14 @@ class ModelRunner:
         self._controller.times = StepTimes(np.array(rows, dtype=np.float64), seconds, max(float(per_context), 0.0))
 
     def _step_seconds(self, rows: int, context: int = 0) -> float:
-        """What a forward pass takes over so many rows after so many positions. Writes to blocks, so only at first."""
+        """Seconds of a forward pass of `rows` rows after `context` positions. It overwrites blocks: startup only."""
         batch = self._first_batch(rows, context)
         start = time.perf_counter()
-        self._first_forward(batch)[0, 0].item()  # which waits for the device
+        self._first_forward(batch)[0, 0].item()  # waits for the device
         return time.perf_counter() - start
 
     def _first_step(self) -> TargetStep:
-        """What a step brings that computes a prompt of one token."""
+        """A step as proposers see it, with a prompt of one token."""
         logits = self._first_forward(self._first_batch(1))
         choice = ChoiceStep(
             slot=0,
@@ -394,11 +394,11 @@ class ModelRunner:
         return TargetStep([choice], self._target.features(), logits)
 
     def _first_forward(self, batch: Batch) -> Tensor:
-        plan = FusedSamplingPlan.greedy(len(batch.logits_index)) if self._picks_ahead else None
+        plan = FusedSamplingPlan.greedy(len(batch.logits_index)) if self._presamples else None
         return self._target.forward(batch, (), plan)
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:
         blocks = array("i", range(-(-(context + rows) // self.info.block_size)))
-        choice = Choice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
+        choice = RunningChoice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
         tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
         return self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])

@@ -1,4 +1,4 @@
-"""What the engine drives: something that executes plans, and what it reports about itself. Plain data and no torch."""
+"""Interface of a runner, which the engine drives. Plain data, no torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,90 +11,90 @@ from model_runner.contract import SamplingParams, StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """What a loaded runner can do."""
+    """Properties of a loaded runner."""
 
     vocab_size: int
     max_model_len: int
-    """Prompt and output together, in tokens."""
+    """Maximum length of prompt and output together, in tokens."""
     num_blocks: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     device: str
     dtype: str
-    """Of the weights in products."""
+    """Type of the weights in matrix products."""
     kv_dtype: str
     kernels: str
-    """What runs the model: an instruction set, or a compiler."""
+    """The instruction set or compiler that runs the model."""
     rows: str = ""
-    """What the inputs of products are rounded to."""
+    """Type that the inputs of matrix products are rounded to."""
     hardware: str = ""
     """The processor, as far as answers may depend on it."""
     software: str = ""
-    """The libraries that compute, with their versions."""
+    """The libraries that compute, with versions."""
     speculation_methods: tuple[str, ...] = ()
-    """Methods that a request can name."""
+    """Speculation methods that a request can name."""
     hidden_size: int = 0
-    """Numbers in the state of a token."""
+    """Size of a token's hidden state."""
     num_early_exits: int = 0
-    """Layers before which the model can be asked for the next token; 0 if it cannot."""
+    """Layers before which the model can predict the next token; 0 if it does not support early exits."""
     started_in: tuple[tuple[str, float], ...] = ()
-    """What took time at the start, with the seconds that it took."""
+    """Phases of the startup, each with its seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What one method did since the start."""
+    """Statistics of one speculation method since startup."""
 
     method: str
     drafted: int
     """Draft tokens verified."""
     accepted_by_depth: tuple[int, ...]
-    """How often the draft token 1, 2, ... after the last known one was accepted."""
+    """How often the draft token at depth 1, 2, ... was accepted."""
     verified_by_depth: tuple[int, ...]
-    """How often there was a draft at that depth whose predecessors had all been accepted."""
+    """How often a draft token at depth 1, 2, ... was verified whose predecessors had all been accepted."""
     steps: int
-    """Steps of single choices that verified at least one draft token, ..."""
+    """Steps that verified at least one draft token, counted per choice."""
     tokens: int
-    """... and what they committed."""
+    """Tokens that these steps committed."""
     draft_s: float
-    """Seconds spent on making drafts, and ..."""
+    """Seconds spent on making drafts."""
     verify_s: float
-    """... on the forward passes of steps with drafts, shared by their rows."""
+    """Seconds of forward passes with drafts, split by rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearningStats:
-    """What came of training heads on what is served, since the engine's start."""
+    """Statistics of training heads on served requests, since the engine started."""
 
     tokens: int = 0
-    """Of output that the learner took in."""
+    """Output tokens that the learner received."""
     pieces_dropped: int = 0
-    """Parts of answers that it was too slow for."""
+    """Parts of outputs that were dropped because the learner was too slow."""
     steps: int = 0
-    """Of training."""
+    """Training steps."""
     publications: int = 0
-    """Heads that were found better than those before."""
+    """How often newly trained heads were better and came into use."""
     rollbacks: int = 0
-    """Times that older heads were found better again."""
+    """How often earlier heads proved better again and were restored."""
     tokens_per_step_first: float | None = None
-    """What the heads of the engine's start would bring on what is served lately; None until it is known."""
+    """Tokens per step that the heads of the engine's start would give on recent requests; None until it is known."""
     tokens_per_step_current: float | None = None
-    """The same of the heads in use."""
+    """Tokens per step that the heads in use give on recent requests; None until it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that is being computed."""
+    """A step in flight."""
 
     can_follow: bool
-    """Whether the step after it can be launched before its result is taken."""
+    """Whether the next step can be launched before this one's result is taken."""
     result: Callable[[], StepResult]
-    """Waits for the step. To be called once, in the order in which steps were launched."""
+    """Waits for the step. Call it once, in the order in which steps were launched."""
 
 
 class Runner(Protocol):
-    """Executes plans. Deterministic: a choice's tokens do not depend on what else a plan holds."""
+    """Executes plans. Deterministic: a choice's tokens do not depend on the rest of the plan."""
 
     @property
     def num_blocks(self) -> int:
@@ -102,42 +102,42 @@ class Runner(Protocol):
         ...
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
-        """Begin what such choices need, so that nobody waits for it when they are admitted; None: they need nothing.
+        """Begin to prepare such choices, so that admission does not wait for it; None if there is nothing to prepare.
 
-        The result raises ValueError, in words for the client, if they can never run.
+        The future raises ValueError, with a message for the client, if such choices can never run.
         """
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass over all scheduled tokens and drafts, and commit what is sampled."""
+        """Run one forward pass over all scheduled tokens and drafts, and commit the sampled tokens."""
         ...
 
     def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
-        """Begin to execute a plan; a device that works beside the host goes on by itself.
+        """Begin to execute a plan; an asynchronous device computes while the host continues.
 
-        `is_ahead`: the result of the step before, which `can_follow`, is not taken yet. Every scheduled choice was
-        scheduled there as well, and computes the one token that it brings.
+        `is_ahead`: the result of the step before, which `can_follow`, is not taken yet. Every scheduled choice was also
+        scheduled there, and computes the one token that it produces.
         """
         ...
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        """What speculation did since the start, by method."""
+        """Statistics of each speculation method since startup."""
         ...
 
     def learning_stats(self) -> LearningStats | None:
-        """What came of learning since the start; None where nothing is learnt."""
+        """Statistics of training since startup; None if nothing is trained."""
         ...
 
 
 class DoneAtLaunch(ABC):
-    """What makes a Runner of one that can only execute."""
+    """Base for a Runner that has no asynchronous steps: `launch` executes the plan."""
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
         return None
 
     @abstractmethod
     def execute(self, plan: StepPlan) -> StepResult:
-        """See Runner.execute."""
+        """Run one forward pass over all scheduled tokens and drafts, and commit the sampled tokens."""
 
     def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
         assert not is_ahead, "no step can follow"

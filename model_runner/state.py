@@ -1,4 +1,4 @@
-"""What the runner remembers of each running choice between steps."""
+"""The runner's state of each running choice between steps."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -29,22 +29,23 @@ from model_runner.speculative.speculator import Speculator
 
 
 @dataclass(slots=True)
-class Choice:
-    """One running choice. `tokens[:num_computed]` have their keys and values in `blocks`."""
+class RunningChoice:
+    """A running choice. `tokens[:num_computed]` have their keys and values in `blocks`."""
 
     slot: int
     tokens: list[int] | SharedList[int]
     num_prompt: int
     num_computed: int
-    blocks: "array[int]"  # as numpy takes it without a look at each
+    blocks: "array[int]"  # numpy reads it without a Python object for each item
     sampling: SamplingParams
     verify: Verification = "match"
     guides: str | None = None
-    """See AdmittedRequest.guides."""
+    """Key of the choice that this one guides (`AdmittedRequest.guides`)."""
     sampler_state: float | None = None
-    """What the sampler must be told, besides the tokens, to be where it was after the last step."""
+    """State of the sampler after the last step, as far as it does not follow from the tokens."""
     hidden_sum: IntArray | None = None
-    """[hidden] of the computed tokens, in fixed point, if their mean is asked for; None where they are no numbers."""
+    """[hidden] the sum of the computed tokens' hidden states in fixed point, if their mean is requested; None once one
+    is not finite."""
 
 
 class RunnerState:
@@ -61,7 +62,7 @@ class RunnerState:
         learning: Learning = NO_LEARNING,
     ) -> None:
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, RunningChoice] = {}
         self._block_size = block_size
         self._sampling = sampling
         self._speculator = speculator
@@ -69,8 +70,8 @@ class RunnerState:
         self._generations = generations
         self._learning = learning
 
-    def apply(self, plan: StepPlan) -> list[Choice]:
-        """Forget what was released, take up what was admitted, extend block tables; returns the scheduled choices."""
+    def apply(self, plan: StepPlan) -> list[RunningChoice]:
+        """Forget released choices, add admitted ones, extend block tables; returns the scheduled choices."""
         for key in plan.released:
             choice = self._choices.pop(key)
             self._sampling.release(choice.slot)
@@ -93,7 +94,7 @@ class RunnerState:
 
     def _admit(self, admitted: AdmittedRequest) -> None:
         tokens = admitted.tokens
-        choice = Choice(
+        choice = RunningChoice(
             slot=self._free_slots.pop(),
             tokens=tokens.fork() if isinstance(tokens, SharedList) else list(tokens),
             num_prompt=admitted.num_prompt,
@@ -110,15 +111,15 @@ class RunnerState:
         self._search.begin(choice.slot, choice.sampling)
         self._learning.begin(choice.slot, admitted)
 
-    def _begin_sampling(self, choice: Choice, forked_from: str | None = None) -> None:
+    def _begin_sampling(self, choice: RunningChoice, forked_from: str | None = None) -> None:
         prompt, output = islice(choice.tokens, choice.num_prompt), choice.tokens[choice.num_prompt :]
         parent = None if forked_from is None else self._choices[forked_from].slot
         self._sampling.admit(choice.slot, choice.sampling, prompt, output, choice.sampler_state, parent)
 
-    def rewind(self, choices: Sequence[Choice]) -> None:
+    def rewind(self, choices: Sequence[RunningChoice]) -> None:
         """Bring the scheduled choices back to where `apply` left them, after a step that failed before `commit`.
 
-        Their drafts and candidates are forgotten. Keys and values that the step wrote will be written again.
+        Their drafts and candidates are dropped. Keys and values that the step wrote will be written again.
         """
         for choice in choices:
             self._sampling.release(choice.slot)
@@ -127,9 +128,9 @@ class RunnerState:
             self._search.forget_candidates(choice.slot)
 
     def gather(
-        self, choices: Sequence[Choice], scheduled: Sequence[ScheduledRequest], trees: Sequence[DraftTree]
+        self, choices: Sequence[RunningChoice], scheduled: Sequence[ScheduledRequest], trees: Sequence[DraftTree]
     ) -> Batch:
-        """Lay the step's tokens out flat, choice after choice, each choice's drafts after its known tokens."""
+        """Lay out the step's tokens, choice after choice; each choice's drafts follow its known tokens."""
         index_of = {entry.key: index for index, entry in enumerate(scheduled)}
         layout = _Layout(self._block_size, index_of)
         for index, (choice, entry, tree) in enumerate(zip(choices, scheduled, trees, strict=True)):
@@ -150,13 +151,13 @@ class RunnerState:
             pooled=layout.pooled,
         )
 
-    def gather_ahead(self, choices: Sequence[Choice]) -> Batch:
-        """The step in which each choice computes the token that the step before, not committed yet, brings it."""
+    def gather_ahead(self, choices: Sequence[RunningChoice]) -> Batch:
+        """The step in which each choice computes the one token of the previous step, which is not committed yet."""
         rows = np.arange(len(choices))
         positions = np.array([len(choice.tokens) for choice in choices], dtype=np.int64)
         blocks = [choice.blocks[len(choice.tokens) // self._block_size] for choice in choices]
         return Batch(
-            tokens=np.zeros(len(choices), dtype=np.int64),  # nobody knows them yet
+            tokens=np.zeros(len(choices), dtype=np.int64),  # not known yet
             positions=positions,
             choice_of=rows,
             block_tables=[choice.blocks for choice in choices],
@@ -167,28 +168,30 @@ class RunnerState:
             prompt_rows=[],
         )
 
-    def begin_masks(self, batch: Batch, choices: Sequence[Choice]) -> None:
-        """While the step is computed, find out what the grammars of those who are ready allow next."""
+    def begin_masks(self, batch: Batch, choices: Sequence[RunningChoice]) -> None:
+        """Compute, while the step runs, which tokens the grammars of the ready choices allow next."""
         self._sampling.fill_masks([choices[sample.choice].slot for sample in batch.samples], in_background=True)
 
-    def plan_picks(self, batch: Batch, choices: Sequence[Choice], num_pending: int = 0) -> FusedSamplingPlan:
-        """How a kernel can find tokens in the logits of these choices, each with so many tokens not committed yet."""
+    def plan_picks(self, batch: Batch, choices: Sequence[RunningChoice], num_pending: int = 0) -> FusedSamplingPlan:
+        """How a kernel can sample these choices' tokens, if each has `num_pending` uncommitted tokens."""
         slots = [choices[sample.choice].slot for sample in batch.samples]
         return self._sampling.plan_picks(batch.samples, slots, batch.positions[batch.logits_index], num_pending)
 
-    def commit(self, choice: Choice, num_computed: int, tokens: Sequence[int], nodes: Sequence[int]) -> list[Move]:
-        """Record that tokens were computed and, after the last known one, new ones found.
+    def commit(
+        self, choice: RunningChoice, num_computed: int, tokens: Sequence[int], nodes: Sequence[int]
+    ) -> list[Move]:
+        """Record that tokens were computed, and append the new tokens after the last known one.
 
-        The last known token never counts as computed: it is what the next step begins with.
+        The last known token never counts as computed: the next step starts with it.
 
         Args:
-            choice: which choice.
+            choice: the choice.
             num_computed: how many known tokens were computed.
-            tokens: the new ones, all but the last of them computed at ...
-            nodes: ... these nodes of the draft tree.
+            tokens: the new tokens; all except the last were computed at `nodes`.
+            nodes: the accepted nodes of the draft tree, one for each of `tokens` except the last.
 
         Returns:
-            Where keys and values have to go so that the computed tokens have theirs at their own places.
+            Moves that bring the keys and values of the computed tokens to their final places.
         """
         end = len(choice.tokens)
         choice.tokens.extend(tokens)
@@ -197,12 +200,12 @@ class RunnerState:
         places = ((end + node, end + depth) for depth, node in enumerate(nodes))
         return [Move(*self._slot_of(choice, old), *self._slot_of(choice, new)) for old, new in places if old != new]
 
-    def _slot_of(self, choice: Choice, place: int) -> tuple[int, int]:
+    def _slot_of(self, choice: RunningChoice, place: int) -> tuple[int, int]:
         return choice.blocks[place // self._block_size], place % self._block_size
 
 
 class _Layout:
-    """A step's tokens, flat, and which of them need logits, and what for."""
+    """Builds a step's flat list of tokens, and the rows that need logits."""
 
     def __init__(self, block_size: int, index_of: Mapping[str, int]) -> None:
         self._block_size = block_size
@@ -210,7 +213,7 @@ class _Layout:
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.places: list[int] = []
-        """Of the keys and values, counted from the start of the choice's block table."""
+        """Places of the tokens' keys and values, counted from the start of the choice's block table."""
         self.block_of: list[int] = []
         self.choice_of: list[int] = []
         self.logits_index: list[int] = []
@@ -219,8 +222,8 @@ class _Layout:
         self.prompt_rows: list[PromptRows] = []
         self.pooled: list[PooledRows] = []
 
-    def add(self, index: int, choice: Choice, num_tokens: int, tree: DraftTree) -> None:
-        """Add choice number `index`: so many of its known tokens, then its drafts."""
+    def add(self, index: int, choice: RunningChoice, num_tokens: int, tree: DraftTree) -> None:
+        """Add choice number `index`: its next `num_tokens` known tokens, then its drafts."""
         start, end = choice.num_computed, choice.num_computed + num_tokens
         self._add_prompt_rows(index, choice, end)
         if choice.sampling.pooling is not None:
@@ -242,8 +245,8 @@ class _Layout:
         self.block_of += [choice.blocks[place // self._block_size] for place in places]
         self.choice_of += [index] * len(places)
 
-    def _add_pooled(self, index: int, choice: Choice, pooling: Pooling, num_tokens: int) -> None:
-        """The next tokens are those of a choice that asks for numbers: few of these come of logits."""
+    def _add_pooled(self, index: int, choice: RunningChoice, pooling: Pooling, num_tokens: int) -> None:
+        """Note that a pooling request's tokens come next; only some kinds of pooling need logits."""
         start, is_last = len(self.tokens), choice.num_computed + num_tokens == len(choice.tokens)
         row = len(self.logits_index) if is_last and pooling.by == "logits" else None
         if row is not None:
@@ -251,7 +254,7 @@ class _Layout:
         tokens = slice(start, start + num_tokens)
         self.pooled.append(PooledRows(index, pooling, tokens, len(choice.tokens), is_last, row))
 
-    def _add_prompt_rows(self, index: int, choice: Choice, end: int) -> None:
+    def _add_prompt_rows(self, index: int, choice: RunningChoice, end: int) -> None:
         if choice.sampling.prompt_logprobs is None:
             return
         first = choice.num_computed

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from model_runner.contract import Candidate, SharedList, TokenLogprobs
+from model_runner.contract import BeamCandidate, SharedList, TokenLogprobs
 from scheduler.interface import BeamSearch, FinishReason, TextWatch
 
 
@@ -32,7 +32,7 @@ class Beam:
     watch: TextWatch | None = None
     """Searches the text for stop strings, if there are any."""
 
-    def extended(self, candidate: Candidate, cost: float) -> "Beam":
+    def extended(self, candidate: BeamCandidate, cost: float) -> "Beam":
         """A copy with one more token, which `watch` has not seen yet."""
         return replace(
             self,
@@ -98,7 +98,7 @@ class BeamGroup:
         self.finished: list[Finished] = []
         """Best first."""
 
-    def advance(self, offers: Sequence[Sequence[Candidate]], taken: Mapping[int, int]) -> list[int]:
+    def advance(self, offers: Sequence[Sequence[BeamCandidate]], taken: Mapping[int, int]) -> list[int]:
         """Advance by one token. Returns, for each new beam, the index of the old beam it extends.
 
         Args:
@@ -122,7 +122,7 @@ class BeamGroup:
         self.beams = [beam for _, beam in going]
         return [parent for parent, _ in going]
 
-    def _best(self, offers: Sequence[Sequence[Candidate]], taken: Mapping[int, int]) -> Iterator[tuple[int, Beam]]:
+    def _best(self, offers: Sequence[Sequence[BeamCandidate]], taken: Mapping[int, int]) -> Iterator[tuple[int, Beam]]:
         """All candidates as (old beam, new beam), best first. Ties go to the better old beam."""
         penalty = self._rules.search.diversity_penalty
         ranked = sorted(
@@ -170,7 +170,7 @@ class BeamSearcher:
         self._groups = [BeamGroup(rules, Beam(watch=watch)) for _ in range(rules.search.groups)]
         self._rows = [[0] for _ in self._groups]
 
-    def advance(self, offers: Sequence[Sequence[Candidate]]) -> list[Continuation]:
+    def advance(self, offers: Sequence[Sequence[BeamCandidate]]) -> list[Continuation]:
         """Advance by one token. Returns the new beams, which are the next step's rows; none if the search is over."""
         taken: Counter[int] = Counter()
         continuations: list[Continuation] = []

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from model_runner.contract import Candidate, ChoiceResult, Failure, SamplingParams, TokenLogprobs, blamed
+from model_runner.contract import BeamCandidate, ChoiceResult, Failure, SamplingParams, TokenLogprobs, excluding_fields
 from scheduler.beam_search import BeamSearcher, Continuation, Finished, Rules
 from scheduler.history import ChoiceHistory
 from scheduler.interface import (
@@ -114,7 +114,7 @@ class BeamMembers:
         self.open = [choice.index for choice in request.choices]
         """Choices that still need output. Choice i is the sequence with rank i, counted from the best."""
         self.request_id = request.request_id
-        names = blamed(request.sampling)
+        names = excluding_fields(request.sampling)
         self._blamed = f": {names}" if names else ""
         """Suffix of the error for missing sequences; names the other settings that can cause it."""
         self._searcher = BeamSearcher(rules, watch(request) if search.stop and watch is not None else None)
@@ -126,7 +126,7 @@ class BeamMembers:
         """Tokens drawn, one per member and step, for the fair queue."""
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
-    def advance(self, offers: Sequence[Sequence[Candidate]], now: float) -> Advance:
+    def advance(self, offers: Sequence[Sequence[BeamCandidate]], now: float) -> Advance:
         """Advance the search by one token with each member's candidates."""
         first = self.members[0]
         self._num_drawn += len(offers)

@@ -97,7 +97,7 @@ def read_gguf(path: Path) -> GgufFile:
 def _read_part(path: Path) -> GgufFile:
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise UnsupportedModelError(f"{path.name} does not begin as a GGUF file does")
+            raise UnsupportedModelError(f"{path.name} is not a GGUF file; download it again")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 return _HeaderReader(content, path).read()

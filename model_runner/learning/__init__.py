@@ -1,14 +1,14 @@
-"""Draft heads that learn while they serve, in a process of their own (online speculative decoding, arXiv:2310.07177).
+"""Online training of draft heads in a separate process (online speculative decoding, arXiv:2310.07177).
 
-Whatever a request makes the target compute is training data for the heads that guess what it will say next, and since
-every guess is verified, heads may change at any time without changing any answer. So:
+Everything that the target computes for requests is training data for the heads that draft its next tokens. Every draft
+is verified, so heads can change at any time without changing an answer.
 
-    engine process                                     learner process (only what the processor has to spare)
-    runner, Recorder  --- Begin, Piece, Piece, ... -->  Ring -> Learner: judges each piece first, then trains on it
-    proposer          <-- NewHeads, LearnerReport ----  Publisher: what is clearly better; Store: the cache folder
+    engine process                                     learner process (runs only when the processor is idle)
+    runner, Recorder  --- Begin, Piece, Piece, ... -->  Ring -> Learner: tests on each piece, then trains on it
+    proposer          <-- NewHeads, LearnerReport ----  publishes heads that are clearly better; Store: cache folder
 
-`messages` is what crosses. On the engine's side, `recorder` takes down what is learnt from, `link` is the line,
-`learning` what the runner calls, and `wiring` puts these together. On the other, `process` is the loop, `ring` what is
-remembered, `learner` what trains, `trial` what decides which heads are better, `store` what stays after a restart.
-`plan` is how memory is divided.
+In the engine, `recorder` collects training data, `link` connects to the learner and defines the messages, the runner
+calls `learning`, and `wiring` creates all of these. In the learner, `process` is the main loop, `learner` trains and
+decides which heads are better, `vocabulary` adapts the draft vocabulary, and `store` keeps heads across restarts.
+`plan` divides the memory.
 """

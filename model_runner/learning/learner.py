@@ -1,13 +1,12 @@
-"""Trains heads on what arrives, and decides which version is to be used.
+"""Trains heads on recorded traffic and decides which version to use.
 
 The loop of online speculative decoding (Liu et al., arXiv:2310.07177): the target's own distributions teach the heads
-while it serves. Here each piece of traffic goes through two stages. First it is a test: the heads in use, those before
-them, the first ones and the candidate in training all guess it (trial.py). Only then it is put into the ring, and is
-learnt from. From the tests follow the decisions:
+while it serves. Each piece of traffic is a test first: the heads in use, their predecessors, the first heads and the
+candidate in training predict it. Only then is it added to the ring and trained on. The tests decide:
 
-    candidate likely better than those in use    -> it is published
-    an older version clearly better than those   -> that one is published again, and training goes on from it
-    candidate clearly worse than those in use    -> training starts again from those
+    candidate probably better than the heads in use      -> it is published
+    older version clearly better than the heads in use   -> it is published again, and training continues from it
+    candidate clearly worse than the heads in use        -> training restarts from the heads in use
 """
 
 import copy
@@ -35,16 +34,16 @@ from model_runner.training.objectives import depth_of, judge_of, objective_of
 from model_runner.training.teacher import TargetWeights, choose_draft_ids
 
 NEWEST = 8
-"""One part of so many of the pieces is new; half of what is drawn comes from it."""
+"""One in this many pieces counts as new; half of the draws come from these."""
 
 
 class Ring:
-    """Pieces in the order in which they came; the oldest make room for new ones."""
+    """A buffer of pieces in order of arrival; new pieces replace the oldest."""
 
     def __init__(self, capacity: int) -> None:
         """`capacity` in bytes of features and tokens."""
         self._capacity = capacity
-        self._pieces: dict[int, Example] = {}  # by number; the numbers there are have no gap
+        self._pieces: dict[int, Example] = {}  # by number; the numbers are consecutive
         self._next = 0
         self._bytes = 0
         self._num_answer = 0
@@ -54,11 +53,11 @@ class Ring:
 
     @property
     def num_answer(self) -> int:
-        """Tokens that can be learnt from."""
+        """Number of tokens to train on."""
         return self._num_answer
 
     def add(self, piece: Example) -> None:
-        """Remember a piece, unless there is nothing to learn from it or it is greater than everything that fits."""
+        """Add a piece, unless it has no tokens to train on or exceeds the capacity."""
         size = _bytes(piece)
         if size > self._capacity or piece.num_answer < 1:
             return
@@ -72,7 +71,7 @@ class Ring:
             self._num_answer -= oldest.num_answer
 
     def newest(self, rows: int) -> list[Example]:
-        """The latest pieces that have `rows` tokens to learn from, or all; the latest last."""
+        """The latest pieces with together at least `rows` tokens to train on, or all; the latest last."""
         taken: list[Example] = []
         for number in reversed(self._pieces):
             if rows <= 0:
@@ -82,10 +81,10 @@ class Ring:
         return taken[::-1]
 
     def batch(self, rows: int, source: random.Random) -> Sequence[Example]:
-        """Pieces with `rows` tokens to learn from, or with those of one piece more; the ring is not empty.
+        """Random pieces with together at least `rows` tokens to train on; the ring must not be empty.
 
-        Half of the draws are from the newest eighth, so that a change of subject is learnt quickly; half are from all,
-        so that what came before is not forgotten at once.
+        Half of the draws are from the newest eighth, so that a change of subject is learned quickly. The other half are
+        from all pieces, so that earlier subjects are not forgotten at once.
         """
         taken: list[Example] = []
         count, first = len(self._pieces), self._next - len(self._pieces)
@@ -102,21 +101,21 @@ def _bytes(piece: Example) -> int:
 
 LEARNING_RATE = 5e-4
 AVERAGED = 0.95
-"""Share of the mean that stays in a step: it is that of the last twenty or so."""
+"""Decay of the running mean per step: it covers about twenty steps."""
 _WARM_UP = 32
-"""Steps until the learning rate is reached: Adam has to get to know the sizes of the gradients."""
+"""Steps until the full learning rate: Adam first needs estimates of the gradients' magnitudes."""
 _CPU = torch.device("cpu")
 
 
 class Trainee:
-    """A candidate, on its way from the heads that it was given.
+    """A candidate in training, which starts from given heads.
 
-    It takes large steps, which single batches throw off course, and offers the running mean of where they led (Polyak
-    and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM J. Control Optim. 30, 1992).
+    It takes large, noisy steps and offers their running mean (Polyak and Juditsky, "Acceleration of stochastic
+    approximation by averaging", SIAM J. Control Optim. 30, 1992).
     """
 
     def __init__(self, heads: Heads, target: TargetWeights, dtype: torch.dtype, sample: Sequence[Example]) -> None:
-        """Trains a copy of `heads`; `sample` is typical of what it will be trained on."""
+        """Trains a copy of `heads`; `sample` is typical training data."""
         self._heads = copy.deepcopy(heads)
         self._target = target
         self._judge = judge_of(self._heads, target, _CPU, dtype)
@@ -127,7 +126,7 @@ class Trainee:
         self.steps = 0
 
     def step(self, examples: Sequence[Example]) -> bool:
-        """Learn from a batch; False if the numbers have left their range, and the heads are of no use any more."""
+        """Train on a batch; False if numbers are no longer finite, so that the heads are useless."""
         for group in self._optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (self.steps + 1) / _WARM_UP)
         self._objective.module.train()
@@ -144,7 +143,7 @@ class Trainee:
 
     @contextmanager
     def candidate(self) -> Iterator[Objective]:
-        """What training has led to, to be compared or exported."""
+        """The averaged heads, to be compared or exported."""
         self._swap()
         self._objective.module.eval()
         try:
@@ -154,7 +153,7 @@ class Trainee:
 
     @torch.no_grad()
     def _average(self) -> None:
-        """The first steps all count the same: what training began with shall not stay in the mean."""
+        """Update the running mean. The first steps have equal weights, so that it forgets the initial heads."""
         share = max(1 - AVERAGED, 1 / (self.steps + 1))
         torch._foreach_lerp_(self._means, self._parameters, share)
 
@@ -164,9 +163,9 @@ class Trainee:
 
     @torch.no_grad()
     def follow(self, counts: TokenCounts) -> int:
-        """Let frequent tokens take the rows of those that do not occur; returns how many did.
+        """Give rows of the draft vocabulary to frequent tokens that are missing; returns how many tokens were replaced.
 
-        Only where there is one matrix of logits for all depths, over a part of the vocabulary.
+        Only for heads with one output matrix for all depths, over a part of the vocabulary.
         """
         weight, ids = _shared_head(self._heads), self._heads.draft_ids
         if ids is None or weight is None:
@@ -191,41 +190,41 @@ def _shared_head(heads: Heads) -> Tensor | None:
 
 
 HALF_LIFE = 4096
-"""Rows after which what was seen counts half."""
+"""Rows after which older observations count half."""
 LIKELY = 2.0
-"""Standard errors from which on a gain may be tried: heads that are no better than those in use cost nothing. ..."""
+"""Standard errors needed to try a gain; heads that turn out equally good cost nothing."""
 CLEAR = 3.0
-"""... From which on something may be given up for it. It is looked at again and again, so two would be too few."""
+"""Standard errors needed to give something up. The comparison is repeated often, so two would be too few."""
 _LEAST = 0.01
-"""Difference that is worth anything, as a part of the tokens per step."""
+"""Smallest relevant difference, as a fraction of the tokens per step."""
 _PIECES = 8
-"""Whose scatter is the least from which a standard error can be told."""
+"""Minimum number of pieces for a standard error."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """How a version did on one piece."""
+class PieceScore:
+    """A version's score on one piece."""
 
     rows: int
-    """Places from which as many tokens follow as the heads guess."""
+    """Positions in the output that are followed by at least as many tokens as the heads predict."""
     accepted: int
-    """Tokens that a chain of first guesses got right at these places, in all."""
+    """Total number of tokens that chains of first guesses got right at these positions."""
 
 
-def judge(heads: Objective | None, pieces: Sequence[Example], depth: int) -> list[Tally]:
-    """One tally for each piece; None are heads that guess nothing, which counts at the same places for `depth`."""
+def judge(heads: Objective | None, pieces: Sequence[Example], depth: int) -> list[PieceScore]:
+    """Score each piece; None means no heads, which predict nothing at the same positions for `depth`."""
     if heads is None:
-        return [Tally(max(0, one.num_answer - depth), 0) for one in pieces]
+        return [PieceScore(max(0, one.num_answer - depth), 0) for one in pieces]
     ranks = heads.ranks(pieces)  # [R, depth]
     whole = (ranks >= 0).all(1)
     accepted = (ranks == 0).long().cumprod(1).sum(1) * whole
     sizes = [one.num_answer for one in pieces]
     parts = zip(torch.split(whole, sizes), torch.split(accepted, sizes), strict=True)
-    return [Tally(int(places.sum()), int(tokens.sum())) for places, tokens in parts]
+    return [PieceScore(int(places.sum()), int(tokens.sum())) for places, tokens in parts]
 
 
 class Rate:
-    """Tokens per step on what came in lately."""
+    """Tokens per step on recent traffic."""
 
     def __init__(self) -> None:
         self._rows = 0.0
@@ -233,31 +232,31 @@ class Rate:
 
     @property
     def value(self) -> float | None:
-        """The target's own token included; None before there was anything."""
+        """Tokens per step, including the target's own; None before the first piece."""
         return 1 + self._accepted / self._rows if self._rows else None
 
-    def add(self, tally: Tally) -> None:
-        """Of the next piece."""
-        kept = 0.5 ** (tally.rows / HALF_LIFE)
-        self._rows = self._rows * kept + tally.rows
-        self._accepted = self._accepted * kept + tally.accepted
+    def add(self, score: PieceScore) -> None:
+        """Add the score of the next piece."""
+        kept = 0.5 ** (score.rows / HALF_LIFE)
+        self._rows = self._rows * kept + score.rows
+        self._accepted = self._accepted * kept + score.accepted
 
 
-class Comparison:
-    """How many more tokens per step one version gives than another, on the same pieces.
+class GainEstimate:
+    """Gain in tokens per step of one version over another, estimated on the same pieces.
 
-    The mean is a ratio of sums over pieces, and its standard error comes from the scatter of the pieces: rows of one
-    piece are alike and do not count as independent. With the weights w that forgetting leaves to pieces of n rows and a
-    difference of s, mean = sum(w s) / sum(w n) and error^2 = sum(w^2 (s - mean n)^2) / sum(w n)^2.
+    The mean is a ratio of sums over pieces. The standard error comes from the variation between pieces, because rows of
+    one piece are similar and not independent. With decayed weights w, n rows and a difference of s in each piece, mean
+    = sum(w s) / sum(w n) and error^2 = sum(w^2 (s - mean n)^2) / sum(w n)^2.
     """
 
     def __init__(self) -> None:
         self._pieces = 0
         self._sums = torch.zeros(2, dtype=torch.float64)  # w s, w n
-        self._squares = torch.zeros(2, 2, dtype=torch.float64)  # w^2 of s s, s n, n s, n n
+        self._squares = torch.zeros(2, 2, dtype=torch.float64)  # w^2 times s s, s n, n s, n n
 
-    def add(self, one: Tally, other: Tally) -> None:
-        """Both on the next piece."""
+    def add(self, one: PieceScore, other: PieceScore) -> None:
+        """Add both versions' scores on the next piece."""
         kept = 0.5 ** (one.rows / HALF_LIFE)
         seen = torch.tensor([one.accepted - other.accepted, one.rows], dtype=torch.float64)
         self._pieces += one.rows > 0
@@ -266,7 +265,7 @@ class Comparison:
 
     @property
     def mean(self) -> float:
-        """Of one minus the other."""
+        """Mean gain of the first version over the other."""
         difference, rows = self._sums.tolist()
         return difference / rows if rows else 0.0
 
@@ -279,71 +278,71 @@ class Comparison:
         return math.sqrt(max(0.0, float(weights @ self._squares @ weights))) / float(self._sums[1])
 
     def is_gain(self, rate: float, errors: float) -> bool:
-        """Whether the one is better by so many standard errors, and by what is worth it; `rate` is about theirs."""
+        """Whether there is a relevant gain of at least `errors` standard errors; `rate` is about the versions' rate."""
         return self.mean > max(errors * self.error, _LEAST * rate)
 
     def is_loss(self, rate: float, errors: float) -> bool:
-        """Whether it is worse by as much."""
+        """Whether there is a relevant loss of at least `errors` standard errors."""
         return -self.mean > max(errors * self.error, _LEAST * rate)
 
 
 logger = logging.getLogger("samewise.learning")
 
 PASSES = 3
-"""Times that a token is trained on, on average: what has been learnt well enough takes no more power."""
+"""How often a token is trained on, on average; more would waste power."""
 _LEAST_BATCHES = 2
-"""With less than that in the ring, what is learnt is the ring by heart."""
+"""Minimum batches in the ring; with fewer, training would memorise them."""
 PUBLISH_EVERY_S = 30.0
-"""At most: to pack heads for its kernels costs the engine some milliseconds."""
+"""Minimum time between publications: packing heads for the kernels takes the engine some milliseconds."""
 _FOLLOW_EVERY = 32
-"""Steps between looks at the vocabulary."""
+"""Steps between updates of the draft vocabulary."""
 
 
 class Packer(Protocol):
-    """Turns heads into what is published, and back."""
+    """Serialises heads for publication."""
 
     def pack(self, heads: Heads, version: int) -> bytes:
-        """Raises nothing."""
+        """Serialise heads; never raises."""
         ...
 
     def load(self, checkpoint: bytes) -> Heads:
-        """Raises HeadsError."""
+        """Read serialised heads. Raises HeadsError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """What there is when learning begins; the heads are taken over."""
+class InitialHeads:
+    """The heads that training starts from; the learner takes ownership."""
 
     first: Heads | None
-    """What the engine began with, if anything."""
+    """The engine's initial heads, if there are any."""
     learnt: Heads | None = None
-    """What an earlier run made of it."""
+    """Heads that an earlier run trained, if there are any."""
     version: int = 0
-    """Of the newest heads that there ever were."""
+    """The highest version that was ever published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Heads that the engine shall use from now on."""
+    """Heads that the engine uses from now on."""
 
     version: int
     checkpoint: bytes
 
 
 class Learner:
-    """Takes pieces, trains, publishes."""
+    """Tests, trains and publishes heads."""
 
     def __init__(
         self,
         target: TargetWeights,
-        start: Start,
+        start: InitialHeads,
         packer: Packer,
         ring: Ring,
         dtype: torch.dtype = torch.float32,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Products of training run in `dtype`. Raises ValueError if heads of their kind cannot learn."""
+        """Training products run in `dtype`. Raises ValueError if this kind of heads cannot be trained."""
         self._target = target
         self._packer = packer
         self._ring = ring
@@ -366,26 +365,26 @@ class Learner:
 
     @property
     def first(self) -> float | None:
-        """Tokens per step that the first heads would give on what came in lately."""
+        """Tokens per step of the first heads on recent traffic."""
         return self._rates["first"].value
 
     @property
     def current(self) -> float | None:
-        """The same of those in use."""
+        """Tokens per step of the heads in use on recent traffic."""
         return self._rates["current"].value
 
     @property
     def held(self) -> int:
-        """Tokens that can be trained on."""
+        """Number of tokens in the ring."""
         return self._ring.num_answer
 
     @property
     def has_work(self) -> bool:
-        """Whether `train` has something to do. There is no end to what could be learnt from a ring; this one ends."""
+        """Whether to train now: each new token earns a limited number of training passes."""
         return self._credit > 0 and self.held >= _LEAST_BATCHES * BATCH_ROWS
 
     def take(self, pieces: Sequence[Example]) -> None:
-        """Test all versions on the pieces, then remember these. Those that are not of numbers teach nothing."""
+        """Test all versions on the pieces, then add these to the ring. Pieces that are not finite are ignored."""
         pieces = [one for one in pieces if one.num_answer > 0 and _is_finite(one)]
         if not pieces:
             return
@@ -398,7 +397,7 @@ class Learner:
         self._credit = min(self._credit, PASSES * self.held)
 
     def train(self) -> None:
-        """One step on a batch of what is remembered."""
+        """Train one step on a batch from the ring."""
         if self._trainee is None:
             self._trainee = self._new_trainee()
         if self._trainee.steps % _FOLLOW_EVERY == 0:
@@ -406,11 +405,11 @@ class Learner:
         self._credit -= BATCH_ROWS
         self.steps += 1
         if not self._trainee.step(self._ring.batch(BATCH_ROWS, self._source)):
-            logger.warning("training left the range of numbers; it starts again from the heads in use")
+            logger.warning("Training diverged (numbers are no longer finite); it restarts from the heads in use")
             self._restart()
 
     def decide(self, *, is_last: bool = False) -> Publication | None:
-        """What is to be used from now on, if that should be something else; the last time without regard to when."""
+        """The heads to switch to, or None; the last call ignores the minimum time between publications."""
         rate = self.current or 1.0
         better = {name: trial for name, trial in self._older.items() if trial.is_gain(rate, CLEAR)}
         if better:
@@ -423,19 +422,19 @@ class Learner:
         return None
 
     def _test(self, pieces: Sequence[Example]) -> None:
-        """Have every version guess the pieces, each once."""
-        known: dict[int, list[Tally]] = {}
+        """Have every version predict the pieces once."""
+        known: dict[int, list[PieceScore]] = {}
 
-        def tallies(heads: Objective | None) -> list[Tally]:
+        def scores(heads: Objective | None) -> list[PieceScore]:
             if id(heads) not in known:
                 known[id(heads)] = judge(heads, pieces, self._depth)
             return known[id(heads)]
 
-        current, first = tallies(self._current), tallies(self._first)
+        current, first = scores(self._current), scores(self._first)
         for rate, seen in (("current", current), ("first", first)):
-            for tally in seen:
-                self._rates[rate].add(tally)
-        trials = [(trial, tallies(self._named(name))) for name, trial in self._older.items()]
+            for score in seen:
+                self._rates[rate].add(score)
+        trials = [(trial, scores(self._named(name))) for name, trial in self._older.items()]
         if self._trainee is not None:
             with self._trainee.candidate() as candidate:
                 trials.append((self._candidate, judge(candidate, pieces, self._depth)))
@@ -447,11 +446,11 @@ class Learner:
         return self._first if name == "first" else self._previous
 
     def _begin_trial(self) -> None:
-        """Whenever other heads are in use: what was compared with those before says nothing about them."""
-        self._candidate = Comparison()
+        """Restart all comparisons with the heads in use."""
+        self._candidate = GainEstimate()
         older = {"first": self._first, "previous": self._previous}
         self._older = {
-            name: Comparison() for name, heads in older.items() if heads is not None and heads is not self._current
+            name: GainEstimate() for name, heads in older.items() if heads is not None and heads is not self._current
         }
 
     def _publish(self) -> Publication:
@@ -461,8 +460,8 @@ class Learner:
             publication = self._use(candidate.export())
         self.published += 1
         logger.info(
-            "heads version %d: %.3f tokens per step on what came in lately, %.3f before and %.3f at first; %d steps "
-            "on %d tokens",
+            "Published heads version %d: %.3f tokens per step on recent traffic, %.3f before and %.3f initially; "
+            "%d steps on %d tokens",
             *(self.version, before + gain, before, first, self.steps, self.tokens),
         )
         return publication
@@ -476,13 +475,13 @@ class Learner:
         self.rolled_back += 1
         self._restart()
         logger.info(
-            "heads version %d are the %s ones again: %.3f tokens per step on what came in lately, %.3f before",
-            *(self.version, name, before + gain, before),
+            "Restored the %s heads as version %d: %.3f tokens per step on recent traffic, %.3f before",
+            *(name, self.version, before + gain, before),
         )
         return publication
 
     def _use(self, heads: Heads) -> Publication:
-        """What is in use here is what was published, rounding included."""
+        """Use the heads as published, including rounding."""
         self.version += 1
         checkpoint = self._packer.pack(heads, self.version)
         self._previous, self._current = self._current, self._objective(self._packer.load(checkpoint))
@@ -491,9 +490,9 @@ class Learner:
         return Publication(self.version, checkpoint)
 
     def _restart(self) -> None:
-        """Forget the candidate; the next step begins with the heads in use."""
+        """Drop the candidate; the next step starts from the heads in use."""
         self._trainee = None
-        self._candidate = Comparison()
+        self._candidate = GainEstimate()
 
     def _objective(self, heads: Heads | None) -> Objective | None:
         if heads is None:
@@ -501,7 +500,7 @@ class Learner:
         return objective_of(heads, self._target, judge_of(heads, self._target, torch.device("cpu"), self._dtype))
 
     def _new_trainee(self) -> Trainee:
-        """From the heads in use; without any, from fresh ones that fit what has come in so far."""
+        """A trainee from the heads in use, or else from fresh ones that fit the traffic so far."""
         sample = self._ring.newest(BATCH_ROWS)
         if self._current is not None:
             return Trainee(self._current.export(), self._target, self._dtype, sample)

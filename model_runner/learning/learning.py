@@ -1,4 +1,4 @@
-"""What the runner has to do with learning: it records what it computes, and changes heads between steps."""
+"""The runner's interface to online training: it records computed tokens and replaces heads between steps."""
 
 import logging
 from collections.abc import Callable
@@ -15,29 +15,29 @@ from model_runner.speculative.proposer import TargetStep
 logger = logging.getLogger("samewise.learning")
 
 ReplaceHeads = Callable[[Any], None]
-"""Has a proposer use other heads of its kind from its next draft on; they are in the platform's form already. Cheap."""
+"""Makes a proposer use other heads of its kind from its next draft on; they are already prepared. Cheap."""
 
 
 class Learning(Protocol):
-    """Told of choices as proposers are."""
+    """Observes choices and steps, as proposers do."""
 
     needs: frozenset[Feature]
-    """What the target has to tell of the tokens that it computes."""
+    """Hidden states of the target that training needs."""
 
     def start(self) -> None:
-        """Called when the model is warmed up."""
+        """Start the learner; called after warm-up."""
         ...
 
     def begin(self, slot: int, admitted: AdmittedRequest) -> None:
-        """A choice begins, or begins again after preemption."""
+        """A choice begins, or returns after preemption."""
         ...
 
     def has(self, slot: int) -> bool:
-        """Whether it looks at what the target computes for the choice in this slot."""
+        """Whether this choice is being recorded."""
         ...
 
     def observe(self, step: TargetStep) -> None:
-        """A step is over. Its features are copied where they are wanted, and heads are changed if there are others."""
+        """Observe a finished step: copy the required features, and replace heads if there are new ones."""
         ...
 
     def end(self, slot: int) -> None:
@@ -45,83 +45,76 @@ class Learning(Protocol):
         ...
 
     def stats(self) -> LearningStats | None:
-        """What came of it; None where nothing is learnt."""
+        """Statistics of training; None if nothing is trained."""
         ...
 
     def close(self) -> None:
-        """Nothing is learnt any more."""
+        """Stop training."""
         ...
 
 
 class NoLearning:
-    """Implements Learning where nothing is learnt."""
+    """Implements Learning without training anything."""
 
     needs: frozenset[Feature] = frozenset()
 
     def start(self) -> None:
-        """See Learning."""
+        """Nothing to start."""
 
     def begin(self, slot: int, admitted: AdmittedRequest) -> None:
-        """See Learning."""
+        """Nothing to record."""
 
     def has(self, slot: int) -> bool:
-        """See Learning."""
         return False
 
     def observe(self, step: TargetStep) -> None:
-        """See Learning."""
+        """Nothing to record."""
 
     def end(self, slot: int) -> None:
-        """See Learning."""
+        """Nothing to record."""
 
     def stats(self) -> LearningStats | None:
-        """See Learning."""
         return None
 
     def close(self) -> None:
-        """See Learning."""
+        """Nothing to stop."""
 
 
 class HeadsLearning:
-    """Implements Learning for one method's heads and a learner elsewhere."""
+    """Implements Learning for one method's heads, with a learner behind a link."""
 
     def __init__(self, recorder: Recorder, link: LearnerLink, replace_heads: ReplaceHeads) -> None:
-        """The recorder offers its pieces to the link."""
+        """The recorder must offer its pieces to the link."""
         self.needs = recorder.needs
         self._recorder = recorder
         self._link = link
         self._replace_heads = replace_heads
 
     def start(self) -> None:
-        """See Learning."""
         self._link.start()
 
     def begin(self, slot: int, admitted: AdmittedRequest) -> None:
-        """See Learning."""
         if self._link.is_open:
             self._recorder.begin(slot, admitted)
 
     def has(self, slot: int) -> bool:
-        """See Learning."""
         return self._recorder.has(slot)
 
     def observe(self, step: TargetStep) -> None:
-        """See Learning. Where memory runs out, what was recorded is dropped: the step stands."""
+        """Record the step. If memory runs out, the recordings are dropped and the step remains valid."""
         heads = self._link.take_heads()
         if heads is not None:
             self._replace_heads(heads)
         try:
             self._recorder.observe(step)
         except (MemoryError, RuntimeError) as error:
-            logger.warning("Out of memory while recording: %s", oom_reason(error))
+            logger.warning("Out of memory while recording training data, which was dropped: %s", oom_reason(error))
             self._recorder.forget()
 
     def end(self, slot: int) -> None:
-        """See Learning."""
         self._recorder.end(slot)
 
     def stats(self) -> LearningStats:
-        """See Learning."""
         report = self._link.report
         if report is None:
             return LearningStats(pieces_dropped=self._link.num_dropped)
@@ -136,7 +129,6 @@ class HeadsLearning:
         )
 
     def close(self) -> None:
-        """See Learning."""
         self._link.close()
 
 

@@ -1,4 +1,4 @@
-"""How a learner's memory is divided: what training takes, and the ring, which gets the rest."""
+"""Divides a learner's memory: training gets what it needs, the ring gets the rest."""
 
 from pathlib import Path
 
@@ -10,57 +10,57 @@ from model_runner.models.heads.hydra import HydraHeads, HydraShape, hydra_featur
 from model_runner.training.teacher import ends_in_files
 
 FRESH_DEPTH = 3
-"""Tokens ahead that heads guess that begin with nothing, ..."""
+"""Depth of fresh heads: how many tokens ahead they predict."""
 FRESH_DRAFT_VOCAB = 6144
-"""... and the tokens that they guess from: as the heads that come with the embedded model."""
+"""Draft vocabulary of fresh heads, the same as of the embedded model's heads."""
 BATCH_ROWS = 256
-"""Tokens of output in a training step."""
+"""Output tokens in a training step."""
 
 _COPIES = 10
-"""Of the weights in float32: in training with their gradients, Adam's two moments and their mean, the versions that
-they are compared with (in use, the one before, the first), and twice as much for a moment when a version is packed."""
+"""Copies of the weights in float32: in training, their gradients, Adam's two moments, the mean, three versions to
+compare with (in use, previous, first), and two more while a version is packed."""
 _LEAST_BATCHES = 8
-"""That the ring must hold: some of the tokens in it are of prompts, and there has to be a choice."""
+"""Minimum batches that the ring must hold: some of its tokens belong to prompts, and batches need variety."""
 _GRANULE = 1 << 20
 
 
 class LearnMemoryError(ValueError):
-    """Learning does not fit into its memory; the message says what to do."""
+    """The memory is too small for training; the message says what to do."""
 
 
 def learning_needs(heads: Heads | None, target: TargetShape) -> tuple[Feature, ...]:
-    """The hidden states that pieces must hold: what the heads take, and what the target's own guesses follow from.
+    """Hidden states that pieces must hold: the heads' inputs, and the input of the target's own head.
 
-    None are heads that begin with nothing.
+    None means fresh heads.
     """
     taken = hydra_features(target.num_layers) if heads is None else heads.needs
     return tuple(dict.fromkeys((*taken, LAST)))
 
 
 def weight_bytes(heads: Heads | None, target: TargetShape) -> int:
-    """Of these heads, or of fresh ones, in float32."""
+    """Bytes of these heads, or of fresh ones, in float32."""
     return _num_weights(_fresh_on_meta(target) if heads is None else heads) * 4
 
 
 def training_bytes(heads: Heads | None, target: TargetShape) -> int:
-    """What training takes of these heads, or of fresh ones, beside the ring.
+    """Bytes that training these heads, or fresh ones, needs in addition to the ring.
 
-    Counted are weights, optimizer, versions to compare with, the target's rows over the draft vocabulary and what a
-    step computes; not the interpreter with its libraries. The target's two ends are parts of its files that the system
-    reads when they are asked for, and may drop again.
+    This counts weights, optimizer, versions to compare with, the target's rows of the draft vocabulary, and a step's
+    temporaries. It does not count the interpreter with its libraries. The target's embedding and head are memory-mapped
+    files, which the system can drop.
     """
     shape = _fresh_on_meta(target) if heads is None else heads
     draft_vocab = target.vocab_size if shape.draft_ids is None else len(shape.draft_ids)
     depth = shape.depth or FRESH_DEPTH
-    step = BATCH_ROWS * draft_vocab * 4 * (depth + 3)  # a gradient for each depth; the logits and teacher's of one
+    step = BATCH_ROWS * draft_vocab * 4 * (depth + 3)  # gradients of each depth; logits and teacher of one
     return weight_bytes(shape, target) * _COPIES + draft_vocab * target.hidden * 4 + step
 
 
 def ring_bytes(memory: int, heads: Heads | None, target: TargetShape) -> int:
-    """What of `memory` bytes is left for the ring beside the training of these heads, or of fresh ones.
+    """The bytes that training these heads, or fresh ones, leaves for the ring.
 
     Raises:
-        LearnMemoryError: if that is too little to learn from.
+        LearnMemoryError: if that is too little to train.
     """
     shape = _fresh_on_meta(target) if heads is None else heads
     training = training_bytes(shape, target)
@@ -69,21 +69,21 @@ def ring_bytes(memory: int, heads: Heads | None, target: TargetShape) -> int:
     if memory < training + least:
         needed = -(-(training + least) // _GRANULE)
         raise LearnMemoryError(
-            f"heads of {_num_weights(shape):,} weights cannot learn in {memory >> 20:,} MiB, they need {needed:,} MiB: "
-            f"raise --learn-memory, or serve without --learn"
+            f"training heads of {_num_weights(shape):,} weights needs {needed:,} MiB, but only {memory >> 20:,} MiB "
+            "are allowed; raise --learn-memory, or serve without --learn"
         )
     return memory - training
 
 
 def check_model(memory: int, folder: Path) -> None:
-    """Raises LearnMemoryError if the whole model must be read to find its two ends, and does not fit."""
+    """Raises LearnMemoryError if embedding and head can only be read with the whole model, which does not fit."""
     if not ends_in_files(folder):
         files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-        needed = 2 * sum(file.stat().st_size for file in files)  # as float32, where they are stored in half of that
+        needed = 2 * sum(file.stat().st_size for file in files)  # as float32; files store half of that
         if needed > memory:
             raise LearnMemoryError(
-                f"the embedding and the head of {folder} cannot be read without the rest of the model, for which "
-                f"{-(-needed // _GRANULE):,} MiB are needed: raise --learn-memory, or serve without --learn"
+                f"embedding and head of {folder} can only be read with the whole model, which needs "
+                f"{-(-needed // _GRANULE):,} MiB; raise --learn-memory, or serve without --learn"
             )
 
 
@@ -92,7 +92,7 @@ def _num_weights(heads: Heads) -> int:
 
 
 def _fresh_on_meta(target: TargetShape) -> HydraHeads:
-    """Heads without content."""
+    """Fresh heads on the meta device."""
     draft_vocab = min(FRESH_DRAFT_VOCAB, target.vocab_size)
     features = hydra_features(target.num_layers)
     with torch.device("meta"):

@@ -1,9 +1,9 @@
 """The learner's process, `python -P -m model_runner.learning.process`, started by the engine.
 
-It takes only what the processor has to spare: the operating system runs it when nothing else wants to run, so that it
-needs no notion of load. It reads pieces from its connection, trains while there is something to learn, sleeps when
-there is not, and ends when the connection is closed or the engine dies. Importing the module costs no torch: its
-threads shall inherit what `step_aside` sets.
+It runs only when the processor is otherwise idle: the operating system schedules it last, so it needs no measure of
+load. It reads pieces from its connection, trains while that is useful, sleeps otherwise, and ends when the connection
+is closed or the engine dies. Importing this module must not import torch, whose threads have to inherit the settings of
+`step_aside`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from model_runner.learning.learner import Learner, Publication, Ring, Start
+from model_runner.learning.learner import InitialHeads, Learner, Publication, Ring
 from model_runner.learning.link import (
     EXIT_IMPOSSIBLE,
     Begin,
@@ -53,47 +53,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LearntFormat:
-    """Packs and unpacks heads for one target. Implements Packer."""
+    """Serialises heads for one target. Implements Packer."""
 
     target: TargetShape
     identity: str
-    """What `fingerprint` returned; empty where nothing is kept."""
+    """Result of `fingerprint`; empty if nothing is stored."""
     first: Heads | None
 
     def pack(self, heads: Heads, version: int) -> bytes:
-        """See Packer."""
         return pack_learnt(heads, version, self.identity, self.target.num_layers)
 
     def load(self, checkpoint: bytes) -> Heads:
-        """See Packer. Raises HeadsError, too, for heads that take something else than the first ones."""
+        """Read serialised heads. Raises HeadsError, also for heads with other inputs than the first ones."""
         heads = load_learnt(checkpoint, self.target)
         kind = "hydra" if self.first is None else self.first.kind
         needs = learning_needs(self.first, self.target)
         if heads.kind != kind or learning_needs(heads, self.target) != needs:
-            raise HeadsError(f"it holds {heads.kind} heads on {', '.join(heads.needs)}; {kind} heads were expected")
+            raise HeadsError(f"it holds {heads.kind} heads on {', '.join(heads.needs)} instead of {kind} heads")
         if self.first is not None and heads.depth != self.first.depth:
-            raise HeadsError(f"its heads guess {heads.depth} tokens ahead, the first ones {self.first.depth}")
+            raise HeadsError(f"its heads predict {heads.depth} tokens ahead, the initial ones {self.first.depth}")
         return heads
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A learner, and what is around it."""
+    """A learner and its environment."""
 
     learner: Learner
     needs: tuple[str, ...]
     hidden: int
     store: HeadsStore | None
     stored: Stored | None
-    """What an earlier run has learnt."""
+    """Heads that an earlier run trained."""
 
     def keep(self, publication: Publication) -> None:
-        """For the next run."""
+        """Store heads for the next run."""
         if self.store is not None:
             self.store.write(publication.version, publication.checkpoint)
 
     def example(self, piece: Piece) -> Example:
-        """A piece as the trainer takes it. Raises ValueError if it is not what was agreed."""
+        """A piece as the trainer needs it. Raises ValueError if it does not match the setup."""
         tokens = np.frombuffer(piece.tokens, dtype=np.int32).astype(np.int64)
         features = {
             name: np.frombuffer(rows, dtype=np.float16).reshape(len(tokens), self.hidden)
@@ -105,12 +104,12 @@ class Setup:
 
 
 def set_up(begin: Begin) -> Setup:
-    """Raises ValueError, HeadsError or OSError, in words for the user, if there can be no learning."""
+    """Raises ValueError, HeadsError or OSError, with a message for the user, if training is not possible."""
     model = Path(begin.model)
     shape = TargetShape.of(load_config(model))
     first = None if begin.heads is None else load_heads(Path(begin.heads), shape)
     if first is None and begin.kind != "hydra":
-        raise ValueError(f"{begin.kind} heads have to be given to go on from; without any, hydra heads are learnt")
+        raise ValueError(f"training of {begin.kind} heads needs initial heads; only hydra heads can start fresh")
     if first is not None and first.kind != begin.kind:
         raise ValueError(f"{begin.heads} holds {first.kind} heads, not {begin.kind}")
     ring = Ring(ring_bytes(begin.memory, first, shape))
@@ -122,7 +121,7 @@ def set_up(begin: Begin) -> Setup:
     packer = LearntFormat(shape, identity or "", first)
     stored = None if store is None else store.read(packer.load)
     version = 0 if store is None else store.last_version
-    start = Start(first, None if stored is None else stored.heads, version)
+    start = InitialHeads(first, None if stored is None else stored.heads, version)
     learner = Learner(TargetWeights.load(model), start, packer, ring, product_type(torch.device("cpu")))
     return Setup(learner, learning_needs(first, shape), shape.hidden, store, stored)
 
@@ -131,15 +130,15 @@ logger = logging.getLogger("samewise.learning")
 
 REPORT_EVERY_S = 1.0
 _ROWS_AT_ONCE = 512
-"""Tokens of output that are tested before the next training step: as many as that step has."""
+"""Output tokens that are tested before the next training step: as many as a step trains on."""
 _M_MMAP_THRESHOLD, _MMAP_THRESHOLD = -3, 1 << 20
-"""malloc.h, and the bytes from which on an allocation goes back to the system when it is freed."""
+"""Option number from malloc.h, and the size from which freed memory returns to the system."""
 _OOM_SCORE = "1000"
-"""Should memory run out, let the system end this process first."""
+"""If memory runs out, the system should end this process first."""
 
 
 def step_aside() -> None:
-    """Leave the processor to everyone else, and the terminal's signals to the engine."""
+    """Run only when the processor is idle, and leave the terminal's signals to the engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if hasattr(os, "SCHED_IDLE"):
@@ -151,10 +150,10 @@ def step_aside() -> None:
 
 
 def prepare_torch(threads: int) -> None:
-    """To be called before torch is imported. Threads without work sleep; a GPU is left alone.
+    """Call before torch is imported. Idle threads sleep, and GPUs are not used.
 
-    Batches are of ever new sizes. By default malloc would soon keep their tensors for itself, in pieces too small for
-    the next ones, and oneDNN the code that it compiles for each size, until the process held twice what it uses.
+    Batch sizes vary. By default, malloc would keep their tensors in fragments too small for the next ones, and oneDNN
+    would keep code for each size. The process would then hold twice the memory that it uses.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
@@ -167,13 +166,13 @@ def prepare_torch(threads: int) -> None:
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)  # moments of rows without gradients decay to where arithmetic is slow
+    torch.set_flush_denormal(True)  # Adam's moments of rows without gradients become subnormal, which is slow
 
 
 def run(connection: Connection, begin: Begin) -> None:
-    """Learn until the connection is closed; raises EOFError or ConnectionError then.
+    """Train until the connection is closed; then raises EOFError or ConnectionError.
 
-    Raises ValueError, HeadsError or OSError, in words for the user, if there can be no learning.
+    Raises ValueError, HeadsError or OSError, with a message for the user, if training is not possible.
     """
     from model_runner.learning.process import set_up  # noqa: PLC0415  (brings torch)
 
@@ -204,7 +203,7 @@ def _learn(connection: Connection, setup: "Setup") -> None:
 
 
 def _receive(connection: Connection, setup: "Setup", *, wait: bool) -> list["Example"]:
-    """The pieces that are there, up to a number of tokens; with `wait`, at least one."""
+    """The pieces that have arrived, up to a number of tokens; with `wait`, at least one."""
     pieces: list[Example] = []
     while sum(piece.num_answer for piece in pieces) < _ROWS_AT_ONCE and (wait or connection.poll()):
         message = decode_to_learner(connection.recv_bytes())
@@ -228,14 +227,14 @@ def _report(learner: "Learner") -> LearnerReport:
 
 
 class _ToEngine(logging.Handler):
-    """Sends lines of the log to the engine, which knows where they go."""
+    """Sends log records to the engine, which writes them."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(logging.INFO)
         self._connection = connection
 
     def emit(self, record: logging.LogRecord) -> None:
-        """An engine that is gone reads no log."""
+        """Send the record, unless the engine is gone."""
         note: FromLearner = LearnerNote(record.levelno, record.getMessage())
         with contextlib.suppress(OSError):
             self._connection.send_bytes(encode(note))
@@ -243,7 +242,7 @@ class _ToEngine(logging.Handler):
 
 @contextmanager
 def _logged(connection: Connection) -> Iterator[None]:
-    """What goes wrong is told in a line; a fault of our own leaves its traceback on the error output as well."""
+    """Log errors as one line; unexpected ones also print their traceback to standard error."""
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(_ToEngine(connection))
@@ -252,15 +251,15 @@ def _logged(connection: Connection) -> Iterator[None]:
     except (EOFError, ConnectionError):
         pass
     except (ValueError, OSError) as error:
-        logger.error("learning is not possible: %s", error)
+        logger.error("Training of heads is not possible: %s", error)
         raise SystemExit(EXIT_IMPOSSIBLE) from error
     except Exception as error:
-        logger.error("learning has failed: %s: %s", type(error).__name__, error)
+        logger.error("Training of heads has failed: %s: %s", type(error).__name__, error)
         raise
 
 
 def main() -> None:
-    """Learn from the `Begin` that comes first to the end of the connection."""
+    """Train as the first message, a `Begin`, says, until the connection ends."""
     parser = argparse.ArgumentParser(description="Trains draft heads on a server's traffic; started by the server.")
     parser.add_argument("--connection", required=True, type=int, help="descriptor of the socket to the engine")
     parser.add_argument("--parent", required=True, type=int, help="process id of the engine")
@@ -272,7 +271,7 @@ def main() -> None:
     with Connection(arguments.connection) as connection, _logged(connection):
         begin = decode_to_learner(connection.recv_bytes())
         if not isinstance(begin, Begin):
-            raise ValueError("the first message names nothing to learn")
+            raise ValueError("the first message is not a Begin")
         prepare_torch(begin.threads)
         run(connection, begin)
 

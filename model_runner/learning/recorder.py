@@ -1,13 +1,13 @@
-"""Takes down what the target computes for some of the choices: tokens and, beside them, hidden states.
+"""Records tokens and hidden states of some of the running choices, as training data.
 
         sequence   | prompt ............................... | output ..................... | last token
         computed   | cached, by others |  by this choice ........................ |  not yet |
         recorded                            | _CONTEXT, then all of the output .. |
         pieces                              | one of about _TOKENS | the next .. |
 
-A step's features last until the next step is launched, so they are copied at once, on the host, in half of their size.
-A choice that was preempted comes back with its output: what is recorded then begins with the first token that was never
-computed before, so no row is recorded twice.
+A step's features are valid until the next step is launched, so they are copied at once, to the host, in half precision.
+A choice that returns after preemption already has output. Its recording begins with the first token that was never
+computed before, so that no row is recorded twice.
 """
 
 from array import array
@@ -25,22 +25,22 @@ from model_runner.models.features import Feature
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 
 _CHOICES = 4
-"""Recorded at a time, whoever comes first: a bound on the memory, and on what a step spends on it."""
+"""Maximum number of choices recorded at a time; it bounds memory and time per step."""
 _CONTEXT = 64
-"""Tokens of the prompt that are recorded before the output."""
+"""Prompt tokens that are recorded before the output."""
 _TOKENS = 256
-"""From this length on a piece is done, and another one begins."""
+"""A piece ends when it has at least this many tokens."""
 _LEAST = 8
-"""Tokens of output that a piece must have to be of any use."""
+"""Minimum number of output tokens for a useful piece."""
 _LIMITS = torch.finfo(torch.float16)
 
 HalfArray = npt.NDArray[np.float16]
 
 
 def teaches(admitted: AdmittedRequest) -> bool:
-    """Whether a choice may be learnt from, and has answers to learn from.
+    """Whether a choice is allowed and useful as training data.
 
-    A guide draws no tokens, one that asks for numbers has no output, and a search computes more than it says.
+    A guide draws no tokens, pooling requests have no output, and a beam search computes tokens that it does not return.
     """
     sampling = admitted.sampling
     answers = sampling.pooling is None and admitted.guides is None
@@ -50,29 +50,29 @@ def teaches(admitted: AdmittedRequest) -> bool:
 
 @dataclass(slots=True)
 class _Recording:
-    """One choice. Its tokens from `start` on are recorded, as they are computed."""
+    """The recording of one choice, from position `start` on."""
 
     start: int
     """Position in the sequence."""
     num_prompt: int
-    """Of the sequence."""
+    """Prompt tokens of the sequence."""
     temperature: float
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     features: dict[Feature, bytearray] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
-        """The position of the next token to record."""
+        """Position of the next token to record."""
         return self.start + len(self.tokens)
 
     def take(self, tokens: Sequence[int], features: Mapping[Feature, HalfArray]) -> None:
-        """Record the next tokens, with their features [n, hidden]."""
+        """Record the next tokens with their features [n, hidden]."""
         self.tokens.extend(tokens)
         for name, rows in features.items():
             self.features.setdefault(name, bytearray()).extend(rows.tobytes())
 
     def piece(self) -> Piece:
-        """What is recorded."""
+        """The recorded tokens as a piece."""
         return Piece(
             start=self.start,
             num_prompt=max(self.num_prompt - self.start, 1),
@@ -82,7 +82,7 @@ class _Recording:
         )
 
     def begin_again(self) -> None:
-        """Keep the last token alone: what the first one of the next piece is guessed from."""
+        """Start the next piece with the last token, which predicts its first one."""
         width = {name: len(rows) // len(self.tokens) for name, rows in self.features.items()}
         self.start = self.end - 1
         self.tokens = self.tokens[-1:]
@@ -91,16 +91,16 @@ class _Recording:
 
 
 class Recorder:
-    """Records choices by their slots, and hands out pieces as they are done."""
+    """Records choices by slot, and offers finished pieces."""
 
     def __init__(self, needs: Collection[Feature], offer: Callable[[Piece], None]) -> None:
-        """`needs` are the features that are recorded."""
+        """`needs` are the features to record."""
         self.needs = frozenset(needs)
         self._offer = offer
         self._recordings: dict[int, _Recording] = {}
 
     def begin(self, slot: int, admitted: AdmittedRequest) -> None:
-        """A choice begins, or begins again; it is recorded if it may be and there is room for it."""
+        """A choice begins or returns; record it if it is allowed and fewer than `_CHOICES` are recorded."""
         if len(self._recordings) == _CHOICES or not teaches(admitted):
             return
         known, num_prompt = len(admitted.tokens), admitted.num_prompt
@@ -108,22 +108,22 @@ class Recorder:
         self._recordings[slot] = _Recording(start, num_prompt, admitted.sampling.temperature)
 
     def has(self, slot: int) -> bool:
-        """Whether the choice in this slot is recorded."""
+        """Whether the choice in this slot is being recorded."""
         return slot in self._recordings
 
     def end(self, slot: int) -> None:
-        """The choice in the slot has ended, or was preempted."""
+        """The choice in the slot has ended or was preempted."""
         recording = self._recordings.pop(slot, None)
         if recording is not None:
             self._hand_out(recording)
 
     def forget(self) -> None:
-        """Record none of the choices that run any further."""
+        """Stop recording all running choices."""
         self._recordings.clear()
 
     @torch.inference_mode()
     def observe(self, step: TargetStep) -> None:
-        """Take down what a step computed for the choices that are recorded; others may be among them."""
+        """Record a step's results for choices that are being recorded; the step may have others."""
         parts = [(self._recordings[one.slot], one) for one in step.choices if one.slot in self._recordings]
         spans = [_unrecorded(recording, choice) for recording, choice in parts]
         rows = [
@@ -149,13 +149,13 @@ class Recorder:
 
 
 def _unrecorded(recording: _Recording, choice: ChoiceStep) -> range:
-    """Positions of the tokens that the step computed and that are to be recorded."""
+    """Positions of the tokens that the step computed and that need to be recorded."""
     computed = choice.num_computed
     return range(max(recording.end, computed - len(choice.rows)), computed)
 
 
 def _in_half(rows: Tensor) -> HalfArray:
-    """Rows [n, hidden] on the host, clipped to what float16 can hold."""
+    """Rows [n, hidden] on the host, clipped to the range of float16."""
     clipped = rows.clamp(_LIMITS.min, _LIMITS.max).half()
     half: HalfArray = clipped.cpu().numpy()
     return half

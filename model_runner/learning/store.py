@@ -1,10 +1,10 @@
-"""What was learnt, in files that outlive the server: `<cache folder>/learnt/<fingerprint>/heads-<version>.safetensors`.
+"""Stores trained heads across restarts: `<cache folder>/learnt/<fingerprint>/heads-<version>.safetensors`.
 
-A file is written aside, brought to the disk and renamed, so that under its name it is whole or not there. Nothing of
-that is taken on trust when it is read: what is damaged, of another model or of another shape is named in a warning and
-passed over, for the generation before it or, in the end, the heads that the server began with.
+A file is written under another name, flushed to disk and renamed, so that it is either complete or absent. Files are
+checked when they are read. A file that is damaged, or belongs to another model or shape, is skipped with a warning. The
+previous generation is used instead, or in the end the server's initial heads.
 
-The files hold weights, no tokens; but weights that were learnt from traffic reflect it.
+The files hold weights, not tokens; but weights that were trained on traffic reflect it.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from model_runner.models.repository import hash_file
 
 _METADATA = "__metadata__"
 _ALIGNMENT = 8
-"""Of the weights behind the header, as the format wants it."""
+"""Alignment of the weights after the header, as the format requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What a file holds."""
+    """Contents of a file."""
 
     version: int
     fingerprint: str
@@ -45,7 +45,7 @@ class Learnt:
 
 
 def pack_learnt(heads: Heads, version: int, fingerprint: str, num_layers: int) -> bytes:
-    """The file of these heads; `num_layers` are the target's."""
+    """The file of these heads; `num_layers` is the target's."""
     config, tensors = heads_checkpoint(heads, num_layers)
     metadata = {"config": json.dumps(config), "version": str(version), "fingerprint": fingerprint}
     header, weights = _split(save(stored_as(torch.bfloat16, tensors), metadata))
@@ -56,37 +56,37 @@ def pack_learnt(heads: Heads, version: int, fingerprint: str, num_layers: int) -
 
 
 def read_learnt(content: bytes) -> Learnt:
-    """Raises HeadsError if this is no such file, or not as it was written."""
+    """Read a file's header. Raises HeadsError if it is not such a file, or is damaged."""
     try:
         header, weights = _split(content)
         metadata = header[_METADATA]
         if metadata.pop("checksum") != _checksum(header, weights):
-            raise HeadsError("its checksum is that of another content")
+            raise HeadsError("its checksum does not match")
         return Learnt(
             int(metadata["version"]), metadata["fingerprint"], json.loads(metadata["config"]), dict(load(content))
         )
     except (struct.error, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HeadsError(f"it holds no learnt heads ({type(error).__name__})") from error
+        raise HeadsError(f"it is not a file of trained heads ({type(error).__name__})") from error
 
 
 def load_learnt(checkpoint: bytes, target: TargetShape) -> Heads:
-    """The heads, in float32 on the CPU, in evaluation mode. Raises HeadsError if they are damaged or do not fit."""
+    """The heads in float32 on the CPU, in evaluation mode. Raises HeadsError if they are damaged or do not fit."""
     learnt = read_learnt(checkpoint)
     return heads_of(HeadsCheckpoint(f"learnt heads, version {learnt.version},", learnt.config, learnt.tensors), target)
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """Header and weights. Raises ValueError or struct.error."""
+    """Split a file into header and weights. Raises ValueError or struct.error."""
     (length,) = struct.unpack_from("<Q", content)
     start = struct.calcsize("<Q") + length
     header = json.loads(content[struct.calcsize("<Q") : start])
     if not isinstance(header, dict):
-        raise TypeError("the header is no object")
+        raise TypeError("the header is not an object")
     return header, memoryview(content)[start:]
 
 
 def _checksum(header: dict[str, Any], weights: memoryview) -> str:
-    """Of a header without one, however it is written, and of the weights."""
+    """Checksum of the weights and of the header without its checksum, independent of the header's formatting."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     digest.update(weights)
     return digest.hexdigest()
@@ -95,14 +95,14 @@ def _checksum(header: dict[str, Any], weights: memoryview) -> str:
 logger = logging.getLogger("samewise.learning")
 
 GENERATIONS = 2
-"""Files that are kept: one to use, and one should that be damaged."""
+"""Number of files to keep: one to use, and a spare in case it is damaged."""
 _PARTIAL = ".partial"
 
 
 def fingerprint(model: Path, kind: str, heads: Path | None, cache: Path) -> str:
-    """Of what is learnt from: the target's files, the kind of heads, and those that they began as, if any.
+    """Identifies the training data: the target's files, the kind of heads, and the initial heads, if there are any.
 
-    Takes as long as reading the files the first time; hashes of large ones are remembered in `cache`. Raises OSError.
+    The first call reads all files; hashes of large ones are cached in `cache`. Raises OSError.
     """
     digest = hashlib.sha256(kind.encode())
     for folder in (model, heads):
@@ -115,7 +115,7 @@ def fingerprint(model: Path, kind: str, heads: Path | None, cache: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A generation that was read."""
+    """A generation of heads that was read."""
 
     version: int
     checkpoint: bytes
@@ -123,32 +123,32 @@ class Stored:
 
 
 class HeadsStore:
-    """The files of one fingerprint. Of several servers on one folder only the first writes; the others read."""
+    """The files of one fingerprint. If several servers share the folder, only the first writes; others only read."""
 
     def __init__(self, cache: Path, identity: str) -> None:
-        """`identity` is what `fingerprint` returned. Takes the lock, if it is free, until the process ends."""
+        """`identity` comes from `fingerprint`. Takes the lock, if it is free, until the process ends."""
         self._folder = cache / "learnt" / identity
         self._identity = identity
         self._lock = self._take_lock()
         self._warned = False
         self._good: list[int] = []
-        """Versions that are whole, in ascending order."""
+        """Versions whose files are intact, in ascending order."""
         if self._lock is not None:
-            for orphan in self._folder.glob(f"*{_PARTIAL}"):  # of a process that was killed as it wrote
+            for orphan in self._folder.glob(f"*{_PARTIAL}"):  # left by a process that was killed while it wrote
                 self._remove(orphan)
 
     @property
     def writes(self) -> bool:
-        """Whether heads are kept."""
+        """Whether heads are stored."""
         return self._lock is not None
 
     @property
     def last_version(self) -> int:
-        """The greatest that a file is named by, whole or not; 0 if there is none."""
+        """The highest version of any file, intact or not; 0 if there is none."""
         return max(self._versions(), default=0)
 
     def read(self, load: Callable[[bytes], Heads]) -> Stored | None:
-        """The newest generation that is whole and ours and that `load` takes, which raises HeadsError for others."""
+        """The newest intact generation that `load` accepts; it raises HeadsError for others."""
         found: Stored | None = None
         for version in sorted(self._versions(), reverse=True):
             file = self._file(version)
@@ -159,16 +159,16 @@ class HeadsStore:
                     raise HeadsError("it belongs to another model, or to other heads")
                 heads = load(content)
             except (OSError, HeadsError) as error:
-                logger.warning("%s is passed over: %s", file, error)
+                logger.warning("Skipping %s: %s", file, error)
                 continue
             self._good.insert(0, version)
             found = found or Stored(version, content, heads)
         return found
 
     def write(self, version: int, checkpoint: bytes) -> bool:
-        """Keep a generation, and no more than two; returns whether it is kept.
+        """Store a generation and remove all but two; returns whether it was stored.
 
-        A disk that refuses it is told of in one warning, until it takes one again.
+        If the disk fails repeatedly, only the first failure is logged.
         """
         if self._lock is None:
             return False
@@ -176,7 +176,7 @@ class HeadsStore:
             self._write(self._file(version), checkpoint)
         except OSError as error:
             if not self._warned:
-                logger.warning("learnt heads cannot be kept in %s: %s", self._folder, error.strerror or error)
+                logger.warning("Trained heads cannot be stored in %s: %s", self._folder, error.strerror or error)
             self._warned = True
             return False
         self._warned = False
@@ -196,25 +196,25 @@ class HeadsStore:
         except OSError:
             self._remove(partial)
             raise
-        folder = os.open(self._folder, os.O_RDONLY)  # the new name, too, has to be on the disk
+        folder = os.open(self._folder, os.O_RDONLY)  # the new name also has to be flushed
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
 
     def _take_lock(self) -> int | None:
-        """A descriptor that holds the lock; the system lets go of it however the process ends."""
+        """A descriptor that holds the lock; the system releases it when the process ends."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            logger.warning("learnt heads cannot be kept in %s: %s", self._folder, error.strerror or error)
+            logger.warning("Trained heads cannot be stored in %s: %s", self._folder, error.strerror or error)
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
-            logger.warning("another server keeps what it learns in %s; this one learns without keeping", self._folder)
+            logger.warning("Another server stores its trained heads in %s; this one does not store any", self._folder)
             return None
         return descriptor
 

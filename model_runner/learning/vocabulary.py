@@ -1,8 +1,8 @@
-"""A draft vocabulary that follows the traffic.
+"""Adapts the draft vocabulary to the traffic.
 
-Heads guess from a part of the target's vocabulary (training/vocabulary.py), and what is not in it is never guessed. So
-tokens are counted as they come, the older ones for less, and where a missing token is clearly more frequent than one
-that is there it takes that one's row of the heads' matrix of logits.
+Heads predict only a part of the target's vocabulary (`training.teacher.choose_draft_ids`); other tokens are never
+drafted. So tokens are counted as they come, with older ones decayed. If a missing token is clearly more frequent than
+one in the draft vocabulary, it takes over that token's row of the output matrix.
 """
 
 import torch
@@ -12,26 +12,28 @@ HALF_LIFE = 1 << 16
 """Tokens after which an occurrence counts half."""
 _CLEARLY = 2.0
 _LEAST = 3.0
-"""A missing token has to occur so many times as often as the other one, and so many times more."""
+"""A missing token must occur this many times as often as the other one, and this many times more."""
 _RIDGE = 0.1
-"""Of the mean variance of the target's rows, so that directions in which these hardly differ decide nothing."""
+"""Regularisation relative to the mean variance of the target's rows, so that directions without variation do not
+matter."""
 
 
 class TokenCounts:
-    """How often each token of the target's vocabulary occurred lately."""
+    """How often each token of the target's vocabulary occurred recently."""
 
     def __init__(self, vocab_size: int) -> None:
         self._counts = torch.zeros(vocab_size)
 
     def add(self, tokens: Tensor) -> None:
-        """Of an output, [n]."""
+        """Count the tokens [n] of an output."""
         self._counts.mul_(0.5 ** (len(tokens) / HALF_LIFE))
         self._counts += torch.bincount(tokens, minlength=len(self._counts))
 
     def swaps(self, draft_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [n] of the draft vocabulary, and the tokens [n] to which they should belong.
+        """Rows [n] of the draft vocabulary to replace, and their new tokens [n].
 
-        The rarest go first; of those equally rare, the highest ids, which byte-pair vocabularies give to rare tokens.
+        The rarest tokens are replaced first; among equals, the highest ids, which byte-pair vocabularies give to rare
+        tokens.
         """
         by_id = draft_ids.argsort(descending=True)
         rows = by_id[self._counts[draft_ids[by_id]].argsort(stable=True)]
@@ -44,14 +46,14 @@ class TokenCounts:
 
 
 def rows_for(wanted: Tensor, known: Tensor, trained: Tensor) -> Tensor:
-    """Rows [n, hidden] of a matrix of logits for tokens that it does not have.
+    """Output rows [n, hidden] for tokens that the matrix does not have.
 
-    Training has moved and shrunk its rows since they were the target's: beside them, rows as the target has them would
-    win over all others. What became of those that there are is what a ridge regression finds, and the new ones get.
+    Training has rotated and shrunk the matrix since it was copied from the target, so unchanged rows of the target
+    would dominate. A ridge regression from the target's rows to the trained ones gives the transformation for new rows.
 
     Args:
         wanted: the target's rows [n, hidden] of the new tokens.
-        known: its rows [v, hidden] of the tokens that the matrix has.
+        known: the target's rows [v, hidden] of the tokens in the matrix.
         trained: the matrix [v, hidden].
     """
     change, mean = trained - known, known.mean(0)

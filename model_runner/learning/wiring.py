@@ -1,4 +1,4 @@
-"""What a runner with `learn` needs: which heads learn, and all that stands between them and their learner."""
+"""Sets up online training for a runner: chooses the heads to train, and connects them to a learner."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,54 +31,54 @@ from model_runner.speculative.heads import BY_WORTH, HeadsProposer, HydraPropose
 
 _THREADS = 1
 _RING_BYTES = GIB // 4
-"""What is learnt from, where nothing is said."""
+"""Default size of the ring."""
 _SPARES = 3
-"""Heads that come while others wait to be used, while others are in use that were not there at the start."""
+"""Copies of new heads on the device at a time: in use, waiting, and in preparation."""
 _PROCESS_BYTES = 300 << 20
-"""Of a process that has only imported what it needs: 284 MiB as measured, private to it."""
+"""Memory of a process that has only imported its modules: 284 MiB measured, private to it."""
 
 MakeLink = Callable[[Begin, Callable[[bytes], Heads]], LearnerLink]
-"""See ProcessLink."""
+"""Connects to a learner (see ProcessLink)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The heads that learn."""
+    """The heads that are trained."""
 
     kind: LearnedKind
     folder: Path | None
-    """Of the heads to begin with; None for fresh ones."""
+    """Folder of the initial heads; None for fresh ones."""
     target: TargetShape
-    """What they are for."""
+    """Shape of the target."""
     needs: tuple[Feature, ...]
-    """What is recorded for them."""
+    """Features that are recorded."""
     num_bytes: int
-    """Memory of the host that learning takes, beside that of a process which has done nothing yet."""
+    """Host memory that training takes, on top of an idle process."""
 
     spare_bytes: int
-    """Memory of the model's device that heads take on their way into use."""
+    """Device memory that new heads take until they are in use."""
 
     @property
     def planned_bytes(self) -> int:
-        """All of it."""
+        """Host memory of the whole learner process."""
         return self.num_bytes + _PROCESS_BYTES
 
     @property
     def method(self) -> str:
-        """What a request names them by."""
+        """The speculation method that uses these heads."""
         return method_of(self.kind)
 
 
 def choose_learned(config: RunnerConfig, heads: Sequence[Heads], target: TargetShape) -> Learned:
-    """Those that requests use which name no method; fresh Hydra heads where there are none at all.
+    """The heads of the default method, or fresh Hydra heads if there are none.
 
     Args:
-        config: names the folders of the heads.
-        heads: all of them.
-        target: what they are for.
+        config: has the folders of the heads.
+        heads: all loaded heads.
+        target: shape of the target.
 
     Raises:
-        ValueError: if there is no objective for heads of their kind, or too little memory for their training.
+        ValueError: if this kind of heads cannot be trained, or memory is too small for training.
     """
     of_methods = {method_of(one.kind): (folder, one) for folder, one in zip(config.heads, heads, strict=True)}
     method = next((method for method in (config.speculation, *BY_WORTH) if method in of_methods), None)
@@ -98,13 +98,13 @@ def _learned_kind(kind: str, folder: Path | None) -> LearnedKind:
         if kind == known:
             return known  # type: ignore[no-any-return]
     raise ValueError(
-        f"the heads in {folder} are of the kind {kind}, which cannot learn; leave out learn, or name heads of the "
+        f"the heads in {folder} are of the kind {kind}, which cannot be trained; remove --learn, or use heads of the "
         f"kinds {', '.join(get_args(LearnedKind))}"
     )
 
 
 def fresh_proposer(learned: Learned, model: PreTrainedModel) -> HeadsProposer:
-    """For Hydra heads that are still to be learnt."""
+    """A proposer for Hydra heads that do not exist yet."""
     return HydraProposer(None, model.get_input_embeddings(), GrowthLimits(FRESH_DEPTH), learned.needs)
 
 
@@ -116,7 +116,7 @@ def make_learning(
     platform: Platform,
     make_link: MakeLink,
 ) -> HeadsLearning:
-    """Between the learner of these heads, the proposer that drafts with them and the controller that judges them."""
+    """Connect the heads' learner, the proposer that drafts with them, and the controller that judges drafts."""
 
     def replace_heads(heads: Heads) -> None:
         proposer.replace_heads(heads)
@@ -125,7 +125,7 @@ def make_learning(
     def prepare(checkpoint: bytes) -> Heads:
         heads = load_learnt(checkpoint, learned.target)
         if missing := set(heads.needs) - proposer.needs:
-            raise ValueError(f"they take {', '.join(sorted(missing))}, which the target is not asked for")
+            raise ValueError(f"they need {', '.join(sorted(missing))}, which the target does not record")
         platform.prepare_heads(heads)
         return heads
 

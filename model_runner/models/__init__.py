@@ -1,1 +1,1 @@
-"""Loading a model and making it exact: weights, activations, attention hook."""
+"""Loads models and makes their results exact: weights, activations, attention."""

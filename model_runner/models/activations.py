@@ -1,9 +1,9 @@
-"""Activation functions whose result for an element does not depend on where in the tensor it stands.
+"""Activation functions whose result for an element does not depend on its place in the tensor.
 
-Torch's fused SiLU, GELU and sigmoid use vector instructions for the bulk of a tensor and the scalar library function
-for what is left at the end of each thread's share, and the two differ in the last bit: an element's value then depends
-on the number of rows in the batch. `exp`, `tanh` and `erf` go through one routine for all elements, and add, multiply
-and divide are exact, so the formulas below are built from those.
+Torch's fused SiLU, GELU and sigmoid use vector instructions for most of a tensor, and a scalar function for the
+remainder of each thread's share. The two differ in the last bit, so a value would depend on the batch's number of rows.
+`exp`, `tanh` and `erf` use one routine for all elements, and add, multiply and divide are exact: the formulas below use
+only these.
 """
 
 import math
@@ -53,24 +53,24 @@ EXACT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     hf.FastGELUActivation: gelu_tanh,
     hf.AccurateGELUActivation: gelu_tanh,
     hf.QuickGELUActivation: quick_gelu,
-    # Position-independent as they are:
+    # These do not depend on the position:
     nn.ReLU: torch.relu,
     nn.Tanh: torch.tanh,
     hf.ReLUSquaredActivation: lambda x: torch.relu(x).square_(),
     hf.LinearActivation: lambda x: x,
 }
-"""What computes each class of activation."""
+"""The exact implementation of each activation class."""
 
 
 class ExactActivation(nn.Module):
-    """An activation by one of the formulas above."""
+    """An activation module that computes one of the formulas above."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self._function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """Elementwise; x is left alone."""
+        """Elementwise; does not modify x."""
         return self._function(x)
 
 
@@ -89,20 +89,20 @@ _INEXACT_FUNCTIONS = frozenset({F.softplus, F.mish, F.logsigmoid, torch.exp2, Te
 
 
 class ExactFunctions(TorchFunctionMode):
-    """While active, model code that calls an activation as a function gets the exact one.
+    """While active, replaces activation functions that model code calls with exact ones.
 
-    Raises NotImplementedError for a function that has no exact counterpart here.
+    Raises NotImplementedError for a function without an exact counterpart.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.was_needed = False
-        """Whether any such function was called so far."""
+        """Whether any of these functions was called."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the exact counterpart of `func`, if it has one."""
+        """Call the exact counterpart of `func`, if there is one."""
         if func in _INEXACT_FUNCTIONS:
             raise NotImplementedError(f"{func.__name__} is not supported on CPU")
         exact = _EXACT_FUNCTIONS.get(func)
@@ -113,10 +113,10 @@ class ExactFunctions(TorchFunctionMode):
 
 
 def replace_activations(model: nn.Module) -> None:
-    """Put exact activations in place of the model's own.
+    """Replace the model's activation modules by exact ones.
 
     Raises:
-        ValueError: for an activation that has no exact counterpart here.
+        ValueError: for an activation without an exact counterpart.
     """
     known = {entry[0] if isinstance(entry, tuple) else entry for entry in hf.ACT2CLS.values()}
     for module in list(model.modules()):

@@ -1,8 +1,8 @@
-"""Checkpoints whose weights are quantised: which can be served, and how.
+"""Quantised checkpoints: which are supported, and how they are loaded.
 
-They are turned into plain weights as they are loaded, wherever transformers can do that, and are then packed like those
-of any other checkpoint, for products in which a row does not depend on the other rows. Weights stay as they are stored
-only where nobody asks for that.
+If transformers can dequantise the weights, it does so while loading. They are then packed like the weights of any other
+checkpoint, so that rows do not depend on each other. Weights keep their stored form only if the user gives up
+exactness.
 """
 
 import importlib.util
@@ -22,15 +22,15 @@ from model_runner.models.refusal import UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """What transformers can do with weights of one kind. Packages are named as they are imported."""
+    """Support of transformers for one quantisation method. Packages are given by their import names."""
 
     name: str
     dequantizes: bool
-    """Whether it can turn them into plain weights."""
+    """Whether transformers can dequantise the weights."""
     needs: tuple[str, ...] = ()
-    """Packages without which it cannot read them."""
+    """Packages that transformers needs to read them."""
     kernels: tuple[str, ...] | None = None
-    """Packages with which it can multiply them as they are; None if it cannot."""
+    """Packages that transformers needs to multiply them in stored form; None if it cannot."""
 
 
 _METHODS: Mapping[str, _Method] = {
@@ -50,16 +50,16 @@ def is_quantized(config: PretrainedConfig) -> bool:
 
 
 def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, exact: bool) -> PretrainedConfig:
-    """The configuration to load a checkpoint with: it says what becomes of quantised weights.
+    """The configuration to load a checkpoint with; it decides whether quantised weights are dequantised.
 
     Args:
-        folder: of the checkpoint.
-        config: as it is there.
+        folder: the checkpoint's folder.
+        config: its configuration.
         device: where the model will run.
-        exact: whether a row must not depend on the other rows. Only where it may, weights are multiplied as they are.
+        exact: whether a row must not depend on other rows. Only if not, weights are multiplied in stored form.
 
     Raises:
-        UnsupportedModelError: if the weights cannot be served so; the message says what can be done.
+        UnsupportedModelError: if this is not supported; the message says what to do.
     """
     stored = _stored(config)
     if stored is None:
@@ -69,7 +69,9 @@ def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, e
     method = _METHODS.get(key)
     if method is None:
         known = ", ".join(sorted(other.name for other in _METHODS.values()))
-        raise UnsupportedModelError(f"{folder} has weights quantised by {key}; served are {known}; {_ANOTHER}")
+        raise UnsupportedModelError(
+            f"{folder} has weights quantised by {key}, which is not supported (supported: {known}); {_ANOTHER}"
+        )
     _require(folder, method, method.needs)
     if device.type != "cpu" and not exact and method.kernels is not None:
         if not _missing(method.kernels):
@@ -86,7 +88,7 @@ def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, e
 
 
 def _refuse_unread(folder: Path) -> None:
-    """Raise UnsupportedModelError where only ModelOpt's own file says that weights are quantised: nothing reads it."""
+    """Raise UnsupportedModelError if only ModelOpt's own file declares a quantisation: transformers ignores it."""
     path = folder / "hf_quant_config.json"
     if not path.is_file():
         return
@@ -96,8 +98,8 @@ def _refuse_unread(folder: Path) -> None:
         algorithm = "an algorithm that it does not name"
     if algorithm is not None:
         raise UnsupportedModelError(
-            f"{folder} has weights quantised by ModelOpt ({algorithm}), as {path.name} says and config.json does not: "
-            f"not supported; {_ANOTHER}"
+            f"{folder} has weights quantised by ModelOpt ({algorithm}, declared only in {path.name}), which is not "
+            f"supported; {_ANOTHER}"
         )
 
 
@@ -115,24 +117,24 @@ def _require(folder: Path, method: _Method, packages: Sequence[str]) -> None:
     names = [package.replace("_", "-") for package in _missing(packages)]
     if names:
         raise UnsupportedModelError(
-            f"{folder} has weights quantised by {method.name}, for which {' and '.join(names)} "
-            f"{'is' if len(names) == 1 else 'are'} needed: pip install {' '.join(names)}"
+            f"{folder} has weights quantised by {method.name}, which needs {' and '.join(names)}; "
+            f"run `pip install {' '.join(names)}`"
         )
 
 
 def _refusal(folder: Path, method: _Method, device: torch.device) -> str:
-    there = f"{folder} has weights quantised by {method.name}, which cannot be turned into plain ones here"
+    there = f"{folder} has weights quantised by {method.name}, which cannot be dequantised here"
     if device.type == "cpu":
-        return f"{there}, and there are no kernels for them on the CPU; {_ANOTHER} (--quantization int4 packs it)"
-    depend = "and the kernels for them give answers that depend on the batch"
+        return f"{there}, and the CPU has no kernels for them; {_ANOTHER} (--quantization int4 packs its weights)"
+    depend = "and answers from the kernels for them depend on the batch"
     return f"{there}, {depend}; allow that with --no-exact, or {_ANOTHER}"
 
 
 def _check_scales(folder: Path, block: Sequence[int] | None) -> None:
-    """Raise UnsupportedModelError for FP8 weights whose scales transformers would not find or would misplace.
+    """Raise UnsupportedModelError for FP8 weights whose scales transformers would miss or misplace.
 
-    It looks for scales by certain names, and takes weights without any as they are. The size of the blocks it concludes
-    from the number of scales, which goes wrong where the last block of a weight is not a whole one.
+    It finds scales by name, and loads weights without scales unchanged. It derives the block size from the number of
+    scales, which fails if the last block of a weight is not full.
     """
     weights: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -148,10 +150,10 @@ def _check_scales(folder: Path, block: Sequence[int] | None) -> None:
         names = (f"{name}_scale_inv", f"{stem}.scale", f"{stem}.qscale_weight")
         scales = next((shapes[candidate] for candidate in names if candidate in shapes), None)
         if scales is None:
-            raise UnsupportedModelError(f"{folder} has FP8 weights without scales that are known: {name}; {_ANOTHER}")
+            raise UnsupportedModelError(f"{folder} has FP8 weights whose scales were not found: {name}; {_ANOTHER}")
         if block is not None and not all(map(_is_even, shape[-2:], scales[-2:], block)):
             raise UnsupportedModelError(
-                f"{folder} has FP8 weights that are no multiple of their blocks of {block[0]} x {block[1]}: {name}, "
+                f"{folder} has FP8 weights that are not a multiple of their blocks of {block[0]} x {block[1]}: {name}, "
                 f"{shape[-2]} x {shape[-1]}; {_ANOTHER}"
             )
 

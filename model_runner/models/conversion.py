@@ -1,10 +1,10 @@
-"""Bring a checkpoint into the form that starts fast: safetensors and tokenizer.json.
+"""Converts a checkpoint to safetensors and tokenizer.json, which load fast.
 
-Run as a program, so that a server that finds its model in the cache never imports any of this:
+Runs in its own process, so that a server whose model is already converted never imports this code:
 
     python -P -m model_runner.models.conversion PARENT SOURCE TARGET
 
-If it fails, the last line that it prints says why, below the trace.
+If it fails, its last line of output is the reason; the traceback comes before it.
 """
 
 import json
@@ -54,7 +54,7 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 
 
 def convert_tokenizer(source: Path, target: Path) -> None:
-    """Make a folder that links to the files of `source` and adds the tokenizer.json that it lacks."""
+    """Make a folder that links to the files of `source` and adds the missing tokenizer.json."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     target.mkdir(parents=True)
@@ -65,7 +65,7 @@ def convert_tokenizer(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Convert argv[2], a GGUF file or a folder, into the folder argv[3], unless process argv[1] is no more waiting."""
+    """Convert argv[2], a GGUF file or a folder, into the folder argv[3]; end early if process argv[1] has ended."""
     parent, source, target = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     die_with_parent()
     if os.getppid() != parent:

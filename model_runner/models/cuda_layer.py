@@ -1,6 +1,6 @@
-"""Decoder layers of the common family on CUDA: four products, attention, and four small kernels around them.
+"""Decoder layers of the common family on CUDA: four products, attention, and four small kernels.
 
-Nothing here waits for the GPU or makes a shape of what is on it, so that a forward pass can be captured in a graph.
+Nothing here waits for the GPU or derives a shape from data on it, so a forward pass can be captured in a CUDA graph.
 """
 
 import copy
@@ -25,20 +25,20 @@ from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, page
 
 
 class CacheAttention(Protocol):
-    """Attention to keys and values that are in the cache already. Its metadata have `slots`, see write_kv."""
+    """Attention to keys and values that are already in the cache. Its metadata has `slots` for `write_kv`."""
 
     cache: KVCache
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Any) -> Tensor:
-        """Query [T, heads, head_dim] -> [T, heads, head_dim]; see AttentionBackend.forward."""
+        """Query [T, heads, head_dim] -> [T, heads, head_dim], as AttentionBackend.forward without keys and values."""
         ...
 
 
 class CudaDecoderLayer(nn.Module):
-    """Stands in for a transformers decoder layer.
+    """Replaces a transformers decoder layer.
 
-    Every intermediate result is rounded once, to the type of the hidden states; transformers rounds some of them in
-    between as well. A row's result depends on other rows only as far as that of the products and the attention does.
+    Every intermediate result is rounded once, to the type of the hidden states; transformers rounds some of them twice.
+    A row's result depends on other rows only if the products or the attention do.
     """
 
     def __init__(self, index: int, form: DecoderForm, make_product: MakeProduct) -> None:
@@ -66,7 +66,7 @@ class CudaDecoderLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **_: Any,
     ) -> Tensor:
-        """Hidden states [1, T, hidden] -> the same shape. What a layer of transformers takes beside is not needed."""
+        """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
         x = hidden_states[0]
         mixed = self._attend(x, attention, position_embeddings)
         x, inner = self._add(x, self._attention_output, mixed, self._attention_post_norm, self._mlp_norm)
@@ -77,7 +77,7 @@ class CudaDecoderLayer(nn.Module):
         return x.unsqueeze(0)
 
     def _attend(self, x: Tensor, attention: StepAttention, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
-        """X [T, hidden] -> [T, heads * head_dim]; keys and values are in the cache then."""
+        """X [T, hidden] -> [T, heads * head_dim]; also writes keys and values to the cache."""
         backend, metadata = cast("CacheAttention", attention.backend), attention.metadata
         inner = x if self._attention_norm is None else rms_norm(x, self._attention_norm, self._eps)
         query = rotate_and_write(
@@ -92,7 +92,7 @@ class CudaDecoderLayer(nn.Module):
         return mixed.flatten(1)
 
     def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-        """Cos and sin [T, rotary_dim]; None for a layer that does not rotate."""
+        """Cos and sin [T, rotary_dim]; None for a layer without rotary positions."""
         if not self._uses_rotary:
             return None
         assert position_embeddings is not None, "the model has rotary positions"
@@ -102,7 +102,7 @@ class CudaDecoderLayer(nn.Module):
     def _add(
         self, x: Tensor, projection: "_Projection", rows: Tensor, post_norm: Tensor | None, norm: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """X plus what the projection makes of the rows, and that after the next norm; both [T, hidden]."""
+        """X plus the projected rows, and the same after the next norm; both [T, hidden]."""
         if post_norm is None and self._residual_scale == 1:
             x = projection(rows, x)
             return x, x if norm is None else rms_norm(x, norm, self._eps)
@@ -111,12 +111,12 @@ class CudaDecoderLayer(nn.Module):
 
 
 def replace_layers(model: nn.Module, make_product: MakeProduct) -> int:
-    """Replace every decoder layer that is recognised; returns how many were."""
+    """Replace every decoder layer of the common family; returns how many were replaced."""
     return replace_recognised(model, lambda index, form: CudaDecoderLayer(index, form, make_product))
 
 
 class _Projection:
-    """A linear layer."""
+    """A linear layer whose rows may be added to a residual."""
 
     def __init__(self, linear: Linear, make_product: MakeProduct) -> None:
         self._product = make_product(linear.weight)
@@ -132,12 +132,12 @@ def _float(factor: Tensor | None) -> Tensor | None:
 
 
 _TOLERANCE = 1e-4
-"""Of float32 arithmetic; what is computed in half precision, or in another way, differs by more."""
+"""For float32 arithmetic; half precision or another formula differs by more."""
 _INVARIANT = (nn.LayerNorm, nn.RMSNorm)
 
 
 class CudaNorm(nn.Module):
-    """Stands in for a norm of the last dimension."""
+    """Replaces an RMS norm, or layer norm without bias, over the last dimension."""
 
     def __init__(self, factor: Tensor, eps: float, *, is_centred: bool) -> None:
         super().__init__()
@@ -153,19 +153,19 @@ class CudaNorm(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class ReplacedNorms:
-    """What `replace_norms` did."""
+    """Result of `replace_norms`."""
 
     replaced: int
     varying: frozenset[str]
-    """Classes of the norms that stay and may vary with the batch."""
+    """Classes of norms that were not replaced and may vary with the batch."""
 
 
 def replace_norms(model: nn.Module) -> ReplacedNorms:
     """Replace every norm that is found to compute x / sqrt(mean(x²) + eps) * factor.
 
     Candidates are modules of a class whose name ends in "Norm", with a one-dimensional weight and an eps. The factor
-    can be the weight or 1 + weight (Gemma), and x can be taken without its mean (Cohere): which of these it is, a trial
-    on random rows in float32 tells.
+    can be the weight or 1 + weight (Gemma), and x can be centred first (Cohere). A trial on random float32 rows
+    decides which formula the module computes.
     """
     replaced, varying = 0, set()
     for parent in list(model.modules()):
@@ -181,7 +181,7 @@ def replace_norms(model: nn.Module) -> ReplacedNorms:
 
 
 def _recognised(module: nn.Module) -> CudaNorm | None:
-    """What computes the same as the module, or None."""
+    """The equivalent CudaNorm, or None."""
     weight = module._parameters.get("weight")
     eps = next(
         (own for name in ("eps", "variance_epsilon") if isinstance(own := getattr(module, name, None), float)), None
@@ -189,13 +189,13 @@ def _recognised(module: nn.Module) -> CudaNorm | None:
     if weight is None or weight.dim() != 1 or eps is None or set(module._parameters) != {"weight"}:
         return None
     generator = torch.Generator().manual_seed(0)
-    # Off centre, and rows of very different sizes, so that the mean and eps show.
+    # Not centred, and rows of very different magnitudes, so that the mean and eps matter.
     rows = torch.randn(4, len(weight), generator=generator) + 0.5
     rows = (rows * torch.tensor([[1e-3], [0.1], [1.0], [30.0]])).to(weight.device)
     try:
         answer = copy.deepcopy(module).float()(rows)
     except (TypeError, ValueError, RuntimeError):
-        return None  # it takes something else
+        return None  # it takes other arguments
     own = weight.detach().float()
     for factor in (own, 1 + own):
         for is_centred in (False, True):
@@ -205,7 +205,7 @@ def _recognised(module: nn.Module) -> CudaNorm | None:
 
 
 def _norm(rows: Tensor, factor: Tensor, eps: float, *, is_centred: bool) -> Tensor:
-    """What CudaNorm is to compute, in float64."""
+    """Float64 reference of CudaNorm."""
     x = rows.double()
     if is_centred:
         x = x - x.mean(-1, keepdim=True)
@@ -219,14 +219,14 @@ def _is_near(answer: object, expected: Tensor) -> bool:
 
 
 def compile_layers(model: PreTrainedModel) -> int:
-    """Compile each decoder layer that is still transformers' own, when it is first called.
+    """Compile each of transformers' own decoder layers at its first call.
 
-    Layers of a kind share what is compiled, for any number of tokens, but one alone. The attention stays as it is, for
-    what it does depends on the step, and so do the experts, whose kernels are launched with options that torch's
-    compiler does not take. From now on transformers calls both in that form, in other models as well.
+    Layers of the same class share compiled code, for any number of tokens above one. The attention stays uncompiled
+    because it depends on the step, and the experts because torch's compiler lacks options of their kernels.
+    This registers the uncompiled versions of both with transformers, for other models as well.
 
     Returns:
-        How many layers there are of that kind.
+        How many of transformers' own layers there are.
 
     Raises:
         UnsupportedModelError: if the model's decoder layers cannot be found.

@@ -1,4 +1,4 @@
-"""Products of rows and weights on CUDA, and what the weights are stored as."""
+"""Matrix products on CUDA, and the types that weights are stored in."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -31,20 +31,20 @@ class GpuProduct(Protocol):
     """Multiplies rows with one weight [out, in]."""
 
     def __call__(self, rows: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """Rows [n, in] -> rows @ weight.T + bias + residual, [n, out] as the residual; rounded once."""
+        """Rows [n, in] -> rows @ weight.T + bias + residual, [n, out], in the residual's type; rounded once."""
         ...
 
 
 MakeProduct = Callable[[Tensor], GpuProduct]
-"""Takes a weight [out, in], which may be freed afterwards."""
+"""Takes a weight [out, in], which the caller may free afterwards."""
 
 
 GpuWeightKind = Literal["fp8", "int4"]
-"""fp8 has one scale for each output and one for each row; int4 a scale and a minimum for each output and group."""
+"""fp8 has one scale per output and one per row; int4 has a scale and a minimum per output and group."""
 
 
 class CublasProduct:
-    """A weight [out, in] as it is. A row's result depends on the number of rows: not for exact mode."""
+    """A weight [out, in] in its own type. A row's result depends on the number of rows, so it is not for exact mode."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
@@ -57,10 +57,10 @@ class CublasProduct:
 
 
 class TiledProduct(ABC):
-    """By our kernels, with a weight [out, in], or [experts, out, in]. A row's result depends on no other row."""
+    """A product by our kernels, with a weight [out, in] or [experts, out, in]. Rows do not depend on each other."""
 
     def __init__(self, *, one_shape: bool) -> None:
-        """With `one_shape` all numbers of rows go through the same tiles, where tile_shapes_agree is False."""
+        """With `one_shape`, the same tiles serve all numbers of rows; needed if `tile_shapes_agree` is False."""
         self._one_shape = one_shape
 
     def __call__(
@@ -70,7 +70,7 @@ class TiledProduct(ABC):
         residual: Tensor | None = None,
         experts: ExpertRows | None = None,
     ) -> Tensor:
-        """See GpuProduct; with `experts`, each row is multiplied with the weight of its own."""
+        """As in GpuProduct; with `experts`, each row is multiplied with its expert's weight."""
         return self._multiply(_plain(rows), _addends(bias, residual), experts)
 
     @abstractmethod
@@ -79,10 +79,10 @@ class TiledProduct(ABC):
 
 
 class TritonProduct(TiledProduct):
-    """A weight as it is. Rows have its type, or are float32."""
+    """A weight in its own type. Rows have the same type, or float32."""
 
     def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
-        """The weight is kept, not copied, if it is contiguous."""
+        """Keeps the weight without copying it if it is contiguous."""
         super().__init__(one_shape=one_shape)
         self._weight = weight.detach().contiguous()
 
@@ -93,9 +93,9 @@ class TritonProduct(TiledProduct):
 
 
 class Fp8Product(TiledProduct):
-    """A weight in e4m3 with a scale for each output; rows, of any floating type, are rounded to e4m3 too.
+    """A weight in e4m3 with a scale per output; rows of any floating type are also rounded to e4m3.
 
-    Both scales make the largest magnitude 448.
+    Both kinds of scales map the largest magnitude to 448.
     """
 
     def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
@@ -113,7 +113,7 @@ class Fp8Product(TiledProduct):
 
 
 class Int4Product(TiledProduct):
-    """A weight in int4; in a product it has the rows' type, float16 or bfloat16."""
+    """A weight in int4, converted in the product to the rows' type, float16 or bfloat16."""
 
     def __init__(self, weight: Tensor, *, one_shape: bool = False) -> None:
         super().__init__(one_shape=one_shape)
@@ -121,14 +121,14 @@ class Int4Product(TiledProduct):
 
     def _multiply(self, rows: Tensor, addends: Addends, experts: ExpertRows | None) -> Tensor:
         if rows.dtype not in (torch.float16, torch.bfloat16):
-            raise TypeError(f"weights in int4 are not multiplied with rows in {rows.dtype}")
+            raise TypeError(f"int4 weights need rows in float16 or bfloat16, not {rows.dtype}")
         shape = int4_shape_for(1, self.weight) if self._one_shape else None
         out = rows.new_empty(rows.shape[0], self.weight.outputs)
         return linear_int4(rows, self.weight, out, addends=addends, experts=experts, shape=shape)
 
 
 def make_tiled_product(weight: Tensor, kind: GpuWeightKind | None, *, one_shape: bool = False) -> TiledProduct:
-    """The product with a weight [out, in], or [experts, out, in], as a kind; dense if int4 has no whole groups."""
+    """The product with a weight [out, in] or [experts, out, in]; dense if int4 has no whole groups."""
     if kind == "fp8":
         return Fp8Product(weight, one_shape=one_shape)
     if kind == "int4" and group_size(weight.shape[-1]) is not None:
@@ -137,13 +137,13 @@ def make_tiled_product(weight: Tensor, kind: GpuWeightKind | None, *, one_shape:
 
 
 def make_product(weight: Tensor, kind: GpuWeightKind | None, *, exact: bool, one_shape: bool = False) -> GpuProduct:
-    """The product with a weight [out, in] as a kind; what stays dense is for cuBLAS unless results are to be exact."""
+    """The product with a weight [out, in]; uses cuBLAS for dense weights if results need not be exact."""
     product = make_tiled_product(weight, kind, one_shape=one_shape)
     return CublasProduct(weight.detach()) if isinstance(product, TritonProduct) and not exact else product
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight [..., out, in] in e4m3, and the scales [..., out] by which its outputs are to be multiplied, float32."""
+    """A weight [..., out, in] in e4m3, and the float32 scales [..., out] of its outputs."""
     *outer, inputs = weight.shape
     flat = weight.reshape(-1, inputs)
     numbers = torch.empty(flat.shape, dtype=FP8, device=weight.device)
@@ -157,13 +157,13 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tile_shapes_agree(device: torch.device, dtype: torch.dtype) -> bool:
-    """Do all shapes of tiles give the same results, bit for bit, on this GPU? See kernels/triton/tiles.py.
+    """Whether all tile shapes give bit-identical results on this GPU (see kernels/triton/tiles.py).
 
     Args:
-        device: of the products.
-        dtype: of the rows: float16, bfloat16, or float8_e4m3fn.
+        device: where the products run.
+        dtype: type of the rows: float16, bfloat16 or float8_e4m3fn.
     """
-    return all(_shapes_agree(device, dtype, inputs) for inputs in (1056, 1152))  # the second is whole steps
+    return all(_shapes_agree(device, dtype, inputs) for inputs in (1056, 1152))  # 1152 inputs are whole steps
 
 
 def _shapes_agree(device: torch.device, dtype: torch.dtype, inputs: int) -> bool:
@@ -184,7 +184,7 @@ def _shapes_agree(device: torch.device, dtype: torch.dtype, inputs: int) -> bool
 
 
 def _plain(rows: Tensor) -> Tensor:
-    """With contiguous rows, however far apart they are."""
+    """The rows, each contiguous, at any distance from each other."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
@@ -196,7 +196,7 @@ GROUPED_EXPERTS_NAME = "samewise_grouped"
 
 
 def register_grouped_experts() -> None:
-    """Make `grouped_experts` known to transformers under GROUPED_EXPERTS_NAME, if nothing is: see compile_layers."""
+    """Register `grouped_experts` with transformers, unless compile_layers registered an uncompiled version."""
     if GROUPED_EXPERTS_NAME not in ALL_EXPERTS_FUNCTIONS:
         ALL_EXPERTS_FUNCTIONS.register(GROUPED_EXPERTS_NAME, grouped_experts)
 
@@ -214,7 +214,7 @@ class GroupedExperts:
 def grouped_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Sum of the chosen experts' outputs, added in the order of each token's ranks.
 
-    A token's result depends on no other token: neither its products nor its sum know where the others stand.
+    A token's result depends on no other token: products and sums are independent of the other tokens' places.
 
     Args:
         module: the experts module, after `group_experts`.
@@ -241,41 +241,41 @@ def grouped_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_
 
 
 def group_experts(model: nn.Module, kind: GpuWeightKind | None, *, one_shape: bool = False) -> None:
-    """Prepare the experts of every layer that has them.
+    """Replace the expert weights of every layer that has experts.
 
     Raises:
-        ValueError: if the experts are laid out in a way that is not supported.
+        ValueError: if the layout of the experts is not supported.
     """
     for module, gate_up, down in take_expert_weights(model):
         module.grouped = GroupedExperts(gate_up, down, kind, one_shape=one_shape)
 
 
 _WIDE_GROUP = 128
-"""4.25 bits a weight. A minimum beside the scale costs 1/8 bit, and weights of a group are rarely centred: it saves
-more error than groups half as large with a scale alone, which cost the same."""
+"""4.25 bits per weight. A minimum in addition to the scale costs 1/8 bit, and weights of a group are rarely centred. It
+reduces the error more than groups of half the size without minimum, which cost the same."""
 _LEVELS = 15
 _FITS = 4
 _SLAB = 1 << 24
-"""Weights that are packed at once: 64 MiB of float32, and a few such beside it."""
+"""Weights packed at once: 64 MiB of float32, plus a few temporaries of the same size."""
 
 
 def group_size(inputs: int) -> int | None:
-    """Inputs of a group: 128, or else as on CPU; None if there are no whole groups."""
+    """Inputs per group: 128 if it divides the inputs, otherwise the CPU's size if that does, otherwise None."""
     return next((group for group in (_WIDE_GROUP, INT4_GROUP) if inputs % group == 0), None)
 
 
 def pack_int4(weight: Tensor) -> Int4Weight:
-    """Quantise a weight [out, in], or [experts, out, in], such that the squared error of each group is small.
+    """Quantise a weight [out, in] or [experts, out, in] so that each group's squared error is small.
 
-    Weights between whose smallest and largest all 16 levels lie evenly stay as they are.
+    Groups whose weights are 16 evenly spaced levels are kept exactly.
 
     Raises:
-        ValueError: if the inputs make no whole groups, or a weight is too large for float16.
+        ValueError: if the inputs are not a multiple of the group size, or a weight is too large for float16.
     """
     *experts, outputs, inputs = weight.shape
     group = group_size(inputs)
     if group is None:
-        raise ValueError(f"{inputs} inputs cannot be packed in int4: they are no multiple of {INT4_GROUP}")
+        raise ValueError(f"{inputs} inputs cannot be packed in int4: not a multiple of {INT4_GROUP}")
     groups = inputs // group
     shape = (*experts, groups, outputs)
     nibbles = torch.empty((*shape, group // 2), dtype=torch.uint8, device=weight.device)
@@ -294,16 +294,16 @@ def pack_int4(weight: Tensor) -> Int4Weight:
 
 
 def slabs(outputs: int, inputs: int) -> Iterator[slice]:
-    """Outputs to work on at once, so that little memory is needed beside the weights."""
+    """Slices of outputs to work on at once, which bound the temporary memory."""
     step = max(1, _SLAB // inputs)
     return (slice(start, min(start + step, outputs)) for start in range(0, outputs, step))
 
 
 def _fit(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers of groups [..., group], and scale and minimum [..., 2] in float16.
+    """Quantise groups [..., group]; also returns their scale and minimum [..., 2] in float16.
 
-    First a line between the smallest and the largest weight, then a few times the line that fits the last integers best
-    by least squares; the one with the smallest squared error is taken.
+    The first line goes through the smallest and the largest weight. A few more are least-squares fits to the last
+    integers. The line with the smallest squared error is used.
     """
     low, high = weights.aminmax(dim=-1, keepdim=True)
     line = torch.cat([(high - low) / _LEVELS, low], dim=-1).half()

@@ -1,4 +1,4 @@
-"""A decoder layer of the common family as plain data, for one native operator to run."""
+"""The weights and settings of a common decoder layer as plain data, for one native operator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,20 +28,20 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The factors of a layer's RMS norms: x becomes x / sqrt(mean(x²) + eps) * factor. None where there is no norm."""
+    """Factors of a layer's RMS norms: x becomes x / sqrt(mean(x²) + eps) * factor. None where the layer has no norm."""
 
     eps: float
-    attention: Tensor | None  # [hidden], on the attention's input
-    attention_post: Tensor | None  # [hidden], on the attention's output
-    mlp: Tensor | None  # [hidden], on the MLP's input
-    mlp_post: Tensor | None  # [hidden], on the MLP's output
+    attention: Tensor | None  # [hidden], before the attention
+    attention_post: Tensor | None  # [hidden], after the attention
+    mlp: Tensor | None  # [hidden], before the MLP
+    mlp_post: Tensor | None  # [hidden], after the MLP
     query: Tensor | None  # [head_dim], on each head before the rotation
-    key: Tensor | None  # [head_dim], likewise
+    key: Tensor | None  # [head_dim], on each head before the rotation
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture of experts, each a gated MLP: the sum of what the `top_k` with the highest scores make of a row."""
+class ExpertsForm:
+    """A mixture of experts, each a gated MLP: the weighted sum of the `top_k` experts with the highest scores."""
 
     gate_up: Tensor  # [experts, 2 * intermediate, hidden], gate first
     down: Tensor  # [experts, hidden, intermediate]
@@ -49,31 +49,32 @@ class Experts:
     top_k: int
     activation: Activation
     scoring: Scoring
-    """Scores are the softmax over all experts, or each one's sigmoid. They are the weights of the sum, ..."""
+    """How scores are computed from the router's logits: softmax over all experts, or each expert's sigmoid. The scores
+    of the chosen experts are their weights in the sum."""
     normalised: bool
-    """... divided by their own sum, where True, ..."""
+    """Whether the chosen experts' weights are divided by their sum."""
     scale: float
-    """... and multiplied with this."""
-    choice_bias: Tensor | None  # [experts], added to the scores for the choice only
-    mlp_gate: Tensor | None  # [hidden]: the sigmoid of its product with a row is a factor on what the layer's MLP adds
+    """Factor on all weights, after normalisation."""
+    choice_bias: Tensor | None  # [experts], added to the scores only to choose experts
+    mlp_gate: Tensor | None  # [hidden]: the sigmoid of its product with a row scales the MLP's output
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderForm:
-    """A decoder layer: norm, attention with rotary positions, norm, gated MLP, each of the two with its residual.
-
-    With experts, their sum is added to what the MLP makes of the same rows. Where there is no MLP beside them, gate, up
-    and down are of width 0.
+    """A decoder layer: norm, attention with rotary positions, norm, gated MLP; attention and MLP each have a residual.
 
         x = x + residual_scale * post_norm(attention(norm(x)))
         x = x + residual_scale * post_norm(down(activation(gate(norm(x))) * up(norm(x))))
 
-    The tensors share their memory with the module that was read, but for what was merged or added to.
+    With experts, their sum is added to the MLP's output. A layer with experts but no MLP has gate, up and down of
+    width 0.
+
+    The tensors share memory with the module they were read from, except merged or modified ones.
     """
 
     heads: int
     kv_heads: int
-    qkv: Linear  # outputs: heads of queries, of keys, of values
+    qkv: Linear  # outputs: query heads, key heads, value heads
     attention_output: Linear
     gate: Linear
     up: Linear
@@ -82,12 +83,12 @@ class DecoderForm:
     activation: Activation
     attention: AttentionOptions
     uses_rotary: bool
-    """Queries and keys are rotated by their position, in the leading dimensions that cos and sin cover.
+    """Whether queries and keys are rotated by position, in the leading dimensions that cos and sin cover.
 
-    Where False, the model may pass None for cos and sin.
+    If False, the model may pass None for cos and sin.
     """
     residual_scale: float
-    experts: Experts | None = None
+    experts: ExpertsForm | None = None
 
     @property
     def hidden(self) -> int:
@@ -96,7 +97,7 @@ class DecoderForm:
 
     @property
     def gate_up(self) -> Linear:
-        """Both in one, gate first; a copy."""
+        """Gate and up in one linear layer, gate first; a copy."""
         biases = [linear.bias for linear in (self.gate, self.up) if linear.bias is not None]
         return Linear(torch.cat([self.gate.weight, self.up.weight]), torch.cat(biases) if biases else None)
 
@@ -115,11 +116,11 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
     """Read a decoder layer.
 
     Args:
-        layer: as transformers loads it, in evaluation mode, its weights and activations not yet replaced.
+        layer: as transformers loads it, in evaluation mode, before its weights and activations are replaced.
 
     Returns:
-        What the layer computes, or None if it is not exactly a layer of the common family: of a class that is not in
-        the table, in training mode, not causal, with linears, experts or an activation of another kind.
+        The layer's form, or None if it is not exactly a layer of the common family. It may have another class, be in
+        training mode, not be causal, or have other kinds of linears, experts or activations.
     """
     family = LAYER_FAMILIES.get(f"{type(layer).__module__}.{type(layer).__qualname__}")
     if family is None or layer.training or not _attends_plainly(layer, family):
@@ -131,31 +132,31 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
         family = _beside_experts(layer, family, mixture)
     activation = activation_of(layer.get_submodule(family.activation))
     linears = [*family.qkv, family.attention_output, *family.gate_up, *filter(None, [family.down])]
-    # Quantised checkpoints come with linears of other classes.
+    # Quantised checkpoints have other linear classes.
     if activation is None or any(type(layer.get_submodule(name)) is not nn.Linear for name in linears):
         return None
     return _read(layer, family, activation, experts)
 
 
 def activation_of(module: nn.Module) -> Activation | None:
-    """What an activation computes, if the native operators and the kernels have it."""
+    """The activation that a module computes, if native operators and kernels support it."""
     return _NAMES.get(EXACT.get(type(module)))
 
 
 def replace_recognised(
     model: nn.Module, make: Callable[[int, DecoderForm], nn.Module], *, with_experts: bool = False
 ) -> int:
-    """Put what `make` makes of its index and form in place of every decoder layer that is recognised.
+    """Replace every recognised decoder layer by the module that `make` returns for its index and form.
 
-    Nothing keeps a layer that was replaced: there may be no memory for all weights twice.
+    Replaced layers are freed at once: memory may not hold all weights twice.
 
     Args:
         model: changed in place.
-        make: gives the new layer.
-        with_experts: layers with experts are replaced, too.
+        make: returns the new layer.
+        with_experts: whether layers with experts are replaced as well.
 
     Returns:
-        How many were.
+        How many layers were replaced.
     """
     replaced = 0
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
@@ -180,15 +181,15 @@ def _has_submodule(layer: nn.Module, name: str) -> bool:
 
 
 def _beside_experts(layer: nn.Module, family: LayerFamily, mixture: Mixture) -> LayerFamily:
-    """The family of a layer with experts: its MLP is the one beside them, if there is one."""
+    """The family of a layer with experts: its MLP is the one next to the experts, if there is one."""
     has_mlp = mixture.gate_up != () and _has_submodule(layer, mixture.down)
     if not has_mlp:
         return replace(family, gate_up=(), down="", activation=f"{mixture.experts}.act_fn")
     return replace(family, gate_up=mixture.gate_up, down=mixture.down, activation=mixture.activation)
 
 
-def _read_experts(layer: nn.Module, mixture: Mixture) -> Experts | None:
-    """None if they are not exactly what the family's experts are."""
+def _read_experts(layer: nn.Module, mixture: Mixture) -> ExpertsForm | None:
+    """None if the experts are not exactly as the family describes them."""
     experts: Any = layer.get_submodule(mixture.experts)
     router: Any = layer.get_submodule(mixture.router)
     activation = activation_of(experts.act_fn)
@@ -201,7 +202,7 @@ def _read_experts(layer: nn.Module, mixture: Mixture) -> Experts | None:
     if not 1 <= router.top_k <= len(router.weight) == len(experts.gate_up_proj):
         return None
     bias = mixture.choice_bias(router)
-    return Experts(
+    return ExpertsForm(
         gate_up=experts.gate_up_proj.detach(),
         down=experts.down_proj.detach(),
         router=router.weight.detach(),
@@ -215,8 +216,8 @@ def _read_experts(layer: nn.Module, mixture: Mixture) -> Experts | None:
     )
 
 
-def _read(layer: Any, family: LayerFamily, activation: Activation, experts: Experts | None) -> DecoderForm:
-    """The form of a layer that is known to be of the family."""
+def _read(layer: Any, family: LayerFamily, activation: Activation, experts: ExpertsForm | None) -> DecoderForm:
+    """The form of a layer whose family is known."""
     attention = layer.self_attn
     gate, up, down = _mlp(layer, family)
     return DecoderForm(
@@ -237,7 +238,7 @@ def _read(layer: Any, family: LayerFamily, activation: Activation, experts: Expe
 
 
 def _mlp(layer: Any, family: LayerFamily) -> tuple[Linear, Linear, Linear]:
-    """Gate, up and down; of width 0 if the family names none."""
+    """Gate, up and down; of width 0 if the family has no MLP here."""
     if not family.gate_up:
         hidden = layer.get_submodule(family.attention_output).weight.shape[0]
         nothing = Linear(torch.empty(0, hidden), None)
@@ -252,7 +253,8 @@ def _norms(layer: Any, family: LayerFamily) -> Norms:
         if isinstance(norm, nn.Identity):
             return None
         weight: Tensor = norm.weight.detach()
-        return 1 + weight.float() if family.norm_adds_one else weight  # as the norm does: bfloat16 has 8 bits
+        # In float32, as the norm computes it: bfloat16 would round 1 + weight to 8 bits.
+        return 1 + weight.float() if family.norm_adds_one else weight
 
     names = family.norms
     return Norms(
@@ -271,7 +273,7 @@ def _linear(module: Any) -> Linear:
 
 
 def _merge(modules: list[Any]) -> Linear:
-    """All outputs, one module's after the other's."""
+    """One linear layer with the outputs of all modules, in order."""
     linears = [_linear(module) for module in modules]
     if len(linears) == 1:
         return linears[0]
@@ -280,7 +282,7 @@ def _merge(modules: list[Any]) -> Linear:
 
 
 def _gate_and_up(modules: list[Any]) -> tuple[Linear, Linear]:
-    """Gate and up, which may be the halves of one module."""
+    """Gate and up, which may be two halves of one module."""
     linears = [_linear(module) for module in modules]
     if len(linears) == 1:
         weights = linears[0].weight.chunk(2)

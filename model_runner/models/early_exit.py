@@ -1,4 +1,4 @@
-"""The model's head on hidden states from between its layers, through a copy of the model that shares its weights."""
+"""Early exit: the model's head applied to hidden states between layers, by a copy that shares the weights."""
 
 import copy
 import logging
@@ -15,11 +15,11 @@ from model_runner.models.refusal import UnsupportedModelError
 
 Module = TypeVar("Module", bound=nn.Module)
 _DICTS = dict, OrderedDict
-"""What a module keeps its parameters, buffers, children and hooks in."""
+"""Attributes in which a module keeps its parameters, buffers, children and hooks."""
 
 
 def with_layers(model: PreTrainedModel, change: Callable[[nn.ModuleList], nn.ModuleList]) -> PreTrainedModel:
-    """The model with other decoder layers in place of its own. Embedding, norm and head are shared with it.
+    """A copy of the model with other decoder layers. It shares embedding, norm and head.
 
     Raises UnsupportedModelError if the model's decoder layers cannot be found.
     """
@@ -44,7 +44,7 @@ def _decoder_with_layers(decoder: nn.Module, change: Callable[[nn.ModuleList], n
 
 
 def twin(model: Module) -> Module:
-    """The model again, in modules that can be hooked and bound to a cache by themselves. Weights are shared."""
+    """A copy of the model whose modules can be hooked and bound to another cache. Weights are shared."""
     twins = {module: copy.copy(module) for module in model.modules()}
     for module, copied in twins.items():
         vars(copied).update(
@@ -55,7 +55,7 @@ def twin(model: Module) -> Module:
 
 
 def shallow_copy(module: Module) -> Module:
-    """A module that has the same parameters, buffers and children, which can be replaced without changing the other."""
+    """A copy of a module with the same parameters, buffers and children, which can be replaced independently."""
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
     return copied
@@ -65,25 +65,25 @@ logger = logging.getLogger("samewise.runner")
 
 
 class EarlyExit(Protocol):
-    """What a model would say if its last layers were left out."""
+    """The model's prediction without its last layers."""
 
     num_layers: int
-    """Of the whole model."""
+    """Number of layers of the whole model."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [n, vocab] after hidden states [n, hidden] that enter a layer, or leave the last one."""
+        """Float32 logits [n, vocab] for hidden states [n, hidden] that enter a layer, or leave the last one."""
         ...
 
 
 class HFEarlyExit:
-    """Implements EarlyExit for any model of transformers.
+    """Implements EarlyExit for any transformers model.
 
-    The model runs with one layer, which returns the given hidden states whatever it gets: so final norm, head and what
-    a family does after it (soft caps, scaled logits) are its own, in the form in which they were loaded.
+    The model runs with a single layer that returns the given hidden states. So final norm, head and later steps of the
+    family (soft caps, scaled logits) are the model's own, as they were loaded.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises UnsupportedModelError if the model does not take this."""
+        """Raises UnsupportedModelError if the model does not support this."""
         config: Any = model.config.get_text_config()
         self.num_layers: int = config.num_hidden_layers
         self._hidden = torch.empty(0)
@@ -94,7 +94,7 @@ class HFEarlyExit:
             self(torch.zeros(1, config.hidden_size, dtype=norm.dtype, device=self._device))
         except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError) as error:
             family = model.config.model_type
-            raise UnsupportedModelError(f"{family} cannot end before its last layer: {error}") from error
+            raise UnsupportedModelError(f"{family} does not support early exits: {error}") from error
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class HFEarlyExit:
         return logits
 
     def _stand_in(self, layer: nn.Module) -> nn.Module:
-        """It has all that the decoder may want to know of a layer."""
+        """A layer that has every attribute that the decoder may read."""
         stand_in = shallow_copy(layer)
         stand_in.forward = self._insert
         return stand_in
@@ -118,9 +118,9 @@ class HFEarlyExit:
 
 
 def find_early_exit(model: PreTrainedModel) -> EarlyExit | None:
-    """None, with a line in the log, if the model's family does not take this."""
+    """None, with a log line, if the model's family does not support this."""
     try:
         return HFEarlyExit(model)
     except UnsupportedModelError as error:
-        logger.info("no DoLa    %s", error)
+        logger.info("DoLa is not available: %s", error)
         return None

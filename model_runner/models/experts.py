@@ -1,4 +1,4 @@
-"""Mixture of experts on packed weights: each expert multiplies the tokens routed to it."""
+"""Mixture of experts with packed weights: each expert multiplies the tokens routed to it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ EXPERTS_NAME = "samewise"
 
 
 class ExpertsSum(Protocol):
-    """What the experts of one layer make of tokens. A token's result does not depend on the others."""
+    """The weighted sum of one layer's experts. A token's result does not depend on other tokens."""
 
     def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Hidden [tokens, hidden], chosen and weights [tokens, k] -> [tokens, hidden], added in the order of ranks."""
@@ -21,16 +21,16 @@ class ExpertsSum(Protocol):
 
 
 MakeExperts = Callable[[nn.Module, Tensor, Tensor], ExpertsSum | None]
-"""Takes a module with experts, and their gate_up and down; None if it cannot compute what the module does."""
+"""Takes a module with experts, and its gate_up and down; returns None if it does not support the module."""
 
 
 def register_experts() -> None:
-    """Make `packed_experts` known to transformers under EXPERTS_NAME."""
+    """Register `packed_experts` with transformers as EXPERTS_NAME."""
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, packed_experts)
 
 
 class PackedExperts:
-    """The packed weights of all experts of one layer, whose module knows how a gate is applied."""
+    """Packed weights of all experts of one layer; its module applies the gate."""
 
     def __init__(self, module: Any, gate_up: Tensor, down: Tensor, pack: Packer) -> None:
         """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
@@ -71,11 +71,11 @@ def pack_experts(model: nn.Module, pack: Packer, make: MakeExperts | None = None
 
     Args:
         model: changed in place.
-        pack: packs single weights, for experts that `make` does not make.
-        make: makes all experts of a layer at once.
+        pack: packs single weights, for experts that `make` does not support.
+        make: packs all experts of a layer at once.
 
     Raises:
-        ValueError: as `take_expert_weights`.
+        ValueError: if the layout of the experts is not supported.
     """
     for module, gate_up, down in take_expert_weights(model):
         at_once = None if make is None else make(module, gate_up, down)
@@ -83,24 +83,24 @@ def pack_experts(model: nn.Module, pack: Packer, make: MakeExperts | None = None
 
 
 def has_usual_layout(module: Any) -> bool:
-    """Whether a module keeps its experts' weights as gate_up [experts, 2 * intermediate, hidden], gate first, and down.
+    """Whether the module stores gate_up [experts, 2 * intermediate, hidden], gate first, and down.
 
-    These are [experts, hidden, intermediate], without biases, and the gate is applied by activation and product.
+    Down is [experts, hidden, intermediate]. There are no biases, and the gate is applied by activation and product.
     """
     weights = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")]
     return None not in weights and _is_supported(module) and has_usual_gate(module)
 
 
 def has_usual_gate(module: Any) -> bool:
-    """Whether gate and up become activation(gate) * up."""
+    """Whether the module computes activation(gate) * up."""
     return type(module)._apply_gate is _default_apply_gate
 
 
 def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, Tensor, Tensor]]:
-    """Each module with the weights of experts, and its gate_up and down, which are taken away from it.
+    """Yield each module with experts, its gate_up and its down; the weights are removed from the module.
 
     Raises:
-        ValueError: if the experts are laid out in a way that is not supported.
+        ValueError: if the layout of the experts is not supported.
     """
     for name, module in model.named_modules():
         gate_up, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
@@ -113,6 +113,6 @@ def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, Tensor, Tensor]
 
 
 def _is_supported(module: Any) -> bool:
-    # The last of these came with transformers 5.18 or later.
+    # The last one needs transformers 5.18 or later.
     unusual = module.is_transposed or module.has_bias or getattr(module, "has_post_expert_norm", False)
     return not unusual and module.is_concatenated and module.has_gate

@@ -1,12 +1,12 @@
-"""The families of models that are known: how their decoder layers are read, and what stands around these.
+"""Known model families: how their decoder layers, and the parts around these, are read.
 
-A layer is in the table if all it computes is: RMSNorm, attention with rotary positions (each pair of rotated dimensions
-half of them apart) and grouped heads, RMSNorm, gated MLP or experts, with the variations that `LayerFamily` and
-`Mixture` name. Families with other norms, interleaved rotary positions, norms over all heads at once, gates on the
-attention, attention sinks or queries scaled by position are not.
+A layer can be in the table if it computes only this: RMSNorm, attention with rotary positions and grouped heads,
+RMSNorm, gated MLP or experts. `LayerFamily` and `Mixture` name possible variations. The two dimensions of a rotated
+pair must be half the rotated width apart. Not supported are other norms, interleaved rotary positions, norms over all
+heads at once, gated attention, attention sinks, and queries scaled by position.
 
-A model is in the table if the rest is: an embedding, the layers one after the other, an RMS norm and a linear head,
-with the factors that `ModelFamily` names, and cos and sin of the rotary positions for the layers.
+A model can be in the table if the rest is only this: an embedding, rotary cos and sin, the layers in order, an RMS norm
+and a linear head. `ModelFamily` names possible factors.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """Where a layer keeps its RMS norms; None where it has none. The defaults are Llama's."""
+    """Paths of a layer's RMS norms; None where it has none. The defaults are Llama's."""
 
     attention: str | None = "input_layernorm"
-    """On the attention's input."""
+    """Before the attention."""
     attention_post: str | None = None
-    """On the attention's output, before it is added to the residual."""
+    """After the attention, before the residual is added."""
     mlp: str | None = "post_attention_layernorm"
-    """On the MLP's input."""
+    """Before the MLP."""
     mlp_post: str | None = None
-    """On the MLP's output, before it is added to the residual."""
+    """After the MLP, before the residual is added."""
     query: str | None = None
     """On each head of the queries, before the rotation."""
     key: str | None = None
@@ -37,37 +37,38 @@ class NormNames:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How the experts of a layer are read. Names are paths below the layer, functions take the router."""
+    """How the experts of a layer are read. Names are paths below the layer; functions take the router."""
 
     experts: str = "mlp.experts"
     router: str = "mlp.gate"
     scoring: Literal["softmax", "sigmoid"] = "softmax"
-    """See Experts. The softmax of the chosen experts' scores alone is that of all, normalised."""
+    """How scores are computed (`ExpertsForm.scoring`). Softmax over the chosen experts alone equals softmax over all,
+    normalised."""
     normalised: Callable[[Any], bool] = lambda router: True
     scale: Callable[[Any], float] = lambda router: 1.0
     choice_bias: Callable[[Any], Tensor | None] = lambda router: None
     is_plain: Callable[[Any], bool] = lambda router: True
-    """False for routers of the same class that choose in another way."""
+    """False for routers of the same class that choose experts in another way."""
     gate_up: tuple[str, ...] = ()
-    """Of the MLP beside the experts; layers may do without."""
+    """Gate and up of the MLP next to the experts; layers may have none."""
     down: str = ""
     activation: str = ""
     mlp_gate: str | None = None
-    """Has the factor on that MLP."""
+    """Path of the linear layer that gates that MLP."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFamily:
-    """How the layers of a family are read. Names are paths below the layer, functions take it; defaults are Llama's."""
+    """How a family's layers are read. Names are paths below the layer; functions take it; defaults are Llama's."""
 
     norms: NormNames = NormNames()
     norm_adds_one: bool = False
-    """The factor of a norm is 1 + its weight."""
+    """Whether the factor of a norm is 1 + its weight."""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """Queries, keys and values, or all in one."""
+    """Queries, keys and values, or one module with all three."""
     attention_output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """Gate and up, or both in one."""
+    """Gate and up, or one module with both."""
     down: str = "mlp.down_proj"
     activation: str = "mlp.act_fn"
     window: Callable[[Any], int | None] = lambda layer: None
@@ -75,9 +76,9 @@ class LayerFamily:
     uses_rotary: Callable[[Any], bool] = lambda layer: True
     residual_scale: Callable[[Any], float] = lambda layer: 1.0
     attends: Callable[[Any], bool] = lambda layer: True
-    """False for layers of the same class that have something else in place of the attention."""
+    """False for layers of the same class without standard attention."""
     mixture: Mixture | None = None
-    """How the experts are read in layers that have some."""
+    """How experts are read, for layers that have them."""
 
 
 _layer_window = attrgetter("self_attn.sliding_window")
@@ -129,7 +130,7 @@ _DEEPSEEK3_MIXTURE = Mixture(
     normalised=_normalises,
     scale=attrgetter("routed_scaling_factor"),
     choice_bias=attrgetter("e_score_correction_bias"),
-    is_plain=lambda router: router.num_group == 1,  # of several groups of experts some are left out
+    is_plain=lambda router: router.num_group == 1,  # with several groups, some are left out of the choice
     gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     down="mlp.shared_experts.down_proj",
     activation="mlp.shared_experts.act_fn",
@@ -147,7 +148,7 @@ _GRANITE_HYBRID_LAYER = LayerFamily(
 _EXAONE4_LAYER = LayerFamily(
     norms=_HEAD_AND_POST_NORMS,
     window=lambda layer: layer.self_attn.sliding_window if layer.self_attn.is_sliding else None,
-    # Of a model with windows, the layers that see everything have no positions.
+    # In models with sliding windows, full-attention layers have no positions.
     uses_rotary=lambda layer: layer.self_attn.sliding_window is None or layer.self_attn.is_sliding,
 )
 
@@ -162,22 +163,22 @@ def _one(model: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """How the models of a family are read. Functions take the model; defaults are Llama's."""
+    """How a family's models are read. Functions take the model; defaults are Llama's."""
 
     decoder: str = "model"
-    """Path of what has the embedding, the layers, the norm and the rotary positions."""
+    """Path of the module with embedding, layers, norm and rotary positions."""
     embedding_scale: Callable[[Any], float] = _one
-    """What the rows of the embedding are multiplied by."""
+    """Factor on the rows of the embedding."""
     norm_adds_one: bool = False
-    """The factor of the last norm is 1 + its weight."""
+    """Whether the factor of the last norm is 1 + its weight."""
     rotary_by_kind: bool = False
-    """Layers of each kind have rotary positions of their own."""
+    """Whether each kind of layer has its own rotary positions."""
     logits_scale: Callable[[Any], float] = _one
-    """What the model multiplies the logits by."""
+    """Factor on the logits."""
     logits_softcap: Callable[[Any], float | None] = lambda model: None
     """Logits x become softcap * tanh(x / softcap)."""
     is_plain: Callable[[Any], bool] = lambda model: True
-    """False for models of the same class that do something else with tokens."""
+    """False for models of the same class that process tokens in another way."""
 
 
 def _scale_of_embedding(model: Any) -> float:
@@ -202,7 +203,7 @@ _GRANITE_MODEL = ModelFamily(
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A family of transformers, by its folder and the beginning of its classes' names."""
+    """A transformers family, by its folder and the prefix of its class names."""
 
     folder: str
     prefix: str
@@ -225,7 +226,7 @@ _KNOWN = (
         LayerFamily(norms=_SANDWICH_NORMS, norm_adds_one=True, window=_layer_window, softcap=_softcap),
         _CAPPED_GEMMA_MODEL,
     ),
-    # The soft cap in its configuration is not used by its attention.
+    # Its attention ignores the soft cap in the configuration.
     _Known(
         "gemma3", "Gemma3", LayerFamily(norms=_HEAD_AND_SANDWICH_NORMS, norm_adds_one=True, window=_layer_window),
         replace(_CAPPED_GEMMA_MODEL, rotary_by_kind=True),
@@ -256,7 +257,7 @@ _KNOWN = (
     _Known("qwen2", "Qwen2", LayerFamily(window=_layer_window)),
     _Known(
         "qwen2_moe", "Qwen2Moe",
-        # Layers that see everything have no such attribute.
+        # Full-attention layers have no such attribute.
         LayerFamily(window=lambda layer: getattr(layer.self_attn, "sliding_window", None), mixture=_QWEN2_MIXTURE),
     ),
     _Known("qwen3", "Qwen3", LayerFamily(norms=_HEAD_NORMS, window=_layer_window)),
@@ -278,10 +279,10 @@ _KNOWN = (
 _GEMMA3 = next(known for known in _KNOWN if known.folder == "gemma3")
 
 LAYER_FAMILIES = {known.name("DecoderLayer"): known.layer for known in _KNOWN}
-"""From the full name of a layer's class to how it is read. Names, because importing every family takes seconds."""
+"""How to read a layer, by the full name of its class. Names, because importing every family takes seconds."""
 MODEL_FAMILIES = {
     **{known.name("ForCausalLM"): known.model for known in _KNOWN},
-    # Has no soft cap, whatever its configuration says.
+    # Its logits have no soft cap, whatever the configuration says.
     _GEMMA3.name("ForConditionalGeneration"): replace(
         _GEMMA_MODEL,
         decoder="model.language_model",
@@ -289,4 +290,4 @@ MODEL_FAMILIES = {
         is_plain=lambda model: model.config.image_token_id < _text_config(model).vocab_size,
     ),
 }
-"""From the full name of a model's class to how it is read."""
+"""How to read a model, by the full name of its class."""

@@ -1,4 +1,4 @@
-"""Hidden states of the target, taken from its forward pass: for draft heads, and for scores that mix layers."""
+"""Hidden states captured from the target's forward pass, for draft heads and for scores that mix layers."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -9,24 +9,24 @@ from transformers import PreTrainedModel
 from model_runner.models.refusal import UnsupportedModelError, describe_model
 
 LAST = "last"
-"""What the target's head multiplies: the last layer's output after the final norm."""
+"""The input of the target's head: the last layer's output after the final norm."""
 
 Feature = str
-"""LAST, or what `entering` names."""
+"""LAST, or a name from `layer_input`."""
 
 
-def entering(layer: int) -> Feature:
-    """The hidden states that enter a decoder layer: transformers' `hidden_states[layer]` below the last one."""
+def layer_input(layer: int) -> Feature:
+    """Name of the hidden states that enter a decoder layer: transformers' `hidden_states[layer]`, except the last."""
     return f"layers.{layer}"
 
 
 def layer_of(feature: Feature) -> int:
-    """The layer that a feature of `entering` enters."""
+    """The layer of a feature from `layer_input`."""
     return int(feature.removeprefix("layers."))
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Those of the model that generates. Raises UnsupportedModelError if they cannot be found."""
+    """The decoder layers of the generating model. Raises UnsupportedModelError if they cannot be found."""
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
     text: Any = model.config.get_text_config()
     for module in decoder.modules():
@@ -36,19 +36,19 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def require_layers(needs: Collection[Feature], num_layers: int) -> None:
-    """Raises UnsupportedModelError if a feature enters a layer that a model of so many has not."""
+    """Raises UnsupportedModelError if a feature needs a layer that a model of `num_layers` does not have."""
     for need in set(needs) - {LAST}:
         if not 0 <= layer_of(need) < num_layers:
             raise UnsupportedModelError(
-                f"the heads take what enters layer {layer_of(need)}; the model has {num_layers} layers"
+                f"the heads need the input of layer {layer_of(need)}, but the model has only {num_layers} layers"
             )
 
 
 class FeatureTap:
-    """Keeps the wanted hidden states of each forward pass of a model until they are taken.
+    """Keeps the required hidden states of a model's forward pass until they are taken.
 
-    Works with transformers' decoder layers and with those that stand in for them. A model that nothing is wanted from
-    is left as it was.
+    Works with transformers' decoder layers and with their replacements. A model that nothing is required from is not
+    modified.
     """
 
     def __init__(self, model: PreTrainedModel, needs: Collection[Feature]) -> None:
@@ -65,12 +65,12 @@ class FeatureTap:
         ]
 
     def take(self) -> dict[Feature, Tensor]:
-        """Each wanted feature of the last forward pass, [T, hidden] in the type that the model computes in."""
+        """Each required feature of the last forward pass, [T, hidden] in the type that the model computes in."""
         taken, self._taken = self._taken, {}
         return taken
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 

@@ -1,7 +1,7 @@
-"""Our attention inside transformers' models, through the interface that transformers offers for it.
+"""Paged attention for transformers' models, through transformers' attention interface.
 
 The step's backend and metadata travel as one keyword argument from the model's call through every layer to the
-attention function, so there is no global state and the model code stays as it is.
+attention function. So there is no global state, and the model code needs no change.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from model_runner.attention.backend import AttentionBackend, AttentionOptions
 ATTENTION_NAME = "samewise"
 
 _HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attentions", "output_router_logits"})
-"""Keyword arguments that models pass along and that change nothing here."""
+"""Keyword arguments that models pass along and that have no effect here."""
 
 
 class StepAttention:
-    """A backend together with its metadata for one step."""
+    """An attention backend and its metadata for one step."""
 
     def __init__(self, backend: AttentionBackend[Any], metadata: Any) -> None:
         self.backend = backend
@@ -30,9 +30,9 @@ class StepAttention:
 
 
 def register_attention() -> None:
-    """Make `paged_attention` known to transformers under ATTENTION_NAME, if nothing is: see compile_layers.
+    """Register `paged_attention` with transformers, unless compile_layers registered an uncompiled version.
 
-    No mask function is registered for that name, so that transformers builds no mask.
+    Without a mask function for that name, transformers builds no mask.
     """
     if ATTENTION_NAME not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(ATTENTION_NAME, paged_attention)
@@ -52,32 +52,32 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     dropout: float = 0.0,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """What a transformers attention module calls.
+    """The attention function that a transformers attention module calls.
 
     Args:
-        module: the calling module; its `layer_idx` names the layer.
+        module: the calling module; its `layer_idx` is the layer.
         query: [1, heads, tokens, dim].
         key: [1, kv_heads, tokens, dim].
         value: [1, kv_heads, tokens, value_dim].
-        attention_mask: always None, see `register_attention`.
-        scaling: factor on the scores; 1 / sqrt(dim) when None.
-        sliding_window: positions that a query sees, itself included; None for all.
+        attention_mask: always None, because no mask function is registered.
+        scaling: factor on the scores; None: 1 / sqrt(dim).
+        sliding_window: positions that a query sees, including its own; None: all.
         softcap: soft cap of the scores.
         attention: the step's attention.
-        dropout: 0, for the model is in evaluation mode.
+        dropout: 0, because the model is in evaluation mode.
         extra: other arguments of the model's family.
 
     Returns:
         The output [1, tokens, heads, value_dim], and no attention weights.
 
     Raises:
-        ValueError: if the model asks for a kind of attention that is not implemented.
+        ValueError: if the model uses a kind of attention that is not supported.
     """
     unknown = sorted(name for name, argument in extra.items() if argument is not None and name not in _HARMLESS)
     if unknown or attention_mask is not None or dropout:
-        raise ValueError(f"the model's attention asks for {', '.join(unknown) or 'a mask or dropout'}: not supported")
+        raise ValueError(f"the model's attention needs {', '.join(unknown) or 'a mask or dropout'}: not supported")
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        raise ValueError("the model's attention is not causal: it cannot generate token by token")
+        raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     options = AttentionOptions(scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap)
     output = attention(
         module.layer_idx,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""From a folder to a model that is ready to run: configuration, sizes, weights, and a head that classifies."""
+"""Loads a model from a folder: configuration, sizes, weights, classification head."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,15 +20,16 @@ from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
 from model_runner.kernels.library import INT4_BITS, INT4_GROUP, ROTATED_BLOCK, WeightKind
 from model_runner.kv_cache import KVShape
+from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-from model_runner.models.refusal import UnsupportedModelError, describe_model, few, refused
+from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, refused
 
 FloatArray = npt.NDArray[np.float64]
 
 CLASSIFIES = "ForSequenceClassification"
-"""How classes of such models are named."""
+"""Suffix of the class names of classification models."""
 HEAD_NAMES = ("score.weight", "score.bias")
-"""As transformers calls them for decoder-only models."""
+"""Names of the classification head's weights in transformers' decoder-only models."""
 
 
 _POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -36,28 +37,28 @@ _POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes that decide what fits in memory."""
+    """Sizes that decide how much memory the model needs."""
 
     kv: tuple[KVShape, ...]
-    """One for each layer."""
+    """Shape of the KV of each layer."""
     num_parameters: int
     """Distinct weights; a head shared with the embedding counts once."""
     num_shared: int
-    """Parameters of the head, if it is shared with the embedding."""
+    """Parameters of the head if it is shared with the embedding, otherwise 0."""
     num_multiplied: int
-    """Weights of linears, experts and the head, a shared one included: what every token is multiplied with."""
+    """Weights that every token is multiplied with: linears, experts and the head, even if it is shared."""
     num_rotated: int
-    """The same when inputs are padded to be rotated."""
+    """`num_multiplied` with inputs padded for the rotation."""
     num_inner: int
-    """Those of them that are not the head's."""
+    """`num_multiplied` without the head."""
     num_groupable: int
-    """Those of them that int4 can hold: all but the head that have whole groups of inputs."""
+    """Weights that int4 can hold: those in `num_inner` with whole groups of inputs."""
     hidden: int
     vocab_size: int
     max_model_len: int
 
     def packed_bytes(self, kind: WeightKind) -> int:
-        """Memory of what is multiplied, when it is packed; what int4 cannot hold is int8."""
+        """Memory of the multiplied weights when packed; weights that int4 cannot hold are int8."""
         if kind == "int8_rotated":
             return self.num_rotated
         num_int4 = self.num_groupable if kind == "int4" else 0
@@ -65,7 +66,7 @@ class ModelShape:
 
 
 class _RecordingAttention(AttentionBackend[None]):
-    """Notes the shape of each layer's keys and values, and returns zeros."""
+    """Records the shape of each layer's keys and values, and returns zeros."""
 
     needs_clean_blocks = False
 
@@ -74,7 +75,7 @@ class _RecordingAttention(AttentionBackend[None]):
         self.calls = 0
 
     def prepare(self, batch: Batch) -> None:
-        """Nothing is shared."""
+        """Nothing to prepare."""
 
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: None
@@ -85,22 +86,23 @@ class _RecordingAttention(AttentionBackend[None]):
 
 
 def _rope_types(text: Any) -> set[str]:
-    """The types of rotary scaling that a text configuration names, for all layers or for each kind of layer."""
+    """The types of rotary scaling in a text configuration, for all layers or for each kind of layer."""
     parameters = getattr(text, "rope_parameters", None) or {}
     kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     return {str(kind["rope_type"]) for kind in kinds if "rope_type" in kind}
 
 
 def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
-    """Raise UnsupportedModelError for what the configuration alone rules out."""
+    """Raise UnsupportedModelError if the configuration alone rules the model out."""
     if config.is_encoder_decoder:
         raise UnsupportedModelError(
-            f"{describe_model(config)} is an encoder-decoder model; only decoder-only models are served"
+            f"{describe_model(config)} is an encoder-decoder model; only decoder-only ones are supported; {SEE_MODELS}"
         )
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise UnsupportedModelError(
-            f"{describe_model(config)} has layers of kind {', '.join(sorted(kinds))}: not supported"
+            f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
+            f"{SEE_MODELS}"
         )
     scaling = _rope_types(text) & _POSITION_DEPENDENT_ROPE
     if scaling:
@@ -111,20 +113,20 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
 
 
 def inspect_model(config: PretrainedConfig) -> ModelShape:
-    """Run one token through the model on torch's meta device, which computes shapes only.
+    """Run one token through the model on torch's meta device, which computes only shapes.
 
     Raises:
-        UnsupportedModelError: if the architecture does not send every layer's attention through our interface.
+        UnsupportedModelError: if some layers do not use transformers' attention interface.
     """
     register_attention()
-    with refused(f"{describe_model(config)} cannot run with paged attention"):
+    with refused(f"{describe_model(config)} cannot run with paged attention", advice=SEE_MODELS):
         text: Any = config.get_text_config()
         _refuse_unsupported(config, text)
         return _run_on_meta(config, text)
 
 
 def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
-    """See inspect_model."""
+    """Run the model on the meta device; errors are not yet converted."""
     recorder = _RecordingAttention()
     with torch.device("meta"):
         model = _make_model(config)
@@ -136,8 +138,8 @@ def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
     layers = text.num_hidden_layers
     if recorder.calls != layers or set(recorder.shapes) != set(range(layers)):
         raise UnsupportedModelError(
-            f"{describe_model(config)} sends {len(recorder.shapes)} of its {layers} layers through the attention "
-            "interface"
+            f"{describe_model(config)} uses transformers' attention interface in only {len(recorder.shapes)} of its "
+            f"{layers} layers, so it is not supported; {SEE_MODELS}"
         )
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings().weight
@@ -161,7 +163,7 @@ def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
 
 
 def _make_model(config: PretrainedConfig) -> Any:
-    """Raises TypeError if the architecture takes no attention but its own."""
+    """Raises TypeError if the architecture only supports its own attention."""
     try:
         return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, trust_remote_code=False, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
@@ -169,11 +171,11 @@ def _make_model(config: PretrainedConfig) -> Any:
     except KeyError as error:
         if error.args != (ATTENTION_NAME,):
             raise
-        raise TypeError("it has a table of its own of what can be its attention") from error
+        raise TypeError("it only supports its own kinds of attention") from error
 
 
 def _padded(weight: Tensor) -> int:
-    """Numbers of a weight [..., outputs, inputs] whose inputs are padded to be rotated."""
+    """Size of a weight [..., outputs, inputs] after its inputs are padded for the rotation."""
     inputs = weight.shape[-1]
     return weight.numel() // inputs * -(-inputs // ROTATED_BLOCK) * ROTATED_BLOCK
 
@@ -184,15 +186,15 @@ def load_config(folder: Path) -> PretrainedConfig:
     Raises:
         UnsupportedModelError: if transformers does not know the architecture.
     """
-    with refused(f"{folder} holds no model that transformers can read"):
+    with refused(f"{folder} holds no model that transformers can read", advice=SEE_MODELS), naming_damage(folder):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     return config
 
 
 def check_tokenizers(model: Path, other: Path, role: str) -> None:
-    """Raises ValueError unless two models' folders hold the same vocabulary; `role` is what the other one is for."""
+    """Raises ValueError if the models in two folders have different vocabularies; `role` describes the second model."""
     if _vocabulary(model) != _vocabulary(other):
-        raise ValueError(f"the {role} model {other} has another vocabulary than {model}; it cannot speak of its tokens")
+        raise ValueError(f"the {role} model {other} has another vocabulary than {model}; use one with the same")
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
@@ -207,21 +209,20 @@ def load_model(
     experts: str | None = None,
     device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """Load a model whose attention is ours, in evaluation mode.
+    """Load a model with our attention, in evaluation mode.
 
     Args:
-        folder: of the model.
-        config: its configuration, as `checkpoint_quantization.as_served` has it.
-        dtype: what the weights are loaded as.
-        experts: how transformers runs experts; None for its own choice.
-        device: where the weights are read to; the CPU if it is None.
+        folder: the model's folder.
+        config: its configuration, from `checkpoint_quantization.as_served`.
+        dtype: type of the loaded weights.
+        experts: how transformers runs experts; None: its default.
+        device: where the weights are loaded to; None: the CPU.
 
     Raises:
-        UnsupportedModelError: if transformers cannot load it, or not all of the model and of the checkpoint's weights
-            became one.
+        UnsupportedModelError: if transformers cannot load it, or the weights of model and checkpoint do not match.
     """
     register_attention()
-    with refused(f"{describe_model(config)} cannot be loaded"), quiet():
+    with refused(f"{describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -231,7 +232,7 @@ def load_model(
             device_map=device,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused with the others
+            ignore_mismatched_sizes=True,  # check_report refuses them with the others
         )
         model, report = loaded
         check_report(folder, model, report)
@@ -240,17 +241,17 @@ def load_model(
 
 
 def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
-    """Raises UnsupportedModelError unless every weight of the model was loaded, and every one of the checkpoint used.
+    """Raises UnsupportedModelError unless the checkpoint has all of the model's weights, and no others.
 
-    What transformers ignores by design, as tied weights and modules of multi-token prediction, it does not report.
+    Transformers does not report what it ignores by design, such as tied weights and multi-token prediction modules.
 
     Args:
-        folder: of the checkpoint.
-        model: as it was loaded.
-        report: transformers' own: `missing_keys`, `mismatched_keys` and `unexpected_keys`.
+        folder: the checkpoint's folder.
+        model: the loaded model.
+        report: transformers' loading report: `missing_keys`, `mismatched_keys` and `unexpected_keys`.
     """
     missing = set(report["missing_keys"]) - _head_that_may_be_missing(folder, model)
-    unexpected = {key for key in report["unexpected_keys"] if not _is_known_beside(key, model.config)}
+    unexpected = {key for key in report["unexpected_keys"] if not _is_unused_head(key, model.config)}
     mismatched = [f"{key} {list(stored)} instead of {list(own)}" for key, stored, own in report["mismatched_keys"]]
     faults = (
         ("has no weights", missing),
@@ -262,7 +263,7 @@ def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]
 
 
 def _head_that_may_be_missing(folder: Path, model: PreTrainedModel) -> set[str]:
-    """Names of the head's weights, if the checkpoint is of a model for embeddings or classification."""
+    """Names of the head's weights if the checkpoint is for embeddings or classification, and may lack them."""
     architecture = str((model.config.architectures or [""])[0])
     is_bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
     if not is_bare and not architecture.endswith(CLASSIFIES) and not (folder / "modules.json").is_file():
@@ -272,8 +273,8 @@ def _head_that_may_be_missing(folder: Path, model: PreTrainedModel) -> set[str]:
     return {name for name, weight in model.named_parameters() if any(weight is one for one in weights)}
 
 
-def _is_known_beside(key: str, config: PretrainedConfig) -> bool:
-    """Whether a weight belongs to heads for multi-token prediction, or to one that classifies."""
+def _is_unused_head(key: str, config: PretrainedConfig) -> bool:
+    """Whether a weight belongs to multi-token prediction heads or to a classification head."""
     text: Any = config.get_text_config()
     layer = re.search(r"\blayers\.(\d+)\.", key)
     num_modules = getattr(text, "num_nextn_predict_layers", None) or 0
@@ -285,7 +286,7 @@ def _is_known_beside(key: str, config: PretrainedConfig) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' own progress bars and reports."""
+    """Suppress transformers' progress bars and reports."""
     verbosity = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -297,21 +298,21 @@ def quiet() -> Iterator[None]:
 
 
 class ClassificationHead:
-    """Scores of classes from the hidden state of a last token."""
+    """Scores of the classes, from the last token's hidden state."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Weight [classes, hidden], and bias [classes] if there is one."""
+        """Weight [classes, hidden], and bias [classes] or None."""
         self._weight: FloatArray = weight.double().numpy()
         self._bias: FloatArray = np.zeros(len(weight)) if bias is None else bias.double().numpy()
 
     def __call__(self, hidden: FloatArray) -> FloatArray:
-        """[classes] of [hidden]."""
+        """Hidden state [hidden] -> scores [classes]."""
         scores: FloatArray = (self._weight * hidden).cumsum(-1)[:, -1] + self._bias
         return scores
 
 
 def load_classification_head(folder: Path, config: PretrainedConfig) -> ClassificationHead | None:
-    """None for a model of another kind. Raises UnsupportedModelError if the checkpoint has no such head."""
+    """None for other kinds of models. Raises UnsupportedModelError if a classifier's checkpoint has no such head."""
     if not str((config.architectures or [""])[0]).endswith(CLASSIFIES):
         return None
     tensors: dict[str, Tensor] = {}
@@ -321,5 +322,5 @@ def load_classification_head(folder: Path, config: PretrainedConfig) -> Classifi
     weight, bias = (tensors.get(name) for name in HEAD_NAMES)
     hidden = config.get_text_config().hidden_size
     if weight is None or weight.dim() != 2 or weight.shape[1] != hidden:
-        raise UnsupportedModelError(f"{folder} is to classify, and has no weight score.weight of [classes, {hidden}]")
+        raise UnsupportedModelError(f"{folder} is a classifier, but has no weight score.weight of [classes, {hidden}]")
     return ClassificationHead(weight, bias)

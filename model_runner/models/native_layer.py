@@ -1,4 +1,4 @@
-"""Decoder layers of the common family, and mixtures of experts, as one native operator each."""
+"""Decoder layers of the common family, and mixtures of experts, each as one native operator."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, DecoderForm, Experts, activation_of, replace_recognised
+from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsForm, activation_of, replace_recognised
 from model_runner.models.experts import has_usual_gate
 from model_runner.models.hf_attention import StepAttention
 from model_runner.models.packed import NativePacker
@@ -21,7 +21,7 @@ _ROUTER_PANEL = 16
 
 
 class NativeExperts:
-    """All experts of one layer, packed: an experts.ExpertsSum."""
+    """Packed weights of all experts of one layer; implements experts.ExpertsSum."""
 
     def __init__(self, packer: NativePacker, gate_up: Tensor, down: Tensor, activation: Activation) -> None:
         """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
@@ -44,9 +44,9 @@ class NativeExperts:
 
 
 class RoutedExperts(NativeExperts):
-    """The same with their router, for a decoder layer that is one operator."""
+    """Experts with their router, for a decoder layer that is one operator."""
 
-    def __init__(self, packer: NativePacker, form: Experts) -> None:
+    def __init__(self, packer: NativePacker, form: ExpertsForm) -> None:
         super().__init__(packer, form.gate_up, form.down, form.activation)
         self._router = _router_panels(form)
         self._bias = None if form.choice_bias is None else form.choice_bias.float().contiguous()
@@ -62,19 +62,19 @@ class RoutedExperts(NativeExperts):
 
 
 def make_native_experts(packer: NativePacker, module: Any, gate_up: Tensor, down: Tensor) -> NativeExperts | None:
-    """The experts of a module whose activation is not replaced yet; None if the kernels lack it. See MakeExperts."""
+    """The experts of a module whose activation is not replaced yet; None if the kernels do not support them."""
     act_fn = getattr(module, "act_fn", None)
     activation = activation_of(act_fn) if isinstance(act_fn, nn.Module) and has_usual_gate(module) else None
     return None if activation is None else NativeExperts(packer, gate_up, down, activation)
 
 
 def native_activation(activation: Activation) -> int:
-    """The number of the activation in SwActivation."""
+    """The activation's number in SwActivation."""
     return CPU.constants("SwActivation")[_ACTIVATIONS[activation]]
 
 
-def _router_panels(form: Experts) -> Tensor:
-    """[outputs / 16, hidden, 16] float32, of the experts and then the MLP's gate."""
+def _router_panels(form: ExpertsForm) -> Tensor:
+    """[outputs / 16, hidden, 16] float32: router rows of the experts, then the MLP's gate."""
     outputs = [form.router] if form.mlp_gate is None else [form.router, form.mlp_gate[None]]
     weight = torch.cat(outputs).float()  # [outputs, hidden]
     padded = F.pad(weight, (0, 0, 0, -len(weight) % _ROUTER_PANEL))
@@ -82,7 +82,7 @@ def _router_panels(form: Experts) -> Tensor:
 
 
 class FusedDecoderLayer(nn.Module):
-    """Stands in for a transformers decoder layer: quantised linears, everything else in float32, all rows at once."""
+    """Replaces a transformers decoder layer: quantised linears, everything else in float32, all rows at once."""
 
     def __init__(self, index: int, form: DecoderForm, packer: NativePacker) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class FusedDecoderLayer(nn.Module):
                 ("gate_up", form.gate_up),
                 ("down", form.down),
             )
-            if linear.weight.numel() > 0  # there may be no MLP beside experts
+            if linear.weight.numel() > 0  # layers with experts may have no MLP
         }
         self._experts = None if form.experts is None else RoutedExperts(packer, form.experts)
         norms = form.norms
@@ -118,11 +118,11 @@ class FusedDecoderLayer(nn.Module):
             self.struct.experts = self._experts.struct
 
     def part_from_twin(self) -> None:
-        """Be bound by itself, if this is a copy of a layer."""
+        """Make this copy of a layer independent, so that it can be bound to its own cache."""
         self.struct = CPU.new("SwDecoderLayer", self.struct[0])
 
     def bind(self, cache: CData) -> None:
-        """Say where the layer's keys and values are kept; before the first forward."""
+        """Set where the layer's keys and values are stored; call it before the first forward."""
         self.struct.cache = cache[0]
 
     def forward(
@@ -133,14 +133,14 @@ class FusedDecoderLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **_: Any,
     ) -> Tensor:
-        """Hidden states [1, T, hidden] -> the same shape. What a layer of transformers takes beside is not needed."""
+        """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
         cos, sin = self._rotation(position_embeddings, hidden_states.shape[1])
         self.struct.rotary_dim = cos.shape[-1]
         output = self._kernels.decoder_layer(self.struct, attention.metadata.struct, cos, sin, hidden_states[0])
         return output.unsqueeze(0)
 
     def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
-        """Cos and sin [T, rotary_dim]; of width 0 for a layer that does not rotate."""
+        """Cos and sin [T, rotary_dim]; of width 0 for a layer without rotary positions."""
         if not self.uses_rotary:
             return torch.empty(count, 0), torch.empty(count, 0)
         assert position_embeddings is not None, "the model has rotary positions"
@@ -149,19 +149,19 @@ class FusedDecoderLayer(nn.Module):
 
 
 def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
-    """Replace every decoder layer that is recognised; returns how many were."""
+    """Replace every decoder layer of the common family; returns how many were replaced."""
     return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer), with_experts=True)
 
 
 def part_layers(model: nn.Module) -> None:
-    """Let each fused layer of a model's twin have a cache of its own."""
+    """Give each fused layer of a model's twin its own structure, so that it can be bound to another cache."""
     for module in model.modules():
         if isinstance(module, FusedDecoderLayer):
             module.part_from_twin()
 
 
 def bind_layers(model: nn.Module, caches: Sequence[CData]) -> None:
-    """Give each fused layer its cache."""
+    """Bind each fused layer to its cache."""
     for module in model.modules():
         if isinstance(module, FusedDecoderLayer):
             module.bind(caches[module.index])

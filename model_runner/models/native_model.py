@@ -1,4 +1,4 @@
-"""Models of which every part is known: one native call takes them from tokens to logits."""
+"""Models whose parts are all known: one native call goes from tokens to logits."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,30 +21,30 @@ from model_runner.models.packed import NativeProduct, PackedWeight
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
 _STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
-"""Types of rotary positions whose angles depend on the position alone."""
+"""Rotary types whose angles depend only on the position."""
 _POSITIONS = 1024
-"""Cos and sin are computed for so many positions at a time, always from a multiple of it on."""
+"""Cos and sin are computed for this many positions at a time, starting at a multiple."""
 
 
 class RotaryTable:
-    """Cos and sin of all positions that were met so far, as a model's own module computes them."""
+    """Cos and sin of all positions used so far, as the model's own module computes them."""
 
     def __init__(self, compute: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
-        """`compute` gives cos and sin [1, n, dim] of positions [1, n]."""
+        """`compute` returns cos and sin [1, n, dim] for positions [1, n]."""
         self._compute = compute
         self._cos, self._sin = self._part(0)
         self.dim = self._cos.shape[1]
         self.struct: CData = CPU.new("SwRotary", self._pointers())
 
     def reach(self, length: int) -> None:
-        """Have all positions below `length`; where some are missing, the table at least doubles."""
+        """Extend the table to all positions below `length`; it at least doubles."""
         known = len(self._cos)
         if length <= known:
             return
         parts = [self._part(start) for start in range(known, max(length, 2 * known), _POSITIONS)]
         cos = torch.cat([self._cos, *(part for part, _ in parts)])
         sin = torch.cat([self._sin, *(part for _, part in parts)])
-        self._cos, self._sin = cos, sin  # both or, when memory runs out, neither
+        self._cos, self._sin = cos, sin  # both or, if memory runs out, neither
         self.struct.cos, self.struct.sin = self._pointers()
 
     def _pointers(self) -> tuple[CData, CData]:
@@ -57,13 +57,13 @@ class RotaryTable:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What a model consists of."""
+    """The parts of a model."""
 
     embedding: Tensor  # [vocabulary, hidden] float32
     embedding_scale: float
     layers: Sequence[FusedDecoderLayer]
     rotaries: Sequence[RotaryTable | None]
-    """Of each layer; None for one that does not rotate."""
+    """The table of each layer; None for layers without rotary positions."""
     norm: Tensor  # [hidden] float32, the factor
     norm_eps: float
     head: NativeWeight
@@ -72,7 +72,7 @@ class ModelParts:
 
 
 class NativeModel:
-    """Runs a model on a step's tokens. What is wanted of a token does not depend on what is wanted of others."""
+    """Runs a model on a step's tokens. Requesting more outputs for one token does not affect other tokens."""
 
     def __init__(self, kernels: Kernels, parts: ModelParts) -> None:
         self._kernels = kernels
@@ -80,10 +80,10 @@ class NativeModel:
         self.num_layers = len(parts.layers)
         self._vocab_size, self.hidden = parts.embedding.shape
         self.num_logits = parts.head.outputs
-        """Of each row."""
+        """Logits per row."""
         self._tables = list({id(table): table for table in parts.rotaries if table is not None}.values())
         self._known = 0
-        """Positions that all tables have."""
+        """Positions that all tables cover."""
         for layer, table in zip(parts.layers, parts.rotaries, strict=True):
             layer.struct.rotary_dim = 0 if table is None else table.dim
         null = CPU.ffi.NULL
@@ -105,14 +105,14 @@ class NativeModel:
         )
 
     def forward(self, step: NativeStep, num_positions: int, wanted: ModelPass) -> None:
-        """Fill the memory of a pass; all positions of the step are below `num_positions`.
+        """Fill a pass's output buffers; all positions of the step are below `num_positions`.
 
         Raises:
             IndexError: if a token is not in the vocabulary.
         """
         tokens = wanted.tokens
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
-            raise IndexError(f"there is a token that is not in the vocabulary of {self._vocab_size}")
+            raise IndexError(f"a token is not in the vocabulary of {self._vocab_size} tokens")
         if num_positions > self._known:
             for table in self._tables:
                 table.reach(num_positions)
@@ -120,12 +120,12 @@ class NativeModel:
         self._kernels.forward(self._struct, step.struct, wanted)
 
     def pick(self, logits: Tensor, plan: FusedSamplingPlan) -> list[int]:
-        """The token of each row of logits [R, num_logits], as the plan says; NO_TOKEN where they are not finite."""
+        """Sample a token for each row of logits [R, num_logits] by the plan; NO_TOKEN if the logits are not finite."""
         tokens: list[int] = self._kernels.pick(logits, plan.keys, plan.temperatures).tolist()
         return tokens
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [n, num_logits] after hidden states [n, hidden] that leave the last layer or any other."""
+        """Float32 logits [n, num_logits] for hidden states [n, hidden] after any layer."""
         bare = CPU.new("SwModel", self._struct[0])
         bare.num_layers, bare.embedding, bare.embedding_scale = 0, pointer(hidden, len(hidden), self.hidden), 1.0
         rows = np.arange(len(hidden), dtype=np.int32)
@@ -138,8 +138,8 @@ def read_native_model(model: PreTrainedModel, kernels: Kernels) -> NativeModel |
     """Read a model whose weights are packed.
 
     Returns:
-        None if a part of it is not known: its class is not in the table, a decoder layer is not fused, its rotary
-        positions are of a type that is not known, or its head has a bias or is not packed for the kernels.
+        None if a part is not supported. The class must be in the table, all decoder layers fused, the rotary type
+        static, and the head packed for the kernels without a bias.
     """
     family = MODEL_FAMILIES.get(f"{type(model).__module__}.{type(model).__qualname__}")
     if family is None or not family.is_plain(model):
@@ -171,9 +171,9 @@ def read_native_model(model: PreTrainedModel, kernels: Kernels) -> NativeModel |
 def _rotaries(
     decoder: Any, layers: Sequence[FusedDecoderLayer], *, by_kind: bool
 ) -> Sequence[RotaryTable | None] | None:
-    """The table of each layer, None for one that does not rotate; None if angles depend on more than the position.
+    """The table of each layer, None for layers without rotary positions.
 
-    With `by_kind`, layers of each kind have angles of their own.
+    None altogether if angles depend on more than the position. With `by_kind`, each kind of layer has its own angles.
     """
     module = decoder.rotary_emb
     kinds = decoder.config.layer_types if by_kind else [None] * len(layers)
@@ -187,19 +187,19 @@ def _rotaries(
 
 
 _KEPT_ROWS = 64
-"""Memory for the logits of so many rows is kept from pass to pass: the system takes its time to hand out pages."""
+"""Rows of the logits buffer that is kept between passes: the system is slow to hand out pages."""
 
 
 class NativeTargetModel:
-    """Implements TargetModel."""
+    """Implements TargetModel on a NativeModel."""
 
     def __init__(self, model: NativeModel, attention: NativeAttention, needs: Collection[Feature] = ()) -> None:
-        """Raises UnsupportedModelError if the model has not the layers that a feature names.
+        """Raises UnsupportedModelError if the model lacks a layer that a feature names.
 
         Args:
-            model: bound to the cache of the attention.
-            attention: to the model's own cache.
-            needs: the features to take from each forward pass.
+            model: bound to the attention's cache.
+            attention: attention to the model's own cache.
+            needs: features to capture from each forward pass.
         """
         require_layers(needs, model.num_layers)
         self._model = model
@@ -210,7 +210,7 @@ class NativeTargetModel:
         self._kept = torch.empty(0, model.num_logits, dtype=torch.float32)
 
     def settle(self) -> None:
-        """See TargetModel.settle."""
+        """Nothing to do: the native model watches nothing."""
 
     def features(self) -> Mapping[Feature, Tensor]:
         taken, self._taken = self._taken, {}
@@ -243,7 +243,7 @@ class NativeTargetModel:
         return logits
 
     def _logits(self, rows: int) -> Tensor:
-        """Float32 memory [rows, vocabulary]."""
+        """A float32 buffer [rows, vocabulary]."""
         if rows > _KEPT_ROWS:
             return torch.empty(rows, self._model.num_logits, dtype=torch.float32)
         if rows > len(self._kept):
@@ -252,7 +252,7 @@ class NativeTargetModel:
 
 
 class NativeEarlyExit:
-    """Implements EarlyExit."""
+    """Implements EarlyExit with a NativeModel's head."""
 
     def __init__(self, model: NativeModel) -> None:
         self.num_layers = model.num_layers

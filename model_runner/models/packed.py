@@ -1,6 +1,6 @@
-"""Weights that are kept in another form than torch's, behind modules that do not know.
+"""Weights in packed formats behind ordinary modules.
 
-A packed weight stands in for the parameter of any module that calls F.linear, so that the module itself stays as it is.
+A packed weight replaces the parameter of any module that calls F.linear, so the module needs no change.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from model_runner.kernels.library import INT4_GROUP, WIDEST_ROTATED, Kernels, Na
 
 
 class Product(Protocol):
-    """Multiplies rows with one weight. A row's result does not depend, in any bit, on the other rows."""
+    """Multiplies rows with one weight. A row's result does not depend, in any bit, on other rows."""
 
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Rows [n, in] -> [n, out], of the rows' type."""
+        """Rows [n, in] -> [n, out], in the rows' type."""
         ...
 
 
@@ -27,16 +27,16 @@ Packer = Callable[[Tensor], Product]
 
 
 class PackedWeight(Tensor):
-    """Stands in for a weight [out, in]: can be multiplied, `F.linear(x, weight, bias)`, and cast.
+    """Replaces a weight [out, in]: it supports `F.linear(x, weight, bias)` and casts.
 
-    A cast weight is the same product, for rows of another type; whether there is one is for the product to say.
+    A cast weight is the same product for rows of another type; the product decides which types it supports.
     """
 
     _product: Product
 
     @staticmethod
     def __new__(cls: "type[PackedWeight]", weight: Tensor, pack: Packer) -> "PackedWeight":
-        """Packs the weight."""
+        """Pack the weight."""
         return cls._wrap(weight, weight.dtype, pack(weight))
 
     @classmethod
@@ -49,7 +49,7 @@ class PackedWeight(Tensor):
 
     @property
     def product(self) -> Product:
-        """What multiplies with it."""
+        """The product that multiplies with this weight."""
         return self._product
 
     def linear(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -61,14 +61,14 @@ class PackedWeight(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Route F.linear here; shape, dtype and device are answered as usual."""
+        """Route F.linear to the product; shape, dtype and device work as usual."""
         if func is F.linear and isinstance(args[1], PackedWeight):
             bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
             return args[1].linear(args[0], bias)
         dtype = torch.float32 if func is Tensor.float else args[-1]
         casts = func is Tensor.float or (func in (Tensor.to, Tensor.type) and len(args) == 2)
         if casts and isinstance(dtype, torch.dtype) and not kwargs:
-            # What routers that compute in float32 ask for (DeepSeek-V3).
+            # Routers that compute in float32 cast their weight (DeepSeek-V3).
             return args[0] if dtype == args[0].dtype else cls._wrap(args[0], dtype, args[0]._product)
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
@@ -76,22 +76,20 @@ class PackedWeight(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Any other computation would need the dense weight, which is gone."""
-        raise NotImplementedError(
-            f"{func} on a packed weight: this model uses its weights in a way that is not supported"
-        )
+        """Refuse everything else: it would need the dense weight, which was freed."""
+        raise NotImplementedError(f"{func} is not supported on packed weights, but this model uses it")
 
 
 def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
     """Replace every weight that the model multiplies with by a packed one.
 
-    These are the 2-D `weight` parameters of all modules but embeddings. A weight shared with the embedding is copied,
-    not taken away from it.
+    These are the 2-D `weight` parameters of all modules except embeddings. If the embedding shares a weight, it is
+    copied, and the embedding keeps it.
 
     Args:
         model: changed in place.
-        pack: for linears, the head among them.
-        pack_others: for what multiplies in its own way, such as the routers of experts.
+        pack: for linear layers, including the head.
+        pack_others: for modules with their own products, such as routers of experts.
     """
     for module in list(model.modules()):
         weight = module._parameters.get("weight")
@@ -107,18 +105,18 @@ _ROW_STEP = 4
 
 
 class ExactnessError(RuntimeError):
-    """No way was found on this machine to multiply so that rows do not influence each other."""
+    """On this machine, no product was found whose rows do not influence each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Numbers of rows among which a product gives each row the same bits."""
+    """Range of row counts for which a product gives each row the same bits."""
 
     smallest: int
     largest: int = 64
 
     def apply(self, product: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """product(rows [n, in]) -> [n, out], computed with few distinct row counts, all inside the range."""
+        """product(rows [n, in]) -> [n, out], computed with few distinct row counts, all within the range."""
         count = len(rows)
         if count > self.largest:
             return torch.cat([self.apply(product, part) for part in torch.split(rows, self.largest)])
@@ -129,9 +127,9 @@ class RowRange:
 
 
 def probe_row_range(product: Callable[[Tensor], Tensor], width: int) -> RowRange:
-    """The widest range of row counts in which `product` of rows [n, width] is invariant.
+    """The widest range of row counts for which `product` of rows [n, width] is invariant.
 
-    Checks that rows come out the same for different numbers of rows and at different places among them.
+    Checks that a row's result is the same for different numbers of rows and different places among them.
     """
     rows = torch.randn(max(_PROBED_ROWS), width, generator=torch.Generator().manual_seed(0))
     for candidate in (RowRange(1), RowRange(2), RowRange(4), RowRange(8), RowRange(16), RowRange(16, 16)):
@@ -142,14 +140,14 @@ def probe_row_range(product: Callable[[Tensor], Tensor], width: int) -> RowRange
             for start in {0, min(5, len(rows) - n)}
         ):
             return candidate
-    raise ExactnessError(f"products of width {width} depend on the other rows for every number of rows")
+    raise ExactnessError(f"on this machine, products of width {width} depend on other rows for every number of rows")
 
 
 class OneDNNProduct:
-    """A float32 weight [out, in] reordered for oneDNN."""
+    """A float32 weight [out, in], reordered for oneDNN."""
 
     def __init__(self, weight: Tensor, row_range: RowRange | None = None) -> None:
-        """`row_range` is probed when it is not given."""
+        """`row_range` is probed if it is None."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
         self.row_range = row_range or probe_row_range(self._multiply, weight.shape[1])
 
@@ -162,7 +160,7 @@ class OneDNNProduct:
 
 
 class OneDNNPacker:
-    """Packs float32 weights; one probe serves all of a shape."""
+    """Packs float32 weights; probes each shape once."""
 
     def __init__(self) -> None:
         self._row_ranges: dict[torch.Size, RowRange] = {}
@@ -174,7 +172,7 @@ class OneDNNPacker:
 
 
 class NativeProduct:
-    """Rows are rounded to integers with one scale each, and sums are such that rows cannot influence each other."""
+    """A product of rows that are rounded to integers with one scale each; integer sums keep rows independent."""
 
     def __init__(self, kernels: Kernels, weight: NativeWeight) -> None:
         self._kernels = kernels
@@ -187,20 +185,20 @@ class NativeProduct:
 
 @dataclass(frozen=True, slots=True)
 class NativePacker:
-    """Packs weights for the kernels: a packed.Packer."""
+    """Packs weights for the kernels; implements Packer."""
 
     kernels: Kernels
     kind: WeightKind
     packs: Kernels | None = None
-    """What packs, where `kernels`, which will multiply, may be at work meanwhile."""
+    """The kernels that pack, if `kernels`, which will multiply, may be busy."""
 
     @property
     def in_int8(self) -> "NativePacker":
-        """For what would lose too much in int4."""
+        """A packer for weights that would lose too much in int4."""
         return replace(self, kind="int8") if self.kind == "int4" else self
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
-        """A weight [outputs, inputs] of this kind, or in plain int8 if its inputs cannot have it."""
+        """Pack a weight [outputs, inputs] as this kind, or as plain int8 if its inputs do not fit the kind."""
         packs = self.packs or self.kernels
         return packs.pack(self._kind_for(weight.shape[1]), weight.detach().float().contiguous(), bias)
 

@@ -1,4 +1,4 @@
-"""Models that cannot be served: the error, and the line that says so. Imports no torch."""
+"""Errors for models that are not supported. Imports no torch."""
 
 import logging
 import textwrap
@@ -12,23 +12,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger("samewise.runner")
 
 _LONGEST_REASON = 400
-"""Characters: transformers answers some models with the list of all that it knows."""
+"""Characters: transformers may answer with the list of all models that it knows."""
 _FEW = 3
+
+SEE_MODELS = "docs/reference/models.md lists the supported models"
+"""Advice for errors about architectures."""
 
 
 class UnsupportedModelError(ValueError):
-    """The model cannot be served; the message is one line that names it and says why."""
+    """The model is not supported; the message is one line that names the model and the reason."""
 
 
 @contextmanager
-def refused(what: str, *passing: type[Exception]) -> Iterator[None]:
-    """Turns any error into an UnsupportedModelError of one line that begins with `what`; a debug line has the trace.
+def refused(what: str, *passing: type[Exception], advice: str = "") -> Iterator[None]:
+    """Turn any error into an UnsupportedModelError of one line that begins with `what`.
 
-    Models are other people's code, and may raise anything where they meet what they were not written for.
+    The traceback is logged at debug level. Model code comes from elsewhere, and may raise anything on input that it
+    was not written for.
 
     Args:
-        what: cannot be done, with the model and its type.
-        passing: errors that say all of this themselves, in addition to UnsupportedModelError.
+        what: what failed, with the model and its type.
+        passing: error classes, in addition to UnsupportedModelError, that already say this; they pass unchanged.
+        advice: what the reader can do; the end of the message.
     """
     try:
         yield
@@ -37,18 +42,17 @@ def refused(what: str, *passing: type[Exception]) -> Iterator[None]:
             raise
         logger.debug("%s", what, exc_info=True)
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise UnsupportedModelError(
-            f"{what}: {textwrap.shorten(reason, _LONGEST_REASON, placeholder=' ...')}"
-        ) from error
+        reason = textwrap.shorten(reason, _LONGEST_REASON, placeholder=" ...")
+        raise UnsupportedModelError(f"{what}: {reason}{advice and f'; {advice}'}") from error
 
 
 def describe_model(config: "PretrainedConfig") -> str:
-    """A model's name, if the configuration was read from somewhere, and its type."""
+    """The model's name, if its configuration was read from a folder, and its type."""
     name = str(config.name_or_path or "")
     return f"{name} (a {config.model_type} model)" if name else f"a {config.model_type} model"
 
 
 def few(names: Collection[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first three names, and how many more there are."""
     first = ", ".join(sorted(names)[:_FEW])
     return first if len(names) <= _FEW else f"{first} and {len(names) - _FEW} more"

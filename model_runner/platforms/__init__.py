@@ -1,1 +1,1 @@
-"""What a device computes with."""
+"""Platforms: how models are loaded and run on a device."""

@@ -1,6 +1,6 @@
-"""Which platform a configuration asks for."""
+"""Chooses the platform for a configuration."""
 
-# Short: it imports only the platform that it chooses.
+# Short: a separate module, so that only the chosen platform is imported.
 
 from functools import partial
 
@@ -15,21 +15,21 @@ def resolve_device(device: str) -> torch.device:
     """The device for "auto", "cpu" or "cuda".
 
     Raises:
-        ValueError: if CUDA is asked for and not there.
+        ValueError: if CUDA is requested but not available.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but torch finds no CUDA device")
+        raise ValueError("device cuda is not available: torch finds no CUDA device; use --device cpu")
     return torch.device(device)
 
 
 def choose_platform(config: RunnerConfig) -> Platform:
-    """The platform for the configuration's device. Raises ValueError if it cannot follow another setting."""
+    """The platform for the configuration's device. Raises ValueError if it does not support a setting."""
     device = resolve_device(config.device)
     if device.type == "cpu":
         return CpuPlatform(config)
-    # These bring Triton, which a CPU has no use for.
+    # These import Triton, which the CPU does not need.
     from model_runner.platforms.cuda import CudaPlatform  # noqa: PLC0415
     from model_runner.platforms.cuda_graphs import CudaGraphs  # noqa: PLC0415
 

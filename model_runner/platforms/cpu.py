@@ -1,4 +1,4 @@
-"""The CPU: native kernels where they can be built, plain torch elsewhere."""
+"""CPU platform: native kernels if they can be built, otherwise plain torch."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -40,23 +40,23 @@ logger = logging.getLogger("samewise.runner")
 
 _DEVICE = torch.device("cpu")
 _CACHE_LIMIT = 4 * GIB
-"""The KV cache's default size at most: it competes with everything else on the machine."""
+"""Upper limit of the KV cache's default size: other programs need memory, too."""
 _CACHE_SHARE = 0.5
 
 
 class CpuPlatform(Platform):
-    """Everything in float32 but weights, keys and values."""
+    """Everything in float32, except weights, keys and values."""
 
     device = _DEVICE
     exact = True
-    runs_beside = False
+    is_async = False
 
     def __init__(self, config: RunnerConfig) -> None:
-        """Builds the native kernels at the first time. Raises ValueError for settings that the CPU cannot follow."""
+        """Builds the native kernels at first use. Raises ValueError for settings that the CPU does not support."""
         if config.dtype not in ("auto", "float32"):
             raise ValueError(f"dtype {config.dtype} is not supported on CPU; use float32 or auto")
         if not config.exact:
-            raise ValueError("the CPU always computes exactly; leave out exact, or set it to true")
+            raise ValueError("the CPU always computes exactly; remove --no-exact")
         threads = config.threads or available_cores()
         torch.set_num_threads(threads)
         self._kernels = _load_kernels(threads)
@@ -65,12 +65,12 @@ class CpuPlatform(Platform):
         self._packer = NativePacker(self._kernels, kind) if self._kernels and kind else None
         kv = resolve_kv_dtype(config.kv_cache_dtype, torch.float32, _DEVICE, quantized_weights=weights is not None)
         self.types = StorageTypes(torch.float32, weights, kv)
-        self.picks_ahead = self._kernels is not None
+        self.presamples = self._kernels is not None
         self.pick_allowed = None if self._kernels is None else partial(pick_allowed, self._kernels)
         self.rows = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
         self.kernels = "none" if self._kernels is None else self._kernels.isa
         self._native_models: dict[PreTrainedModel, NativeModel] = {}
-        """Those of the models that were loaded of which every part is known."""
+        """The loaded models whose parts are all known."""
 
     @property
     def hardware(self) -> str:
@@ -83,19 +83,18 @@ class CpuPlatform(Platform):
         return Room("cpu", free_memory(), _CACHE_SHARE, _CACHE_LIMIT)
 
     def weight_bytes(self, shape: ModelShape) -> int:
-        """See Platform.weight_bytes. A head that is shared with the embedding is packed for its products beside it."""
-        num_all = shape.num_parameters + shape.num_shared
-        if self._packer is None:
-            return num_all * torch.float32.itemsize
-        kept = (num_all - shape.num_multiplied) * torch.float32.itemsize
-        return kept + shape.packed_bytes(self._packer.kind)
+        """Memory of a model's weights. A head that is shared with the embedding is also packed, as a copy."""
+        return _weight_bytes(shape, None if self._packer is None else self._packer.kind)
+
+    def int4_bytes(self, shape: ModelShape) -> int | None:
+        return None if self._kernels is None or self.types.weights == "int4" else _weight_bytes(shape, "int4")
 
     def load(self, folder: Path) -> PreTrainedModel:
         register_experts()
         model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
         prepare(model, self._packer)
         if self._read_natively(model):
-            logger.info("forward    by one native call")
+            logger.info("forward    as one native call")
         return model
 
     def load_again(self, loaded: PreTrainedModel) -> PreTrainedModel:
@@ -105,7 +104,7 @@ class CpuPlatform(Platform):
         return model
 
     def _read_natively(self, model: PreTrainedModel) -> bool:
-        """Remember how the model is run by one call; returns whether it can be."""
+        """Prepare the model to run as one native call; returns whether all its parts are known."""
         if self._kernels is not None and (native := read_native_model(model, self._kernels)) is not None:
             self._native_models[model] = native
         return model in self._native_models
@@ -145,14 +144,14 @@ class CpuPlatform(Platform):
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
         if self._kernels is None:
             return Sampler(TorchDraw(vocab_size, _DEVICE), logprobs_mode)
-        divides = logprobs_mode == "raw"  # processed logprobs need what is divided
+        divides = logprobs_mode == "raw"  # processed logprobs need divided logits
         return Sampler(NativeDraw(self._kernels, divides), logprobs_mode, NativeTruncations(self._kernels))
 
 
 def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
     """Make the results of a model's rows independent of each other.
 
-    The head stays in int8 beside other weights in int4: its error goes into every logit.
+    With int4, the head is packed in int8, because its error reaches every logit.
 
     Args:
         model: changed in place.
@@ -175,30 +174,37 @@ def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
     pack_weights(model, pack, onednn)
 
 
+def _weight_bytes(shape: ModelShape, kind: WeightKind | None) -> int:
+    num_all = shape.num_parameters + shape.num_shared
+    if kind is None:
+        return num_all * torch.float32.itemsize
+    return (num_all - shape.num_multiplied) * torch.float32.itemsize + shape.packed_bytes(kind)
+
+
 def resolve_quantization(quantization: str, kernels: Kernels | None) -> Literal["int8", "int4"] | None:
-    """What weights are packed as; None leaves them in float32.
+    """The type that weights are packed in; None leaves them in float32.
 
     Raises:
-        ValueError: if a kind is asked for that cannot be had.
+        ValueError: if the requested type is not supported here.
     """
     if quantization == "none":
         return None
     if quantization == "auto":
         return None if kernels is None else "int8"
     if quantization == "fp8":
-        raise ValueError("quantization fp8 is for CUDA; use int8 or int4 on CPU")
+        raise ValueError("quantization fp8 is only supported on CUDA; use int8 or int4 on CPU")
     if kernels is None:
         raise ValueError(
-            f"quantization {quantization} needs the native kernels, which this machine cannot build (see above)"
+            f"quantization {quantization} needs the native kernels, but building them failed (see the warning above)"
         )
     return "int4" if quantization == "int4" else "int8"
 
 
 def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: Kernels | None) -> WeightKind | None:
-    """The kind of weights that go with such rows.
+    """The kind of packed weights for this rounding of inputs.
 
     Raises:
-        ValueError: if rows are asked for beside weights that leave no choice.
+        ValueError: if the weights' type leaves no choice, but `rows` is set.
     """
     if weights == "int8" and kernels is not None:
         kinds: dict[Rows, WeightKind] = {"auto": kernels.int8_kind, "int8": "int8_rotated", "int16": "int8"}
@@ -206,15 +212,15 @@ def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: K
     if rows != "auto":
         always = "int16" if weights == "int4" else "float32"
         raise ValueError(
-            f"rows {rows} is for weights in int8; beside {weights or 'float32'} they are always {always}, leave it out"
+            f"rows {rows} needs int8 weights; {weights or 'float32'} weights always use {always}; remove --rows"
         )
     return weights
 
 
 def _load_kernels(threads: int) -> Kernels | None:
-    """The native kernels; None, with a warning, where they cannot be built."""
+    """The native kernels; None, with a warning, if they cannot be built."""
     try:
         return Kernels(build_kernels(cache_folder()), threads)
     except NoKernelsError as error:
-        logger.warning("no native kernels, so the server runs several times slower, in float32: %s", error)
+        logger.warning("Building the native kernels failed; the server runs in float32, much slower: %s", error)
         return None

@@ -1,4 +1,4 @@
-"""CUDA: Triton kernels, and graphs of small steps."""
+"""CUDA platform: Triton kernels, and CUDA graphs for small steps."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,20 +42,20 @@ from model_runner.sampling.triton_draw import TritonDraw
 logger = logging.getLogger("samewise.runner")
 
 _CACHE_SHARE = 0.92
-"""Of what is left after weights and a largest step; graphs and what memory loses in pieces take the rest."""
+"""Share of the memory left by weights and the largest step; the rest is for graphs and fragmentation."""
 _BYTES: Mapping[GpuWeightKind, float] = {"fp8": 1.0, "int4": 0.53}
-"""Of a weight, with its share of the scales."""
+"""Bytes per weight, including its share of the scales."""
 _MOST_GRAPHED = 512
-"""Rows of the largest graph: enough for 256 choices that decode, or for fewer with drafts."""
+"""Rows of the largest graph: enough for 256 choices without drafts, or fewer with drafts."""
 _LARGE = 40 * GIB
-"""From so much memory on, steps are large."""
+"""GPUs with at least this much memory get larger steps."""
 
 
 class CudaPlatform(Platform):
-    """Everything in the checkpoint's own type, unless weights, keys and values are to take less."""
+    """Everything in the checkpoint's type, unless weights or KV cache are quantised."""
 
-    picks_ahead = True
-    runs_beside = True
+    presamples = True
+    is_async = True
     kernels = f"triton {triton.__version__}"
 
     def __init__(
@@ -65,19 +65,19 @@ class CudaPlatform(Platform):
         make_graphs: Callable[[], GraphMaker] | None,
         num_programs: int | None = None,
     ) -> None:
-        """Raises ValueError for settings that CUDA cannot follow.
+        """Raises ValueError for settings that CUDA does not support.
 
         Args:
-            config: what is asked for.
-            device: where everything goes.
-            make_graphs: for each model, what captures its small steps; None runs them as they are.
-            num_programs: of a kernel, that run at once; None: as many as the device takes.
+            config: the configuration.
+            device: the CUDA device.
+            make_graphs: returns a maker of CUDA graphs for each model; None runs all steps without graphs.
+            num_programs: how many programs of a kernel run at once; None: as many as the device can run.
         """
         self.device = device
         if config.threads is not None:
-            raise ValueError("threads is for the CPU's kernels; leave it out on CUDA")
+            raise ValueError("threads only applies to CPU kernels; remove --threads on CUDA")
         if config.rows != "auto":
-            raise ValueError("rows is for the CPU's kernels; leave it out on CUDA")
+            raise ValueError("rows only applies to CPU kernels; remove --rows on CUDA")
         compute = _compute_type(config)
         self._weights = _weight_kind(config)
         kv = resolve_kv_dtype(config.kv_cache_dtype, compute, torch.device("cuda"), quantized_weights=False)
@@ -102,17 +102,23 @@ class CudaPlatform(Platform):
         return Room(str(self.device), torch.cuda.mem_get_info(self.device)[0], _CACHE_SHARE)
 
     def weight_bytes(self, shape: ModelShape) -> int:
-        """See Platform.weight_bytes. Embeddings, norms and the head stay as they are."""
+        """Memory of a model's weights. Embeddings, norms and the head keep their type."""
+        return self._bytes(shape, self._weights)
+
+    def _bytes(self, shape: ModelShape, weights: GpuWeightKind | None) -> int:
         itemsize = self.types.compute.itemsize
-        if self._weights is None:
+        if weights is None:
             return shape.num_parameters * itemsize
-        num_packed = shape.num_groupable if self._weights == "int4" else shape.num_inner
-        return (shape.num_parameters - num_packed) * itemsize + int(num_packed * _BYTES[self._weights])
+        num_packed = shape.num_groupable if weights == "int4" else shape.num_inner
+        return (shape.num_parameters - num_packed) * itemsize + int(num_packed * _BYTES[weights])
+
+    def int4_bytes(self, shape: ModelShape) -> int | None:
+        return None if self._weights == "int4" else self._bytes(shape, "int4")
 
     def load(self, folder: Path) -> PreTrainedModel:
         register_grouped_experts()
         config = self.read_config(folder)
-        if is_quantized(config):  # transformers packs and multiplies in its own way
+        if is_quantized(config):  # transformers packs and multiplies these in its own way
             return load_model(folder, config, self.types.compute, device=self.device)
         model = load_model(folder, config, self.types.compute, GROUPED_EXPERTS_NAME, self.device)
         self._prepare(model)
@@ -139,17 +145,17 @@ class CudaPlatform(Platform):
         return GraphedTarget(target, attention, self._graph_sizes, self._make_graphs(), max_model_len)
 
     def prepare_heads(self, heads: nn.Module) -> None:
-        """See Platform.prepare_heads. They compute in float32: what they guess changes no answer."""
+        """Move draft heads to the device. They compute in float32; drafts do not affect answers."""
         heads.to(self.device)
 
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
-        return Sampler(TritonDraw(divides=logprobs_mode == "raw"), logprobs_mode)  # processed ones need what is divided
+        return Sampler(TritonDraw(divides=logprobs_mode == "raw"), logprobs_mode)  # processed: of divided logits
 
     @torch.inference_mode()
     def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured:
-        """See Platform.measure: runs prompts that fill a step, with the logits of every token.
+        """Measure memory while prompts fill a whole step, with the logits of every token.
 
-        It is the model's first run, so UnsupportedModelError is raised if its weights are used in an unknown way.
+        It is the model's first run, so it raises UnsupportedModelError if weights are used in an unsupported way.
         """
         block_size = 32
         length = min(sizes.max_num_batched_tokens, shape.max_model_len)
@@ -163,8 +169,8 @@ class CudaPlatform(Platform):
             target.forward(prompt_batch(prompts, block_size))
         except torch.OutOfMemoryError as error:
             raise DoesNotFitError(
-                f"a step of {sizes.max_num_batched_tokens:,} tokens does not fit beside the weights; "
-                "lower max_num_batched_tokens"
+                f"a step of {sizes.max_num_batched_tokens:,} tokens does not fit into the memory left by the weights; "
+                "lower --max-num-batched-tokens"
             ) from error
         except NotImplementedError as error:
             raise UnsupportedModelError(str(error)) from error
@@ -174,10 +180,10 @@ class CudaPlatform(Platform):
         return Measured(torch.cuda.mem_get_info(self.device)[0], taken)
 
     def _prepare(self, model: PreTrainedModel) -> None:
-        """Bring the weights into the form that they are multiplied in.
+        """Convert the weights to the form that they are multiplied in.
 
-        The head stays as it is beside quantised weights: its error would go into every logit. Its product takes rows in
-        float32 as well, which are those of draft heads.
+        The head is never quantised, because its error would reach every logit. Its product also accepts float32 rows,
+        which draft heads use.
         """
         make = partial(make_product, kind=self._weights, exact=self.exact, one_shape=self._one_shape)
         make_dense = partial(make_product, kind=None, exact=self.exact, one_shape=self._one_shape)
@@ -196,24 +202,24 @@ class CudaPlatform(Platform):
             compile_layers(model)
 
     def _shapes_agree(self) -> bool:
-        """Whether products may take tiles of different shapes. A warning if not: products are slower then."""
+        """Whether products may use tiles of different shapes; logs a warning if not, as products are slower then."""
         products = {self.types.compute, FP8 if self._weights == "fp8" else self.types.compute}
         if all(tile_shapes_agree(self.device, dtype) for dtype in products - {torch.float32}):
             return True
-        logger.warning("tiles of different shapes round differently on %s: all products take the same", self.device)
+        logger.warning("Tile shapes round differently on %s: all products use one shape, which is slower", self.device)
         return False
 
 
 def _replace_norms(model: PreTrainedModel) -> None:
     if varying := replace_norms(model).varying:
         raise UnsupportedModelError(
-            f"{model.config.model_type} has norms ({', '.join(sorted(varying))}) that vary with the batch on CUDA; "
-            "allow that with --no-exact"
+            f"{model.config.model_type} models have norms ({', '.join(sorted(varying))}) whose results depend on the "
+            "batch on CUDA; allow that with --no-exact"
         )
 
 
 def _compute_type(config: RunnerConfig) -> torch.dtype:
-    """What is asked for, or the checkpoint's own."""
+    """The configured type, or the checkpoint's."""
     name = load_config(config.model).dtype or "bfloat16" if config.dtype == "auto" else config.dtype
     compute: torch.dtype = getattr(torch, str(name).removeprefix("torch."))
     return compute
@@ -221,5 +227,5 @@ def _compute_type(config: RunnerConfig) -> torch.dtype:
 
 def _weight_kind(config: RunnerConfig) -> GpuWeightKind | None:
     if config.quantization == "int8":
-        raise ValueError("quantization int8 is for the CPU; use fp8 or int4 on CUDA")
+        raise ValueError("quantization int8 is only supported on CPU; use fp8 or int4 on CUDA")
     return config.quantization if config.quantization in ("fp8", "int4") else None

@@ -1,4 +1,4 @@
-"""Small steps as CUDA graphs: one launch in place of several hundred."""
+"""Small steps as CUDA graphs: one launch replaces several hundred."""
 
 import bisect
 import logging
@@ -27,27 +27,27 @@ Result = TypeVar("Result")
 
 
 def graph_sizes(most: int) -> list[int]:
-    """Row counts that graphs are captured for, up to the one that holds `most` rows.
+    """Row counts that graphs are captured for, up to the first that holds `most` rows.
 
-    The next larger one takes a step: close together where a row more costs little, so that few are wasted.
+    A step uses the smallest graph that fits. Sizes are close together where an extra row is cheap.
     """
     grid = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), 512]
     return grid[: bisect.bisect_left(grid, min(most, grid[-1])) + 1]
 
 
 class GraphMaker(Protocol):
-    """Records work on the device."""
+    """Captures work on the device."""
 
     def capture(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-        """What does the same again, on the same memory, and what `run` returned, whose tensors it writes anew."""
+        """Returns a function that repeats `run` on the same memory, and the result tensors that it overwrites."""
         ...
 
 
 class CudaGraphs:
-    """torch's CUDA graphs of one model.
+    """torch's CUDA graphs for one model.
 
-    They share the memory for what only lives within a step, as one runs at a time. What one of them returns lasts until
-    the next runs; so another model, which runs before that is read, has graphs with a memory of their own.
+    One graph runs at a time, so all share their temporary memory. A result is valid until the next graph runs. Another
+    model that runs in between therefore needs its own CudaGraphs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-        """See GraphMaker.capture. Runs once before: compiling kernels and opening libraries cannot be recorded."""
+        """Capture `run`. It first runs uncaptured: kernels cannot be compiled, nor libraries opened, in a capture."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             run()
@@ -68,7 +68,7 @@ class CudaGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
-    """What a graph writes at each replay, beside the logits."""
+    """Results of a graph that each replay overwrites, except the logits."""
 
     features: Mapping[Feature, Tensor]  # [size, width] each
     picked: Tensor  # [size] int64
@@ -76,17 +76,18 @@ class _Outputs:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, what it reads and what it writes."""
+    """A graph with its inputs and outputs."""
 
     replay: Callable[[], None]
-    inputs: Tensor  # [5, size] int64, see _inputs
+    inputs: Tensor  # [5, size] int64 from `_inputs`
     outputs: _Outputs
 
 
 class GraphedTarget:
-    """A TargetModel whose small steps are replayed from graphs; others, and those with unusual needs, run as they are.
+    """A TargetModel that replays small steps from CUDA graphs.
 
-    A step is filled up with rows that nobody asks for: they leave nothing in the cache, and their attention is zero.
+    Large steps, and steps with unusual needs, run without graphs. A step is padded with unused rows: they write nothing
+    to the cache, and their attention is zero.
     """
 
     def __init__(
@@ -101,10 +102,10 @@ class GraphedTarget:
 
         Args:
             target: the model.
-            attention: to the model's cache.
+            attention: attention to the model's cache.
             sizes: row counts, ascending.
-            graphs: makes them.
-            max_model_len: tokens of a choice at most.
+            graphs: captures graphs.
+            max_model_len: maximum tokens of a choice.
         """
         self._max_blocks = -(-max_model_len // attention.cache.block_size)
         self._target = target
@@ -112,12 +113,12 @@ class GraphedTarget:
         self._sizes = list(sizes)
         self._graphs = graphs
         self._captured: dict[int, _Captured] = {}
-        self._logits = torch.empty(0)  # [rows of the largest graph, vocab], of all of them
+        self._logits = torch.empty(0)  # [rows of the largest graph, vocab], shared by all graphs
         self._last: _LastStep | None = None
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Capture all graphs. Called when a first step has run, which compiled all kernels.
+        """Capture all graphs. Call it after a first step, which compiled all kernels.
 
         Raises:
             DoesNotFitError: if there is too little memory left.
@@ -128,8 +129,8 @@ class GraphedTarget:
             self._capture_all()
         except torch.OutOfMemoryError as error:
             raise DoesNotFitError(
-                f"CUDA graphs of steps of up to {self._sizes[-1]} rows do not fit beside weights and KV cache; "
-                "lower kv_cache_gib or max_num_batched_tokens, or do without cuda_graphs"
+                f"CUDA graphs for steps of up to {self._sizes[-1]} rows do not fit into the memory that weights and KV "
+                "cache leave; lower --kv-cache-gib or --max-num-batched-tokens, or set --no-cuda-graphs"
             ) from error
         seconds = time.perf_counter() - start
         logger.info("graphs     %d, for steps of up to %d rows, in %.1f s", len(self._sizes), self._sizes[-1], seconds)
@@ -171,7 +172,7 @@ class GraphedTarget:
         return self._logits[: len(batch.logits_index)]
 
     def _size_for(self, batch: Batch) -> int | None:
-        """That of the smallest graph with room for the batch."""
+        """Size of the smallest graph that fits the batch; None if the batch needs to run without one."""
         num_rows = max(len(batch.tokens), len(batch.logits_index))
         if num_rows == 0 or num_rows > max(self._captured, default=0):
             return None
@@ -179,7 +180,7 @@ class GraphedTarget:
 
     def _capture_all(self) -> None:
         self._metadata = self._attention.reserve(self._sizes[-1], self._max_blocks)
-        # The largest comes first, so that the others find room in the memory that it has taken.
+        # Largest first: the others then fit into the memory that it allocated.
         sizes = track(self._sizes[::-1], "CUDA graphs", console=Console(stderr=True), disable=not sys.stderr.isatty())
         for size in sizes:
             self._captured[size] = self._capture(size)
@@ -210,7 +211,7 @@ class _LastStep:
 
 
 def _inputs(batch: Batch, picks: FusedSamplingPlan | None, size: int) -> IntArray:
-    """Tokens, positions, rows with logits, keys and temperatures (the bits of float64): [5, size], filled with 0."""
+    """Tokens, positions, logit rows, keys and temperatures (the bits of float64), zero-padded: [5, size]."""
     inputs = np.zeros((5, size), dtype=np.int64)
     arrays = [batch.tokens, batch.positions, batch.logits_index]
     if picks is not None:

@@ -1,5 +1,7 @@
-"""The memory plan: what weights and KV cache take, made before anything is loaded."""
+"""Memory plan: the sizes of weights and KV cache, computed before anything is loaded."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,39 +16,41 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 class DoesNotFitError(ValueError):
-    """The model, or a cache for a single useful request, is larger than the memory at hand."""
+    """The model, or the KV cache of one request, is larger than the free memory; the message says what helps."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageTypes:
-    """What the model's numbers are stored as."""
+    """Storage types of a model and its KV cache."""
 
     compute: torch.dtype
-    """What the model computes in; embeddings and norms."""
+    """Type that the model computes in, and of embeddings and norms."""
     weights: Literal["int8", "int4", "fp8"] | None
-    """Weights of linears, experts and the head; None: as the model computes."""
+    """Weights of linears, experts and the head; None: the compute type."""
     kv: torch.dtype
     """Keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What has to go into the memory."""
+    """Sizes of everything that needs memory."""
 
     model_bytes: int
-    """Of the weights of all models, as they are kept."""
+    """Weights of all models, as they are stored."""
     heads_bytes: int
-    """Of those of draft heads."""
+    """Weights of draft heads."""
     loading_bytes: int
-    """The most that is taken while they are loaded."""
+    """Peak memory while the weights are loaded."""
     kv: tuple[KVShape, ...]
-    """Of each token, in all layers of all models and heads."""
+    """One entry per layer of all models and heads."""
     max_model_len: int
     """The model's own limit."""
     step_bytes: int = 0
-    """See Measured."""
+    """Memory of the largest step, in addition to weights and cache."""
     learning_bytes: int = 0
-    """Of the process that trains heads beside, where that has the same memory."""
+    """Memory of the process that trains heads, if it shares the device's memory."""
+    int4_bytes: int | None = None
+    """`model_bytes` with `--quantization int4`; None if that is not possible, or already the case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +58,28 @@ class Room:
     """The memory of a device."""
 
     device: str
-    """Its name."""
+    """Name of the device."""
     free: int
-    """Bytes."""
+    """Free bytes."""
     cache_share: float
-    """Of what is free after the weights, so much is for the KV cache; the rest is for others on the machine."""
+    """Share of the memory that the weights leave free that goes to the KV cache; the rest is left to other programs."""
     cache_limit: int | None = None
-    """The cache's default size at most."""
+    """Upper limit of the KV cache's default size, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The memory of a device on which the models are loaded."""
+    """The memory of a device after the models were loaded."""
 
     free: int
-    """Bytes."""
+    """Free bytes."""
     step_bytes: int
-    """What the largest step takes beside weights and cache."""
+    """Memory of the largest step, in addition to weights and cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What will be allocated."""
+    """Sizes of everything that will be allocated."""
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -84,7 +88,7 @@ class MemoryPlan:
     max_model_len: int
     device: str
     dtype: str
-    """Of the weights in products."""
+    """Type of the weights in matrix products."""
     kv_dtype: str
     learning_bytes: int = 0
 
@@ -94,7 +98,7 @@ class MemoryPlan:
         return self.num_blocks * self.block_size
 
     def lines(self) -> list[str]:
-        """The plan for people."""
+        """The plan as log lines."""
         cache = self.num_tokens * self.kv_bytes_per_token
         learning = [f"learning   {_size(self.learning_bytes)}"] if self.learning_bytes else []
         return [
@@ -110,34 +114,40 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
     """Size the KV cache from free memory, or from the configuration.
 
     Raises:
-        DoesNotFitError: if the weights or one request of the asked-for length do not fit; the message has the numbers.
-        ValueError: if the asked-for length is beyond the model's own.
+        DoesNotFitError: if the weights, or one request of the configured length, do not fit.
+        ValueError: if the configured length is beyond the model's limit.
     """
     weights, free = needs.model_bytes + needs.heads_bytes, room.free - needs.learning_bytes
     per_token = sum(kv.num_bytes(types.kv) for kv in needs.kv)
     per_block = per_token * config.block_size
     if weights + per_block > free:
-        beside = f", beside {_size(needs.learning_bytes)} for learning" if needs.learning_bytes else ""
-        raise DoesNotFitError(
-            f"the weights take {_size(weights)} and {_size(max(free, 0))} are free on {room.device}{beside}"
-        )
+        raise _weights_error(needs, room, types, per_block)
     if needs.loading_bytes > free:
         raise DoesNotFitError(
-            f"loading the weights takes {_size(needs.loading_bytes)} and {_size(free)} are free on {room.device}"
+            f"loading the weights takes {_size(needs.loading_bytes)}, but only {_size(free)} are free on "
+            f"{room.device}; {_either([])}"
         )
 
     wanted = config.max_model_len or needs.max_model_len
     if wanted > needs.max_model_len:
-        raise ValueError(f"max_model_len {wanted:,} is more than the model's own limit of {needs.max_model_len:,}")
+        raise ValueError(
+            f"max_model_len {wanted:,} is more than the model's own limit of {needs.max_model_len:,}; lower it"
+        )
     left = max(free - weights - needs.step_bytes, 0)
     useful = -(-wanted // config.block_size) * per_block * sizes.max_num_seqs
-    cache = _cache_bytes(left, useful, config, room)
+    cache = _cache_bytes(left, useful, config, room, needs)
     num_blocks = cache // per_block
     fitting = num_blocks * config.block_size
     if fitting < 1 or (config.max_model_len is not None and fitting < config.max_model_len):
+        required = -(-wanted // config.block_size) * per_block
+        ways = [
+            f"set --kv-cache-gib {math.ceil(required / GIB * 100) / 100}" if cache < required <= left else "",
+            f"set --max-model-len {fitting}" if fitting else "",
+            _int4_advice(needs, required - left) if required > left else "",
+        ]
         raise DoesNotFitError(
-            f"a KV cache of {_size(cache)} holds {fitting:,} tokens at {_size(per_token)} each, fewer than one request "
-            f"of {wanted:,} tokens; lower max_model_len or raise kv_cache_gib ({_size(left)} are free)"
+            f"the KV cache of {_size(cache)} holds {fitting:,} tokens at {_size(per_token)} each, fewer than one "
+            f"request of {wanted:,} tokens ({_size(left)} are free after the weights); {_either(ways)}"
         )
     return MemoryPlan(
         weight_bytes=weights,
@@ -152,19 +162,51 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
     )
 
 
-def _cache_bytes(left: int, useful: int, config: RunnerConfig, room: Room) -> int:
-    """Bytes for the KV cache: as configured, else a share of what is left, never more than `useful`."""
+def _weights_error(needs: Needs, room: Room, types: StorageTypes, per_block: int) -> DoesNotFitError:
+    """The error for weights that do not fit together with one KV block."""
+    free = room.free - needs.learning_bytes
+    lacking = needs.model_bytes + needs.heads_bytes + per_block - free
+    learning = f" next to {_size(needs.learning_bytes)} for training heads" if needs.learning_bytes else ""
+    ways = [
+        _int4_advice(needs, lacking) if needs.loading_bytes <= free else "",
+        "turn off --learn" if lacking <= needs.learning_bytes else "",
+    ]
+    return DoesNotFitError(
+        f"the weights take {_size(needs.model_bytes + needs.heads_bytes)} as {types.weights or _name(types.compute)}, "
+        f"but only {_size(max(free, 0))} are free on {room.device}{learning}; {_either(ways)}"
+    )
+
+
+def _int4_advice(needs: Needs, lacking: int) -> str:
+    """Suggest int4 weights if they free as many bytes as are lacking."""
+    if needs.int4_bytes is None or needs.model_bytes - needs.int4_bytes < lacking:
+        return ""
+    return f"use --quantization int4 ({_size(needs.int4_bytes)} of weights)"
+
+
+def _either(ways: Sequence[str]) -> str:
+    """Advice on how to save memory; empty items do not apply."""
+    return ", or ".join(filter(None, ways)) or "free some memory, or use a smaller model"
+
+
+def _cache_bytes(left: int, useful: int, config: RunnerConfig, room: Room, needs: Needs) -> int:
+    """Bytes for the KV cache: as configured, otherwise a share of `left`, but never more than `useful`."""
     if config.kv_cache_gib is not None:
         asked = int(config.kv_cache_gib * GIB)
         if asked > left:
-            raise DoesNotFitError(f"kv_cache_gib asks for {_size(asked)}; {_size(left)} are free after the weights")
+            fitting = math.floor(left / GIB * 100) / 100
+            ways = [f"set --kv-cache-gib {fitting} or less" if fitting else "", _int4_advice(needs, asked - left)]
+            raise DoesNotFitError(
+                f"kv_cache_gib asks for {_size(asked)}, but only {_size(left)} are free after the weights; "
+                f"{_either(ways)}"
+            )
         return asked
     shared = min(useful, int(left * room.cache_share))
     return shared if room.cache_limit is None else min(shared, room.cache_limit)
 
 
 def free_memory(group: Path = _CONTROL_GROUP) -> int:
-    """Bytes of the host that can be allocated now, within the limit of the control group (version 2)."""
+    """Bytes of the host's memory that can be allocated now, within the control group's limit (version 2)."""
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(meminfo["MemAvailable"].split()[0]) * 1024
     limit = group / "memory.max"
@@ -174,8 +216,10 @@ def free_memory(group: Path = _CONTROL_GROUP) -> int:
 
 
 def _used_memory(group: Path) -> int:
-    """Bytes that the group cannot give up. What it has read of files also counts as current, a downloaded model say,
-    but pages that nobody has used for a while make room when memory is asked for.
+    """Bytes that the control group cannot reclaim.
+
+    Its current usage includes cached file content, such as a downloaded model; the kernel reclaims inactive file pages
+    on demand.
     """
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return int((group / "memory.current").read_text()) - int(stat["inactive_file"])
@@ -186,7 +230,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _size(num_bytes: int) -> str:
-    """Bytes in a unit that reads well."""
+    """A number of bytes in a readable unit."""
     for unit, scale in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.1f} {unit}"
@@ -194,15 +238,11 @@ def _size(num_bytes: int) -> str:
 
 
 _HOST_TENSORS = ("you tried to allocate", "std::bad_alloc")
-"""Torch has no class of errors for the memory of tensors on the CPU."""
+"""Parts of messages that mean out of memory: torch has no error class for CPU tensors."""
 
 
 def oom_reason(error: Exception) -> str:
-    """What an error says if it says that memory ran out: never empty.
-
-    Raises:
-        Exception: the error itself, if it says anything else.
-    """
+    """Return an out-of-memory error's message, which is never empty; re-raise any other error."""
     says = str(error)
     is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if is_memory or (isinstance(error, RuntimeError) and any(words in says for words in _HOST_TENSORS)):

@@ -1,4 +1,4 @@
-"""What the runner asks of the device that it runs on."""
+"""Interface of a platform: how models are loaded and run on a device."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -25,58 +25,62 @@ from model_runner.sampling.sampler import Sampler
 
 
 class Platform(ABC):
-    """How models are loaded, kept and run on one device. Everything that it makes computes exactly, and alike."""
+    """Loads models and runs them on one device."""
 
     device: torch.device
     types: StorageTypes
     exact: bool
-    """See RunnerConfig."""
-    picks_ahead: bool
-    """Whether target models find the tokens of plain rows themselves."""
-    runs_beside: bool
-    """Whether the device computes a step while the host goes on: it can look for masks, and launch the next step."""
+    """Whether a row's result is bit-identical in every batch (`RunnerConfig.exact`)."""
+    presamples: bool
+    """Whether target models sample the tokens of plain rows in their forward pass."""
+    is_async: bool
+    """Whether the host can compute grammar masks and launch the next step while the device computes."""
     pick_allowed: PickAllowed | None = None
-    """Picks tokens where grammars hold rows; None where the sampler is as quick."""
+    """Samples tokens of rows with grammars; None if the general sampler is as fast."""
     rows: str
-    """What the inputs of products are rounded to."""
+    """Type that the inputs of matrix products are rounded to."""
     kernels: str
-    """What runs the models: an instruction set, or a compiler with its version; "none" for plain torch."""
+    """The instruction set, or the compiler with its version; "none" for plain torch."""
 
     @property
     @abstractmethod
     def hardware(self) -> str:
-        """The processor, as far as the rounding may depend on it."""
+        """The processor, as far as rounding may depend on it."""
 
     @abstractmethod
     def sizes(self, config: RunnerConfig) -> Sizes:
-        """Those of the configuration, or what suits this device where it leaves them open."""
+        """The configured sizes; defaults of this device where they are not configured."""
 
     @abstractmethod
     def room(self) -> Room:
-        """The memory that is free now."""
+        """The memory that is currently free."""
 
     @abstractmethod
     def weight_bytes(self, shape: ModelShape) -> int:
-        """Memory of a model's weights, as this platform keeps them."""
+        """Memory of a model's weights, as this platform stores them."""
+
+    def int4_bytes(self, shape: ModelShape) -> int | None:
+        """Memory of a model's weights with `--quantization int4`; None if not possible, or already the case."""
+        return None
 
     def read_config(self, folder: Path) -> PretrainedConfig:
-        """A model's configuration, with what is to become of quantised weights.
+        """A model's configuration, which also says whether quantised weights are dequantised.
 
         Raises:
-            UnsupportedModelError: if transformers does not know the model, or it cannot be served here.
+            UnsupportedModelError: if transformers does not know the model, or this platform does not support it.
         """
         return as_served(folder, load_config(folder), self.device, exact=self.exact)
 
     @abstractmethod
     def load(self, folder: Path) -> PreTrainedModel:
-        """A model on the device, its weights in the form that they are multiplied in.
+        """Load a model to the device, with its weights in the form that they are multiplied in.
 
         Raises:
             UnsupportedModelError: if a part of the model cannot be computed exactly.
         """
 
     def load_again(self, loaded: PreTrainedModel) -> PreTrainedModel:
-        """A model that was loaded, to be run on another cache beside it. Its weights take no more memory."""
+        """A copy of a loaded model for another cache. It shares the weights' memory."""
         return twin(loaded)
 
     @abstractmethod
@@ -84,7 +88,7 @@ class Platform(ABC):
         """Attention to a cache."""
 
     def try_attention(self, attention: AttentionBackend[Any], cache: KVCache) -> None:
-        """Where results are to be exact, make sure that attention to an empty cache keeps its promise.
+        """If results must be exact, check on an empty cache that attention gives the same bits in every batch.
 
         Raises:
             UnsupportedModelError: if it does not.
@@ -92,23 +96,23 @@ class Platform(ABC):
         how = first_difference(attention, cache, self.types.compute) if self.exact else None
         if how is not None:
             raise UnsupportedModelError(
-                f"attention by {self.kernels} on {self.hardware} gives a row other bits {how} than when it is decoded "
-                "alone, so answers would depend on what else is computed; on CUDA you can allow that with --no-exact"
+                f"attention by {self.kernels} on {self.hardware} rounds a row differently {how} than when it is "
+                "decoded alone, so answers would depend on other requests; on CUDA you can allow that with --no-exact"
             )
 
     @abstractmethod
     def prepare_heads(self, heads: nn.Module) -> None:
-        """Bring draft heads to the device and into the form that they are multiplied in.
+        """Move draft heads to the device, with their weights in the form that they are multiplied in.
 
-        Any thread may do so, also while models run.
+        Thread-safe, even while models run.
         """
 
     @abstractmethod
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
-        """What draws tokens on the device."""
+        """The sampler that draws tokens on the device."""
 
     def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
-        """A cache for layers of these shapes."""
+        """A KV cache for layers of these shapes."""
         return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device)
 
     def make_target(
@@ -118,16 +122,16 @@ class Platform(ABC):
         max_model_len: int,
         needs: Collection[Feature] = (),
     ) -> TargetModel:
-        """The model, ready to run on the cache of the attention. See HFTargetModel.
+        """The model, ready to run on the attention's cache; `needs` are the features to capture.
 
         No choice has more than `max_model_len` tokens.
         """
         return HFTargetModel(model, attention, needs)
 
     def find_early_exit(self, model: PreTrainedModel) -> EarlyExit | None:
-        """The head of the model on what is between its layers; None if the model does not take this."""
+        """The model's head for hidden states between its layers; None if the model does not support this."""
         return find_early_exit(model)
 
     def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured | None:
-        """The memory as it is when the models are loaded and the target runs; None where the first plan will do."""
+        """Memory after loading and in the target's largest step; None if the first plan needs no correction."""
         return None

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.batch import PromptRows
-from model_runner.contract import Candidate, SamplingParams, TokenLogprobs
+from model_runner.contract import BeamCandidate, SamplingParams, TokenLogprobs
 from model_runner.kernels.row_sums import row_log_softmax
 from model_runner.sampling.truncations import places
 
@@ -53,7 +53,7 @@ def values_of(logprobs: Tensor, tokens: Sequence[int]) -> tuple[tuple[int, float
 
 def candidates_of(
     scores: Tensor, logits: Tensor, counts: Sequence[int], num_top: Sequence[int | None]
-) -> list[tuple[Candidate, ...]]:
+) -> list[tuple[BeamCandidate, ...]]:
     """The best possible tokens of each row, at most `counts` of them.
 
     Args:
@@ -70,7 +70,7 @@ def candidates_of(
     ]
     reports = _reports(logits, [[token for token, _ in of_row] for of_row in possible], num_top)
     return [
-        tuple(Candidate(token, value, report) for (token, value), report in zip(of_row, its_reports, strict=True))
+        tuple(BeamCandidate(token, value, report) for (token, value), report in zip(of_row, its_reports, strict=True))
         for of_row, its_reports in zip(possible, reports, strict=True)
     ]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_runner.config import LogprobsMode
-from model_runner.contract import Candidate, Failure, TokenLogprobs, no_token_left
+from model_runner.contract import BeamCandidate, Failure, TokenLogprobs, no_token_left
 from model_runner.kernels.library import Kernels
 from model_runner.kernels.row_sums import row_log_softmax
 from model_runner.sampling.fused_sampling import NO_TOKEN, MaskedRows
@@ -104,7 +104,7 @@ class Picks:
     """Why nothing could be sampled, or None."""
     surprises: tuple[float | None, ...]
     """For rows with mirostat and no error: -log2 of the token's probability in the distribution it was drawn from."""
-    candidates: Mapping[int, tuple[Candidate, ...]] = field(default_factory=dict)
+    candidates: Mapping[int, tuple[BeamCandidate, ...]] = field(default_factory=dict)
     """For rows that want candidates and have no error."""
 
 
@@ -185,7 +185,7 @@ def _with_logprobs(raw: Tensor, listed: Sequence[int]) -> Tensor:
 
 def _candidates(
     scores: Tensor, reported: Tensor, rows: SamplingRows, errors: Collection[int]
-) -> dict[int, tuple[Candidate, ...]]:
+) -> dict[int, tuple[BeamCandidate, ...]]:
     """Candidates of the rows that want some and have no error."""
     listed = [row for row in rows.listed if row not in errors]
     if not listed:

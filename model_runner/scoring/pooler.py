@@ -17,7 +17,7 @@ from model_runner.models.features import LAST, Feature
 from model_runner.models.loading import ClassificationHead, FloatArray
 from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.verify import Verdict
-from model_runner.state import Choice
+from model_runner.state import RunningChoice
 
 _FIXED_POINT = 2.0**28
 """Fixed-point units per 1.0. Hidden states are rounded to this before they are added."""
@@ -42,7 +42,7 @@ class Pooler:
         return frozenset({LAST}) if asked - {"logits"} else frozenset()
 
     @torch.inference_mode()
-    def __call__(self, step: RawStep, choices: Sequence[Choice]) -> dict[int, Verdict]:
+    def __call__(self, step: RawStep, choices: Sequence[RunningChoice]) -> dict[int, Verdict]:
         """The result or the error of each finished choice, by index in the batch.
 
         Also adds to the sums of choices that ask for a mean, unless an exception is raised.
@@ -84,7 +84,7 @@ def _sum(hidden: Tensor) -> IntArray | None:
     return array
 
 
-def _mean(choice: Choice, rows: PooledRows, added: IntArray | None) -> FloatArray:
+def _mean(choice: RunningChoice, rows: PooledRows, added: IntArray | None) -> FloatArray:
     """The mean over all tokens so far. The choice keeps the sum."""
     if added is None:
         choice.hidden_sum = None

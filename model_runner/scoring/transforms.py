@@ -11,7 +11,7 @@ from model_runner.batch import Batch
 from model_runner.contract import Contrastive, DoLa, SamplingParams
 from model_runner.kernels.row_sums import entropies, row_log_softmax
 from model_runner.models.early_exit import EarlyExit
-from model_runner.models.features import Feature, entering
+from model_runner.models.features import Feature, layer_input
 from model_runner.models.target import TargetModel
 from model_runner.sampling.fused_sampling import FusedSamplingPlan
 
@@ -174,7 +174,7 @@ class LayerContrast:
         return sampling.dola is not None
 
     def needs(self, sampling: SamplingParams) -> Collection[Feature]:
-        return [entering(layer) for layer in self._candidates(sampling)]
+        return [layer_input(layer) for layer in self._candidates(sampling)]
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
         scores = step.logits.new_empty(len(share.rows), step.logits.shape[1])
@@ -194,7 +194,7 @@ class LayerContrast:
         for layer in sorted({layer for of_row in candidates for layer in of_row}):
             asking = [row for row, of_row in enumerate(candidates) if layer in of_row]
             rows = torch.tensor(asking, device=logits.device)
-            hidden = step.features[entering(layer)].index_select(0, tokens[rows])
+            hidden = step.features[layer_input(layer)].index_select(0, tokens[rows])
             early = row_log_softmax(self._exit(hidden).double())
             distance = divergence(mature[rows], early)
             is_farther = distance > farthest[rows]  # among equals the lower layer wins

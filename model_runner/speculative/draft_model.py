@@ -16,12 +16,12 @@ from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
 
 
 def num_draft_blocks(num_blocks: int, max_num_seqs: int, block_size: int, nodes: int) -> int:
-    """Blocks of a cache for drafts: one for each of the target's, and for each choice some for `nodes` tree nodes."""
+    """Blocks of a draft cache: the target's, and scratch blocks for `nodes` tree nodes of each choice."""
     return num_blocks + max_num_seqs * _scratch_of_slot(block_size, nodes)
 
 
 def _scratch_of_slot(block_size: int, nodes: int) -> int:
-    return -(-(nodes + 1) // block_size)  # the last known token may have no block yet, and goes there as well
+    return -(-(nodes + 1) // block_size)  # the last known token may not have a block yet and then uses a scratch block
 
 
 @dataclass(slots=True)
@@ -29,65 +29,65 @@ class _Slot:
     length: int
     """Leading tokens whose keys and values are in the cache."""
     num_blocks: int
-    """Blocks of the choice that were looked at."""
+    """How many of the choice's blocks were checked."""
     table: list[int] = field(default_factory=list)
     """The choice's blocks, then its scratch blocks."""
     paths: dict[int, list[int]] = field(default_factory=dict)
-    """Of each node of the tree that is growing: the places of its ancestors and its own."""
+    """For each node of the growing tree, the places of its ancestors and its own."""
 
 
 class BlockGenerations:
-    """How often each of the target's blocks was handed out to be written to.
+    """How often each of the target's blocks was handed out to be written.
 
-    Who gets a block may use another drafter, or none, and those after that find its new content in the prefix cache. So
-    what a drafter has of a block counts until the next time, whoever gets it.
+    A new owner of a block may use another drafter, or none, and later choices find its new content in the prefix cache.
+    So a drafter's content of a block is valid only until the block is handed out again.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._counts = np.zeros(num_blocks, dtype=np.int64)
 
     def __len__(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return len(self._counts)
 
     def note(self, blocks: Sequence[int]) -> None:
-        """These are handed out. Each stands there once."""
+        """Note that these blocks, all different, are handed out."""
         self._counts[np.array(blocks, dtype=np.int64)] += 1
 
     def of(self, blocks: Sequence[int]) -> IntArray:
-        """How often each of these was."""
+        """How often each of these blocks was handed out."""
         return self._counts[np.array(blocks, dtype=np.int64)]
 
 
 class DraftKV:
-    """Which keys and values a drafter has, and batches for those that it computes next.
+    """Tracks which keys and values a drafter has, and builds batches for the missing ones.
 
-    A known token has its keys and values in the block, and at the place in it, where the target has its own: what the
-    prefix cache or a fork finds for the target, it finds for the drafter, too. Nodes of a tree have theirs in scratch
-    blocks of the slot, for no longer than the tree grows.
+    A known token has its keys and values at the same block and offset as in the target's cache. So the drafter also
+    benefits from the prefix cache and forks. Nodes of a tree use scratch blocks of the slot while the tree grows.
 
         table   | the choice's blocks ......................... | scratch blocks         |
                 | known tokens, at their own places             | last token?  | nodes   |
     """
 
     def __init__(self, generations: BlockGenerations, block_size: int, nodes: int, *, lag: int = 0) -> None:
-        """
+        """Starts with an empty cache.
+
         Args:
             generations: of the target's blocks.
-            block_size: of both.
-            nodes: of one tree that are computed, at most.
-            lag: how many of the last known tokens have no keys and values; the tree grows from the one before them.
+            block_size: of both caches.
+            nodes: maximum number of computed nodes per tree.
+            lag: how many of the last known tokens have no keys and values; the tree grows from the token before them.
         """
         self._lag = lag
         self._generations = generations
         self._block_size = block_size
         self._scratch = _scratch_of_slot(block_size, nodes)
         self._filled_in = np.full(len(generations), -1, dtype=np.int64)
-        """How often a block had been handed out when all its tokens had their keys and values here."""
+        """The generation of each block when all its tokens had their keys and values here."""
         self._slots: dict[int, _Slot] = {}
 
     def begin(self, choice: NewChoice) -> None:
-        """A choice begins; what is in the blocks that it shares need not be computed again if it is here."""
+        """A choice begins. Shared blocks whose content is already here are not computed again."""
         shared = choice.blocks[: choice.num_computed // self._block_size]
         is_filled = self._filled_in[list(shared)] == self._generations.of(shared)
         num_filled = int(np.logical_and.accumulate(is_filled).sum())
@@ -98,7 +98,7 @@ class DraftKV:
         del self._slots[slot]
 
     def missing(self, step: ChoiceStep, end: int) -> range:
-        """Positions below `end` that are still to be computed. Begins a new step of the choice."""
+        """Positions below `end` that need to be computed. Begins a new step of the choice."""
         slot = self._take_up(step)
         return range(min(slot.length, end - 1), end)
 
@@ -116,7 +116,7 @@ class DraftKV:
         return slot
 
     def known_batch(self, steps: Sequence[ChoiceStep], spans: Sequence[range]) -> Batch:
-        """Known tokens of these choices at these positions; logits are wanted of the last of each."""
+        """A batch of known tokens of these choices at these positions, with logits for the last of each."""
         places = [position for span in spans for position in span]
         positions = np.array(places, dtype=np.int64)
         choice_of = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
@@ -128,14 +128,14 @@ class DraftKV:
         return self._batch(np.array(tokens), positions, positions, choice_of, tables, last)
 
     def keep(self, step: ChoiceStep, span: range) -> None:
-        """Known tokens at these positions were computed. Those that have no block yet will have to be again."""
+        """Note that known tokens at these positions were computed. Tokens without a block will be computed again."""
         slot = self._slots[step.slot]
         slot.length = min(span.stop, len(step.blocks) * self._block_size)
         filled = step.blocks[span.start // self._block_size : slot.length // self._block_size]
         self._filled_in[list(filled)] = self._generations.of(filled)
 
     def node_batch(self, frontier: Sequence[FrontierNode]) -> Batch:
-        """Nodes of trees, whose ancestors but the root were in earlier such batches; logits are wanted of all."""
+        """A batch of tree nodes with logits for all; their ancestors, except the root, were in earlier batches."""
         choices = sorted({leaf.choice for leaf in frontier})
         ordered = sorted(range(len(frontier)), key=lambda index: frontier[index].choice)
         paths = [self._path(frontier[index]) for index in ordered]
@@ -156,7 +156,7 @@ class DraftKV:
         )
 
     def _path(self, leaf: FrontierNode) -> list[int]:
-        """Places of the node's ancestors and its own, which it gets now."""
+        """Places of the node's ancestors and of the node itself, which gets its place now."""
         slot = self._slots[leaf.step.slot]
         first = max(len(leaf.step.tokens) - self._lag, slot.num_blocks * self._block_size)
         path = [*slot.paths.get(leaf.parent, ()), first + len(slot.paths)]
@@ -191,9 +191,9 @@ class DraftKV:
 
 
 class DraftModelProposer:
-    """Runs a model over what is known and then over its own best guesses, depth by depth.
+    """Runs a model on the known tokens and then on its own best guesses, depth by depth.
 
-    Leviathan et al., arXiv:2211.17192, with trees of the draft's most probable candidates in place of one chain.
+    Leviathan et al., arXiv:2211.17192, with trees of the most probable candidates instead of one chain.
     """
 
     needs: frozenset[Feature] = frozenset()
@@ -201,18 +201,16 @@ class DraftModelProposer:
     sees_all_steps = False
 
     def __init__(self, model: TargetModel, kv: DraftKV, limits: GrowthLimits) -> None:
-        """The model reads and writes the cache that `kv` keeps the books of."""
+        """The model reads and writes the cache that `kv` manages."""
         self._model = model
         self._kv = kv
         self._limits = limits
 
     def begin(self, choice: NewChoice) -> None:
-        """See Proposer.begin."""
         self._kv.begin(choice)
 
     @torch.inference_mode()
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        """See Proposer.propose."""
         wanted = [choice for choice in step.choices if choice.max_nodes]
         if not wanted:
             return [NO_DRAFT] * len(step.choices)
@@ -224,7 +222,6 @@ class DraftModelProposer:
         return [next(trees) if choice.max_nodes else NO_DRAFT for choice in step.choices]
 
     def end(self, slot: int) -> None:
-        """See Proposer.end."""
         self._kv.end(slot)
 
     def _extend(self, frontier: Sequence[FrontierNode]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a grammar leaves no choice about is a draft that costs nothing to find."""
+"""Drafts tokens that a grammar forces, which cost nothing to find."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,17 +11,18 @@ if TYPE_CHECKING:
     from model_runner.sampling.grammar import Matcher
 
 _FORCED, _GUESSED = 0.9, 0.5
-"""First guesses, until it has been measured: where the text is certain (but not how it is spelled), and elsewhere."""
+"""Initial confidences, until they are measured: where the text is certain (but not its tokens), and elsewhere."""
 _TOKENS_BEFORE = 64
-"""Of the output, in whose manner it goes on."""
+"""How many output tokens are context for choosing between spellings."""
 
 MatcherOf = Callable[[int], "Matcher | None"]
-"""What follows the output of a slot that has a grammar."""
+"""Returns the matcher after the output of a slot; None for a slot without grammar."""
 
 
 class GrammarProposer:
-    """Drafts the keys and marks that must come next: jump-forward decoding (Zheng et al., arXiv:2312.07104), but the
-    target still decides, so that it never changes the answer. Drafts nothing without a grammar.
+    """Drafts text that must come next: jump-forward decoding (Zheng et al., arXiv:2312.07104).
+
+    The target still decides, so answers never change. Drafts nothing without a grammar.
     """
 
     needs: frozenset[Feature] = frozenset()
@@ -32,14 +33,13 @@ class GrammarProposer:
         self._matcher_of = matcher_of
 
     def begin(self, choice: NewChoice) -> None:
-        """See Proposer.begin."""
+        """Nothing to prepare."""
 
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        """See Proposer.propose."""
         return [self._draft(choice) for choice in step.choices]
 
     def end(self, slot: int) -> None:
-        """See Proposer.end."""
+        """Nothing to release."""
 
     def _draft(self, choice: ChoiceStep) -> DraftTree:
         matcher = self._matcher_of(choice.slot)
@@ -51,9 +51,9 @@ class GrammarProposer:
 
 
 def prune(tree: DraftTree, matcher: "Matcher") -> DraftTree:
-    """The tree without the nodes that the grammar does not allow, which would be computed for nothing.
+    """The tree without nodes that the grammar does not allow.
 
-    Drawn tokens stay: leaving out some of them for what they are would change the distribution of the rest.
+    Drawn tokens stay: removing some of them because of their values would change the distribution of the others.
     """
     if tree.drawn_from is not None:
         return tree

@@ -1,4 +1,4 @@
-"""Growing draft trees depth by depth from the guesses of a network."""
+"""Grows draft trees depth by depth from a network's predictions."""
 
 import heapq
 import itertools
@@ -18,20 +18,20 @@ from model_runner.speculative.verify import confidence_of_drawn
 
 Place = TypeVar("Place")
 Children = Callable[[Place], Iterable[tuple[int, float, Place]]]
-"""From a place to what may follow there: distinct tokens, their probabilities, and the places after them."""
+"""Maps a place to its possible continuations: distinct tokens, their probabilities, and the places after them."""
 
 
 def grow_best_first(place: Place, children: Children[Place], max_nodes: int, least: float) -> DraftTree:
-    """The tree of the `max_nodes` most probable nodes, most probable first; none is less probable than `least`.
+    """The tree of the `max_nodes` most probable nodes, most probable first; all have at least the probability `least`.
 
-    The probability of a node is the product of those on its path, so no node is more probable than its parent: taking
-    the best of all known nodes, one after the other, finds the best tree.
+    A node's probability is the product along its path, so no node is more probable than its parent. Taking the best of
+    all known nodes, one after another, therefore finds the best tree.
     """
     tokens: list[int] = []
     parents: list[int] = []
     confidence: list[float] = []
     order = itertools.count()
-    """Breaks ties, so that places are never compared: what came first, first."""
+    """Breaks ties in order of insertion, so that places are never compared."""
     open_nodes: list[tuple[float, int, int, int, float, Place]] = []
 
     def offer(parent: int, survival: float, parent_place: Place) -> None:
@@ -52,60 +52,60 @@ def grow_best_first(place: Place, children: Children[Place], max_nodes: int, lea
 
 
 _NEVER = -30.0
-"""A token with this log probability is not drawn, even if there is no other."""
+"""A token with this log probability is never drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthLimits:
-    """How a tree grows."""
+    """Limits on the growth of a tree."""
 
     max_depth: int
     branches: int = 3
-    """Children of a node at most."""
+    """Maximum number of children of a node."""
     front: int = 3
-    """Nodes of one depth that are followed further, the most probable ones."""
+    """How many nodes of one depth are extended, the most probable ones."""
     least: float = 0.08
-    """Nodes less probable than this are left out: they would not pay for their row."""
+    """Minimum probability of a node; less probable nodes would not pay for their row."""
     followed: float = 0.2
-    """Nodes less probable than this are not followed further: what comes after them would not pay for finding it."""
+    """Minimum probability of an extended node; the children of less probable nodes would not pay for finding them."""
     candidates: int = 32
-    """Tokens that are considered at a node, the most probable ones of the draft; the others count as impossible."""
+    """How many of a node's most probable tokens are considered; other tokens count as impossible."""
 
     @property
     def num_extended(self) -> int:
-        """From how many nodes a tree grows further, at most."""
+        """Maximum number of nodes that a tree is extended from."""
         return self.front * (self.max_depth - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierNode:
-    """A node from which a tree can grow further."""
+    """A node that a tree can be extended from."""
 
     step: ChoiceStep
     choice: int
     """Index of the choice in the step."""
     node: int
-    """Number of the node in the choice's growth."""
+    """Number of the node in the choice's growing tree."""
     token: int
     parent: int
     depth: int
 
 
 Extend = Callable[[Sequence[FrontierNode]], Tensor]
-"""Logits [n, draft vocabulary] of what follows each of these nodes; all are of one depth, children of earlier ones."""
+"""Returns logits [n, draft vocabulary] after each of these nodes; all have the same depth, and earlier parents."""
 
 
 @dataclass(slots=True)
 class _Growth:
-    """One choice's tree in the making."""
+    """The growing tree of one choice."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     probability: list[float] = field(default_factory=list)
-    """To become output, by the confidences along the path."""
+    """Probability of each node to be accepted: the product of confidences along its path."""
     drawn_from: dict[int, DraftDistribution] = field(default_factory=dict)
-    """See DraftTree; empty if the tokens were chosen."""
+    """The distributions of `DraftTree.drawn_from`; empty if the tokens were not drawn."""
 
     def add(self, parent: int, token: int, confidence: float) -> int:
         self.tokens.append(token)
@@ -115,11 +115,11 @@ class _Growth:
         return len(self.tokens) - 1
 
     def floor(self, count: int) -> float:
-        """What a further node has to be more probable than, to be among the best `count`."""
+        """The probability that a new node must exceed to be among the best `count`."""
         return heapq.nlargest(count, self.probability)[-1] if len(self.probability) >= count else 0.0
 
     def best(self, count: int) -> DraftTree:
-        """The most probable nodes; a node's parent is never less probable, and stands before it."""
+        """The tree of the most probable nodes; parents are never less probable and come first."""
         order = sorted(range(len(self.tokens)), key=lambda node: -self.probability[node])[:count]
         columns = tuple(self.tokens), tuple(self.parents), tuple(self.confidence)
         return DraftTree(*columns, self.drawn_from or None).take(order)
@@ -132,22 +132,21 @@ def grow(
     draft_ids: NDArray[np.int64] | None,
     limits: GrowthLimits,
 ) -> list[DraftTree]:
-    """A tree for each choice, the most probable nodes first (EAGLE-2's dynamic trees, arXiv:2406.16858).
+    """A tree for each choice, most probable nodes first (EAGLE-2's dynamic trees, arXiv:2406.16858).
 
-    For choices that sample, a node's children are those that the target's own noise makes the draft draw: if draft and
-    target agree on the distribution, they agree on the token (arXiv:2408.07978). Where rejection tests the drafts, the
-    same noise serves to draw children without replacement (Gumbel top-k, arXiv:1903.06059), and the tree's form depends
-    on no token.
+    For choices that sample, children are drawn with the target's own noise: if draft and target agree on the
+    distribution, they agree on the token (arXiv:2408.07978). If drafts are tested by rejection, the same noise draws
+    children without replacement (Gumbel top-k, arXiv:1903.06059), and the shape of the tree does not depend on tokens.
 
-    A child is at most as probable as its parent, so no node is followed that could not lead to one of the `max_nodes`
-    best. That changes no tree.
+    A child is at most as probable as its parent, so nodes that cannot lead to one of the `max_nodes` best are not
+    extended. This does not change the tree.
 
     Args:
-        steps: the choices; those that want no nodes get none.
-        first: [choices, draft vocabulary] logits of the first token of each.
-        extend: gives the logits of all further ones.
-        draft_ids: the target's ids of the draft vocabulary; None where they are the same.
-        limits: of every tree.
+        steps: the choices; a choice with `max_nodes` 0 gets no tree.
+        first: [choices, draft vocabulary] logits of each choice's first draft token.
+        extend: returns the logits of all further tokens.
+        draft_ids: the target's ids of the draft vocabulary; None if they are the same.
+        limits: limits of every tree.
     """
     growths = [_Growth() for _ in steps]
     frontier = [FrontierNode(step, index, ROOT, -1, ROOT, 0) for index, step in enumerate(steps) if step.max_nodes]
@@ -167,10 +166,10 @@ def _sprout(
     draft_ids: NDArray[np.int64] | None,
     limits: GrowthLimits,
 ) -> list[FrontierNode]:
-    """Give each leaf its children."""
+    """Add children to each leaf; returns them."""
     values, columns = logits.topk(min(limits.candidates, logits.shape[-1]), -1)
     scores = values.double().cpu().numpy()
-    with np.errstate(over="ignore", invalid="ignore"):  # the temperature may be tiny, and logits not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # the temperature may be tiny, and logits may be infinite
         scores = (scores - scores[:, :1]) / [[leaf.step.sampling.temperature or 1.0] for leaf in frontier]
         log_probs = scores - np.logaddexp.reduce(scores, -1, keepdims=True)
     tokens = columns.cpu().numpy() if draft_ids is None else draft_ids[columns.cpu().numpy()]
@@ -193,7 +192,7 @@ def _sprout(
 def _children(
     leaf: FrontierNode, log_probs: NDArray[np.float64], ids: NDArray[np.int64], limits: GrowthLimits
 ) -> list[tuple[int, float]]:
-    """Tokens and confidences, best first, of those with these log probabilities."""
+    """Tokens and confidences of the leaf's children, best first, from these log probabilities."""
     scores = log_probs
     if leaf.step.sampling.temperature:
         scores = log_probs + gumbels(leaf.step.noise_key(leaf.depth + 1), ids)
@@ -206,7 +205,7 @@ def _children(
 
 
 def _leading(grown: Sequence[FrontierNode], growths: Sequence[_Growth], limits: GrowthLimits) -> list[FrontierNode]:
-    """The frontier of each choice that are worth following."""
+    """The nodes of each choice that are worth extending."""
     followed: list[FrontierNode] = []
     for choice, of_choice in itertools.groupby(grown, key=lambda leaf: leaf.choice):
         frontier = list(of_choice)
@@ -219,5 +218,5 @@ def _leading(grown: Sequence[FrontierNode], growths: Sequence[_Growth], limits: 
 
 
 def to_array(draft_ids: Tensor | None) -> NDArray[np.int64] | None:
-    """A draft vocabulary for `grow`."""
+    """Convert a draft vocabulary for `grow`."""
     return None if draft_ids is None else draft_ids.cpu().numpy()

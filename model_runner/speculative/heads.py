@@ -1,4 +1,4 @@
-"""Proposers for trained heads of every kind."""
+"""Proposers for all kinds of trained heads."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from model_runner.speculative.proposer import ChoiceStep, Embed, NewChoice, Prop
 
 @dataclass(frozen=True, slots=True)
 class TargetEnds:
-    """The target's ends, which heads share."""
+    """The target's embedding and head, which draft heads share."""
 
     embed: Embed
     head: Callable[[Tensor], Tensor]
@@ -36,11 +36,11 @@ class TargetEnds:
 
 
 class RecurrentProposer:
-    """Runs the heads over all that the target computed, then over their own guesses, depth by depth.
+    """Runs the heads on everything that the target computed, then on their own guesses, depth by depth.
 
-    Li et al., arXiv:2401.15077, arXiv:2406.16858 (dynamic trees), arXiv:2503.01840; DeepSeek-AI, arXiv:2412.19437. The
-    place of a token has its keys and values where the target has its own. Where the prefix cache spared the target a
-    token, the heads have no features of it, and attend to what was left there: worse guesses, the same answers.
+    Li et al., arXiv:2401.15077, arXiv:2406.16858 (dynamic trees), arXiv:2503.01840; DeepSeek-AI, arXiv:2412.19437. Keys
+    and values have the same places as the target's. For tokens from the prefix cache the heads get no features, and
+    attend to whatever their cache holds there: this worsens drafts, but not answers.
     """
 
     needs: frozenset[Feature]
@@ -55,7 +55,7 @@ class RecurrentProposer:
         kv: DraftKV,
         limits: GrowthLimits,
     ) -> None:
-        """The attention reads and writes the cache that `kv`, of lag 1, keeps the books of."""
+        """The attention uses the cache that `kv` (with lag 1) manages."""
         self.needs = frozenset(heads.needs)
         self._target = target
         self._attention = attention
@@ -64,18 +64,16 @@ class RecurrentProposer:
         self.replace_heads(heads)
 
     def replace_heads(self, heads: RecurrentHeads) -> None:
-        """See HeadsProposer. Keys and values of before go on being attended to: worse guesses, the same answers."""
+        """Replace the heads. Old keys and values stay in use, which worsens drafts at first, but not answers."""
         self._heads = heads
         self._embed: Embed = heads.embed_tokens or self._target.embed
         self._draft_ids = to_array(heads.draft_ids)
 
     def begin(self, choice: NewChoice) -> None:
-        """See Proposer.begin."""
         self._kv.begin(choice)
 
     @torch.inference_mode()
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        """See Proposer.propose."""
         spans = [self._kv.computed(choice) for choice in step.choices]
         rows = [row for choice in step.choices for row in choice.rows]
         features = {need: step.features[need][rows].float() for need in self._heads.needs}
@@ -93,11 +91,12 @@ class RecurrentProposer:
         return grow(step.choices, first, self._extension(last), self._draft_ids, self._limits)
 
     def end(self, slot: int) -> None:
-        """See Proposer.end."""
         self._kv.end(slot)
 
     def _extension(self, roots: Tensor) -> Extend:
-        states: dict[tuple[int, int], Tensor] = {}  # by choice and node: what guessed the node's children, [d]
+        states: dict[
+            tuple[int, int], Tensor
+        ] = {}  # by choice and node: the state [d] that predicts the node's children
 
         def extend(frontier: Sequence[FrontierNode]) -> Tensor:
             before = torch.stack([states.get((leaf.choice, leaf.parent), roots[leaf.choice]) for leaf in frontier])
@@ -125,7 +124,7 @@ def _index(batch: Batch, like: Tensor) -> Tensor:
 
 
 class MedusaProposer:
-    """Head k guesses the token k after the next from the same hidden state, whatever the tokens between are.
+    """Head k predicts the token k after the next from the same hidden state, independently of the tokens in between.
 
     Cai et al., arXiv:2401.10774. The tree is dynamic: every node's children are the most probable tokens of its depth.
     """
@@ -139,16 +138,14 @@ class MedusaProposer:
         self.replace_heads(heads)
 
     def replace_heads(self, heads: MedusaHeads) -> None:
-        """See HeadsProposer."""
         self._heads = heads
         self._draft_ids = to_array(heads.draft_ids)
 
     def begin(self, choice: NewChoice) -> None:
-        """See Proposer.begin."""
+        """Nothing to prepare."""
 
     @torch.inference_mode()
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        """See Proposer.propose."""
         logits: Tensor = self._heads(step.last(LAST))  # [choices, heads, draft vocabulary]
 
         def extend(frontier: Sequence[FrontierNode]) -> Tensor:
@@ -157,13 +154,13 @@ class MedusaProposer:
         return grow(step.choices, logits[:, 0], extend, self._draft_ids, self._limits)
 
     def end(self, slot: int) -> None:
-        """See Proposer.end."""
+        """Nothing to release."""
 
 
 class HydraProposer:
-    """Head i sees the hidden state and the tokens guessed so far (Ankner et al., arXiv:2402.05109).
+    """Head i sees the hidden state and the previous draft tokens (Ankner et al., arXiv:2402.05109).
 
-    Where there are native kernels, one call drafts for all choices but those whose drafts are to be drawn.
+    With native kernels, one call drafts for all choices, except those whose drafts are drawn at random.
     """
 
     needs: frozenset[Feature]
@@ -173,12 +170,13 @@ class HydraProposer:
     def __init__(
         self, heads: HydraHeads | None, embed: Embed, limits: GrowthLimits, needs: Collection[Feature] = ()
     ) -> None:
-        """
+        """Starts with the given heads.
+
         Args:
-            heads: in the platform's form. Without any, nothing is drafted until `replace_heads` brings some.
+            heads: prepared by the platform. None drafts nothing until `replace_heads` is called.
             embed: the target's embedding.
-            limits: of every tree; heads of less depth draft as deep as they can.
-            needs: what heads may take that come later, beside what these take.
+            limits: limits of every tree; heads of less depth draft as deep as they can.
+            needs: features that later heads may use, in addition to these heads' own.
         """
         self.needs = frozenset(needs).union(() if heads is None else heads.needs)
         self._heads = heads
@@ -187,20 +185,19 @@ class HydraProposer:
         self._native_draft = _native_draft(embed, limits)
 
     def replace_heads(self, heads: HydraHeads) -> None:
-        """Draft with these from the next step on; they are in the platform's form already (Platform.prepare_heads).
+        """Draft with these heads from the next step on. They must be prepared (Platform.prepare_heads).
 
         Raises:
-            ValueError: if they take what the target is not asked for.
+            ValueError: if they need features that the target does not capture.
         """
         if missing := set(heads.needs) - self.needs:
-            raise ValueError(f"the heads take {', '.join(sorted(missing))}, which the target is not asked for")
+            raise ValueError(f"the heads need {', '.join(sorted(missing))}, which the target does not record")
         self._heads = heads
 
     def begin(self, choice: NewChoice) -> None:
-        """See Proposer.begin."""
+        """Nothing to prepare."""
 
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        """See Proposer.propose."""
         trees = [NO_DRAFT] * len(step.choices)
         heads = self._heads
         if heads is None:
@@ -221,7 +218,7 @@ class HydraProposer:
         return trees
 
     def end(self, slot: int) -> None:
-        """See Proposer.end."""
+        """Nothing to release."""
 
     def _draft(
         self, native: NativeHydra, choices: Sequence[ChoiceStep], features: Sequence[Tensor]
@@ -254,7 +251,7 @@ class HydraProposer:
 
 
 def _native_draft(embed: Embed, limits: GrowthLimits) -> CData | None:
-    """What is the same for all drafts; None if the embedding is no table of float32 in the host's memory."""
+    """Constant part of all native drafts; None if the embedding is not a float32 table in host memory."""
     weight = embed.weight if isinstance(embed, nn.Embedding) else None
     scale = 1.0 if type(embed) is nn.Embedding else getattr(embed, "embed_scale", None)
     if weight is None or scale is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
@@ -273,56 +270,57 @@ def _native_draft(embed: Embed, limits: GrowthLimits) -> CData | None:
 
 
 def _native_choice(choice: ChoiceStep) -> tuple[int, int, int, float, int, int, int]:
-    """See SwDraftChoice."""
+    """The fields of an SwDraftChoice."""
     sampling, tokens = choice.sampling, choice.tokens
     noise = sampling.seed, sampling.choice, len(tokens) - choice.num_prompt
     return choice.rows[-1], tokens[-1], choice.max_nodes, sampling.temperature, *noise
 
 
 _SELF_FED_DEPTH = 5
-"""How deep heads draft that have no depth of their own."""
+"""Depth of drafts by heads that feed on their own output."""
 BY_WORTH = ("mtp", "eagle", "hydra", "medusa", "draft_model")
-"""Methods that guess by a trained network. Where there are several, auto takes the first."""
+"""Methods with trained networks; `auto` uses the first one that is available."""
 _METHODS = {"eagle3": "eagle"}
-"""Of kinds that are not named like their method."""
+"""Methods whose names differ from the kind of heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsRoom:
-    """What heads run on and where they keep keys and values."""
+    """The platform and cache blocks that heads use."""
 
     platform: Platform
     blocks: Blocks
 
 
 def heads_bytes(heads: Heads, device: torch.device) -> int:
-    """What the weights will take; on CPU they are there already."""
+    """Device memory that the weights will take; 0 on CPU, where they are already loaded."""
     tensors = [] if device.type == "cpu" else [*heads.parameters(), *heads.buffers()]
     return sum(one.nbytes for one in tensors)
 
 
 def heads_kv(heads: Heads) -> tuple[KVShape, ...]:
-    """What they keep of each token."""
+    """Shapes of the keys and values that the heads store for each token."""
     return (heads.kv,) if isinstance(heads, RecurrentHeads) else ()
 
 
 class HeadsProposer(Proposer, Protocol):
-    """One that drafts with heads."""
+    """A proposer that drafts with heads."""
 
     def replace_heads(self, heads: Any) -> None:
-        """Draft with these from the next step on. They are of the same kind and shape, and take no other features; only
-        their draft vocabulary may differ. They are in the platform's form already, so this takes no time.
+        """Draft with these heads from the next step on; they are already prepared, so this is fast.
+
+        They must have the same kind, shape and features as the old ones; only the draft vocabulary may differ.
         """
         ...
 
 
 def method_of(kind: str) -> str:
-    """What a request names heads of a kind by."""
+    """The speculation method of a kind of heads."""
     return _METHODS.get(kind, kind)
 
 
 def make_heads_proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom) -> tuple[str, HeadsProposer]:
-    """The method's name and its proposer, which takes the heads over."""
+    """The method's name and its proposer, which takes ownership of the heads."""
     limits = GrowthLimits(max_depth=heads.depth or _SELF_FED_DEPTH)
     room.platform.prepare_heads(heads)
     return method_of(heads.kind), _proposer(heads, model, room, limits)
@@ -345,5 +343,5 @@ def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: Gro
 
 
 def _in_its_type(head: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """A head of the target's type for states in float32: its weights are too many to be brought to their type."""
+    """A head for float32 states that keeps its weights' type: converting the weights would take too much memory."""
     return lambda states: head(states.to(head.weight.dtype)).float()

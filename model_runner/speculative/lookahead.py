@@ -1,4 +1,4 @@
-"""Lookahead decoding: the target guesses for itself, by Jacobi iteration, while it verifies."""
+"""Lookahead decoding: the target drafts for itself by Jacobi iteration while it verifies."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -13,30 +13,30 @@ from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep,
 SIZE = 4
 """N: tokens of an n-gram. The window has N - 1 levels."""
 MOST_PER_TOKEN = 8
-"""G: n-grams that the pool keeps for each first token."""
+"""G: n-grams that the pool keeps per first token."""
 _NEXT, _LATER = 0.3, 0.6
-"""First guesses of how often the newest n-gram's second token is right, and a later one after the one before it."""
+"""Initial confidences: of the newest n-gram's second token, and of each later one."""
 _WINDOW = 0.01
-"""Windows are there to be computed. A node can be right all the same; how often is measured."""
+"""Initial confidence of window nodes, which are computed for the pool; how often they are right is measured."""
 INTAKE = 512
-"""Known tokens whose n-grams go to the pool in a step at most: 2.2 us each, so about a millisecond."""
+"""Maximum number of known tokens per step whose n-grams are pooled: 2.2 us each, so about a millisecond."""
 
 
 class LookaheadProposer:
     """Drafts n-grams from a pool, and a window in which the target makes new ones.
 
-    Lookahead Decoding (Fu et al., arXiv:2402.02057). Each of the window's W columns holds what the last N - 1 Jacobi
-    iterations guessed, for positions one after the other: level 0 guessed first, the last level last. The target's
-    greedy token after the last level closes an n-gram, which goes to the pool, and becomes the last level of the next
-    window. The pool's n-grams that begin with the last known token are verified.
+    Lookahead Decoding (Fu et al., arXiv:2402.02057). Each of the window's W columns holds the guesses of the last N - 1
+    Jacobi iterations for consecutive positions. Level 0 is from the first of these, the last level from the last. The
+    target's greedy token after the last level completes an n-gram, which is pooled, and becomes the next window's last
+    level. The pool's n-grams that start with the last known token are verified.
 
-    As a tree: level 0 is a chain from the last known token, which is level 0 of the first column; from each node of the
-    chain hangs its column. So a node sees what the paper's mask shows it (the prefix, level 0 up to its column, and its
-    column), and its position is its depth. Nodes that window and n-grams have in common are computed once.
+    As a tree, level 0 is a chain from the last known token, which is level 0 of the first column. Each node of the
+    chain carries its column. So a node sees what the paper's mask allows: the prefix, level 0 up to its column, and its
+    column. Its position is its depth. Nodes that window and n-grams share are computed once.
 
-    What differs from the paper: n-grams of prompt and output go to the pool too. Where several tokens are accepted, the
-    window moves on by as many, so that guesses stay at their positions; what enters at its end, and what was not
-    computed for lack of room, is guessed from the known tokens. Half the nodes are the window's.
+    Differences from the paper: n-grams of prompt and output are pooled, too. If several tokens are accepted, the window
+    moves by as many positions, so that guesses keep their positions. New columns, and columns that did not fit, are
+    filled from known tokens. The window gets half the nodes.
     """
 
     needs: frozenset[Feature] = frozenset()
@@ -47,11 +47,9 @@ class LookaheadProposer:
         self._choices: dict[int, _Lookahead] = {}
 
     def begin(self, choice: NewChoice) -> None:
-        """See Proposer.begin."""
         self._choices[choice.slot] = _Lookahead()
 
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        """See Proposer.propose."""
         choices = [self._choices[choice.slot] for choice in step.choices]
         missing = [choice.missing(of_choice.tokens) for choice, of_choice in zip(choices, step.choices, strict=True)]
         trees = []
@@ -61,31 +59,30 @@ class LookaheadProposer:
         return trees
 
     def end(self, slot: int) -> None:
-        """See Proposer.end."""
         del self._choices[slot]
 
 
 class _Lookahead:
-    """One choice's window and pool."""
+    """The window and pool of one choice."""
 
     def __init__(self) -> None:
         self._pool = Pool()
         self._window = Window()
         self._num_pooled = SIZE - 1
-        """Leading tokens with which the known n-grams in the pool end, and those too early to end any."""
+        """Known tokens whose n-grams are pooled, including the first ones, at which no n-gram can end."""
 
     def missing(self, tokens: Sequence[int]) -> int:
-        """Known tokens that are not pooled yet."""
+        """Number of known tokens that are not pooled yet."""
         return max(len(tokens) - self._num_pooled, 0)
 
     def pool_known(self, tokens: Sequence[int], count: int) -> None:
-        """Put the n-grams that end with the next so many of the known tokens into the pool."""
+        """Pool the n-grams that end at the next `count` known tokens."""
         for end in range(self._num_pooled + 1, self._num_pooled + 1 + count):
             self._pool.add(tokens[end - SIZE : end])
         self._num_pooled += count
 
     def take_step(self, step: ChoiceStep, logits: Tensor) -> DraftTree:
-        """Learn from a step and draft for the next."""
+        """Learn from a step, and draft for the next."""
         if step.sample is None or step.num_new == 0:
             return NO_DRAFT
         newest = self._newest(step.sample, logits)
@@ -98,7 +95,7 @@ class _Lookahead:
         return self._draft(step.tokens[-1], step.max_nodes)
 
     def _newest(self, sample: SampleRows, logits: Tensor) -> list[int | None]:
-        """The target's greedy token after the last level of each column; None where that was not computed."""
+        """The target's greedy token after each column's last level; None where it was not computed."""
         children = sample.tree.children()
         nodes = [_walk(children, path) for path in self._window.paths()]
         rows = [sample.row_of(node) for node in nodes if node is not None]
@@ -122,7 +119,7 @@ class Pool:
         self._ngrams: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Put an n-gram in, as the newest, in place of the oldest where there are too many."""
+        """Add the newest n-gram; the oldest with the same first token is dropped if there are too many."""
         known = self._ngrams.setdefault(ngram[0], {})
         following = tuple(ngram[1:])
         known.pop(following, None)
@@ -131,14 +128,14 @@ class Pool:
             del known[next(iter(known))]
 
     def starting_with(self, token: int) -> list[tuple[int, ...]]:
-        """What follows the token, newest first."""
+        """Continuations of the token, newest first."""
         return list(self._ngrams.get(token, ()))[::-1]
 
 
 class Window:
-    """W columns of N - 1 levels; column i's level j guesses the token i + j after the last known one.
+    """W columns of N - 1 levels; level j of column i guesses the token i + j after the last known one.
 
-    So level 0 of the first column is that token itself.
+    So level 0 of the first column is the last known token itself.
     """
 
     def __init__(self) -> None:
@@ -147,20 +144,20 @@ class Window:
 
     @property
     def num_nodes(self) -> int:
-        """In a tree; the known token is none of them."""
+        """Number of nodes in a tree, without the known token."""
         return max(len(self.columns) * (SIZE - 1) - 1, 0)
 
     def paths(self) -> list[list[int]]:
-        """For each column, the tokens from the last known one to the last level."""
+        """For each column, the tokens from the last known one to its last level."""
         heads = [column[0] for column in self.columns[1:]]
         return [heads[:index] + column[1:] for index, column in enumerate(self.columns)]
 
     def ngrams(self, newest: Sequence[int | None]) -> list[list[int]]:
-        """The columns, each with the token that follows its last level; without those where this is not known."""
+        """Complete n-grams: each column with the token after its last level, if that is known."""
         return [[*column, token] for column, token in zip(self.columns, newest, strict=True) if token is not None]
 
     def move_on(self, num_new: int, newest: Sequence[int | None], known: Sequence[int]) -> None:
-        """Level up and move to the new last known token; `newest` tokens are the new last level."""
+        """Move up a level and forward to the new last known token; `newest` tokens become the last level."""
         up = [
             [*column[1:], self._guess(known) if token is None else token]
             for column, token in zip(self.columns, newest, strict=True)
@@ -169,7 +166,7 @@ class Window:
         self.resize(len(up), known)
 
     def resize(self, num_columns: int, known: Sequence[int]) -> None:
-        """Leave columns out at the end, or guess some more."""
+        """Drop columns at the end, or fill new ones with guesses."""
         del self.columns[num_columns:]
         while len(self.columns) < num_columns:
             self.columns.append([self._guess(known) for _ in range(SIZE - 1)])
@@ -190,7 +187,7 @@ def _walk(children: Mapping[tuple[int, int], int], path: Sequence[int]) -> int |
 
 
 class _TreeBuilder:
-    """A tree of paths that share their beginnings."""
+    """Builds a tree from paths that share their beginnings."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], int] = {}
@@ -201,7 +198,7 @@ class _TreeBuilder:
         return len(self._confidence)
 
     def add(self, path: Sequence[int], confidence: Sequence[float], max_nodes: int) -> None:
-        """Add a path from the root's child on, as far as the tree may grow; nodes keep their first confidence."""
+        """Add a path from the root's child on, within `max_nodes`; existing nodes keep their confidence."""
         parent = ROOT
         for token, value in zip(path, confidence, strict=True):
             edge = parent, token
@@ -213,6 +210,6 @@ class _TreeBuilder:
             parent = self._nodes[edge]
 
     def build(self) -> DraftTree:
-        """The tree."""
+        """The tree of all paths."""
         parents, tokens = zip(*self._nodes, strict=True) if self._nodes else ((), ())
         return DraftTree(tokens, parents, tuple(self._confidence))

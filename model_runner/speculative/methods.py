@@ -1,4 +1,4 @@
-"""The methods of speculation that a runner has."""
+"""The speculation methods that a runner offers."""
 
 import logging
 from collections.abc import Collection
@@ -25,7 +25,7 @@ _MODEL_LIMITS = GrowthLimits(max_depth=5, branches=2, front=2)
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Sizes of the target's cache, and what happens to its blocks."""
+    """Sizes of the target's cache, and generations of its blocks."""
 
     num_blocks: int
     block_size: int
@@ -34,25 +34,25 @@ class Blocks:
 
     @property
     def with_scratch(self) -> int:
-        """Blocks of a cache that a drafter uses."""
+        """Number of blocks of a drafter's cache."""
         return num_draft_blocks(self.num_blocks, self.max_num_seqs, self.block_size, _MODEL_LIMITS.num_extended)
 
     @property
     def scratch_tokens(self) -> int:
-        """That a drafter has room for beyond a choice's own blocks."""
+        """Number of tokens that fit into a choice's scratch blocks."""
         return num_draft_blocks(0, 1, self.block_size, _MODEL_LIMITS.num_extended) * self.block_size
 
     def draft_kv(self) -> DraftKV:
-        """Books for such a cache."""
+        """Bookkeeping for a drafter's cache."""
         return DraftKV(self.generations, self.block_size, _MODEL_LIMITS.num_extended)
 
 
 def make_proposers(blocks: Blocks, draft: TargetModel | None) -> dict[str, Proposer]:
-    """A proposer for each method that can be had, by its name. `auto` chooses among them (auto.py).
+    """A proposer for each available method, by name. `auto` chooses among them.
 
     Args:
-        blocks: of the target's cache.
-        draft: a smaller model with a cache of its own, for `draft_model`.
+        blocks: the target's cache.
+        draft: a smaller model with its own cache, for `draft_model`.
     """
     proposers: dict[str, Proposer] = {
         "lookahead": LookaheadProposer(),
@@ -66,11 +66,11 @@ def make_proposers(blocks: Blocks, draft: TargetModel | None) -> dict[str, Propo
 
 
 def load_suffix() -> SuffixLibrary | None:
-    """The library of suffix automata; None, with a warning, where it cannot be built."""
+    """The library of suffix automata; None, with a warning, if it cannot be built."""
     try:
         return SuffixLibrary(build_suffix(cache_folder()))
     except NoKernelsError as error:
-        logger.warning("no speculation by suffix: %s", error)
+        logger.warning("The speculation method suffix is not available: %s", error)
         return None
 
 

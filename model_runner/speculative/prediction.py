@@ -1,4 +1,4 @@
-"""Predicted outputs: the client says what it expects to get back, as when it asks for a small change to a long text."""
+"""Predicted outputs: the client sends the expected output, for example when it asks for a small edit of a long text."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -10,27 +10,27 @@ from model_runner.speculative.growing import grow_best_first
 from model_runner.speculative.proposer import NewChoice, TargetStep, share_out
 
 _MOST_PLACES = 3
-"""Guesses at once of where the output stands in the prediction, best first."""
+"""Maximum number of guesses at a time of the output's place in the prediction."""
 _LONGEST = 16
-"""Tokens that are compared to find out, at most."""
+"""Maximum number of tokens compared to find the place."""
 _NEAR = 32
-"""A single token is found again only so many tokens ahead: it could stand anywhere."""
+"""A single token is searched only within this many tokens, because it could occur anywhere."""
 _MOST_TRIED = 64
-"""Places that are compared with the output, at most, where it may stand at many: those around the last parting."""
+"""Maximum number of places compared with the output, nearest to the last mismatch."""
 _SURE = 4
-"""So many tokens that came as predicted prove a place. The beginning is trusted like this from the start."""
+"""A place is certain after this many correct tokens. The start of the prediction is trusted as much."""
 _LEAST = 0.05
-"""Nodes that are less probable than this are left out."""
+"""Minimum probability of a node."""
 INTAKE = 512
-"""Tokens of predictions and outputs that are taken in in a step at most: 1.7 us each, so about a millisecond."""
+"""Maximum number of tokens indexed per step: 1.7 us each, so about a millisecond."""
 
 
 class PredictionProposer:
-    """Drafts the part of the prediction that comes next, also after output and prediction have parted.
+    """Drafts the next part of the prediction, even after the output has deviated from it.
 
-    Where they differ, something was replaced, left out or added. So the next place is sought where the last tokens of
-    the output stand in the prediction, and the output is guessed to go on from there. Several guesses make a tree; the
-    tokens that come tell which are right.
+    After a deviation, something was replaced, removed or inserted. The next place is then searched where the last
+    tokens of the output occur in the prediction. Several possible places make a tree; the next tokens show which of
+    them are right.
     """
 
     needs: frozenset[Feature] = frozenset()
@@ -41,11 +41,9 @@ class PredictionProposer:
         self._choices: dict[int, _Follower] = {}
 
     def begin(self, choice: NewChoice) -> None:
-        """See Proposer.begin."""
         self._choices[choice.slot] = _Follower(choice.speculation.prediction, choice.num_prompt)
 
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        """See Proposer.propose."""
         followers = [self._choices[choice.slot] for choice in step.choices]
         missing = [follower.missing(choice.tokens) for follower, choice in zip(followers, step.choices, strict=True)]
         trees = []
@@ -55,24 +53,23 @@ class PredictionProposer:
         return trees
 
     def end(self, slot: int) -> None:
-        """See Proposer.end."""
         del self._choices[slot]
 
 
 class _Place(NamedTuple):
-    """A guess of where the output stands."""
+    """A possible place of the output in the prediction."""
 
     place: int
-    """The token of the prediction that should come next."""
+    """Index of the prediction's token that should come next."""
     streak: int
-    """How many tokens came as they stand before it."""
+    """Number of tokens before the place that matched the output."""
 
 
 _Places = tuple[_Place, ...]
 
 
 class _Follower:
-    """Where one choice's output stands in its prediction; known once both are taken in, the prediction first."""
+    """Follows one choice's output in its prediction, once both are indexed, the prediction first."""
 
     def __init__(self, prediction: tuple[int, ...], num_prompt: int) -> None:
         self._prediction = prediction
@@ -80,20 +77,20 @@ class _Follower:
         self._num_known = num_prompt
         self._places: _Places = (_Place(0, _SURE),)
         self._parted = 0
-        """Where output and prediction parted last, and ..."""
+        """Place of the last mismatch in the prediction."""
         self._num_since = 0
-        """... how many tokens of output came since."""
+        """Output tokens since the last mismatch."""
         self._after: dict[tuple[int, ...], list[int]] = {}
-        """The places that follow each pair of tokens, in ascending order."""
+        """The places after each pair of tokens, in ascending order."""
         self._num_indexed = min(len(prediction), 1)
-        """Leading tokens of the prediction whose pairs are there."""
+        """Leading tokens of the prediction whose pairs are indexed."""
 
     def missing(self, tokens: Sequence[int]) -> int:
-        """Tokens of prediction and output that are not taken in yet."""
+        """Number of tokens of prediction and output that are not indexed yet."""
         return len(self._prediction) - self._num_indexed + max(len(tokens) - self._num_known, 0)
 
     def take_in(self, tokens: Sequence[int], count: int) -> None:
-        """Take in so many more, those of the prediction first."""
+        """Index the next `count` tokens, first of the prediction, then of the output."""
         num_indexed = min(self._num_indexed + count, len(self._prediction))
         count -= num_indexed - self._num_indexed
         for place in range(self._num_indexed + 1, num_indexed + 1):
@@ -107,18 +104,18 @@ class _Follower:
         self._num_known += count
 
     def draft(self, max_nodes: int) -> DraftTree:
-        """What comes next if the places are right."""
+        """The tree of what follows the current places."""
         return grow_best_first(self._places, self._children, max_nodes, _LEAST)
 
     def _advance(self, places: _Places, token: int) -> _Places:
-        """The places that expected this token, after it."""
+        """The places that expected this token, moved past it."""
         return tuple(_Place(place + 1, streak + 1) for place, streak in places if self._token(place) == token)
 
     def _token(self, place: int) -> int | None:
         return self._prediction[place] if place < len(self._prediction) else None
 
     def _children(self, places: _Places) -> list[tuple[int, float, _Places]]:
-        """The tokens that the places expect: together the more certain the longer the best of them was right."""
+        """Expected next tokens; the certainty depends on the longest streak among the places."""
         tokens = {token for place in places if (token := self._token(place.place)) is not None}
         total = sum(place.streak + 1 for place in places)
         best = max((place.streak for place in places), default=0)
@@ -130,7 +127,7 @@ class _Follower:
         return children
 
     def _seek(self, output: Sequence[int]) -> _Places:
-        """Where the output may stand after a token, the last of `output`, that no place expected."""
+        """Possible places after the last token of `output`, which no place expected."""
         for place, streak in self._places[:1]:
             if streak >= _SURE:
                 self._parted, self._num_since = place, 0
@@ -141,23 +138,23 @@ class _Follower:
         return tuple(found.values())[:_MOST_PLACES]
 
     def _candidates(self, output: Sequence[int]) -> Iterator[_Place]:
-        """The best first: those with the most of the output before them; of equals, the next one after the parting."""
+        """Best places first: by the length of the match before them, then the next one after the mismatch."""
         found = self._after.get(tuple(output[-2:]), [])
         middle = bisect_left(found, self._parted)
         near = found[max(middle - _MOST_TRIED // 2, 0) : middle + _MOST_TRIED // 2]
         places = [_Place(place, self._streak(place, output)) for place in near]
         yield from sorted(places, key=self._rank)[:_MOST_PLACES]
         window = self._prediction[self._parted : self._parted + _NEAR]
-        if output[-1] in window:  # what stands before it was left out
+        if output[-1] in window:  # the tokens before it were removed
             yield _Place(self._parted + window.index(output[-1]) + 1, 1)
         yield _Place(self._parted + self._num_since, 0)  # as many tokens were replaced
-        yield _Place(self._parted, 0)  # tokens were added
+        yield _Place(self._parted, 0)  # tokens were inserted
 
     def _rank(self, place: _Place) -> tuple[int, bool, int]:
         return -place.streak, place.place < self._parted, abs(place.place - self._parted)
 
     def _streak(self, place: int, output: Sequence[int]) -> int:
-        """How many tokens before the place are the last ones of the output."""
+        """How many tokens before the place match the end of the output."""
         streak = 0
         while streak < min(place, len(output)) and self._prediction[place - 1 - streak] == output[-1 - streak]:
             streak += 1

@@ -1,4 +1,4 @@
-"""What a method of speculation has to do, and what it gets to know."""
+"""Interface of a speculation method, and the data that it receives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from model_runner.sampling.noise import Stream, noise_key
 
 @dataclass(frozen=True, slots=True)
 class NewChoice:
-    """A choice whose drafts a proposer is to make from now on."""
+    """A choice that a proposer will draft for."""
 
     slot: int
     tokens: Sequence[int]
-    """Prompt, and output if the choice is resumed. Grows as the choice does; not to be changed."""
+    """Prompt, and output if the choice is resumed. This list grows with the choice; do not modify it."""
     num_prompt: int
     num_computed: int
-    """Leading tokens that the target need not compute, as others did."""
+    """Leading tokens that the target takes from the prefix cache or a fork."""
     blocks: Sequence[int]
-    """Of keys and values; grows as the choice does."""
+    """The choice's KV blocks; this list grows with the choice."""
     sampling: SamplingParams
     speculation: Speculation
     cache_salt: str
@@ -32,34 +32,34 @@ class NewChoice:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStep:
-    """What a step brought one choice."""
+    """One choice's results of a step."""
 
     slot: int
     tokens: Sequence[int]
-    """All that are known now. Not to be changed."""
+    """All known tokens. Do not modify this list."""
     num_prompt: int
     num_new: int
-    """How many of them are new; 0 while the prompt is being computed."""
+    """How many of the tokens are new; 0 while the prompt is being computed."""
     num_computed: int
     """Leading tokens whose keys and values are in `blocks`."""
     rows: Sequence[int]
-    """Rows of the step's features for the tokens computed in it that stay, the last of num_computed, in order."""
+    """Rows of the step's features for the last of the `num_computed` tokens, in order; rejected drafts have none."""
     blocks: Sequence[int]
     max_nodes: int
-    """How many nodes the tree may have; 0 if none is wanted."""
+    """Maximum number of nodes of the tree; 0 if no draft is needed."""
     sampling: SamplingParams
     sample: SampleRows | None = None
-    """The drafts that the step verified, which are some of those proposed, in another order, and their rows of logits;
-    None while the prompt is being computed."""
+    """The drafts that the step verified, and their rows of logits: some of the proposed nodes, possibly in another
+    order. None while the prompt is being computed."""
     draws: bool = False
-    """Whether drafts are tested by rejection, so that they should be drawn from what the proposer believes: that is
-    accepted most often. See DraftTree.drawn_from."""
+    """Whether drafts are tested by rejection and should be drawn from the proposer's distribution, which maximises
+    acceptance. The tree then records it in `drawn_from`."""
 
     def noise_key(self, depth: int) -> int:
-        """The key of the noise with which the target will draw the token `depth` ahead of the last known one.
+        """The noise key with which the target will draw the token `depth` positions after the last known one.
 
-        A proposer that draws its guesses with the same noise is right more often (arXiv:2408.07978). It may do so for
-        choices that are verified by rejection, too: there the target uses other noise.
+        A proposer that draws with the same noise is right more often (arXiv:2408.07978). This is also allowed for
+        choices that are verified by rejection, because the target uses other noise there.
         """
         position = len(self.tokens) - self.num_prompt + depth - 1
         return noise_key(self.sampling.seed, self.sampling.choice, Stream.TARGET, position)
@@ -67,43 +67,44 @@ class ChoiceStep:
 
 @dataclass(frozen=True, slots=True)
 class TargetStep:
-    """What a step brought all choices of one proposer."""
+    """Results of a step for all choices of one proposer."""
 
     choices: Sequence[ChoiceStep]
     features: Mapping[Feature, Tensor]
-    """Those that the proposer needs, [T, width] each, for all tokens of the step."""
+    """The features that the proposer needs, [T, width] each, for all tokens of the step."""
     logits: Tensor  # [rows, vocab] float32
-    """Where the model had to have them: after all prompts' ends, last known tokens and drafts; see `sample`."""
+    """Logits of last prompt tokens, last known tokens and drafts; `ChoiceStep.sample` has their rows."""
 
     def last(self, feature: Feature) -> Tensor:
-        """[choices, width] of the last token that was computed of each choice."""
+        """[choices, width] the feature of each choice's last computed token."""
         return self.features[feature][[choice.rows[-1] for choice in self.choices]].float()
 
 
 Embed = Callable[[Tensor], Tensor]
-"""The target's embeddings [n, hidden] of token ids [n]."""
+"""Token ids [n] -> the target's embeddings [n, hidden]."""
 
 
 class Proposer(Protocol):
-    """Suggests continuations. Decides how fast tokens come, never (in match mode) which.
+    """Drafts continuations. It affects how fast tokens come, but (in match mode) never which.
 
-    What is certain given the tokens (and the target's noise) may be guessed in any way. A proposer that draws at random
-    says so in the tree (see DraftTree.drawn_from), or rejection sampling would not keep the target's distribution.
+    A proposer may draft deterministically from known tokens and the target's noise in any way. One that draws at random
+    must record the distributions in `DraftTree.drawn_from`; otherwise rejection sampling would not keep the target's
+    distribution.
     """
 
     needs: frozenset[Feature]
-    """What the target has to tell of the tokens that it computes."""
+    """Features of the target that the proposer needs."""
     reads_step: bool
-    """Whether it looks at features or logits of a step, which last until the next one is launched."""
+    """Whether it uses features or logits of a step, which are only valid until the next step is launched."""
     sees_all_steps: bool
-    """Whether it has to be told of steps after which it is not to draft, too."""
+    """Whether it must also see steps after which it does not draft."""
 
     def begin(self, choice: NewChoice) -> None:
-        """A choice begins, or begins again after preemption."""
+        """A choice begins, or returns after preemption."""
         ...
 
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        """One tree for each choice of the step, of at most its `max_nodes`."""
+        """A tree for each choice of the step, with at most `max_nodes` nodes."""
         ...
 
     def end(self, slot: int) -> None:
@@ -112,9 +113,9 @@ class Proposer(Protocol):
 
 
 def share_out(missing: Sequence[int], most: int) -> list[int]:
-    """How many of the tokens that each choice still misses it takes in now: `most` of all of them together.
+    """How many of its missing tokens each choice processes now, at most `most` together.
 
-    Those that miss the least come first, so that a choice that has caught up goes on drafting while others catch up.
+    Choices that miss the fewest come first, so that a choice that is up to date keeps drafting while others catch up.
     """
     if sum(missing) <= most:
         return list(missing)

@@ -1,4 +1,4 @@
-"""Everything about speculation that is not the forward pass: who drafts for whom, how much, and how it went."""
+"""Speculation apart from the forward pass: who drafts for which choice, how much is verified, and statistics."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,17 +24,17 @@ class _Speculating:
 
     speculation: Speculation
     methods: tuple[str, ...]
-    """Those that draft for it, in the order in which they are asked."""
+    """The methods that draft for it, in the order in which they are asked."""
     rows_of_node: int
-    """In a step: one, and another one if the choice has a guide, which computes the same drafts."""
+    """Rows per node in a step: 2 if the choice has a guide, which computes the same drafts, otherwise 1."""
     patience: float = 0.0
-    """See SpeculationController.patience."""
+    """How much delay by others' drafts the choice still tolerates (`SpeculationController.patience`)."""
     made_by: str = ""
-    """The one whose draft it is."""
+    """The method that made the draft."""
     draft: DraftTree = NO_DRAFT
-    """For its next step, most probable nodes first."""
+    """The draft for the next step, most probable nodes first."""
     survival: list[float] = field(default_factory=list)
-    """Of each node of the draft: the probability to become output."""
+    """For each node of the draft, the probability that it is accepted."""
 
     @property
     def competes(self) -> bool:
@@ -42,7 +42,7 @@ class _Speculating:
         return self.speculation.num_tokens is None
 
     def start_over(self) -> None:
-        """Forget the draft."""
+        """Drop the draft."""
         if self.draft:
             self.made_by, self.draft, self.survival = "", NO_DRAFT, []
 
@@ -88,9 +88,9 @@ class _Counts:
 
 
 class Speculator:
-    """Asks each choice's proposers for drafts, lets them compete for the step's controller and keeps the statistics.
+    """Asks each choice's proposers for drafts, lets the controller choose among them, and keeps statistics.
 
-    Calibration, record and statistics belong to the method that made a draft, also where auto chose it.
+    Calibration, records and statistics belong to the method that made a draft, even if auto chose it.
     """
 
     def __init__(
@@ -102,14 +102,15 @@ class Speculator:
         clock: Callable[[], float] = time.perf_counter,
         matcher_of: MatcherOf = lambda slot: None,
     ) -> None:
-        """
+        """Starts without choices.
+
         Args:
-            proposers: by the names that requests use.
-            controller: decides for choices that do not ask for a number of draft tokens themselves.
-            max_nodes: of one choice in one step.
-            heads: the method that auto asks where the quick ones find too little.
-            clock: seconds, to time proposers with.
-            matcher_of: the slots' grammars, which rule out drafts.
+            proposers: by method name.
+            controller: decides for choices that do not request a number of draft tokens.
+            max_nodes: maximum number of nodes per choice and step.
+            heads: the method that auto asks if the fast ones find too little.
+            clock: seconds, to time proposers.
+            matcher_of: returns the matcher of a slot with a grammar, which rules out drafts.
         """
         self._proposers: dict[str, Proposer] = {}
         self._controller = controller
@@ -120,27 +121,27 @@ class Speculator:
         self._choices: dict[int, _Speculating] = {}
         self._counts: dict[str, _Counts] = {}
         self._cycle_start = 0.0
-        """When drafting began last, ..."""
+        """When the current drafting cycle began."""
         self._in_cycle: set[int] = set()
-        """... and the slots for which that was, but those that ended since."""
+        """Slots of the current cycle, without choices that ended since."""
         self._rest = 0
-        """In so many next cycles nobody drafts if ..."""
+        """Number of coming cycles without drafting, while the batch is the one in `_resting`."""
         self._resting: tuple[list[int], int] = ([], 0)
-        """... they are for these slots and as many choices that get a token."""
+        """Slots, and number of choices that get a token, for which `_rest` holds."""
         self._num_rested = 0
-        """Cycles in which nobody drafted since the last one that the controller knows of."""
+        """Cycles without drafting that are not yet reported to the controller."""
         for method, proposer in proposers.items():
             self.add(method, proposer)
 
     def add(self, method: str, proposer: Proposer) -> None:
-        """Let choices use another method."""
+        """Make another method available."""
         self._proposers[method] = proposer
         self._counts[method] = _Counts()
 
     def warm_up(self, step: TargetStep) -> None:
-        """Have trained heads draft after a first step of one choice: to compile kernels takes seconds on a GPU.
+        """Have trained heads draft once for a warm-up step: compiling kernels takes seconds on a GPU.
 
-        Nothing of it is booked, so their time counts from the first draft of a request on.
+        Nothing is recorded, so their time only counts from the first request on.
         """
         (first,) = step.choices
         asked = replace(step, choices=[replace(first, max_nodes=self._max_nodes)])
@@ -155,12 +156,12 @@ class Speculator:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The names that requests can use."""
+        """Names of the methods that requests can use."""
         has_auto = members(Speculation(AUTO), self._proposers, self._heads)
         return tuple(sorted({*self._proposers, *([AUTO] if has_auto else [])}))
 
     def begin(self, slot: int, tokens: Sequence[int], blocks: Sequence[int], admitted: AdmittedRequest) -> None:
-        """A choice starts; `tokens` and `blocks` are the lists that grow with it."""
+        """A choice begins; `tokens` and `blocks` are the lists that grow with it."""
         self._rest = 0
         speculation = admitted.speculation
         if speculation is None:
@@ -182,7 +183,7 @@ class Speculator:
             self._proposers[method].begin(new)
 
     def end(self, slot: int) -> None:
-        """A choice has ended, or was preempted."""
+        """A choice has ended or was preempted."""
         self._rest = 0
         self._in_cycle.discard(slot)
         choice = self._choices.pop(slot, None)
@@ -191,20 +192,20 @@ class Speculator:
                 self._proposers[method].end(slot)
 
     def give_up(self, slots: Collection[int]) -> None:
-        """These choices go on without speculation, and nothing is learnt from the cycle in which that was decided."""
+        """Stop speculating for these choices, and ignore the time of the current cycle."""
         for slot in slots:
             self.end(slot)
         self._in_cycle.clear()
 
     def forget_draft(self, slot: int) -> None:
-        """The choice's next step verifies nothing."""
+        """Drop the choice's draft, so that its next step verifies nothing."""
         if slot in self._choices:
             self._choices[slot].start_over()
 
     # -- before the forward pass ---------------------------------------------------------------------------------------
 
     def drafts(self, load: StepLoad, slots: Sequence[int], scheduled: Sequence[ScheduledRequest]) -> list[DraftTree]:
-        """The drafts that each scheduled choice verifies: all that it insists on, or what the controller chooses."""
+        """The drafts that each scheduled choice verifies: requested numbers, or the controller's choice."""
         trees, offers, fixed = [], [], 0
         for slot, entry in zip(slots, scheduled, strict=True):
             choice = self._choices.get(slot)
@@ -220,7 +221,7 @@ class Speculator:
                 offers.append(DraftOffer(patience=choice.patience))
                 fixed += len(draft) * choice.rows_of_node
         if load.num_ready > sum(slot in self._choices for slot in slots):
-            offers.append(DraftOffer())  # for those that do not speculate, guides and prompts not among them
+            offers.append(DraftOffer())  # choices without speculation, but not guides and prompts
         counts = self._controller.choose(load.plus(fixed), offers)
         return [
             tree.first(count) if offer.survival else tree
@@ -228,7 +229,7 @@ class Speculator:
         ]
 
     def made_by(self, slots: Sequence[int]) -> list[str]:
-        """The methods that made the drafts of these slots for this cycle; empty where there are none."""
+        """The methods of these slots' drafts in this cycle; empty for slots without drafts."""
         return [self._choices[slot].made_by if slot in self._choices else "" for slot in slots]
 
     # -- after it ------------------------------------------------------------------------------------------------------
@@ -241,14 +242,14 @@ class Speculator:
         verdicts: Sequence[Verdict],
         seconds: float,
     ) -> None:
-        """Take in how the drafts of a step did.
+        """Record the results of a step's drafts.
 
         Args:
             load: the step without drafts.
-            samples: the choices that the target's walk decided for, with their drafts.
-            slots: of the same choices.
-            verdicts: on them.
-            seconds: of the forward pass and of drawing the tokens.
+            samples: the choices with verdicts, with their drafts.
+            slots: slots of the same choices.
+            verdicts: verdicts of the same choices.
+            seconds: time of the forward pass and of drawing tokens.
         """
         fixed = chosen = gained = 0
         parts = list(zip(samples, map(self._choices.get, slots), verdicts, strict=True))
@@ -282,22 +283,22 @@ class Speculator:
                 calibration.observe(confidence, accepted=node in accepted)
 
     def reads_step(self, slots: Sequence[int]) -> bool:
-        """Whether a proposer of these choices looks at features or logits of their steps."""
+        """Whether a proposer of these choices uses features or logits of their steps."""
         choices = [self._choices[slot] for slot in slots if slot in self._choices]
         return any(self._proposers[method].reads_step for choice in choices for method in choice.methods)
 
     def begin_cycle(self, load: StepLoad, slots: Sequence[int]) -> set[int]:
-        """Drafting for the next step begins, and the cycle of the last one ends.
+        """Begin drafting for the next step, which ends the last cycle.
 
         Args:
-            load: what the next step would be if only these choices ran.
-            slots: of the choices of the last step.
+            load: the load of the next step if only these choices run.
+            slots: slots of the last step's choices.
 
         Returns:
-            The slots of those choices whose proposers have to be told what the last step brought: see `propose`.
+            Slots of the choices whose proposers need the last step's results, for `propose`.
         """
         now = self._clock()
-        if not self._in_cycle.isdisjoint(slots):  # else the engine may have had nothing to do
+        if not self._in_cycle.isdisjoint(slots):  # otherwise the engine may have been idle
             self._controller.end_cycle(now - self._cycle_start)
         self._in_cycle.clear()
         if self._rest and (list(slots), load.num_ready) == self._resting:
@@ -317,7 +318,7 @@ class Speculator:
         return told
 
     def _told(self, load: StepLoad, choices: Mapping[int, _Speculating]) -> tuple[set[int], int]:
-        """See `begin_cycle`; and for how many further cycles it is known that nobody drafts."""
+        """The result of `begin_cycle`, and the number of further cycles without drafting."""
         asking = {method for choice in choices.values() if choice.competes for method in choice.methods}
         rests = {
             method: 0 if self._proposers[method].sees_all_steps else self._controller.rest(method) for method in asking
@@ -330,11 +331,11 @@ class Speculator:
         return told, 0 if told else min(rests.values(), default=1) - 1
 
     def propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
-        """Have drafts made for the next step; returns for each slot how many nodes its choice would like to verify.
+        """Make drafts for the next step; returns how many nodes each slot's choice wants to verify.
 
         Args:
-            load: as for `begin_cycle`.
-            step: what the last step brought the choices that `begin_cycle` named; `max_nodes` is filled in here.
+            load: as in `begin_cycle`.
+            step: the last step's results for the choices from `begin_cycle`; this method sets their `max_nodes`.
         """
         groups: dict[tuple[str, ...], list[ChoiceStep]] = {}
         for of_choice in step.choices:
@@ -345,9 +346,9 @@ class Speculator:
         return {of_choice.slot: len(self._choices[of_choice.slot].draft) for of_choice in step.choices}
 
     def _propose_by(self, method: str, load: StepLoad, step: TargetStep) -> None:
-        """Let a method see what the step brought all its choices, and draft for those that still look for a draft.
+        """Show a method the step's results, and let it draft for choices without a good draft yet.
 
-        Most methods are left alone where nobody is to get a draft: they find all tokens later.
+        Most methods are not called if no choice needs a draft: they can catch up later.
         """
         start = self._clock()
         max_nodes = self._max_nodes_for(method, load, step.choices)
@@ -369,12 +370,12 @@ class Speculator:
             self._controller.observe_drafting(method, seconds, offers, max(max_nodes.values()))
 
     def _possible(self, choice: ChoiceStep, tree: DraftTree) -> DraftTree:
-        """The draft without what the choice's grammar rules out, if it has one."""
+        """The draft without nodes that the choice's grammar rules out."""
         matcher = self._matcher_of(choice.slot) if tree else None
         return tree if matcher is None else prune(tree, matcher)
 
     def _max_nodes_for(self, method: str, load: StepLoad, steps: Sequence[ChoiceStep]) -> dict[int, int]:
-        """For the slots of choices that still look for a draft, of how many nodes."""
+        """Numbers of nodes for the slots of choices that still need a draft."""
         rival = self._controller.expected_gain(method)
         competing, max_nodes = [], {}
         for step in steps:
@@ -394,12 +395,13 @@ class Speculator:
         return replace(step, max_nodes=max_nodes, draws=draws)
 
     def _store(self, choice: _Speculating, method: str, tree: DraftTree) -> list[float]:
-        """Keep the better draft, most probable nodes first. Stable, so parents, never less probable, stay in front.
-        Returns what its nodes are worth: their survival in descending order, or nothing if the other one is better.
+        """Keep the better draft, most probable nodes first.
 
-        Rejection sampling is exact only if nothing that was drawn decides what is verified. So drawn nodes keep their
-        order, and neither their tokens nor their proposer's confidence, but only their places in the tree say what they
-        are worth.
+        The sort is stable, and parents are never less probable, so they stay in front. Returns the values of the new
+        draft's nodes, their survival in descending order; nothing if the old draft is better.
+
+        Rejection sampling is only exact if the drawn tokens do not influence which nodes are verified. So drawn nodes
+        keep their order, and their values depend only on their places in the tree, not on tokens or confidences.
         """
         is_blind = choice.speculation.verify == "rejection" and tree.drawn_from is not None
         if is_blind:
@@ -417,6 +419,6 @@ class Speculator:
         return choice.survival
 
     def stats(self) -> tuple[SpeculationStats, ...]:
-        """Of the methods that made drafts so far."""
+        """Statistics of the methods that made drafts so far."""
         stats = (counts.stats(method) for method, counts in self._counts.items())
         return tuple(of_method for of_method in stats if of_method.drafted)

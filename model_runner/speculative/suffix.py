@@ -1,4 +1,4 @@
-"""SuffixDecoding: what followed the longest stretch of the last tokens, here and in earlier answers."""
+"""SuffixDecoding: drafts what followed the longest match of the last tokens, in this choice and in earlier outputs."""
 
 import weakref
 from array import array
@@ -18,11 +18,11 @@ from model_runner.models.features import Feature
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep, share_out
 
 DEPTH = 64
-"""Tokens of context that are looked at, at most, those of a draft included."""
+"""Maximum number of context tokens, including drafts."""
 
 
 class SuffixLibrary:
-    """The loaded library. One call at a time for each automaton and choice."""
+    """The loaded library. Calls for the same automaton or choice must not run at the same time."""
 
     def __init__(self, path: Path) -> None:
         """Raises NoKernelsError if the library cannot be loaded."""
@@ -30,7 +30,7 @@ class SuffixLibrary:
 
 
 class SuffixAutomaton:
-    """Of past outputs; see kernels/suffix/automaton.h."""
+    """A suffix automaton of past outputs (see kernels/suffix/automaton.h)."""
 
     def __init__(self, library: SuffixLibrary, depth: int = DEPTH) -> None:
         self.functions = library.functions
@@ -39,32 +39,32 @@ class SuffixAutomaton:
 
 
 class Writer:
-    """Adds one sequence to an automaton; several can take turns."""
+    """Adds one sequence to an automaton; several writers can take turns."""
 
     def __init__(self, automaton: SuffixAutomaton) -> None:
         self._automaton = automaton
         self._struct = SUFFIX.new("SwWriter")
 
     def extend(self, tokens: "array[int]", *, counted: bool = True) -> None:
-        """Add tokens; if they are only context, strings that end in them are not counted as occurrences."""
+        """Add tokens; strings that end in uncounted tokens (context) do not count as occurrences."""
         automaton = self._automaton
         _check(automaton.functions.sw_extend(automaton.handle, self._struct, _pointer(tokens), len(tokens), counted))
 
 
 class NativeChoice:
-    """A running choice's own automaton, and where its last tokens stand in those of past outputs."""
+    """A running choice's own automaton, and the match of its last tokens in automata of past outputs."""
 
     def __init__(self, library: SuffixLibrary, tokens: Sequence[int], depth: int = DEPTH) -> None:
-        """Begins after the last `depth` of the tokens, which are still to be taken in."""
+        """Starts at the last `depth` tokens, which still have to be added."""
         functions, context = library.functions, as_tokens(tokens[-depth:])
         self.handle: CData = _not_null(functions.sw_create_choice(depth, _pointer(context), len(context)))
         weakref.finalize(self, functions.sw_destroy_choice, self.handle)
 
 
 class DraftCall:
-    """What a step brought some choices, gathered for one native call, and the trees that it drafts for them.
+    """A native call for several choices that adds their new tokens and drafts trees.
 
-    Whoever adds choices and automata keeps them alive until then.
+    The caller keeps choices and automata alive until `trees` returns.
     """
 
     def __init__(self, library: SuffixLibrary) -> None:
@@ -74,7 +74,7 @@ class DraftCall:
         self._room = 0
 
     def add(self, choice: NativeChoice, taken_in: Sequence[int]) -> None:
-        """A choice whose prompt is being computed: it takes in tokens, and nothing is drafted."""
+        """Add a choice whose prompt is being computed: its automaton gets tokens, and nothing is drafted."""
         self._choices.append((choice.handle, (), len(taken_in)))
         self._tokens += taken_in
 
@@ -88,15 +88,15 @@ class DraftCall:
         is_whole: bool,
         max_nodes: int,
     ) -> None:
-        """A choice that is drafted for.
+        """Add a choice to draft for.
 
         Args:
-            choice: from its own tokens, and ...
+            choice: the choice.
             taken_in: tokens for its own automaton, in order.
-            new: what is known since this was called last, or since it began.
-            past: ... from at most two automata of past outputs.
+            new: tokens since the last call, or since the choice began.
+            past: at most two automata of past outputs to draft from, in addition to its own.
             is_whole: whether its own automaton has all its tokens now.
-            max_nodes: of the tree.
+            max_nodes: maximum number of nodes.
         """
         handles = [automaton.handle for automaton in past]
         self._choices.append((choice.handle, handles, len(taken_in), is_whole, True, len(new), max_nodes))
@@ -105,7 +105,7 @@ class DraftCall:
         self._room += max_nodes
 
     def trees(self) -> list[DraftTree]:
-        """One for each choice that was added."""
+        """A tree for each choice, in the order of addition."""
         count, tokens = len(self._choices), as_tokens(self._tokens)
         num_nodes = np.empty(count, dtype=np.int32)
         columns = np.empty(self._room, np.int32), np.empty(self._room, np.int32), np.empty(self._room)
@@ -120,7 +120,7 @@ class DraftCall:
 
 
 def as_tokens(tokens: Sequence[int]) -> "array[int]":
-    """As the library takes them."""
+    """Convert tokens for the library."""
     return array("i", tokens)
 
 
@@ -140,7 +140,7 @@ def _check(code: int) -> None:
 
 
 _GENERATION = 1 << 16
-"""Tokens after which a salt's next output opens a new automaton; it keeps the one before, and no third."""
+"""Tokens after which a salt's next output starts a new automaton; only the previous one is kept."""
 _LIMIT = 1 << 18
 """Tokens in all automata together: about 20 MB."""
 
@@ -152,22 +152,22 @@ class _Generation:
     salt: str
     automaton: SuffixAutomaton
     num_tokens: int = 0
-    """Those that are not taken in yet included."""
+    """Number of tokens, including those not added yet."""
 
 
 @dataclass(slots=True)
 class _Output:
-    """An output on its way into a generation."""
+    """An output that is being added to a generation."""
 
     generation: _Generation
     writer: Writer
     tokens: "array[int]"
-    """The context before it, then the output."""
+    """The context, then the output."""
     num_context: int
     num_taken_in: int = 0
 
     def take_in(self, most: int) -> int:
-        """Write so many more tokens, or all that are left; returns how many these were."""
+        """Add at most `most` tokens; returns how many were added."""
         start, end = self.num_taken_in, min(self.num_taken_in + most, len(self.tokens))
         middle = min(max(start, self.num_context), end)
         self.writer.extend(self.tokens[start:middle], counted=False)
@@ -177,35 +177,36 @@ class _Output:
 
 
 class PastOutputs:
-    """First in, first out, by generations: nothing can be taken from an automaton, so old ones are dropped whole.
+    """Past outputs in generations; the oldest are dropped first, and whole, because automata cannot shrink.
 
-    A salt never sees what others generated: how fast an answer comes would tell. Over the limit, generations go from
-    the salt that has gone longest without a new output.
+    A salt never sees outputs of others, because the speed of an answer would reveal them. Above the limit, generations
+    are dropped from the salt without new outputs for the longest time.
     """
 
     def __init__(self, library: SuffixLibrary, generation: int = _GENERATION, limit: int = _LIMIT) -> None:
-        """
+        """Starts without outputs.
+
         Args:
-            library: makes the automata.
-            generation: tokens of a full one.
-            limit: tokens of all.
+            library: creates automata.
+            generation: tokens of a full generation.
+            limit: tokens of all generations.
         """
         self._library = library
         self._generation = generation
         self._limit = limit
         self._waiting: deque[_Output] = deque()
         self._salts: dict[str, list[_Generation]] = {}
-        """Those that got an output last at the end; of each, the newest generation at the end."""
+        """By salt, most recently used last; each with its newest generation last."""
         self.num_tokens = 0
 
     def of_salt(self, salt: str) -> list[SuffixAutomaton]:
-        """At most two, the older one first."""
+        """The salt's automata, at most two, the older one first."""
         return [generation.automaton for generation in self._salts.get(salt, ())]
 
     def add(self, salt: str, context: Sequence[int], tokens: Sequence[int]) -> None:
-        """Keep some output, found by the context before it and by itself; only the output counts as having occurred.
+        """Queue an output, which can be found by the context before it and by itself; only the output is counted.
 
-        It is found once `take_in` has come to it. Raises MemoryError, and keeps nothing of it, if there is no memory.
+        It can be found once `take_in` has added it. If memory runs out, raises MemoryError and drops the output.
         """
         if not tokens:
             return
@@ -225,9 +226,10 @@ class PastOutputs:
             self._drop(next(iter(self._salts.values()))[0])
 
     def take_in(self, most: int) -> int:
-        """Take in at most so many tokens of the outputs that wait, oldest first; returns how many these were.
+        """Add at most `most` tokens of the queued outputs, oldest first; returns how many were added.
 
-        Raises MemoryError if memory runs out. The generation that grew then is dropped: its automaton is half-written.
+        If memory runs out, raises MemoryError and drops the generation being written, because its automaton is
+        incomplete.
         """
         left = most
         while left and self._waiting:
@@ -251,20 +253,20 @@ class PastOutputs:
 
 
 INTAKE = 4096
-"""Tokens of running choices that are taken in in a step at most: 0.15 us each, so half a millisecond; and ..."""
+"""Maximum number of running choices' tokens added per step: 0.15 us each, so half a millisecond."""
 PAST_INTAKE = 2048
-"""... tokens of past outputs."""
+"""Maximum number of past outputs' tokens added per step."""
 
 
 class SuffixProposer:
-    """Drafts trees from suffix automata: one of the choice's own tokens, and those of past outputs with its salt.
+    """Drafts trees from suffix automata of the choice's own tokens and of past outputs with its salt.
 
-    SuffixDecoding (Oliaro et al., arXiv:2411.04975): the more tokens match, the more are drafted; branches grow by
-    their probability, which comes from counts; of several matches in several automata that with the most expected
-    tokens wins. The paper takes the ratio of counts; here what was never seen has its share of the probability as well,
-    so that one occurrence is no certainty. All that is native, in one call for all choices (kernels/suffix).
+    SuffixDecoding (Oliaro et al., arXiv:2411.04975): the longer the match, the more is drafted. Branches grow by
+    probabilities from counts. Of several matches, the one with the most expected tokens is used. The paper uses ratios
+    of counts; here unseen tokens also get a share of the probability, so that one occurrence is not certain. One native
+    call does all this for all choices (kernels/suffix).
 
-    A choice whose own tokens are not all taken in yet is drafted for from past outputs alone.
+    Until all its own tokens are added, a choice is drafted for from past outputs only.
     """
 
     needs: frozenset[Feature] = frozenset()
@@ -277,11 +279,9 @@ class SuffixProposer:
         self._past = PastOutputs(library)
 
     def begin(self, choice: NewChoice) -> None:
-        """See Proposer.begin."""
         self._choices[choice.slot] = _Choice(choice, self._library)
 
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        """See Proposer.propose."""
         self._past.take_in(PAST_INTAKE)
         choices = [self._choices[choice.slot] for choice in step.choices]
         call = DraftCall(self._library)
@@ -291,16 +291,14 @@ class SuffixProposer:
         return call.trees()
 
     def end(self, slot: int) -> None:
-        """See Proposer.end. What came since `begin` is kept for later choices: all of it was generated, by this choice
-        and not by the one that it may have been before preemption.
-        """
+        """Keep the output since `begin` for later choices; earlier output was kept before preemption."""
         choice = self._choices.pop(slot)
-        with suppress(MemoryError):  # it only makes later answers faster
+        with suppress(MemoryError):  # past outputs only speed up later answers
             self._past.add(choice.salt, *choice.generated())
 
 
 class _Choice:
-    """One choice's tokens, and how many of them its native side knows."""
+    """The tokens of one choice, and how many of them its native side has."""
 
     def __init__(self, new: NewChoice, library: SuffixLibrary) -> None:
         self.salt = new.cache_salt
@@ -309,16 +307,16 @@ class _Choice:
         self._num_given = self._num_followed = len(new.tokens)
         self._stops = frozenset(new.sampling.stop_token_ids)
         self._end: int | None = None
-        """After the first stop token of the output."""
+        """Position after the first stop token of the output."""
         self._num_taken_in = 0
 
     @property
     def num_missing(self) -> int:
-        """How many tokens its own automaton misses."""
+        """Number of tokens that its own automaton lacks."""
         return len(self._tokens) - self._num_taken_in
 
     def join(self, call: DraftCall, step: ChoiceStep, share: int, past: PastOutputs) -> None:
-        """Have so many more tokens taken in, and a tree drafted if the step is one of those that want one."""
+        """Join a native call: add `share` tokens, and request a tree if the step wants one."""
         taken_in = self._tokens[self._num_taken_in : self._num_taken_in + share]
         self._num_taken_in += share
         if step.num_new:
@@ -334,13 +332,13 @@ class _Choice:
             call.add(self._native, taken_in)
 
     def generated(self) -> tuple[Sequence[int], Sequence[int]]:
-        """The context before, and the output since this began; what was drawn beyond a stop token is no output."""
+        """The context and the output since `begin`, without tokens after a stop token."""
         self._new_output()
         tokens, first = self._tokens, self._num_given
         return tokens[max(first - DEPTH, 0) : first], tokens[first : self._end]
 
     def _new_output(self) -> Sequence[int]:
-        """What came since this was called last."""
+        """Tokens since the last call."""
         start, self._num_followed = self._num_followed, len(self._tokens)
         new = self._tokens[start:]
         if self._end is None and not self._stops.isdisjoint(new):

@@ -1,4 +1,4 @@
-"""Which drafts stand: the target walks along each tree for as long as the next token is there."""
+"""Verification of drafts: the target walks along each tree while its next token is a node there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runner.batch import SampleRows
-from model_runner.contract import Candidate, Failure, TokenLogprobs, Verification
+from model_runner.contract import BeamCandidate, Failure, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftTree, Fork
 from model_runner.kernels.row_sums import entropies, row_softmax, row_sums
 from model_runner.sampling.fused_sampling import NO_PICKS, NO_TOKEN, PickAllowed, PreSampledTokens
@@ -19,25 +19,25 @@ from model_runner.sampling.sampler import NOT_FINITE, Draw, Sampler
 
 @dataclass(slots=True)
 class Verdict:
-    """What a step decided for one choice."""
+    """Decision of a step for one choice."""
 
     tokens: list[int] = field(default_factory=list)
-    """The new tokens. All but the last were drafts: they are computed."""
+    """The new tokens. All except the last were drafts, so they are already computed."""
     nodes: list[int] = field(default_factory=list)
-    """The draft nodes that these tokens stand at, from the root's child on: one fewer than tokens."""
+    """The accepted draft nodes from the root's child on: one for each of `tokens` except the last."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    candidates: tuple[Candidate, ...] = ()
-    """In place of tokens, if the choice asks for them."""
+    candidates: tuple[BeamCandidate, ...] = ()
+    """Replaces tokens in beam search."""
     sampler_state: float | None = None
-    """The sampler's after these tokens."""
+    """The sampler's state after these tokens."""
     error: Failure | None = None
     pooled: bytes = b""
-    """See ChoiceResult."""
+    """Numbers for a pooling request (`ChoiceResult.pooled`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _StepRows:
-    """See Verifier.__call__."""
+    """The arguments of Verifier.__call__."""
 
     scores: Tensor
     raw: Tensor | None
@@ -50,21 +50,21 @@ class _Walk:
     children: dict[tuple[int, int], int]
     verdict: Verdict
     node: int | None = ROOT
-    """Where the walk stands; None at its end."""
+    """The current node; None after the end."""
 
 
 class Verifier:
-    """Finds the next tokens of all choices, one level of all trees at a time; those of some were found beforehand.
+    """Finds the next tokens of all choices, one level of all trees at a time; kernels may already have sampled some.
 
-    Each token comes from the logits after all tokens before it, with penalties, bans and noise for exactly these. A
-    choice's mode decides how. In `match` the target draws it as it would without drafts, and a draft only decides
-    whether the next one is known already: so the tokens are the same with any draft or none (sample and match; Chen and
-    Sarathi's coupling, arXiv:2408.07978). See RejectionDraw and TypicalDraw for the others. At temperature 0 all modes
-    are the same.
+    Each token comes from the logits after all tokens before it, with the penalties, bans and noise for exactly these.
+    The choice's mode decides how. In `match` the target draws the token as it would without drafts; a draft only
+    decides whether the next logits are already known. So tokens are the same with any draft or none (sample and match;
+    Chen and Sarathi's coupling, arXiv:2408.07978). RejectionDraw and TypicalDraw implement the other modes. At
+    temperature 0 all modes are the same.
     """
 
     def __init__(self, sampling: SamplingState, sampler: Sampler, pick_allowed: PickAllowed | None = None) -> None:
-        """`pick_allowed` is quicker than the sampler where only a grammar has a say in a token."""
+        """`pick_allowed` replaces the sampler where only a grammar restricts tokens, because it is faster."""
         self._sampling = sampling
         self._sampler = sampler
         self._pick_allowed = pick_allowed
@@ -77,14 +77,14 @@ class Verifier:
         raw: Tensor | None = None,
         picks: PreSampledTokens = NO_PICKS,
     ) -> list[Verdict]:
-        """One verdict for each of `samples`, whose choices have these slots; tokens go to the slots' histories.
+        """A verdict for each of `samples`, whose choices have these slots; also appends tokens to the slots' histories.
 
         Args:
             scores: [rows, vocab] of the step, from which tokens are drawn.
             samples: the choices that are ready.
-            slots: of the same choices.
-            raw: the model's own logits, for raw logprobs; None where they are the scores.
-            picks: tokens of some of the choices, found as SamplingState.plan_picks says.
+            slots: slots of the same choices.
+            raw: the model's own logits, for raw logprobs; None if they equal the scores.
+            picks: sampled tokens of some choices, from SamplingState.plan_picks.
         """
         step = _StepRows(scores, None if raw is scores else raw)
         walks = [
@@ -100,10 +100,10 @@ class Verifier:
         return [walk.verdict for walk in walks]
 
     def _follow_picks(self, scores: Tensor, walks: Sequence[_Walk], tokens: Sequence[int]) -> None:
-        """Go on for as long as a token was found beforehand or can be picked from what a grammar allows.
+        """Advance walks while tokens are already sampled or can be sampled by a grammar alone.
 
-        A row in which none was found has failed. It must not be looked at again: if the next step was launched
-        meanwhile, its logits may stand where those of this step were, and it has gone on from no token of the target.
+        A row without a sampled token has failed and must not be read again. If the next step was already launched, its
+        logits may have overwritten this step's, and it continued from an arbitrary token.
         """
         while walks:
             for walk in walks:
@@ -171,7 +171,7 @@ def _row(walk: _Walk) -> int:
 
 
 def _give_up(walk: _Walk, error: Failure) -> None:
-    """At the last known token the choice has failed. At a draft it has not got there yet: the next step will tell."""
+    """End a walk. At the last known token the choice has failed; at a draft, the next step will tell."""
     if walk.node == ROOT:
         walk.verdict.error = error
     else:
@@ -180,7 +180,7 @@ def _give_up(walk: _Walk, error: Failure) -> None:
 
 
 def _take(logits: Tensor, rows: list[int]) -> Tensor:
-    """These rows, which are in ascending order; not a copy if they stand one after the other."""
+    """These rows, in ascending order; a view if they are consecutive."""
     first, end = rows[0], rows[-1] + 1
     if end - first == len(rows):
         return logits[first:end]
@@ -192,38 +192,38 @@ _NEXT_BORN = 0.4
 
 
 class _DraftTest:
-    """A draw that accepts one of a row's drafts, or leaves the row to another draw."""
+    """A draw that accepts one of a row's drafts, or passes the row to another draw."""
 
     divides = False
 
     def __init__(self, forks: Sequence[Fork], draw: Draw) -> None:
-        """
+        """Tests drafts before drawing.
+
         Args:
             forks: the drafts for each row's token.
-            draw: for where no draft is accepted.
+            draw: draws rows without an accepted draft.
         """
         self._forks = forks
         self._draw = draw
 
     def _rows(self, rows: SamplingRows) -> tuple[list[int], list[int]]:
-        """The rows that are drawn, and those of them that have drafts, in order."""
+        """Rows to draw, and the rows among them that have drafts, in order."""
         drawn = sorted((*rows.whole, *rows.truncated))
         return drawn, [row for row in drawn if self._forks[row].tokens]
 
 
 class RejectionDraw(_DraftTest):
-    """Accepts a draft x with probability min(1, p(x) / q(x)); where none is left, draws from what they left of p.
+    """Accepts a draft x with probability min(1, p(x) / q(x)); if none is accepted, draws from the rest of p.
 
-    Leviathan (arXiv:2211.17192) and Chen (arXiv:2302.01318) for chains, and recursively for siblings that were drawn
+    Leviathan (arXiv:2211.17192) and Chen (arXiv:2302.01318) for chains, recursively for siblings that were drawn
     without replacement (Sequoia, arXiv:2402.12374): after a rejection p becomes max(p - q, 0), q loses the token, and
-    both are normalised again. A draft that was chosen, not drawn, has q = 1 (SpecInfer, arXiv:2305.09781).
+    both are normalised again. A draft that was not drawn at random has q = 1 (SpecInfer, arXiv:2305.09781).
 
-    Tokens are distributed as the target's, whatever the drafts, because q is what they were drawn from and because the
-    noise of this test is that of streams of its own. They do depend on the drafts.
+    Tokens have the target's distribution for any drafts, because q is the drafts' distribution and this test uses its
+    own noise streams. The tokens themselves depend on the drafts.
     """
 
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
-        """See Draw."""
         drawn, tested = self._rows(rows)
         tokens: dict[int, int] = {}
         if tested:
@@ -239,16 +239,18 @@ class RejectionDraw(_DraftTest):
 
 
 class _Test:
-    """The drafts of several places, each against the target's scores there."""
+    """The drafts of several rows, each tested against the target's scores."""
 
     def __init__(self, forks: Sequence[Fork], scores: Tensor) -> None:
         self._forks = forks
         self.left = row_softmax(scores.double())
         """[n, vocab] p after the rejections so far."""
-        self._guess = _drawn_from(forks, self.left)  # [n, vocab] q after the rejections so far; 0 for chosen drafts
+        self._guess = _drawn_from(
+            forks, self.left
+        )  # [n, vocab] q after the rejections so far; 0 for drafts that were not drawn
 
     def run(self, keys: Sequence[int]) -> dict[int, int]:
-        """The token that is accepted at each place, where one is; keys are those of the noise at each place."""
+        """The accepted token of each row that has one; `keys` are the rows' noise keys."""
         accepted: dict[int, int] = {}
         for rank in range(max(len(fork.tokens) for fork in self._forks)):
             going = [
@@ -263,7 +265,7 @@ class _Test:
         return accepted
 
     def _test(self, drafts: Sequence[tuple[int, int]], noise: Sequence[float]) -> list[bool]:
-        """Whether each of these (place, token) is accepted; makes the places of the others ready for the next."""
+        """Whether each (row, token) is accepted; updates the other rows for their next test."""
         device = self.left.device
         places, tokens = torch.tensor(drafts, device=device).unbind(1)
         is_chosen = [self._forks[place].drawn_from is None for place, _ in drafts]
@@ -282,16 +284,16 @@ class _Test:
         rest = (left - guess).clamp_(min=0)
         guess[torch.arange(len(places), device=guess.device), tokens] = 0.0
         self._guess[places] = _normalised(guess, guess)
-        self.left[places] = _normalised(rest, left)  # p = q is rejected only by a rounding, and leaves nothing
+        self.left[places] = _normalised(rest, left)  # p = q is only rejected through rounding, and leaves nothing
 
 
 def confidence_of_drawn(elders: int) -> float:
-    """What a drawn node with so many siblings before it is worth, whatever its token."""
+    """The confidence of a drawn node with `elders` siblings before it, for any token."""
     return _FIRST_BORN * _NEXT_BORN**elders
 
 
 def blind_confidence(tree: DraftTree) -> tuple[float, ...]:
-    """Confidences that do not depend on what was drawn, only on how many siblings come before."""
+    """Confidences that depend only on the number of earlier siblings, not on what was drawn."""
     elders = dict.fromkeys((ROOT, *range(len(tree))), 0)
     confidence = []
     for parent in tree.parents:
@@ -301,7 +303,7 @@ def blind_confidence(tree: DraftTree) -> tuple[float, ...]:
 
 
 def _drawn_from(forks: Sequence[Fork], like: Tensor) -> Tensor:
-    """What the drafts of each place were drawn from, [n, vocab] as `like`; zeros where they were chosen."""
+    """The distributions of the rows' drafts, [n, vocab] like `like`; zeros where they were not drawn."""
     guess = torch.zeros_like(like)
     drawn = [(place, fork.drawn_from) for place, fork in enumerate(forks) if fork.drawn_from is not None]
     for place, distribution in drawn:
@@ -310,7 +312,7 @@ def _drawn_from(forks: Sequence[Fork], like: Tensor) -> Tensor:
 
 
 def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Rows that sum to 1, those of `otherwise` where there is nothing."""
+    """Normalise rows to 1; rows without weight are replaced from `otherwise`."""
     total = row_sums(weights)
     return torch.where(total > 0, weights / total, otherwise)
 
@@ -322,14 +324,13 @@ DELTA = 0.3
 class TypicalDraw(_DraftTest):
     """Accepts the most probable draft x if p(x) > min(EPSILON, DELTA * exp(-H(p))), H the entropy; else draws from p.
 
-    Medusa (arXiv:2401.10774, section 2.3.1), with the thresholds of its code. It changes the distribution, towards what
-    is drafted: the more uncertain the target is, the less probable a draft may be. It differs from Medusa's code in two
-    ways: drafts are compared level by level instead of by the longest path, and where none is accepted the token is
-    the one that would be drawn without speculation, instead of the most probable one.
+    Medusa (arXiv:2401.10774, section 2.3.1), with the thresholds of its code. It shifts the distribution towards the
+    drafts: the more uncertain the target is, the less probable a draft may be. There are two differences from Medusa's
+    code. Drafts are compared level by level instead of by the longest path. If none is accepted, the token is drawn as
+    without speculation, instead of taking the most probable one.
     """
 
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
-        """See Draw."""
         drawn, tested = self._rows(rows)
         tokens = self._accepted(scores, tested) if tested else {}
         others = tuple(row for row in drawn if row not in tokens)

@@ -1,1 +1,1 @@
-"""Training of draft heads on a model's own answers."""
+"""Trains draft heads on a model's own answers."""

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in training: whole sequences, each depth on the states that the depth before it made."""
+"""Training of EAGLE-3 heads on whole sequences; each depth uses the states of the depth before it."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -23,19 +23,19 @@ from model_runner.training.teacher import TargetWeights
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A sequence's places in the flat rows of step 0: all, and the first whose guesses count."""
+    """A sequence's range of rows at step 0, and the first row whose predictions count."""
 
     start: int
     first: int
     end: int
 
     def rows(self, step: int) -> slice:
-        """The places at which a step runs."""
+        """The rows at which a step runs."""
         return slice(self.start if step == 0 else min(self.first + step, self.end), self.end)
 
 
 class UnrolledAttention:
-    """Keys and values of all steps so far; called as `Attend`, once for each step in turn."""
+    """Keys and values of all steps so far; called as `Attend`, once per step."""
 
     def __init__(self, spans: Sequence[Span], scale: float) -> None:
         self._spans = spans
@@ -67,7 +67,9 @@ class UnrolledAttention:
             [repeated(tensors[index][: None if at == 0 else rows], heads) for at, tensors in enumerate(kept)]
             for kept in (self._keys, self._values)
         )
-        root = span.first - span.start + torch.arange(rows, device=query.device)  # the last place with the target's own
+        root = (
+            span.first - span.start + torch.arange(rows, device=query.device)
+        )  # the last position with the target's features
         hidden = torch.arange(len(keys[0]), device=query.device) > root.unsqueeze(1)  # [rows, places]
         scores = torch.einsum("rhd,phd->rhp", query, keys[0]).masked_fill(hidden.unsqueeze(1), float("-inf"))
         own = [(query * keys[at]).sum(-1, keepdim=True) for at in range(1, step + 1)]
@@ -79,25 +81,25 @@ class UnrolledAttention:
 
 
 def repeated(heads: Tensor, count: int) -> Tensor:
-    """Key-value heads [rows, kv_heads, dim] -> [rows, count, dim], each for a group of query heads."""
+    """Repeat key-value heads: [rows, kv_heads, dim] -> [rows, count, dim], one for each query head of a group."""
     return heads.repeat_interleave(count // heads.shape[1], dim=1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The places of whole sequences, one after the other: all but each one's last token has one."""
+    """The positions of whole sequences, concatenated, without each sequence's last token."""
 
     features: dict[Feature, Tensor]  # each [T, hidden]
-    following: Tensor  # [T] the token after each place
+    following: Tensor  # [T] the token after each position
     positions: Tensor  # [T]
     spans: list[Span]
 
 
 class Eagle3Objective:
-    """Implements Objective. An embedding that the heads have of their own is not trained."""
+    """Implements Objective. The heads' own embedding, if they have one, is not trained."""
 
     def __init__(self, target: TargetWeights, judge: Judge, heads: Eagle3Heads, depth: int) -> None:
-        """Goes on from `heads`, which it takes over; they are trained to guess `depth` tokens ahead."""
+        """Starts from `heads` and takes ownership of them; trains them to predict `depth` tokens ahead."""
         self.needs = tuple(dict.fromkeys((*heads.needs, LAST)))
         self._heads = heads.requires_grad_().to(judge.device)
         if heads.embed_tokens is not None:
@@ -108,23 +110,20 @@ class Eagle3Objective:
         self.module = heads
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
-        """See Objective."""
         return self._judge.loss(self._guesses(_places(examples, self.needs, self._judge.device)))
 
     @torch.no_grad()
     def ranks(self, examples: Sequence[Example]) -> Tensor:
-        """See Objective."""
         places = _places(examples, self.needs, self._judge.device)
         return self._judge.ranks(self._guesses(places), sum(one.num_answer for one in examples))
 
     def export(self) -> Eagle3Heads:
-        """See Objective."""
         return copy.deepcopy(self._heads).cpu()
 
     def _guesses(self, places: _Places) -> Iterator[Guess]:
         attention = UnrolledAttention(places.spans, self._heads.scale)
         embedded = self._embedding(places.following)
-        before = torch.arange(len(embedded), device=embedded.device)  # of the rows that the last step ran at
+        before = torch.arange(len(embedded), device=embedded.device)  # of the rows at which the previous step ran
         state = torch.empty(0)
         for step in range(self._depth):
             at = _joined(places.spans, step, places.following.device)
@@ -139,7 +138,7 @@ class Eagle3Objective:
             yield guess
 
     def _guess(self, places: _Places, state: Tensor, at: Tensor, step: int) -> Guess:
-        """Of the rows at which the next place is also in the sequence."""
+        """The prediction at the rows whose next position is also in the sequence."""
         rows, kept, row = [], [], 0
         for span in places.spans:
             count = max(0, span.end - 1 - span.first - step)
@@ -155,7 +154,7 @@ class Eagle3Objective:
 def fresh_eagle3(
     target: TargetWeights, draft_ids: Tensor, features: tuple[Feature, ...], config: LlamaConfig
 ) -> Eagle3Heads:
-    """Heads with a random layer, and the target's rows as head."""
+    """Heads with a random layer, and the target's rows as output matrix."""
     layer = LayerShape.of(config, frozenset(), "")
     heads = Eagle3Heads(config, Eagle3Shape(layer, features, target.shape.hidden, len(draft_ids)), draft_ids)
     with torch.no_grad():
@@ -164,7 +163,7 @@ def fresh_eagle3(
 
 
 def draft_layer_config(model: Path) -> LlamaConfig:
-    """A layer of Llama of the target's sizes."""
+    """Configuration of a Llama layer with the target's sizes."""
     text: Any = load_config(model).get_text_config()
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
     sizes = {name: getattr(text, name) for name in (*names, "max_position_embeddings", "rope_parameters")}
@@ -173,7 +172,7 @@ def draft_layer_config(model: Path) -> LlamaConfig:
 
 
 def _joined(spans: Sequence[Span], step: int, device: torch.device) -> Tensor:
-    """The rows at which a step runs, ascending."""
+    """The rows at which a step runs, in ascending order."""
     parts = [span.rows(step) for span in spans]
     return torch.cat([torch.arange(part.start, part.stop) for part in parts]).to(device)
 

@@ -1,4 +1,4 @@
-"""Answers with the target's hidden states beside them, in files next to those of the answers."""
+"""Training data: answers of the model, and files with the target's hidden states for them."""
 
 import random
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -21,22 +21,22 @@ from model_runner.platforms.choose import choose_platform
 from model_runner.training.prompts import Prompt, held_out_prompts, training_prompts
 
 SHARD = 64
-"""Answers in a file."""
+"""Answers per file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt and how it is to be answered."""
+    """A prompt, and the settings for its answer."""
 
     prompt: Prompt
     sampling: SamplingParams
     max_tokens: int = 256
-    """Of the answer."""
+    """Maximum length of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Prompt and answer as tokens; no tokens if the prompt was too long, or there was none."""
+    """Prompt and answer as tokens; no tokens if the prompt was too long or the answer empty."""
 
     tokens: tuple[int, ...]
     num_prompt: int
@@ -44,24 +44,24 @@ class Answer:
 
 
 class Answerer(Protocol):
-    """Something that runs the model."""
+    """Runs the model to answer questions."""
 
     def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, Answer]]:
-        """Each answer with the number of its question, in the order in which they end.
+        """Yield each answer with its question's number, in the order in which they finish.
 
-        Takes questions as it has room for them; nothing is left running when the generator is closed.
+        Takes questions as it has capacity. Closing the generator stops all running requests.
         """
         ...
 
 
 def training_questions(own: Sequence[Prompt] = ()) -> Iterator[Question]:
-    """Endless. Temperatures alternate; every question has its own seed. `own` are prompts that the model made."""
+    """Endless questions with alternating temperatures and different seeds. `own` are prompts that the model wrote."""
     for index, (prompt, temperature) in enumerate(zip(training_prompts(own), cycle((0.0, 0.7, 1.0)), strict=False)):
         yield Question(prompt, SamplingParams(temperature=temperature, seed=index))
 
 
 def held_out_questions() -> Iterator[Question]:
-    """Every held-out prompt at temperatures 0 and 1."""
+    """Every held-out prompt, at temperatures 0 and 1."""
     prompts = [prompt for group in held_out_prompts().values() for prompt in group]
     for index, prompt in enumerate(prompts):
         yield Question(prompt, SamplingParams(temperature=0.0, seed=index))
@@ -70,7 +70,7 @@ def held_out_questions() -> Iterator[Question]:
 
 @dataclass(slots=True)
 class _Count:
-    """Tokens that were made, of those that are wanted."""
+    """Number of generated tokens, and the number wanted."""
 
     held: int
     wanted: int | None
@@ -86,7 +86,7 @@ class _Count:
 
 
 class AnswerStore:
-    """A folder with files of SHARD answers each; what they hold depends on the questions alone."""
+    """A folder with files of SHARD answers each; their content depends only on the questions."""
 
     def __init__(self, folder: Path, questions: Callable[[], Iterator[Question]]) -> None:
         self._folder = folder
@@ -94,10 +94,10 @@ class AnswerStore:
         folder.mkdir(parents=True, exist_ok=True)
 
     def collect(self, answerer: Callable[[], Answerer], num_tokens: int | None, progress: Callable[[int], None]) -> int:
-        """Have questions answered until the files from the first on hold `num_tokens` tokens of answers.
+        """Generate answers until the files hold `num_tokens` tokens of answers.
 
-        None has all questions answered. The answerer is made only if any answers are missing. Returns the number of
-        files to use, which is the same after any number of interruptions. `progress` is told the tokens so far.
+        None answers all questions. The answerer is only created if answers are missing. Returns the number of files to
+        use, which does not depend on interruptions. `progress` gets the number of tokens so far.
         """
         held = 0
         for shard in count():
@@ -110,7 +110,7 @@ class AnswerStore:
         raise AssertionError("there is no last shard")
 
     def read(self, shard: int) -> list[Answer]:
-        """The answers of a file, without the empty ones."""
+        """The answers of a file, without empty ones."""
         with np.load(self._file(shard)) as data:
             columns = [data[name] for name in ("tokens", "lengths", "prompts", "temperatures")]
         tokens, lengths, prompts, temperatures = columns
@@ -122,7 +122,7 @@ class AnswerStore:
         ]
 
     def _generate(self, answerer: Callable[[], Answerer], first: int, tokens: "_Count") -> int:
-        """Make files from the first missing one on; returns how many."""
+        """Generate files from the first missing one on; returns how many."""
         questions = islice(self._questions(), first * SHARD, None)
         if (question := next(questions, None)) is None:
             return 0
@@ -142,7 +142,7 @@ class AnswerStore:
         return shard - first
 
     def _write(self, shard: int, answers: list[Answer]) -> int:
-        """Returns the tokens of the answers."""
+        """Write a file; returns the number of answer tokens."""
         partial = self._file(shard).with_suffix(".partial.npz")
         np.savez(
             partial,
@@ -171,26 +171,26 @@ _LIMITS = np.finfo(np.float16)
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One prompt with its answer. Features are read from disk when they are used."""
+    """A prompt with its answer. Features are read from disk when they are used."""
 
     tokens: IntArray  # [T]
     num_prompt: int
     temperature: float
     features: Mapping[Feature, Float16Array]  # each [T, hidden]
     start: int = 0
-    """The position of the first token, where this is not a sequence from its beginning."""
+    """Position of the first token, if the example starts within a sequence."""
 
     @property
     def num_answer(self) -> int:
-        """Tokens of the answer."""
+        """Number of tokens in the answer."""
         return len(self.tokens) - self.num_prompt
 
 
 class TargetForTraining:
-    """Computes hidden states of whole sequences, with the products and the KV cache types of the server."""
+    """Computes hidden states of whole sequences, with the server's products and KV cache types."""
 
     def __init__(self, config: RunnerConfig, needs: Collection[Feature], max_tokens: int) -> None:
-        """Loads the model; no sequence is longer than `max_tokens`. Raises as ModelRunner.load does."""
+        """Loads the model; sequences have at most `max_tokens` tokens. Raises the errors of ModelRunner.load."""
         platform = choose_platform(config)
         self._block_size = config.block_size
         shape = inspect_model(platform.read_config(config.model))
@@ -201,13 +201,13 @@ class TargetForTraining:
     def features(self, tokens: Sequence[int]) -> dict[Feature, Tensor]:
         """Each feature [T, hidden] of a sequence of T tokens, on the device."""
         batch = prompt_batch([tokens], self._block_size)
-        batch = replace(batch, logits_index=batch.logits_index[-1:])  # the model insists on some
+        batch = replace(batch, logits_index=batch.logits_index[-1:])  # the model requires at least one
         self._target.forward(batch)
         return dict(self._target.features())
 
 
 class ExampleStore:
-    """A folder with a file for each feature of each file of answers: float16, clipped to its range."""
+    """A folder with a float16 file for each feature of each file of answers, clipped to float16's range."""
 
     def __init__(self, folder: Path, answers: AnswerStore, needs: Collection[Feature]) -> None:
         self._folder = folder
@@ -218,7 +218,7 @@ class ExampleStore:
     def compute(
         self, num_shards: int, target: Callable[[], TargetForTraining], progress: Callable[[int], None]
     ) -> None:
-        """Run the target over the answers whose files are missing. `progress` is told the files that are done."""
+        """Run the target on answers without feature files. `progress` gets the number of finished files."""
         missing = [shard for shard in range(num_shards) if not all(self._file(shard, n).is_file() for n in self._needs)]
         progress(num_shards - len(missing))
         if not missing:
@@ -252,9 +252,9 @@ def _example(answer: Answer, stored: Mapping[Feature, Float16Array], start: int)
 
 
 def batches(examples: Sequence[Example], rows: int, seed: int) -> Iterator[list[Example]]:
-    """Endless, each with about `rows` tokens of answers; every pass has an order of its own.
+    """Endless batches, each with about `rows` answer tokens; every pass has its own order.
 
-    The n-th batch depends on the arguments alone, so training that is resumed sees what it would have seen.
+    The n-th batch depends only on the arguments, so resumed training continues with the same batches.
     """
     source = random.Random(seed)
     batch: list[Example] = []
@@ -272,21 +272,21 @@ OPENING = Prompt("", "opening")
 
 
 MAX_TOKENS = 96
-"""Longer questions are left out."""
+"""Longer questions are dropped."""
 
 
 _SHORTEST = 12
-"""Characters of the shortest question that is used."""
+"""Minimum number of characters of a question."""
 
 
 def opening_questions(count: int) -> Iterator[Question]:
-    """Have the model write `count` questions, each with a seed of its own."""
+    """Requests that make the model write `count` questions, each with its own seed."""
     for index in range(count):
         yield Question(OPENING, SamplingParams(temperature=1.0, top_p=0.95, seed=index), MAX_TOKENS)
 
 
 def own_prompts(answers: Iterable[Answer], decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
-    """The questions that came to an end, without repetitions, in the order of the answers."""
+    """The finished questions without duplicates, in the order of the answers."""
     ended = (answer for answer in answers if len(answer.tokens) - answer.num_prompt < MAX_TOKENS)
     texts = (decode(answer.tokens[answer.num_prompt :]).strip() for answer in ended)
     return [Prompt(text) for text in dict.fromkeys(texts) if len(text) >= _SHORTEST]

@@ -1,4 +1,4 @@
-"""Hydra heads in training: every head at every place of an answer, given the actual tokens before it."""
+"""Training of Hydra heads: every head at every position of an answer, given the actual tokens before it."""
 
 import copy
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ from model_runner.training.objective import AnswerRows, Guess, Judge, ObjectiveB
 from model_runner.training.teacher import TargetWeights
 
 REACHED = 3
-"""Head i + 1 is trained where the actual token was among so many first guesses of head i, as it was of all before it:
-elsewhere a draft parts from the output. That spares half of the time, and the heads learn what they will be asked."""
+"""Head i + 1 is trained at positions where the actual tokens were among this many first guesses of head i and of all
+before it. Elsewhere no draft follows the output. This halves the time, and matches how heads are used."""
 
 
 class HydraObjective(ObjectiveByRow):
     """Implements Objective.
 
-    Inputs are divided by their typical size, so that all weights learn at the same rate. The weights that they meet are
-    multiplied by it in the meantime; `export` takes that out of them again.
+    Inputs are divided by their typical magnitude, so that all weights learn at the same rate. Their weights are
+    multiplied by it during training; `export` reverts this.
     """
 
     def __init__(
         self, target: TargetWeights, judge: Judge, heads: HydraHeads, sample: AnswerRows | None = None
     ) -> None:
-        """Goes on from `heads`, which it takes over.
+        """Starts from `heads` and takes ownership of them.
 
-        `sample` has the rows by which the size of the inputs is found; heads that are not trained need none.
+        `sample` gives the magnitude of the inputs; None if the heads are not trained.
         """
         super().__init__(tuple(dict.fromkeys((*heads.needs, LAST))), judge)
         self._heads = heads.requires_grad_().to(judge.device)
@@ -44,13 +44,12 @@ class HydraObjective(ObjectiveByRow):
         self.module = heads
 
     def export(self) -> HydraHeads:
-        """See Objective."""
         heads = copy.deepcopy(self._heads)
         _scale_inputs(heads, 1 / self._hidden_size, 1 / self._embedding_size)
         return heads.cpu()
 
     def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
-        """See ObjectiveByRow. In training a head sees only the places that drafts reach: see REACHED."""
+        """Predictions of all heads. In training, a head only sees positions that drafts reach (REACHED)."""
         hidden = self._heads.join(rows.features) / self._hidden_size
         embedded = self._embedding(rows.tokens) / self._embedding_size
         at = rows.before(1)
@@ -73,7 +72,7 @@ def fresh_hydra(
     features: tuple[Feature, ...],
     sample: AnswerRows,
 ) -> HydraHeads:
-    """Heads that begin with random layers for inputs of the sizes that `sample` has, and the target's rows as head."""
+    """Heads with random layers for inputs of the sample's magnitudes, and the target's rows as output matrix."""
     hidden = target.shape.hidden
     shape = HydraShape(hidden, depth, num_layers, len(draft_ids), shared_head=True, features=features)
     heads = HydraHeads(shape, draft_ids)
@@ -92,23 +91,23 @@ def fresh_hydra(
 
 @torch.no_grad()
 def take_over(fresh: HydraHeads, trained: HydraHeads) -> None:
-    """Have fresh heads guess as trained ones do, with room to learn from further features, layers and tokens.
+    """Copy trained heads into fresh ones that may have more features, layers and tokens; predictions stay the same.
 
-    Weights of features that the trained heads do not take, and layers that they do not have, become zero, which changes
-    nothing (Net2Net, arXiv:1511.05641). Heads beyond their depth, and tokens that they do not guess, stay fresh.
+    Weights of additional features and layers become zero, which changes nothing (Net2Net, arXiv:1511.05641). Additional
+    heads and tokens stay fresh.
 
     Raises:
-        ValueError: if the fresh heads have no place for what the trained ones know.
+        ValueError: if the fresh heads lack a part that the trained ones have.
     """
     if set(trained.shape.features) - set(fresh.shape.features) or trained.shape.num_layers > fresh.shape.num_layers:
         features = ", ".join(trained.shape.features)
         raise ValueError(
-            f"the heads to begin with take {features}, in {trained.shape.num_layers} layers: more is needed"
+            f"the initial heads use {features} in {trained.shape.num_layers} layers; new heads need at least as many"
         )
     head, its_head = fresh.hydra_lm_head, trained.hydra_lm_head
     if not isinstance(head, nn.Linear) or not isinstance(its_head, nn.Linear):
         raise ValueError(
-            "the heads to begin with have each a matrix of their own for the logits; one for all is trained"
+            "the initial heads have an output matrix each; only heads with one output matrix can be trained"
         )
     ids, its_ids = (
         torch.arange(one.shape.draft_vocab) if one.draft_ids is None else one.draft_ids for one in (fresh, trained)
@@ -124,7 +123,7 @@ def take_over(fresh: HydraHeads, trained: HydraHeads) -> None:
 
 
 def _take_over_first(first: Any, fresh: HydraHeads, its_first: Any, trained: HydraHeads) -> None:
-    """The layer that takes features and embeddings."""
+    """Copy the layer that takes features and embeddings."""
     size, shape = fresh.shape.hidden, fresh.shape
     for linear, source in ((first.linear, its_first.linear), (first.res_connection, its_first.res_connection)):
         linear.weight[:, : len(fresh.feature_scale)] = 0.0
@@ -136,14 +135,16 @@ def _take_over_first(first: Any, fresh: HydraHeads, its_first: Any, trained: Hyd
 
 
 def _input_sizes(heads: HydraHeads, embedding: nn.Module, sample: AnswerRows) -> tuple[Tensor, Tensor]:
-    """Typical sizes of the hidden states' elements [F * hidden], and of all the embeddings' []; on the CPU."""
+    """Typical magnitudes of the hidden states' elements [F * hidden] and of all embeddings [], on the CPU."""
     hidden = heads.join(sample.features).square().mean(0).sqrt().clamp_min(1e-3)
     return hidden.cpu(), embedding(sample.tokens).std().cpu()
 
 
 @torch.no_grad()
 def _scale_inputs(heads: HydraHeads, hidden: Tensor, embedding: Tensor) -> None:
-    """Multiply the weights that meet hidden states by `hidden`, [F * hidden] or [], the others by `embedding` []."""
+    """Multiply the weights of hidden states by `hidden`, [F * hidden] or [], and the other weights by `embedding`
+    [].
+    """
     num_hidden = len(heads.shape.features) * heads.shape.hidden
     for index, mlp in enumerate(heads.hydra_mlp):
         first: Any = mlp[0]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""The training loop: AdamW with a warm-up and a cosine, saved every few minutes, resumed exactly."""
+"""Training loop: AdamW with warm-up and cosine decay, saved every few minutes, resumed exactly."""
 
 import math
 import time
@@ -18,14 +18,14 @@ _ROWS, _SIZE, _REPEATS = 256, 1024, 8
 
 
 def product_type(device: torch.device) -> torch.dtype:
-    """bfloat16 where its products are at least half again as fast as those of float32, which on CPUs is measured."""
+    """bfloat16 if its products are at least 1.5 times as fast as float32; on CPUs this is measured."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     return torch.bfloat16 if _seconds(torch.bfloat16) * 1.5 < _seconds(torch.float32) else torch.float32
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """The quickest of some products: others on the machine only make them slower."""
+    """The fastest of several runs, because other programs only slow them down."""
     rows, weight = torch.zeros(_ROWS, _SIZE, dtype=dtype), torch.zeros(_SIZE, _SIZE, dtype=dtype)
     quickest = float("inf")
     for _ in range(_REPEATS):
@@ -40,34 +40,34 @@ _PROBED_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """How long and how fast."""
+    """Duration and speed of training."""
 
     minutes: float = 30.0
-    """From which the number of steps is found, once; ..."""
+    """Target duration, from which the number of steps is computed once."""
     steps: int | None = None
-    """... or that number itself."""
+    """Number of steps; overrides `minutes`."""
     batch_rows: int = 1024
-    """Tokens of answers in a step."""
+    """Answer tokens per step."""
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     warm_up: float = 0.03
-    """Share of the steps."""
+    """Fraction of the steps."""
     save_every_s: float = 180.0
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where training is."""
+    """Progress of training."""
 
     step: int
     steps: int
     loss: float
-    """A running mean."""
+    """Running mean of the loss."""
 
 
 class TrainingLoop:
-    """Trains an objective. Its state is a file: a loop on the same file goes on where the last one was."""
+    """Trains an objective. Its state is a file: a loop with the same file resumes where the last one stopped."""
 
     def __init__(self, objective: Objective, examples: Sequence[Example], options: LoopOptions, state: Path) -> None:
         self._objective = objective
@@ -84,9 +84,9 @@ class TrainingLoop:
             self._restore()
 
     def run(self, progress: Callable[[Moment], None], saved: Callable[[Moment], None]) -> float:
-        """Train to the end; returns the last running mean of the loss.
+        """Train to the end; returns the final running mean of the loss.
 
-        `progress` is told after every step, `saved` is called whenever the state was saved.
+        `progress` is called after every step, `saved` after the state was saved.
         """
         options = self._options
         if self._steps is None:
@@ -116,7 +116,7 @@ class TrainingLoop:
         self._step += 1
 
     def _affordable_steps(self) -> int:
-        """Steps that fit into the minutes, by the quickest of a few that change nothing."""
+        """Number of steps that fit into the minutes, by the fastest of a few trial steps."""
         quickest = float("inf")
         for examples in islice(batches(self._examples, self._options.batch_rows, self._options.seed), _PROBED_STEPS):
             start = time.monotonic()
@@ -147,7 +147,7 @@ class TrainingLoop:
 
 
 def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay, biases and factors do not."""
+    """Parameter groups: matrices get weight decay, biases and factors do not."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return [
         {"params": [one for one in parameters if one.dim() >= 2], "weight_decay": weight_decay},
@@ -156,7 +156,7 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
 
 
 def _schedule(done: float, warm_up: float) -> float:
-    """Share of the learning rate: up in a line, then down by a cosine to 2 %."""
+    """Fraction of the learning rate: linear warm-up, then a cosine down to 2 %."""
     if done < warm_up:
         return (done + 1e-3) / (warm_up + 1e-3)
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (done - warm_up) / (1 - warm_up)))

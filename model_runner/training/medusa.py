@@ -1,4 +1,4 @@
-"""Medusa heads in training: every head at every place of an answer."""
+"""Training of Medusa heads: every head at every position of an answer."""
 
 import copy
 from collections.abc import Iterator
@@ -16,17 +16,16 @@ class MedusaObjective(ObjectiveByRow):
     """Implements Objective."""
 
     def __init__(self, judge: Judge, heads: MedusaHeads) -> None:
-        """Goes on from `heads`, which it takes over."""
+        """Starts from `heads` and takes ownership of them."""
         super().__init__((LAST,), judge)
         self._heads = heads.requires_grad_().to(judge.device)
         self.module = heads
 
     def export(self) -> MedusaHeads:
-        """See Objective."""
         return copy.deepcopy(self._heads).cpu()
 
     def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
-        """See ObjectiveByRow."""
+        """Predictions of all heads."""
         hidden = rows.features[LAST]
         for index in range(1, self._heads.depth + 1):
             at = rows.before(index)
@@ -37,7 +36,7 @@ class MedusaObjective(ObjectiveByRow):
 
 @torch.no_grad()
 def fresh_medusa(target: TargetWeights, draft_ids: Tensor, depth: int, num_layers: int) -> MedusaHeads:
-    """Heads that begin as the target's own: layers that change nothing, and its rows for logits."""
+    """Heads that start like the target's own head: identity layers, and the target's rows as output matrix."""
     heads = MedusaHeads(
         MedusaShape(target.shape.hidden, depth, num_layers, len(draft_ids), shared_head=True), draft_ids
     )

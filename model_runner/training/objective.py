@@ -1,4 +1,4 @@
-"""What the training loop asks of each kind of heads, and what they share."""
+"""The interface between the training loop and kinds of heads, and code that these share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from model_runner.training.examples import Example
 from model_runner.training.teacher import TargetWeights, Teacher
 
 _CHUNK_NUMBERS = 1 << 20
-"""Logits looked at together: they and what is computed from them stay in the processor's cache."""
+"""Logits processed at a time, so that they and their temporaries stay in the processor's cache."""
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """See soft_cross_entropy. The gradient is known as soon as the loss is, so only it is kept."""
+    """Implements soft_cross_entropy. It computes the gradient together with the loss and keeps only that."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
@@ -44,11 +44,11 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def soft_cross_entropy(logits: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-    """The weighted mean of -sum_v p(v) log q(v), for q of the logits and p of the teacher's.
+    """The weighted mean of -sum_v p(v) log q(v), with q from the logits and p from the teacher.
 
     Args:
-        logits: [n, vocab], with a gradient.
-        teacher: [n, vocab], without.
+        logits: [n, vocab], with gradient.
+        teacher: [n, vocab], without gradient.
         weights: [n] float32, not negative.
     """
     total: Tensor = _SoftCrossEntropy.apply(logits, teacher, weights)  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ def soft_cross_entropy(logits: Tensor, teacher: Tensor, weights: Tensor) -> Tens
 
 
 RANKS = 8
-"""How far down the guesses an actual token is looked for."""
+"""Number of first guesses among which the actual token is searched."""
 
 
 class Objective(Protocol):
@@ -64,45 +64,47 @@ class Objective(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """All that is trained."""
+        """All trained parameters."""
         ...
 
     @property
     def needs(self) -> tuple[Feature, ...]:
-        """Features of examples that are used."""
+        """Features of the examples that the heads use."""
         ...
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
-        """A scalar to be made smaller."""
+        """The loss, a scalar."""
         ...
 
     def ranks(self, examples: Sequence[Example]) -> Tensor:
-        """Where the actual tokens stand among the guesses.
+        """Ranks of the actual tokens among the predictions.
 
         Returns:
-            [R, depth] int64 for R places in answers: the rank, 0 for the first guess, of the token that each depth
-            guesses from there, given the actual tokens before it; RANKS if it is not among the first ones, -1 where the
-            answer has ended.
+            [R, depth] int64 for R positions in answers: the rank (0 for the first guess) of the actual token in each
+            depth's prediction, given the actual tokens before it. RANKS if it is not among the first guesses, -1 after
+            the end of the answer.
         """
         ...
 
     def export(self) -> Heads:
-        """The heads as they are now, ready to be saved."""
+        """The current heads, ready to be saved."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What one depth guesses at some of the rows of answers."""
+    """One depth's predictions at some rows of answers."""
 
     rows: Tensor  # [n] int64
     logits: Tensor  # [n, draft_vocab]
-    tokens: Tensor  # [n] the actual tokens there
-    teacher: Tensor  # [n, hidden] the hidden state from which the target makes its own logits there
+    tokens: Tensor  # [n] the actual tokens
+    teacher: Tensor  # [n, hidden] input of the target's head for the same tokens
 
 
 class Judge:
-    """Compares guesses with the target. Tokens outside the draft vocabulary teach nothing, but count as missed."""
+    """Compares predictions with the target. Tokens outside the draft vocabulary are not trained on, but count as
+    misses.
+    """
 
     def __init__(self, target: TargetWeights, draft_ids: Tensor, device: torch.device, dtype: torch.dtype) -> None:
         self.draft_ids = draft_ids.to(device)
@@ -112,29 +114,29 @@ class Judge:
 
     @cached_property
     def _teacher(self) -> Teacher:
-        """Made when it is first needed: heads that are only compared have no teacher."""
+        """Created at first use: heads that are only compared need no teacher."""
         return Teacher(self._target, self.draft_ids.cpu(), self.device, self.dtype)
 
     @cached_property
     def _row_of(self) -> Tensor:
-        """[vocab] where each token stands in the draft vocabulary, -1 if it does not."""
+        """[vocab] each token's row in the draft vocabulary, or -1."""
         row_of = torch.full((self._target.shape.vocab_size,), -1, device=self.device)
         row_of[self.draft_ids] = torch.arange(len(self.draft_ids), device=self.device)
         return row_of
 
     def replace(self, rows: Tensor, tokens: Tensor) -> None:
-        """Have these rows [n] of the draft vocabulary stand for other tokens [n]."""
+        """Replace the tokens of these rows [n] of the draft vocabulary."""
         self._row_of[self.draft_ids[rows]] = -1
         self._row_of[tokens] = rows.to(self.device)
         self.draft_ids[rows] = tokens
         self._teacher.replace(rows, self._target.head[tokens.cpu()])
 
     def products(self) -> torch.autocast:
-        """Context in which products run in the type that is fast."""
+        """Context in which products use the faster type."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def loss(self, guesses: Iterable[Guess]) -> Tensor:
-        """The mean over all guesses of all depths of the cross entropy to the target's distribution."""
+        """The mean cross entropy to the target's distribution over all predictions of all depths."""
         total, count = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         for guess in guesses:
             weights = (self._row_of[guess.tokens] >= 0).float()
@@ -144,13 +146,13 @@ class Judge:
 
     @torch.no_grad()
     def guessed(self, guess: Guess, first: int) -> Tensor:
-        """[n] bool: whether the actual token is among the first guesses."""
+        """[n] bool: whether the actual token is among the `first` most probable ones."""
         row = self._row_of[guess.tokens]
         better = (guess.logits > guess.logits.gather(1, row.clamp_min(0).unsqueeze(1))).sum(1)
         return (better < first) & (row >= 0)
 
     def ranks(self, guesses: Iterable[Guess], num_rows: int) -> Tensor:
-        """See Objective.ranks."""
+        """Ranks as in `Objective.ranks`."""
         columns = []
         for guess in guesses:
             hit = self.guessed_best(guess.logits, guess.tokens, guess.teacher)
@@ -160,21 +162,21 @@ class Judge:
         return torch.stack(columns, dim=1)
 
     def guessed_best(self, logits: Tensor, tokens: Tensor, teacher: Tensor) -> Tensor:
-        """[n, RANKS] whether the actual token is the first, second, ... guess. The parameters are those of Guess."""
+        """[n, RANKS] whether the actual token is the first, second, ... guess. The parameters are a Guess's fields."""
         best = self.draft_ids[logits.topk(min(RANKS, logits.shape[1])).indices]
         return best == tokens.unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRows:
-    """R rows, answer after answer. Row r is the place before the answer's token `tokens[r]`."""
+    """R rows, answer after answer. Row r is the position before the answer's token `tokens[r]`."""
 
     features: Mapping[Feature, Tensor]  # each [R, hidden] float32
     tokens: Tensor  # [R] int64
-    left: Tensor  # [R] how many rows of the same answer follow
+    left: Tensor  # [R] number of rows of the same answer that follow
 
     def before(self, distance: int) -> Tensor:
-        """Rows that `distance` more rows of the same answer follow."""
+        """Rows that are followed by at least `distance` rows of the same answer."""
         return (self.left >= distance).nonzero().squeeze(1)
 
 
@@ -194,7 +196,7 @@ def _tensor(array: np.typing.NDArray[np.generic], device: torch.device) -> Tenso
 
 
 class ObjectiveByRow(ABC):
-    """What is common to heads that guess from each row by itself; see Objective."""
+    """Base of objectives for heads that predict from each row independently."""
 
     def __init__(self, needs: tuple[Feature, ...], judge: Judge) -> None:
         self.needs = needs
@@ -202,14 +204,12 @@ class ObjectiveByRow(ABC):
 
     @abstractmethod
     def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
-        """What each depth guesses, wherever the answer is long enough."""
+        """The predictions of each depth, wherever the answer is long enough."""
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
-        """See Objective."""
         return self._judge.loss(self.guesses(answer_rows(examples, self.needs, self._judge.device)))
 
     @torch.no_grad()
     def ranks(self, examples: Sequence[Example]) -> Tensor:
-        """See Objective."""
         rows = answer_rows(examples, self.needs, self._judge.device)
         return self._judge.ranks(self.guesses(rows), len(rows.tokens))

@@ -1,4 +1,4 @@
-"""From heads of any kind that can be trained to what they are trained and judged by."""
+"""Objectives and judges for all kinds of heads that can be trained."""
 
 from collections.abc import Sequence
 
@@ -16,16 +16,16 @@ from model_runner.training.objective import Judge, Objective, answer_rows
 from model_runner.training.teacher import TargetWeights
 
 SELF_FED_DEPTH = 3
-"""Tokens ahead that heads which feed on themselves are judged by and trained for while they serve."""
+"""Depth at which heads that feed on their own output are judged and trained online."""
 
 
 def depth_of(heads: Heads) -> int:
-    """Tokens ahead that they are judged by while they serve."""
+    """How many tokens ahead the heads are judged by online."""
     return heads.depth or SELF_FED_DEPTH
 
 
 def judge_of(heads: Heads, target: TargetWeights, device: torch.device, dtype: torch.dtype) -> Judge:
-    """With the tokens that the heads guess from. Products run in `dtype`."""
+    """A judge for the heads' draft vocabulary. Products run in `dtype`."""
     ids = torch.arange(target.shape.vocab_size) if heads.draft_ids is None else heads.draft_ids.clone()
     return Judge(target, ids, device, dtype)
 
@@ -38,17 +38,17 @@ def objective_of(
     sample: Sequence[Example] = (),
     depth: int = SELF_FED_DEPTH,
 ) -> Objective:
-    """The heads, taken over, to be compared or, with a sample of what they will be trained on, to be trained.
+    """The objective for heads, to compare or (with a sample of the training data) to train them; it takes ownership.
 
     Args:
-        heads: of the kind Hydra, Medusa or EAGLE-3.
-        target: the two ends of the model.
-        judge: see `judge_of`.
-        sample: typical of what comes; only Hydra heads want it.
-        depth: tokens ahead by which heads that feed on themselves are judged.
+        heads: Hydra, Medusa or EAGLE-3 heads.
+        target: embedding and head of the model.
+        judge: from `judge_of`.
+        sample: typical training data; only needed for Hydra heads.
+        depth: how many tokens ahead heads that feed on their own output are judged.
 
     Raises:
-        ValueError: for a kind of heads that has no objective.
+        ValueError: for a kind of heads without objective.
     """
     if isinstance(heads, HydraHeads):
         rows = answer_rows(sample, heads.needs, judge.device) if sample else None
@@ -57,4 +57,4 @@ def objective_of(
         return MedusaObjective(judge, heads)
     if isinstance(heads, Eagle3Heads):
         return Eagle3Objective(target, judge, heads, depth)
-    raise ValueError(f"heads of the kind {heads.kind} cannot learn; those of hydra, medusa and eagle3 can")
+    raise ValueError(f"heads of the kind {heads.kind} cannot be trained, only hydra, medusa and eagle3")

@@ -1,7 +1,7 @@
-"""From a model to draft heads for it: its own answers, hidden states, training, report, checkpoint.
+"""Trains draft heads for a model: generate its answers, compute hidden states, train, evaluate, save.
 
-Everything is kept in a work folder, so that a run that was interrupted, or that shall train another kind of heads on
-the same answers, goes on with what is there.
+All results are kept in a work folder. A run that was interrupted, or that trains another kind of heads on the same
+answers, continues with them.
 """
 
 import hashlib
@@ -50,21 +50,23 @@ _BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """On answers of one temperature."""
+    """Accuracy on answers of one temperature."""
 
     temperature: float
     ranked: tuple[tuple[float, ...], ...]
-    """By depth: the share of places where the actual token was guess 1, 2, ..., given the actual tokens before it."""
+    """By depth: the fraction of positions where the actual token was guess 1, 2, ..., given the actual tokens before
+    it."""
     tokens_per_step: float
-    """Expected of a chain of first guesses as deep as the heads go, the target's own token included."""
+    """Expected tokens per step of a chain of first guesses to the heads' full depth, including the target's own
+    token."""
 
     def within(self, depth: int, guesses: int) -> float:
-        """Share of places where the actual token was among the first guesses; depth from 0."""
+        """Fraction of positions where the actual token was among the first `guesses`; depth from 0."""
         return sum(self.ranked[depth][:guesses])
 
 
 def measure(objective: Objective, examples: Sequence[Example]) -> list[Accuracy]:
-    """One entry for each temperature."""
+    """Accuracy for each temperature."""
     objective.module.eval()
     results = []
     for temperature in sorted({one.temperature for one in examples}):
@@ -76,7 +78,7 @@ def measure(objective: Objective, examples: Sequence[Example]) -> list[Accuracy]
 
 
 def as_json(results: Sequence[Accuracy]) -> dict[str, Any]:
-    """For config.json."""
+    """The results for config.json."""
     return {
         f"temperature {result.temperature:g}": {
             "tokens_per_step": round(result.tokens_per_step, 4),
@@ -87,10 +89,10 @@ def as_json(results: Sequence[Accuracy]) -> dict[str, Any]:
 
 
 def _accuracy(temperature: float, ranks: Tensor) -> Accuracy:
-    """From ranks [rows, depth], see Objective.ranks."""
+    """Accuracy from ranks [rows, depth] as in `Objective.ranks`."""
     depths = [column[column >= 0] for column in ranks.unbind(1)]
     ranked = [torch.bincount(column, minlength=RANKS + 1)[:RANKS] / max(1, len(column)) for column in depths]
-    hits = (ranks == 0).long().cumprod(1)  # [rows, depth] whether the chain stands up to each depth
+    hits = (ranks == 0).long().cumprod(1)  # [rows, depth] whether the chain is accepted up to each depth
     accepted = hits.sum(1).float()
     return Accuracy(temperature, tuple(tuple(row.tolist()) for row in ranked), 1 + float(accepted.mean()))
 
@@ -100,34 +102,34 @@ logger = logging.getLogger("samewise.training")
 Kind = Literal["medusa", "hydra", "eagle3"]
 
 _SAMPLE = 64
-"""Examples from which the typical size of inputs is taken."""
+"""Examples for estimating the magnitude of inputs."""
 _TOKENS_PER_OPENING = 600
-"""Of training data for each prompt that the model is asked to make: it is answered some three times."""
+"""Training tokens per prompt that the model writes: each is answered about three times."""
 MAX_SEQUENCE = 1024
-"""Tokens of a prompt and its answer at most."""
+"""Maximum number of tokens of a prompt and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """What to train, on what, and where to keep it."""
+    """Options of a training run."""
 
     model: Path
     kind: Kind
     output: Path
     work: Path
     tokens: int = 300_000
-    """Of the model's own answers."""
+    """Number of training tokens, all from the model's own answers."""
     draft_vocab: int = 8192
     depth: int = 4
-    """Tokens ahead."""
+    """How many tokens ahead the heads predict."""
     num_layers: int = 1
-    """Of each Medusa or Hydra head."""
+    """Layers of each Medusa or Hydra head."""
     features: tuple[Feature, ...] | None = None
-    """What Hydra or EAGLE-3 heads take of the target; None is the usual."""
+    """Hidden states for Hydra or EAGLE-3 heads; None uses the default."""
     begin_with: Path | None = None
-    """Hydra heads whose knowledge the fresh ones take over; see training.hydra.take_over."""
+    """Hydra heads to start from (`training.hydra.take_over`)."""
     int8: bool = True
-    """Store weights in int8, else in bfloat16."""
+    """Whether weights are stored in int8; otherwise bfloat16."""
     loop: LoopOptions = field(default_factory=LoopOptions)
 
 
@@ -137,15 +139,15 @@ def train_heads(
     decode: Callable[[Sequence[int]], str],
     progress: Progress,
 ) -> list[Accuracy]:
-    """Run all stages that are not done yet; returns how good the heads are on held-out prompts.
+    """Run all stages that are not complete; returns the heads' accuracy on held-out prompts.
 
-    They are in `options.output` then and, as they are, whenever the state of their training is saved.
+    The heads are in `options.output` at the end, and whenever the training state is saved.
 
     Args:
         options: what to train.
-        answerer: makes what runs the model; called only if answers are missing.
-        decode: the text of tokens of the model, without special ones.
-        progress: is told how far each stage is.
+        answerer: creates the model that answers; called only if answers are missing.
+        decode: the text of tokens, without special tokens.
+        progress: shows the progress of each stage.
 
     Raises:
         ValueError: if the work folder belongs to another model.
@@ -164,7 +166,7 @@ def train_heads(
 
 
 class _Run:
-    """The stages."""
+    """The stages of a training run."""
 
     def __init__(self, options: TrainingOptions, answerer: Callable[[], Answerer], progress: Progress) -> None:
         self._options = options
@@ -187,19 +189,19 @@ class _Run:
 
     @cached_property
     def _products(self) -> torch.dtype:
-        """What products are computed in, which is measured."""
+        """The type for products, which is measured."""
         return product_type(self._device)
 
     def own_prompts(self, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
-        """Prompts that the model makes; none without a chat template."""
+        """Prompts that the model writes; none without a chat template."""
         count = self._options.tokens // _TOKENS_PER_OPENING + 1
         answers, num_files = self._answers("own-prompts", lambda: opening_questions(count), None)
         prompts = own_prompts((answer for shard in range(num_files) for answer in answers.read(shard)), decode)
-        logger.info("%d prompts by the model itself", len(prompts))
+        logger.info("%d prompts written by the model", len(prompts))
         return prompts
 
     def examples(self, name: str, questions: Callable[[], Iterator[Question]], num_tokens: int | None) -> list[Example]:
-        """Answers and hidden states."""
+        """Answers with hidden states."""
         answers, num_files = self._answers(name, questions, num_tokens)
         task = self._progress.add_task(f"hidden states, {name}", total=num_files)
         store = ExampleStore(self._options.work / name, answers, self._needs)
@@ -212,13 +214,13 @@ class _Run:
     def _answers(
         self, name: str, questions: Callable[[], Iterator[Question]], num_tokens: int | None
     ) -> tuple[AnswerStore, int]:
-        """The store and how many of its files to use."""
+        """The store, and how many of its files to use."""
         answers = AnswerStore(self._options.work / name, questions)
         task = self._progress.add_task(f"answers, {name}", total=num_tokens)
         return answers, answers.collect(self._answerer, num_tokens, self._advance(task))
 
     def objective(self, examples: list[Example]) -> Objective:
-        """Fresh heads."""
+        """The objective for fresh heads."""
         options = self._options
         torch.manual_seed(options.loop.seed)
         target = self._target
@@ -232,14 +234,16 @@ class _Run:
             if options.begin_with is not None:
                 trained = load_heads(options.begin_with, target.shape)
                 if not isinstance(trained, HydraHeads):
-                    raise ValueError(f"{options.begin_with} has heads of the kind {trained.kind}, not hydra")
+                    raise ValueError(
+                        f"{options.begin_with} has {trained.kind} heads; only hydra heads can be started from"
+                    )
                 take_over(hydra, trained)
             return HydraObjective(target, judge, hydra, sample)
         eagle3 = fresh_eagle3(target, draft_ids, self._features, draft_layer_config(options.model))
         return Eagle3Objective(target, judge, eagle3, options.depth)
 
     def train(self, objective: Objective, examples: list[Example]) -> None:
-        """To the end, with a usable checkpoint whenever the state is saved."""
+        """Train to the end, with a usable checkpoint whenever the state is saved."""
         task = self._progress.add_task("training", total=None)
 
         def advance(moment: Moment) -> None:
@@ -254,14 +258,14 @@ class _Run:
         TrainingLoop(objective, examples, self._options.loop, state).run(advance, saved)
 
     def save(self, objective: Objective, accuracy: dict[str, Any] | None) -> None:
-        """Write the heads as they are."""
+        """Write the current heads."""
         config, tensors = heads_checkpoint(objective.export(), self._num_layers)
         extra = {} if accuracy is None else {"held_out": accuracy}
         dtype = torch.int8 if self._options.int8 else torch.bfloat16
         save_heads(self._options.output, {**config, **extra}, tensors, dtype=dtype)
 
     def stored(self) -> Objective:
-        """The heads as a server reads them: with what their weights lost by rounding."""
+        """The heads as a server reads them, including rounding."""
         heads = load_heads(self._options.output, self._target.shape)
         judge = judge_of(heads, self._target, self._device, self._products)
         return objective_of(heads, self._target, judge, depth=self._options.depth)
@@ -271,26 +275,26 @@ class _Run:
 
 
 def _check(options: TrainingOptions, features: tuple[Feature, ...], num_layers: int) -> None:
-    """Raises ValueError for options that the kind of heads has no use for."""
+    """Raises ValueError for options that do not apply to this kind of heads."""
     if options.kind == "medusa" and options.features is not None:
-        raise ValueError("Medusa heads take the last hidden state and no other features")
+        raise ValueError("Medusa heads only use the last hidden state; remove the features")
     if options.kind != "hydra" and options.begin_with is not None:
-        raise ValueError(f"heads of the kind {options.kind} cannot begin with others, only Hydra heads can")
+        raise ValueError(f"{options.kind} heads cannot start from other heads, only hydra heads can")
     require_layers(features, num_layers)
 
 
 def _claim(work: Path, model: Path) -> None:
-    """Answers of one model must not train heads for another."""
+    """Refuse a work folder of another model: its answers must not train these heads."""
     work.mkdir(parents=True, exist_ok=True)
     owner = work / "model"
     digest = hashlib.sha256((model / "config.json").read_bytes()).hexdigest()
     if owner.is_file() and owner.read_text(encoding="utf-8") != digest:
-        raise ValueError(f"{work} holds the answers of another model; name another folder")
+        raise ValueError(f"{work} holds answers of another model; use another work folder")
     owner.write_text(digest, encoding="utf-8")
 
 
 def _settings_hash(options: TrainingOptions) -> str:
-    """Of all that the state of the training depends on, but for its length, which the state itself keeps."""
+    """Hash of everything that the training state depends on, except its length, which the state stores."""
     loop = {name: value for name, value in asdict(options.loop).items() if name not in ("minutes", "save_every_s")}
     shape = (options.draft_vocab, options.depth, options.num_layers, options.features, str(options.begin_with))
     parts = (options.tokens, *shape, sorted(loop.items()))

@@ -1,8 +1,8 @@
-"""Prompts that heads are trained on: templates filled with topics, and passages of Python's own documentation.
+"""Training prompts for heads: templates filled with topics, and passages of Python's documentation.
 
-Topics come from prompts.json, passages from the docstrings of the standard library of the Python that runs; the
-model's own questions (`own_prompts`) are mixed in. The same seed gives the same prompts with the same Python.
-`held_out_prompts` share no template and no topic with these.
+Topics come from prompts.json, passages from docstrings of the running Python's standard library; questions that the
+model wrote (`own_prompts`) are mixed in. The same seed and Python version give the same prompts. `held_out_prompts`
+share no template and no topic with these.
 """
 
 import importlib
@@ -17,27 +17,27 @@ from typing import Literal
 
 _DATA = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
 TOPICS: Mapping[str, Sequence[str]] = _DATA["training"]
-"""What the training prompts are about, by kind. `documented` names modules of Python."""
+"""Topics of the training prompts, by kind. `documented` lists Python modules."""
 HELD_OUT: Mapping[str, Sequence[str]] = _DATA["held_out"]
 """Prompts that no head is trained on, by kind. They share nothing with the topics."""
 PASSAGE_CHARACTERS = (200, 900)
-"""Shortest docstring that is used, and where longer ones are cut."""
+"""Minimum length of a docstring, and the length that longer ones are cut to."""
 OWN_SHARE = 0.65
-"""Part of the prompts that the model made itself, if it did."""
+"""Fraction of prompts that the model wrote, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model is asked."""
+    """A prompt for the model."""
 
     text: str
     kind: Literal["chat", "plain", "opening"] = "chat"
-    """`chat` is wrapped in the chat template as a user's message, `plain` is continued as it is; `opening` stands for
-    the beginning of the chat template, and has the model go on with a user's message."""
+    """`chat` becomes a user message in the chat template. `plain` is continued as it is. `opening` is the beginning of
+    the chat template, so that the model writes a user message."""
 
 
 def passages(modules: Sequence[str]) -> list[str]:
-    """Docstrings of the modules and of what they define, in a fixed order, without repetitions."""
+    """Docstrings of the modules and of everything that they define, in a fixed order, without duplicates."""
     shortest, longest = PASSAGE_CHARACTERS
     found: dict[str, None] = {}
     for name in modules:
@@ -54,9 +54,9 @@ def _is_documented(member: object) -> bool:
 
 
 def training_prompts(own: Sequence[Prompt] = (), seed: int = 0) -> Iterator[Prompt]:
-    """An endless stream, different for each seed, with the model's own prompts in turn among the others.
+    """An endless stream that depends on the seed, with the model's own prompts mixed in.
 
-    Of the others, few repeat within some thousands.
+    Few of the other prompts repeat within some thousands.
     """
     source = random.Random(seed)
     maker = _Maker(source)
@@ -221,7 +221,7 @@ _PASSAGE_REQUESTS = (
 
 
 def held_out_prompts() -> dict[str, list[Prompt]]:
-    """The prompts by kind; the kinds `passage` and `plain` use docstrings that no training prompt has."""
+    """The prompts by kind; `passage` and `plain` use docstrings that no training prompt uses."""
     trained = set(passages(TOPICS["documented"]))
     found = [text for text in passages(HELD_OUT["documented"]) if text not in trained]
     chosen = found[:: len(found) // 16][:16]

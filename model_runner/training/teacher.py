@@ -1,4 +1,4 @@
-"""What training takes from the target's weights: its embedding, and the distribution that heads shall learn."""
+"""The target's parts that training uses: its embedding, and the distribution that heads learn."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from model_runner.training.examples import Example
 def choose_draft_ids(examples: Iterable[Example], size: int, vocab_size: int) -> Tensor:
     """The `size` most frequent tokens of the answers, ascending [min(size, vocab_size)] int64.
 
-    Among tokens equally frequent the lowest ids are taken: byte-pair vocabularies number tokens from frequent to rare.
+    Among equally frequent tokens the lowest ids are chosen: byte-pair vocabularies are sorted from frequent to rare.
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
     for example in examples:
@@ -33,22 +33,22 @@ def choose_draft_ids(examples: Iterable[Example], size: int, vocab_size: int) ->
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The two ends of a target."""
+    """The target's embedding and head."""
 
     shape: TargetShape
     embedding: nn.Module
     """Token ids [...] -> [..., hidden] float32."""
-    head: Tensor  # [vocab, hidden] as it is stored
+    head: Tensor  # [vocab, hidden] in stored type
     scale: float
-    """Factor on the logits, as some families have it."""
+    """Factor on the logits in some model families."""
     softcap: float | None
     """Logits z become softcap * tanh(z / softcap)."""
 
     @classmethod
     def load(cls, folder: Path) -> "TargetWeights":
-        """Nothing else of the model is read, where its files have the two under the model's own names.
+        """Load a target's embedding and head; reads only these if the files have them under the model's own names.
 
-        Then they are parts of the files that the system reads as rows of them are asked for, and may drop again.
+        They are then memory-mapped: the system reads rows on demand, and can drop them again.
         """
         with quiet():
             model: Any = _from_files(folder) or AutoModelForCausalLM.from_pretrained(
@@ -63,13 +63,13 @@ class TargetWeights:
 
 
 class _Embedding(nn.Module):
-    """A target's embedding whose rows are brought to float32 as they are used, before anything is done to them."""
+    """A target's embedding whose rows are converted to float32 when they are used."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         self.register_buffer("_weight", embedding.weight.detach(), persistent=False)
         embedding.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-        embedding.padding_idx = None  # is checked against the rows, and changes nothing but gradients
+        embedding.padding_idx = None  # it would be checked against the rows, and only affects gradients
         self._embedding = embedding
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -79,12 +79,12 @@ class _Embedding(nn.Module):
 
 
 def ends_in_files(folder: Path) -> bool:
-    """Whether TargetWeights.load reads the two ends alone. Raises UnsupportedModelError."""
+    """Whether TargetWeights.load can read only the two parts. Raises UnsupportedModelError."""
     return _from_files(folder) is not None
 
 
 def _from_files(folder: Path) -> nn.Module | None:
-    """The model with its two ends; the rest of it has no content. None if the files do not have these by name."""
+    """The model with embedding and head, and nothing else loaded. None if the files lack these names."""
     with init_empty_weights(include_buffers=False):
         model: Any = AutoModelForCausalLM.from_config(load_config(folder), trust_remote_code=False)  # type: ignore[no-untyped-call]
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
@@ -112,7 +112,7 @@ class Teacher:
         self._softcap = target.softcap
 
     def replace(self, rows: Tensor, weights: Tensor) -> None:
-        """Other rows [n, hidden] of the target's head at these places [n]."""
+        """Replace these rows [n] of the target's head by others [n, hidden]."""
         self._rows[rows] = weights.to(self._rows)
 
     @torch.no_grad()

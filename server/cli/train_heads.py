@@ -159,12 +159,12 @@ def _progress_lines(console: "Console") -> "Iterator[Progress]":
 
 def _features(text: str) -> "tuple[Feature, ...]":
     """Raises ValueError."""
-    from model_runner.models.features import LAST, entering  # noqa: PLC0415
+    from model_runner.models.features import LAST, layer_input  # noqa: PLC0415
 
     names = text.replace(" ", "").split(",")
     if not all(name == LAST or name.isdecimal() for name in names) or len(set(names)) < len(names):
         raise ValueError(f"--features: expected different layer numbers or `last`, joined by commas, got {text!r}")
-    return tuple(LAST if name == LAST else entering(int(name)) for name in names)
+    return tuple(LAST if name == LAST else layer_input(int(name)) for name in names)
 
 
 def _answerer(model: Path, name: str) -> "Answerer":

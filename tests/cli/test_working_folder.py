@@ -72,12 +72,12 @@ def test_the_command_and_the_conversion_of_a_model(planted: Planted) -> None:
     command = [Path(sys.executable).with_name("samewise"), "serve", "--host", "127.0.0.1", "--port", "0", "model.gguf"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not planted.was_used
-    reason = f"{planted.folder / 'model.gguf'} cannot be converted: model.gguf does not begin as a GGUF file does"
+    reason = f"{planted.folder / 'model.gguf'} cannot be converted: model.gguf is not a GGUF file; download it again"
     assert result.stderr.splitlines()[-1] == f"error: {reason}"
 
 
 def test_the_conversion_that_another_program_begins(planted: Planted) -> None:
-    with pytest.raises(ModelNotFoundError, match="does not begin as a GGUF file does"):
+    with pytest.raises(ModelNotFoundError, match="is not a GGUF file"):
         resolve_model("model.gguf", Console(quiet=True))
     assert not planted.was_used
 

@@ -206,7 +206,7 @@ def test_drafts_are_those_of_the_heads_that_came_last(
 
 def test_heads_of_other_features_are_not_taken(learner: Learner, tmp_path: Path) -> None:
     folder = tiny_heads.write_eagle3(tmp_path / "eagle3", SMALL_VOCAB)
-    with pytest.raises(ValueError, match="which the target is not asked for"):
+    with pytest.raises(ValueError, match="which the target does not record"):
         learner.give(folder)
 
 
@@ -231,10 +231,10 @@ def test_the_memory_is_set_aside(config: RunnerConfig, caplog: pytest.LogCapture
     with caplog.at_level("INFO"):
         ModelRunner.load(replace(config, learn_memory_gib=0.5), make_link=ListeningLink)
     assert "learning   812.0 MiB" in caplog.messages
-    with pytest.raises(DoesNotFitError, match=r"beside 100000.3 GiB for learning"):
+    with pytest.raises(DoesNotFitError, match=r"next to 100000.3 GiB for training heads"):
         ModelRunner.load(replace(config, learn_memory_gib=100_000), make_link=ListeningLink)
 
 
 def test_too_little_memory_is_refused_at_the_start(config: RunnerConfig) -> None:
-    with pytest.raises(ValueError, match="cannot learn in 0 MiB, they need"):
+    with pytest.raises(ValueError, match="but only 0 MiB are allowed"):
         ModelRunner.load(replace(config, learn_memory_gib=0.0001), make_link=ListeningLink)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_runner.models.decoder_form import DecoderForm, Experts, Linear
+from model_runner.models.decoder_form import DecoderForm, ExpertsForm, Linear
 
 
 def _norm(x: Tensor, factor: Tensor | None, eps: float) -> Tensor:
@@ -52,8 +52,8 @@ def _attention(form: DecoderForm, x: Tensor, cos_sin: tuple[Tensor, Tensor] | No
 _ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 
 
-def route(experts: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Experts of rows x [tokens, hidden] and their weights; both [tokens, top_k]."""
+def route(experts: ExpertsForm, x: Tensor) -> tuple[Tensor, Tensor]:
+    """ExpertsForm of rows x [tokens, hidden] and their weights; both [tokens, top_k]."""
     logits = x.double() @ experts.router.double().T
     scores = logits.softmax(-1) if experts.scoring == "softmax" else logits.sigmoid()
     bias = 0 if experts.choice_bias is None else experts.choice_bias.double()
@@ -62,14 +62,14 @@ def route(experts: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     return chosen, weights / (weights.sum(1, keepdim=True) if experts.normalised else 1) * experts.scale
 
 
-def sum_of_experts(experts: Experts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def sum_of_experts(experts: ExpertsForm, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """[tokens, hidden] of rows x [tokens, hidden] and their experts [tokens, k]."""
     gate, up = torch.einsum("th,tkoh->tko", x.double(), experts.gate_up.double()[chosen]).chunk(2, dim=-1)
     gated = _ACTIVATIONS[experts.activation](gate) * up
     return torch.einsum("tki,tkhi,tk->th", gated, experts.down.double()[chosen], weights.double())
 
 
-def run_experts(experts: Experts, x: Tensor, beside: Tensor) -> Tensor:
+def run_experts(experts: ExpertsForm, x: Tensor, beside: Tensor) -> Tensor:
     """The experts' output plus the output of the parallel MLP, all [tokens, hidden]."""
     gate = 1.0 if experts.mlp_gate is None else (x @ experts.mlp_gate.double()).sigmoid().unsqueeze(-1)
     return sum_of_experts(experts, x, *route(experts, x)) + gate * beside

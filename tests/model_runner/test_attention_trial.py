@@ -94,5 +94,5 @@ def test_a_model_whose_attention_fails_is_not_served(
         return backend
 
     monkeypatch.setattr(CpuPlatform, "attention", attention)
-    with pytest.raises(UnsupportedModelError, match=r"gives a row other bits in the middle of a prompt, split than"):
+    with pytest.raises(UnsupportedModelError, match=r"rounds a row differently in the middle of a prompt, split than"):
         ModelRunner.load(RunnerConfig(tiny_model("llama"), kv_cache_gib=0.02))

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from model_runner.batch import prompt_batch
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.models.early_exit import EarlyExit, HFEarlyExit, find_early_exit
-from model_runner.models.features import LAST, Feature, FeatureTap, entering
+from model_runner.models.features import LAST, Feature, FeatureTap, layer_input
 from model_runner.models.loading import inspect_model
 from model_runner.models.target import TargetModel
 from model_runner.platforms.choose import choose_platform
@@ -70,10 +70,10 @@ def test_with_the_model_as_served_to_the_last_bit(
     tiny_model: Callable[[str], Path], tmp_path: Path, family: str, quantization: Quantization
 ) -> None:
     """The last layer's input gives the logits of a model without that layer."""
-    target, early_exit = as_served(tiny_model(family), quantization, (entering(2),))
+    target, early_exit = as_served(tiny_model(family), quantization, (layer_input(2),))
     batch = prompt_batch([TOKENS], 32)
     target.forward(batch)
-    hidden = target.features()[entering(2)]
+    hidden = target.features()[layer_input(2)]
     shorter, _ = as_served(without_last_layer(tiny_model(family), tmp_path), quantization)
     logits = shorter.forward(batch)
     assert early_exit is not None

@@ -8,12 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model_runner.config import RunnerConfig
-from model_runner.models.features import LAST, FeatureTap, entering
+from model_runner.models.features import LAST, FeatureTap, layer_input
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.training.examples import TargetForTraining
 
 TOKENS = [1, 17, 203, 5, 88, 45, 300, 2]
-NEEDS = (LAST, entering(0), entering(2))
+NEEDS = (LAST, layer_input(0), layer_input(2))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3"])
@@ -24,8 +24,8 @@ def test_features_are_the_hidden_states_of_transformers(tiny_model: Callable[[st
         output = model(torch.tensor([TOKENS]), output_hidden_states=True, logits_to_keep=1)
     taken = tap.take()
     assert set(taken) == set(NEEDS)
-    assert torch.equal(taken[entering(0)], output.hidden_states[0][0])
-    assert torch.equal(taken[entering(2)], output.hidden_states[2][0])
+    assert torch.equal(taken[layer_input(0)], output.hidden_states[0][0])
+    assert torch.equal(taken[layer_input(2)], output.hidden_states[2][0])
     assert torch.equal(taken[LAST], output.hidden_states[-1][0])
     assert tap.take() == {}
 
@@ -64,5 +64,5 @@ def test_a_tap_that_needs_nothing_or_is_closed_leaves_the_model_alone(tiny_model
 
 def test_layers_that_are_not_there_are_refused(tiny_model: Callable[[str], Path]) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model("llama")).eval()
-    with pytest.raises(UnsupportedModelError, match="what enters layer 9; the model has 3 layers"):
-        FeatureTap(model, (entering(9),))
+    with pytest.raises(UnsupportedModelError, match="need the input of layer 9, but the model has only 3 layers"):
+        FeatureTap(model, (layer_input(9),))

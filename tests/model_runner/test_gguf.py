@@ -528,11 +528,11 @@ def test_a_disk_without_room(write: Callable[..., Path], tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda content: content[:4000], "is damaged, or ends before its weights"),
-        (lambda content: content[:30], "is damaged, or ends before its weights"),
-        (lambda content: b"GGML" + content[4:], "does not begin as a GGUF file"),
+        (lambda content: content[:4000], "is damaged or incomplete: it ends before its weights"),
+        (lambda content: content[:30], "is damaged or incomplete: it ends before its weights"),
+        (lambda content: b"GGML" + content[4:], "is not a GGUF file; download it again"),
         (lambda content: content[:4] + b"\x01" + content[5:], "is GGUF version 1; versions 2 and 3"),
-        (lambda content: content[:16] + b"\xff" * 8 + content[24:], "is damaged, or ends|unknown type"),
+        (lambda content: content[:16] + b"\xff" * 8 + content[24:], "is damaged or incomplete|unknown type"),
     ],
 )
 def test_a_file_that_is_damaged(

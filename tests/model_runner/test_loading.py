@@ -91,9 +91,12 @@ def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) 
     for settings, message in (
         ({"dtype": "bfloat16"}, "bfloat16 is not supported on CPU"),
         ({"exact": False}, "the CPU always computes exactly"),
-        ({"quantization": "fp8"}, "fp8 is for CUDA"),
-        ({"quantization": "int4", "rows": "int8"}, "rows int8 is for weights in int8; beside int4 .* always int16"),
-        ({"quantization": "none", "rows": "int16"}, "rows int16 is for weights in int8; beside float32 .* float32"),
+        ({"quantization": "fp8"}, "fp8 is only supported on CUDA"),
+        ({"quantization": "int4", "rows": "int8"}, "rows int8 needs int8 weights; int4 weights always use int16"),
+        (
+            {"quantization": "none", "rows": "int16"},
+            "rows int16 needs int8 weights; float32 weights always use",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             choose_platform(RunnerConfig(tiny_model("llama"), device="cpu", **settings))
@@ -264,7 +267,7 @@ def test_plan_counts_all_models(
 
 
 def test_plan_counts_what_loading_takes() -> None:
-    with pytest.raises(DoesNotFitError, match=r"loading the weights takes 3\.8 MiB and 2\.9 MiB are free"):
+    with pytest.raises(DoesNotFitError, match=r"loading the weights takes 3\.8 MiB, but only 2\.9 MiB are free"):
         plan(3_000_000, replace(NEEDS, model_bytes=1_700_000))
 
 
@@ -285,17 +288,42 @@ def test_plan_keeps_the_size_asked_for() -> None:
     assert made.num_blocks == int(0.01 * GIB) // (PER_TOKEN * 32)
 
 
+SMALLER = {"loading_bytes": 3_000_000, "int4_bytes": 1_000_000}
+
+
 @pytest.mark.parametrize(
-    ("free", "settings", "message"),
+    ("free", "needs", "settings", "message"),
     [
-        (4_000_000, {}, "the weights take 4.2 MiB and 3.8 MiB are free"),
-        (GIB, {"kv_cache_gib": 2.0}, "asks for 2.0 GiB"),
-        (GIB, {"kv_cache_gib": 0.0001, "max_model_len": 1000}, "fewer than one request of 1,000 tokens"),
+        (
+            4_000_000,
+            {},
+            {},
+            r"the weights take 4.2 MiB as float32, but only 3.8 MiB are free on cpu; free some memory",
+        ),
+        (4_000_000, SMALLER, {}, r"are free on cpu; use --quantization int4 \(976\.6 KiB of weights\)$"),
+        (3_000_000, {"int4_bytes": 1_000_000}, {}, "free some memory, or use a smaller model"),  # loading would not fit
+        (5_000_000, {"learning_bytes": 2 << 20}, {}, r"next to 2\.0 MiB for training heads; turn off --learn$"),
+        (
+            GIB,
+            {},
+            {"kv_cache_gib": 2.0},
+            r"asks for 2\.0 GiB, but only .* MiB are .*; set --kv-cache-gib 0\.99 or less$",
+        ),
+        (
+            GIB,
+            {},
+            {"kv_cache_gib": 0.0001, "max_model_len": 1000},
+            r"holds 128 tokens .*, fewer than one request of 1,000 tokens .*; set --kv-cache-gib 0\.01, or "
+            r"set --max-model-len 128$",
+        ),
+        (4_600_000, SMALLER, {"max_model_len": 1000}, r"; set --max-model-len 128, or use --quantization int4"),
     ],
 )
-def test_plan_refuses_with_the_numbers(free: int, settings: dict[str, float], message: str) -> None:
+def test_plan_refuses_with_the_numbers_and_with_what_helps(
+    free: int, needs: dict[str, Any], settings: dict[str, float], message: str
+) -> None:
     with pytest.raises(DoesNotFitError, match=message):
-        plan(free, **settings)
+        plan(free, replace(NEEDS, **needs), **settings)
 
 
 def test_plan_has_whole_blocks_for_every_request() -> None:
@@ -348,5 +376,5 @@ def test_cache_copies_whole_blocks_in_all_layers() -> None:
 
 def test_two_heads_of_a_method_are_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     heads = tuple(tiny_heads.write_medusa(tmp_path / name, 320) for name in ("one", "other"))
-    with pytest.raises(ValueError, match=r"the heads in .*/one and in .*/other both draft by medusa"):
+    with pytest.raises(ValueError, match=r"the heads in .*/one and .*/other both draft by medusa"):
         ModelRunner.load(RunnerConfig(tiny_model("llama"), heads=heads))

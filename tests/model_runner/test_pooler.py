@@ -15,7 +15,7 @@ from model_runner.models.loading import ClassificationHead
 from model_runner.scoring.pooler import NOT_FINITE, Pooler
 from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.verify import Verdict
-from model_runner.state import Choice
+from model_runner.state import RunningChoice
 
 NUM_TOKENS, WIDTH = 700, 24
 
@@ -26,7 +26,7 @@ def pooled(
     """The verdict on a choice that is computed in steps with these ends, together with another plain choice."""
     pool, sampling = Pooler(head), SamplingParams(pooling=pooling)
     assert pool.needs([SamplingParams(), sampling]) == {LAST}
-    choice = Choice(0, [0] * len(hidden), len(hidden), 0, array("i"), sampling)
+    choice = RunningChoice(0, [0] * len(hidden), len(hidden), 0, array("i"), sampling)
     verdicts: dict[int, Verdict] = {}
     for end in ends:
         assert not verdicts

@@ -70,6 +70,7 @@ def test_models_that_meet_code_not_written_for_them(
         except UnsupportedModelError as refusal:
             reason = str(refusal)
             assert f"{tmp_path} (a {family} model)" in reason
+            assert not ("attention" in reason and "docs/reference/models.md" not in reason)
             assert "\n" not in reason
             assert not any(record.exc_info for record in caplog.records)
             return
@@ -182,6 +183,52 @@ def test_a_head_may_be_missing_only_where_none_is_needed(changed: Callable[..., 
     load(folder)
 
 
+# -- damaged files -----------------------------------------------------------------------------------------------------
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "reason"),
+    [
+        (
+            "model.safetensors",
+            lambda whole: POINTER,
+            r"^\S+\.safetensors is a Git LFS pointer.*`git lfs pull` in /",
+        ),
+        (
+            "model.safetensors",
+            lambda whole: whole[:-9],
+            r"\.safetensors has [\d,]+ bytes instead of [\d,]+; download",
+        ),
+        (
+            "model.safetensors",
+            lambda whole: b"<html>Not found</html>",
+            "damaged: its header cannot be read; download",
+        ),
+        ("config.json", lambda whole: whole[:-9], r"config\.json is not valid JSON \(.*\); download it again$"),
+        ("config.json", lambda whole: POINTER, "is a Git LFS pointer"),
+        (
+            "model.safetensors.index.json",
+            lambda whole: b'{"metadata": {}, "weight_map": {"model.norm.weight": "model-1-of-2.safetensors"}}',
+            r"model-1-of-2\.safetensors is missing; download the model again$",
+        ),
+    ],
+    ids=["pointer", "truncated", "a page", "half a configuration", "a pointer for one", "a missing shard"],
+)
+def test_a_damaged_file_is_named(
+    name: str, damage: Callable[[bytes], bytes], reason: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for file in tiny_model("llama").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    if name.endswith("index.json"):
+        (tmp_path / "model.safetensors").unlink()
+    path = tmp_path / name
+    path.write_bytes(damage(path.read_bytes() if path.exists() else b""))
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load(tmp_path)
+
+
 # -- code that a checkpoint brings -------------------------------------------------------------------------------------
 
 
@@ -190,7 +237,7 @@ def test_code_of_a_checkpoint_is_neither_run_nor_asked_about(tmp_path: Path, mon
     classes = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "planted.Planted")
     (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "planted", "auto_map": classes}))
-    with pytest.raises(UnsupportedModelError, match=r"holds no model that transformers can read: .*custom code"):
+    with pytest.raises(UnsupportedModelError, match=r"no model that transformers can read: .*custom code.*models\.md"):
         load_config(tmp_path)
     tiny_config("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"auto_map": classes}

@@ -65,7 +65,7 @@ def test_failed_conversion_leaves_nothing(
 ) -> None:
     file = tmp_path / "broken.gguf"
     file.write_bytes(b"junk")
-    for code, reason in ((1, "it is damaged"), (-9, "the process that did it ended with code -9")):
+    for code, reason in ((1, "it is damaged"), (-9, "the converting process ended with code -9")):
         converter(monkeypatch, code=code)
         with pytest.raises(ModelNotFoundError, match=f"^{file} cannot be converted: {reason}$"):
             resolve_model(str(file), console)
@@ -79,7 +79,7 @@ def test_a_failed_conversion_says_why_in_a_line(
     file.write_bytes(b"junk")
     with caplog.at_level(logging.DEBUG), pytest.raises(ModelNotFoundError) as failure:
         resolve_model(str(file), console)
-    assert str(failure.value) == f"{file} cannot be converted: broken.gguf does not begin as a GGUF file does"
+    assert str(failure.value) == f"{file} cannot be converted: broken.gguf is not a GGUF file; download it again"
     assert any("Traceback" in record.message for record in caplog.records if record.levelno == logging.DEBUG)
 
 
@@ -157,7 +157,7 @@ def test_heads_are_a_folder_or_a_hub_name(tmp_path: Path, console: Console, monk
     assert "*.safetensors" in asked[0]
     assert "*.pt" in asked[0]
     (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(ModelNotFoundError, match="is a file; give the folder that holds it"):
+    with pytest.raises(ModelNotFoundError, match="is a file; give the folder"):
         resolve_heads(str(tmp_path / "file"), console)
 
 
@@ -235,6 +235,13 @@ def test_what_the_hub_refuses_says_what_to_do(
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(ModelNotFoundError, match=message):
         resolve_model("some/name", console, HubAccess(revision="v1"))
+
+
+def test_a_pointer_of_git_lfs_is_not_taken_for_a_tokenizer(tmp_path: Path, console: Console) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n")
+    with pytest.raises(ModelNotFoundError, match=f"tokenizer.json is a Git LFS pointer.*`git lfs pull` in {tmp_path}$"):
+        resolve_model(str(tmp_path), console)
 
 
 def test_missing_embedded_model_says_what_to_do(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:

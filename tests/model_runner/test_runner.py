@@ -86,7 +86,7 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
         search=search,
         grammars=None,
         needs_clean_blocks=True,
-        picks_ahead=bool(picked),
+        presamples=bool(picked),
     )
     return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, 4, 64, "cpu", "float32", "float32", "none")), model
 
@@ -111,7 +111,7 @@ def step(
 def test_without_the_package_for_grammars_only_requests_that_need_it_are_refused() -> None:
     runner, _ = make_runner()
     assert runner.prepare(GREEDY, 1) is None
-    with pytest.raises(ValueError, match="need the package llguidance"):
+    with pytest.raises(ValueError, match="need a package: run `pip install llguidance`"):
         runner.prepare(replace(GREEDY, grammar="start: /a/"), 1)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from model_runner.contract import (
-    Candidate,
+    BeamCandidate,
     ChoiceResult,
     Failure,
     SamplingParams,
@@ -43,7 +43,7 @@ def offers(history, sampling):
     best = sorted(range(VOCAB), key=lambda token: (hash((history, token)) % 1000, token))[: sampling.beam_candidates]
     reports = [None if sampling.logprobs is None else token_logprobs(history, token) for token in best]
     values = [-(hash((history, token)) % 1000) / 100 for token in best]
-    return tuple(map(Candidate, best, values, reports))
+    return tuple(map(BeamCandidate, best, values, reports))
 
 
 def salt_of(key):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from model_runner.contract import Candidate, SamplingParams
+from model_runner.contract import BeamCandidate, SamplingParams
 from scheduler.beam_search import BeamSearcher, Continuation, Rules
 from scheduler.engine import Engine
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, SchedulerConfig
@@ -25,7 +25,7 @@ def make_search(name="a", num_prompt=6, max_tokens=5, num_return=1, stop=(), log
 
 def offer(**logprobs):
     """The candidates of a beam, by token ids that are written as letters."""
-    return [Candidate(ord(letter), logprob) for letter, logprob in logprobs.items()]
+    return [BeamCandidate(ord(letter), logprob) for letter, logprob in logprobs.items()]
 
 
 # -- the search alone --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What all kinds of heads have in common."""
+"""Base class and shared types of all kinds of draft heads."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,12 +12,12 @@ from model_runner.models.refusal import UnsupportedModelError
 
 
 class HeadsError(UnsupportedModelError):
-    """A checkpoint of heads cannot be used; the message says which and why."""
+    """A checkpoint of heads cannot be used; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetShape:
-    """What heads must fit."""
+    """Properties of the target that heads must fit."""
 
     hidden: int
     vocab_size: int
@@ -25,26 +25,26 @@ class TargetShape:
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> "TargetShape":
-        """The shape of a model of transformers."""
+        """The shape of a transformers model."""
         text: Any = config.get_text_config()
         return cls(text.hidden_size, text.vocab_size, text.num_hidden_layers)
 
 
 class Heads(nn.Module):
-    """Weights in float32, replaceable by packed ones: every product with a weight is an F.linear on a module's own.
+    """Draft heads with float32 weights, which may be replaced by packed ones: every product is an F.linear of a module.
 
-    Logits are over the draft vocabulary, which is the target's own or a part of it.
+    Logits cover the draft vocabulary, which is the target's or a part of it.
     """
 
     kind: ClassVar[str]
     needs: tuple[Feature, ...]
-    """Hidden states of the target that the heads take."""
+    """Hidden states of the target that the heads use."""
     depth: int | None
-    """Tokens after the target's own next one that can be guessed; None for heads that feed on themselves."""
+    """How many tokens after the target's next one can be drafted; None for heads that feed on their own output."""
     draft_ids: Tensor | None  # [draft_vocab] int64
-    """The target's id of each token of the draft vocabulary; None if that is the target's vocabulary."""
+    """The target's id of each draft token; None if the draft vocabulary is the target's."""
     embed_tokens: nn.Embedding | None
-    """Of the target's ids, to be used in place of the target's own embedding; None to use that."""
+    """The heads' own embedding of the target's tokens; None to use the target's."""
 
     def __init__(self, draft_ids: Tensor | None, needs: tuple[Feature, ...], depth: int | None = None) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Heads(nn.Module):
 
 
 def to_offsets(draft_ids: Tensor) -> Tensor:
-    """EAGLE-3's table `d2t`: the target's id minus the draft's, for each draft id."""
+    """EAGLE-3's table `d2t`: the target's id minus the draft id, for each draft id."""
     return draft_ids - torch.arange(len(draft_ids), device=draft_ids.device)
 
 

@@ -1,8 +1,8 @@
-"""Folders with heads: config.json and weights, as safetensors or as torch's .pt or .bin, in any type of floats.
+"""Folders with draft heads: config.json, and weights as safetensors or torch's .pt or .bin, in any floating type.
 
-Two things of our own, in files that we write and in any that we read: `d2t`, EAGLE-3's table of a reduced draft
-vocabulary, for every kind of heads; and weights in int8, `X.weight` with `X.weight_scale` [outputs] float32, which
-stand for weight * scale.
+This project adds two extensions, which it reads in any file. `d2t`, EAGLE-3's table of a reduced draft vocabulary,
+works for every kind of heads. Weights may be int8: `X.weight` and `X.weight_scale` [outputs] float32 mean weight *
+scale.
 """
 
 import json
@@ -18,46 +18,46 @@ from torch import Tensor, nn
 from model_runner.models.heads.base import HeadsError, TargetShape, from_offsets
 
 SCALE = "_scale"
-"""Added to the name of an int8 weight: its scales."""
+"""Suffix of the scales of an int8 weight."""
 
 
 class HeadsCheckpoint:
-    """Heads' configuration and weights. Every tensor that is taken is checked; all errors are HeadsError."""
+    """Configuration and weights of heads. Every tensor that is taken is checked; all errors are HeadsError."""
 
     def __init__(self, origin: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """`origin` is what errors call them by."""
+        """`origin` names the heads in error messages."""
         self.config = config
         self._origin = origin
         self._tensors = tensors
 
     @classmethod
     def read(cls, folder: Path, prefix: str = "") -> "HeadsCheckpoint":
-        """The files of a folder, with the tensors whose names begin with `prefix`. Raises HeadsError."""
+        """Read a folder, with the tensors whose names begin with `prefix`. Raises HeadsError."""
         return cls(f"the heads in {folder}", read_config(folder), _read_tensors(folder, prefix))
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return frozenset(self._tensors)
 
     def error(self, problem: str) -> HeadsError:
-        """To be raised by whoever finds the problem."""
+        """The error for a problem with these heads, for the caller to raise."""
         return HeadsError(f"{self._origin} cannot be used: {problem}")
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """The first of these entries of config.json that is there."""
+        """The first of these entries of config.json that is present."""
         value = next((self.config[name] for name in names if self.config.get(name) is not None), default)
         if not isinstance(value, int) or value < 0:
-            raise self.error(f"config.json says {value!r} where it must give a number as {' or '.join(names)}")
+            raise self.error(f"{' or '.join(names)} in config.json is {value!r}, not a number")
         return value
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor in float32, of this shape."""
+        """A tensor as float32; its shape must be `shape`."""
         if name not in self._tensors:
-            raise self.error(f"there is no tensor {name}")
+            raise self.error(f"the tensor {name} is missing")
         tensor = self._tensors[name]
         if tuple(tensor.shape) != shape:
-            raise self.error(f"{name} has the shape {tuple(tensor.shape)}; {shape} was expected")
+            raise self.error(f"{name} has the shape {tuple(tensor.shape)} instead of {shape}")
         if tensor.dtype != torch.int8:
             if not tensor.is_floating_point():
                 raise self.error(f"{name} holds {tensor.dtype}, not floats")
@@ -65,9 +65,9 @@ class HeadsCheckpoint:
         return tensor.float() * self.take(name + SCALE, shape[0]).unsqueeze(1)
 
     def fill(self, heads: nn.Module, renamed: Mapping[str, str] | None = None, optional: Collection[str] = ()) -> None:
-        """Give all parameters of the heads the tensors of their names; `renamed` has the file's word for a prefix.
+        """Load all parameters of the heads by name; `renamed` maps prefixes of parameters to prefixes in the file.
 
-        Those of `optional` stay as they are where the file has none.
+        Parameters in `optional` keep their values if the file lacks them.
         """
         tensors = {}
         for name, value in heads.state_dict().items():
@@ -81,11 +81,11 @@ class HeadsCheckpoint:
     def rows(self, name: str) -> int:
         """The first dimension of a tensor."""
         if name not in self._tensors or not self._tensors[name].dim():
-            raise self.error(f"there is no tensor {name}")
+            raise self.error(f"the tensor {name} is missing")
         return self._tensors[name].shape[0]
 
     def draft_ids(self, target: TargetShape) -> Tensor | None:
-        """Heads.draft_ids from `d2t`."""
+        """The value of Heads.draft_ids, from `d2t`."""
         if "d2t" not in self._tensors:
             return None
         ids = from_offsets(self._tensors["d2t"])
@@ -94,27 +94,27 @@ class HeadsCheckpoint:
         return ids
 
     def check_hidden(self, hidden: int, target: TargetShape) -> None:
-        """Raise if the heads were trained for a target of another hidden size."""
+        """Raise HeadsError if the heads were trained for a target of another hidden size."""
         if hidden != target.hidden:
-            raise self.error(f"they were trained for a hidden size of {hidden:,}; the target's is {target.hidden:,}")
+            raise self.error(f"they were trained for a hidden size of {hidden:,}, but the model's is {target.hidden:,}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json. Raises HeadsError if there is no object."""
+    """Read config.json. Raises HeadsError unless it is a JSON object."""
     path = folder / "config.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HeadsError(f"the heads in {folder} cannot be used: config.json: {error.strerror}") from error
     except ValueError as error:
-        raise HeadsError(f"the heads in {folder} cannot be used: config.json is no JSON: {error}") from error
+        raise HeadsError(f"the heads in {folder} cannot be used: config.json is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise HeadsError(f"the heads in {folder} cannot be used: config.json holds no object")
+        raise HeadsError(f"the heads in {folder} cannot be used: config.json is not a JSON object")
     return content
 
 
 def _read_tensors(folder: Path, prefix: str) -> dict[str, Tensor]:
-    """The weights whose names begin with the prefix; from safetensors where there are any, else from torch's files."""
+    """The weights whose names begin with the prefix, from safetensors files or else from torch's."""
     files = sorted(folder.glob("*.safetensors")) or sorted([*folder.glob("*.pt"), *folder.glob("*.bin")])
     if not files:
         raise HeadsError(f"the heads in {folder} cannot be used: there is no .safetensors, .pt or .bin file")
@@ -133,8 +133,8 @@ def _read_safetensors(file: Path, prefix: str) -> dict[str, Tensor]:
 
 
 def _read_torch(file: Path, prefix: str) -> dict[str, Tensor]:
-    """Nothing in such a file is executed."""
+    """Load a torch file without executing code from it."""
     content = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise HeadsError(f"{file} holds something else than named tensors")
+        raise HeadsError(f"{file} does not hold named tensors")
     return {name: tensor for name, tensor in content.items() if name.startswith(prefix)}

@@ -1,8 +1,8 @@
-"""EAGLE-3 (arXiv:2503.01840): an EAGLE layer on features of three depths of the target, with a vocabulary of its own.
+"""EAGLE-3 (arXiv:2503.01840): an EAGLE layer on three of the target's hidden states, with its own vocabulary.
 
-The first state of a place is g = fc([low; middle; high]), of what enters three of the target's layers. A step runs one
-layer of Llama whose attention sees [input_layernorm(e); hidden_norm(g)], for the embedding e of the token after the
-place, and adds to g; what comes out is the next state, and lm_head(norm(state)) its logits.
+The first state of a position is g = fc([low; middle; high]), from the inputs of three of the target's layers. A step
+runs one Llama layer whose attention sees [input_layernorm(e); hidden_norm(g)], for the embedding e of the next token,
+and adds its result to g. The sum is the next state, and lm_head(norm(state)) are its logits.
 
 Names, with the layer as `midlayer.` (SafeAILab) or `layers.0.` (`speculators`, vLLM):
 
@@ -12,11 +12,11 @@ Names, with the layer as `midlayer.` (SafeAILab) or `layers.0.` (`speculators`, 
     midlayer.self_attn.o_proj.weight, midlayer.mlp.{gate,up,down}_proj.weight
     norm.weight, lm_head.weight                   [draft_vocab, hidden]
     d2t                                           [draft_vocab] the target's id minus the draft's
-    embed_tokens.weight                           [vocab, hidden]; the target's, where it is left out
+    embed_tokens.weight                           [vocab, hidden]; optional, otherwise the target's
 
-config.json is that of the layer, with `draft_vocab_size` and, if it differs, `target_hidden_size`; in the format of
-`speculators` it has the layer's as `transformer_layer_config`, and says with `norm_before_residual` whether
-hidden_norm(g) is added to in place of g, and with `eagle_aux_hidden_state_layer_ids` which layers the features enter.
+config.json describes the layer, with `draft_vocab_size` and, if it differs, `target_hidden_size`. In the format of
+`speculators`, the layer's configuration is in `transformer_layer_config`. There, `norm_before_residual` says whether
+the result is added to hidden_norm(g) instead of g, and `eagle_aux_hidden_state_layer_ids` lists the target's layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from model_runner.models.features import Feature, entering, layer_of
+from model_runner.models.features import Feature, layer_input, layer_of
 from model_runner.models.heads.base import TargetShape, to_offsets
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
 from model_runner.models.heads.layer import (
@@ -41,12 +41,12 @@ from model_runner.models.heads.layer import (
 )
 
 _UNKNOWN_OPTIONS = ("norm_before_fc", "fc_norm", "norm_output", "parallel_drafting")
-"""What newer checkpoints may ask for and nobody here computes."""
+"""Options of newer checkpoints that are not supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Shape:
-    """What an EAGLE-3 checkpoint consists of."""
+    """Sizes and options of an EAGLE-3 checkpoint."""
 
     layer: LayerShape
     features: tuple[Feature, ...]
@@ -54,11 +54,11 @@ class Eagle3Shape:
     draft_vocab: int
     norm_before_residual: bool = False
     embeds: bool = False
-    """Has an embedding of its own."""
+    """Whether the heads have their own embedding."""
 
 
 class _JoiningLayer(DraftLayer):
-    """Its attention sees the embedding beside the state, each with a norm of its own."""
+    """A layer whose attention sees the embedding next to the state, each after its own norm."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__(shape, 2 * shape.hidden)
@@ -67,7 +67,7 @@ class _JoiningLayer(DraftLayer):
 
 
 class Eagle3Heads(RecurrentHeads):
-    """One layer with norms, fc before and lm_head after it."""
+    """The EAGLE-3 layer, with fc before and norm and lm_head after it."""
 
     kind = "eagle3"
 
@@ -98,18 +98,18 @@ class Eagle3Heads(RecurrentHeads):
         return hidden
 
     def logits(self, state: Tensor, target_head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """See RecurrentHeads; the target's matrix is not used."""
+        """Logits of a state by the heads' own lm_head; the target's head is ignored."""
         logits: Tensor = self.lm_head(self.norm(state))
         return logits
 
 
 def default_features(num_layers: int) -> tuple[Feature, ...]:
-    """What EAGLE-3 takes from a target where the checkpoint does not say."""
-    return entering(2), entering(num_layers // 2), entering(num_layers - 3)
+    """The hidden states that EAGLE-3 uses if the checkpoint does not name them."""
+    return layer_input(2), layer_input(num_layers // 2), layer_input(num_layers - 3)
 
 
 def load_eagle3(checkpoint: HeadsCheckpoint, target: TargetShape) -> Eagle3Heads:
-    """Raises HeadsError."""
+    """Make the heads of a checkpoint. Raises HeadsError."""
     names, entries = checkpoint.names, checkpoint.config
     asked = [option for option in _UNKNOWN_OPTIONS if entries.get(option)]
     if asked:
@@ -119,7 +119,7 @@ def load_eagle3(checkpoint: HeadsCheckpoint, target: TargetShape) -> Eagle3Heads
         checkpoint, {**entries.get("transformer_layer_config", entries), "vocab_size": target.vocab_size}
     )
     if "layers.1.self_attn.q_proj.weight" in names:
-        raise checkpoint.error("EAGLE-3 heads of several layers are not supported, only of one")
+        raise checkpoint.error("EAGLE-3 heads with several layers are not supported, only with one")
     draft_ids = checkpoint.draft_ids(target)
     shape = Eagle3Shape(
         layer=LayerShape.of(config, names, prefix),
@@ -140,7 +140,7 @@ def load_eagle3(checkpoint: HeadsCheckpoint, target: TargetShape) -> Eagle3Heads
 
 
 def eagle3_checkpoint(heads: Eagle3Heads) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """Config and tensors, for save_heads."""
+    """Config and tensors for save_heads."""
     layers = [layer_of(need) for need in heads.needs]
     config = {
         **heads.config.to_diff_dict(),
@@ -164,5 +164,7 @@ def _features(checkpoint: HeadsCheckpoint, target: TargetShape) -> tuple[Feature
     if layers is None:
         return default_features(target.num_layers)
     if len(layers) != 3 or not all(isinstance(layer, int) and 0 <= layer < target.num_layers for layer in layers):
-        raise checkpoint.error(f"they take features of the layers {layers}; three of {target.num_layers} are supported")
-    return tuple(entering(layer) for layer in layers)
+        raise checkpoint.error(
+            f"they use hidden states of layers {layers}; supported are three of the model's {target.num_layers} layers"
+        )
+    return tuple(layer_input(layer) for layer in layers)

@@ -1,22 +1,24 @@
-"""Hydra heads (arXiv:2402.05109): each guess depends on the tokens that were guessed before it.
+"""Hydra heads (arXiv:2402.05109): each draft token depends on the draft tokens before it.
 
-Head i (1, 2, ...) sees the target's hidden state h_t and the embeddings of the i tokens after it, x_{t+1} .. x_{t+i},
-and guesses x_{t+i+1}. Its layers: u = R z + r + silu(W z + b) for z, all of these joined; then u + silu(W u + b), as
-often as there are further layers.
+Head i (1, 2, ...) sees the target's hidden state h_t and the embeddings of the next i tokens, x_{t+1} .. x_{t+i}, and
+predicts x_{t+i+1}. Its first layer is u = R z + r + silu(W z + b), where z joins all inputs; further layers are u +
+silu(W u + b).
 
 The published format has `hydra_num_heads`, `hydra_num_layers`, `hydra_head_arch` and `hidden_state_offset` (k for the
-hidden states that enter the k-th layer from the end) in config.json, and the tensors
+input of the k-th layer from the end) in config.json, and the tensors
 
-    hydra_mlp.{i}.{j}.linear.weight|bias           [hidden, (i + 2) * hidden] for j = 0, else [hidden, hidden]; i from 0
+    hydra_mlp.{i}.{j}.linear.weight|bias           [hidden, (i + 2) * hidden] if j = 0, else [hidden, hidden]; i from 0
     hydra_mlp.{i}.0.res_connection.weight|bias     [hidden, (i + 2) * hidden]
     hydra_lm_head.{i}.weight|bias                  [vocab, hidden]
 
-The published training code repeats one module for all layers but the first, so that these are equal there. Its other
-architectures, `prefix-mlp` (Hydra++), `cross-attn` and `eagle-attn`, are refused. Our own checkpoints may have one head
-for all, `hydra_lm_head.weight` without a bias, and `d2t` (see checkpoint.py). They may also take several hidden states
-of the place, joined in the order of the list `hidden_state_offsets`, as EAGLE-3 does (arXiv:2503.01840): of F, the
-first layers have [hidden, (F + i + 1) * hidden]. And they have `feature_scale` [F * hidden], by which hidden states are
-multiplied before anything else: see HydraHeads.
+The published training code repeats one module for all layers except the first, so these are equal there. Its other
+architectures, `prefix-mlp` (Hydra++), `cross-attn` and `eagle-attn`, are not supported. This project's checkpoints
+extend the format:
+
+- one head for all, `hydra_lm_head.weight` without bias, and `d2t` (see checkpoint.py);
+- several hidden states, joined in the order of the list `hidden_state_offsets`, as in EAGLE-3 (arXiv:2503.01840): with
+  F of them, the first layers are [hidden, (F + i + 1) * hidden];
+- `feature_scale` [F * hidden], a factor on the hidden states (see HydraHeads).
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +34,7 @@ from torch import Tensor, nn
 from model_runner.draft_tree import DraftTree
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import PANEL, Kernels
-from model_runner.models.features import LAST, Feature, entering, layer_of
+from model_runner.models.features import LAST, Feature, layer_input, layer_of
 from model_runner.models.heads.base import Heads, TargetShape, to_offsets
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
 from model_runner.models.packed import NativeProduct, PackedWeight
@@ -47,13 +49,13 @@ class HydraShape:
     num_layers: int
     draft_vocab: int
     shared_head: bool
-    """One matrix for the logits of all heads, without a bias."""
+    """Whether one matrix, without bias, gives the logits of all heads."""
     features: tuple[Feature, ...] = (LAST,)
-    """What of the target the heads take, joined in this order."""
+    """The target's hidden states that the heads use, joined in this order."""
 
 
 class _FirstLayer(nn.Module):
-    """Joins what a head takes into one vector of the hidden size."""
+    """Joins a head's inputs into one vector of the hidden size."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class _Layer(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class HydraLinears:
-    """One head; the weights are packed for the kernels, all by one packer."""
+    """The linear layers of one head; the weights were packed for the kernels by one packer."""
 
     linear: nn.Linear
     res_connection: nn.Linear
@@ -87,7 +89,7 @@ class HydraLinears:
 class NativeHydra:
     """Drafts for all choices of a step in one call: the trees that speculative.growing grows from these heads.
 
-    A tree does not depend, in any bit, on the other choices.
+    A tree does not depend, in any bit, on other choices.
     """
 
     def __init__(
@@ -99,12 +101,12 @@ class NativeHydra:
         draft_ids: Tensor | None,
         feature_scale: Tensor,
     ) -> None:
-        """The memory of the weights is the modules' own."""
+        """Uses the modules' memory for the weights."""
         self._kernels = kernels
         self._hidden = hidden
         self._heads = heads
         self._kept: list[object] = []
-        """Further memory that the structs point into."""
+        """Further memory that the structs refer to."""
         self._num_features = heads[0].linear.in_features // hidden - 1
         self._struct = CPU.new(
             "SwHydra",
@@ -119,20 +121,20 @@ class NativeHydra:
             self._struct.draft_ids = self._numbers(draft_ids.int())
 
     def draft(self, draft: CData, choices: NDArray[np.void], features: Sequence[Tensor]) -> list[DraftTree]:
-        """A tree for each of the choices.
+        """A draft tree for each of the choices.
 
         Args:
             draft: an SwDraft with the limits and the embedding; the rest is filled in here.
             choices: items of SwDraftChoice.
-            features: those that the heads take, in this order, [., hidden] float32 each.
+            features: the heads' features, in their order, [., hidden] float32 each.
 
         Raises:
-            ValueError: if the features are not as many, or not as long, as the heads and the choices need.
+            ValueError: if there are too few features, or they have too few rows.
         """
         shape = len(choices), int(choices["max_nodes"].max())
         fewest = min(map(len, features), default=0)
         if len(features) != self._num_features or not 0 <= choices["row"].min() <= choices["row"].max() < fewest:
-            raise ValueError(f"{len(features)} features of {fewest} rows do not suit the heads and the choices")
+            raise ValueError(f"{len(features)} features of {fewest} rows do not match the heads and the choices")
         pointers = CPU.array("float *", [pointer(feature, len(feature), self._hidden) for feature in features])
         num_nodes = np.empty(shape[0], dtype=np.int32)
         of_nodes = np.empty(shape, dtype=np.int32), np.empty(shape, dtype=np.int32), np.empty(shape)
@@ -172,15 +174,15 @@ class NativeHydra:
 class HydraHeads(Heads):
     """All heads of a checkpoint.
 
-    Numbers of hidden states are up to thousands of times as large as those of embeddings. Products round all inputs of
-    a row alike, and files all weights of an output, so that little would be left of what is small. So hidden states are
-    multiplied by `feature_scale` [F * hidden], which makes all inputs about equally large.
+    Hidden states can be thousands of times as large as embeddings. Products use one scale for all inputs of a row, and
+    files one scale for all weights of an output, which would destroy small values. So hidden states are multiplied by
+    `feature_scale` [F * hidden], which brings all inputs to about the same magnitude.
     """
 
     kind = "hydra"
     depth: int
     native: NativeHydra | None = None
-    """The same heads in one call, where there are native kernels."""
+    """The same heads as one native call, if there are native kernels."""
 
     def __init__(self, shape: HydraShape, draft_ids: Tensor | None = None) -> None:
         super().__init__(draft_ids, shape.features, shape.depth)
@@ -201,14 +203,14 @@ class HydraHeads(Heads):
         )
 
     def join(self, features: Mapping[Feature, Tensor]) -> Tensor:
-        """Of each feature [n, d], those that the heads take, as they take them: [n, F * d]."""
+        """Join the heads' features, [n, d] each, in their order: [n, F * d]."""
         return torch.cat([features[need] for need in self.shape.features], dim=-1) * self.feature_scale
 
     @torch.no_grad()
     def balance(self) -> None:
-        """Choose `feature_scale` by what the weights make of each number of the hidden states; logits stay the same.
+        """Choose `feature_scale` from the weights' magnitudes; logits stay the same.
 
-        Typical sizes of inputs are not known here. But weights that have learnt are the smaller the larger these are.
+        Typical input sizes are not known here, but trained weights are smaller where inputs are larger.
         """
         firsts: list[Any] = [mlp[0] for mlp in self.hydra_mlp]  # type: ignore[index]
         weights = [torch.cat([first.linear.weight, first.res_connection.weight]) for first in firsts]
@@ -217,13 +219,13 @@ class HydraHeads(Heads):
         scale = torch.stack([weight[:, :count].square().mean(0) for weight in weights]).mean(0).sqrt() / of_embeddings
         if not (scale.isfinite().all() and scale.any()):
             return
-        scale = scale.clamp_min(float(scale.max()) * 1e-6)  # some may be rounded to nothing
+        scale = scale.clamp_min(float(scale.max()) * 1e-6)  # otherwise some would be rounded to zero
         self.feature_scale.mul_(scale)
         for linear in (linear for first in firsts for linear in (first.linear, first.res_connection)):
             linear.weight[:, :count] /= scale
 
     def state(self, index: int, hidden: Tensor, embedded_path: Tensor) -> Tensor:
-        """What head `index` (1, 2, ...) makes of hidden [n, F * d] and embedded_path [n, index, d]: [n, d]."""
+        """State [n, d] of head `index` (1, 2, ...) for hidden [n, F * d] and embedded_path [n, index, d]."""
         joined = torch.cat([hidden, embedded_path.flatten(1)], dim=1)  # [n, (F + index) * d]
         state: Tensor = self.hydra_mlp[index - 1](joined)
         return state
@@ -239,7 +241,7 @@ class HydraHeads(Heads):
         return head
 
     def make_native(self, kernels: Kernels) -> None:
-        """Once the weights are packed for the kernels: see `native`."""
+        """Create `native`, after the weights are packed for the kernels."""
         heads = []
         for index in range(self.shape.depth):
             layers: Any = self.hydra_mlp[index]
@@ -255,22 +257,22 @@ class HydraHeads(Heads):
 
         Args:
             index: 1 for the first head.
-            hidden: [n, F * d] the target's F hidden states at some place, see `join`.
-            embedded_path: [n, index, d] the target's embeddings of the tokens after it.
+            hidden: [n, F * d] the target's F hidden states at a position, from `join`.
+            embedded_path: [n, index, d] the target's embeddings of the next tokens.
         """
         return self.logits(index, self.state(index, hidden, embedded_path))
 
 
 def hydra_features(num_layers: int) -> tuple[Feature, ...]:
-    """What heads that are trained here take: the last layers leave little but the next token, which is known."""
-    return (entering(max(num_layers - 3, 0)),)
+    """Features of heads that are trained here. The last layers mostly encode the next token, which is already known."""
+    return (layer_input(max(num_layers - 3, 0)),)
 
 
 def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
-    """Raises HeadsError."""
+    """Make the heads of a checkpoint. Raises HeadsError."""
     arch = checkpoint.config.get("hydra_head_arch", "mlp")
     if arch != "mlp" or not checkpoint.config.get("grounded_heads", True):
-        raise checkpoint.error(f"Hydra heads of architecture {arch} are not supported, only grounded ones of mlp")
+        raise checkpoint.error(f"Hydra heads of architecture {arch} are not supported, only grounded mlp heads")
     draft_ids = checkpoint.draft_ids(target)
     shape = HydraShape(
         hidden=target.hidden,
@@ -289,17 +291,17 @@ def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
 
 
 def _features(checkpoint: HeadsCheckpoint, target: TargetShape) -> tuple[Feature, ...]:
-    """By offsets k, each hidden_states[-(k + 1)] of transformers, the last of which is normed."""
+    """Features by offsets k: each is transformers' hidden_states[-(k + 1)], of which the last is normed."""
     offsets = checkpoint.config.get("hidden_state_offsets", [checkpoint.integer("hidden_state_offset", default=0)])
     if not isinstance(offsets, list) or not offsets or not all(type(k) is int and k >= 0 for k in offsets):
-        raise checkpoint.error(f"hidden_state_offsets is {offsets!r}; numbers of layers from the end were expected")
+        raise checkpoint.error(f"hidden_state_offsets is {offsets!r}, not a list of layers counted from the end")
     if max(offsets) > target.num_layers:
-        raise checkpoint.error(f"hidden_state_offset is {max(offsets)}; the target has {target.num_layers} layers")
-    return tuple(entering(target.num_layers - offset) if offset else LAST for offset in offsets)
+        raise checkpoint.error(f"hidden_state_offset is {max(offsets)}, but the model has {target.num_layers} layers")
+    return tuple(layer_input(target.num_layers - offset) if offset else LAST for offset in offsets)
 
 
 def hydra_checkpoint(heads: HydraHeads, num_layers: int) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """Config and tensors, for save_heads; `num_layers` are the target's."""
+    """Config and tensors for save_heads; `num_layers` is the target's."""
     offsets = [0 if one == LAST else num_layers - layer_of(one) for one in heads.shape.features]
     where = {"hidden_state_offset": offsets[0]} if len(offsets) == 1 else {"hidden_state_offsets": offsets}
     config = {

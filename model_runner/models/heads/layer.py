@@ -1,4 +1,4 @@
-"""The decoder layer of draft heads: a layer of Llama whose attention is supplied from outside."""
+"""Decoder layer of draft heads: a Llama layer whose attention comes from the caller."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from model_runner.models.heads.checkpoint import HeadsCheckpoint
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Query [n, heads, dim], key and value [n, kv_heads, dim], rotated -> [n, heads, value_dim].
 
-Remembers keys and values at the positions of the step; a query sees what is before it in its branch, and itself.
+Stores keys and values at the step's positions; a query sees its branch up to and including itself.
 """
 
 Rotation = tuple[Tensor, Tensor]
@@ -38,19 +38,19 @@ class LayerShape:
     kv_heads: int
     head_dim: int
     eps: float
-    """Of the norms."""
+    """Epsilon of the norms."""
     qkv_bias: bool = False
     norms_heads: bool = False
-    """Queries and keys are normed before they are rotated (Qwen3)."""
+    """Whether queries and keys are normed before the rotation (Qwen3)."""
 
     @property
     def kv(self) -> KVShape:
-        """Keys and values of a token."""
+        """Shape of a token's keys and values."""
         return KVShape(self.kv_heads, self.head_dim, self.head_dim, self.heads // self.kv_heads)
 
     @classmethod
     def of(cls, config: LlamaConfig, names: frozenset[str], prefix: str) -> "LayerShape":
-        """Sizes from the configuration; what there is beside them, from the names of the tensors."""
+        """Sizes from the configuration; optional parts from the names of the tensors."""
         return cls(
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -64,7 +64,7 @@ class LayerShape:
 
 
 def layer_config(checkpoint: HeadsCheckpoint, entries: Mapping[str, Any]) -> LlamaConfig:
-    """The configuration of a layer in transformers' words. Raises HeadsError for what no layer here does."""
+    """The layer's configuration as a LlamaConfig. Raises HeadsError for options that are not supported."""
     activation = entries.get("hidden_act", "silu")
     if activation != "silu":
         raise checkpoint.error(f"their layer uses {activation}; only silu is supported")
@@ -74,7 +74,7 @@ def layer_config(checkpoint: HeadsCheckpoint, entries: Mapping[str, Any]) -> Lla
         raise checkpoint.error(f"config.json does not describe a decoder layer: {error}") from error
     kind = (config.rope_parameters or {}).get("rope_type")
     if kind in _ROTATES_BY_LENGTH:
-        raise checkpoint.error(f"rotary scaling of type {kind} depends on the other requests: not supported")
+        raise checkpoint.error(f"rotary scaling of type {kind} is not supported, because it depends on other requests")
     return config
 
 
@@ -129,7 +129,7 @@ class GatedMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """Attention and MLP. What attention sees may be wider than what its result is added to."""
+    """Attention and MLP. The attention's input may be wider than the residual."""
 
     def __init__(self, shape: LayerShape, inputs: int | None = None) -> None:
         super().__init__()
@@ -145,53 +145,53 @@ class DraftLayer(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions as transformers computes them for the configuration."""
+    """Rotary positions, computed by transformers for the configuration."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self._rotary = LlamaRotaryEmbedding(config)
 
     def forward(self, positions: Tensor) -> Rotation:
-        """Positions [n] -> the rotation of each."""
+        """Positions [n] -> the rotation of each position."""
         like = torch.empty(0, dtype=torch.float32, device=positions.device)
         cos, sin = self._rotary(like, positions.unsqueeze(0))
         return cos[0], sin[0]
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Heads [n, heads, dim], the first half of each paired with the second."""
+    """Rotate heads [n, heads, dim]; the first half of the dimensions is paired with the second."""
     cos, sin = (part.unsqueeze(1) for part in rotation)
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 class RecurrentHeads(Heads):
-    """A step at place i takes a state for i and the embedding of the token at i + 1, and guesses the token at i + 2.
+    """Heads whose step at position i takes a state for i and the embedding of token i + 1, and predicts token i + 2.
 
-    The first state of a place comes from the target's features there; the states of guessed places are what the steps
-    before them returned. Keys and values of a place are those of the step that had the target's features.
+    The first state of a position comes from the target's features there; later states are results of earlier steps.
+    Keys and values of a position are from the step that had the target's features.
     """
 
     kv: KVShape
-    """What attention keeps for each place."""
+    """Shape of the keys and values that attention stores for each position."""
     scale: float
-    """Factor on the products of queries and keys."""
+    """Scale of the attention scores."""
 
     @abstractmethod
     def first_state(self, features: Mapping[Feature, Tensor]) -> Tensor:
-        """The target's features [n, hidden] at n places -> their states [n, d]."""
+        """Features of the target [n, hidden] at n positions -> their states [n, d]."""
 
     @abstractmethod
     def step(self, embedded: Tensor, state: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """States after n places.
+        """States [n, d] after n positions.
 
         Args:
-            embedded: [n, d] of the tokens after the places, by `embed_tokens` if the heads have one.
+            embedded: [n, d] embeddings of the tokens after the positions, by `embed_tokens` if the heads have one.
             state: [n, d].
-            positions: [n] int64, of the places.
-            attend: the attention over the places before, which also remembers these.
+            positions: [n] int64.
+            attend: attention over earlier positions, which also stores these.
         """
 
     @abstractmethod
     def logits(self, state: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a step returned, [n, d] -> [n, draft_vocab]; `target_head` is the target's own matrix of logits."""
+        """Logits [n, draft_vocab] of a step's states [n, d]; `target_head` is the target's own head."""

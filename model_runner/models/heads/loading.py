@@ -1,4 +1,4 @@
-"""From a folder to heads of whatever kind is in it."""
+"""Loads draft heads of any kind from a folder."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -24,12 +24,12 @@ _LOADERS: dict[str, Callable[[HeadsCheckpoint, TargetShape], Heads]] = {
 
 
 def load_heads(folder: Path, target: TargetShape) -> Heads:
-    """Read a checkpoint of Medusa, Hydra or EAGLE-3 heads, or a target's own module of MTP.
+    """Read a checkpoint of Medusa, Hydra or EAGLE-3 heads, or a target's own MTP module.
 
-    Weights are float32 on the CPU; the heads are in evaluation mode and want no gradients.
+    Weights are float32 on the CPU; the heads are in evaluation mode without gradients.
 
     Raises:
-        HeadsError: if the kind is not known, the heads do not fit the target, or the files are not what they should be.
+        HeadsError: if the kind is not known, the heads do not fit the target, or the files are damaged.
     """
     config = read_config(folder)
     if config.get("num_nextn_predict_layers"):
@@ -40,17 +40,17 @@ def load_heads(folder: Path, target: TargetShape) -> Heads:
 
 
 def heads_of(checkpoint: HeadsCheckpoint, target: TargetShape) -> Heads:
-    """What is in a checkpoint of any kind but MTP; see load_heads."""
+    """The heads of a checkpoint of any kind except MTP. Raises HeadsError."""
     kind = _kind(checkpoint.config, checkpoint.names)
     if kind == "eagle":
         raise checkpoint.error("they are EAGLE-1 heads, which are not supported; use EAGLE-3, Hydra or Medusa heads")
     if kind not in _LOADERS:
-        raise checkpoint.error(f"they are of the kind {kind}; known are {', '.join(_LOADERS)} and mtp")
+        raise checkpoint.error(f"heads of the kind {kind} are not supported; use {', '.join(_LOADERS)} or mtp")
     return _LOADERS[kind](checkpoint, target)
 
 
 def _kind(config: Mapping[str, Any], names: frozenset[str]) -> str:
-    """By what config.json says, else by the names of the tensors."""
+    """The kind of heads, from config.json or else from the tensors' names."""
     if "speculators_model_type" in config:
         return str(config["speculators_model_type"])
     for kind in ("medusa", "hydra"):
@@ -65,32 +65,32 @@ _WEIGHTS = "model.safetensors"
 
 
 def heads_checkpoint(heads: Heads, num_layers: int) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """Config and tensors of heads of a kind that is trained here; `num_layers` are the target's."""
+    """Config and tensors of heads of a kind that can be trained here; `num_layers` is the target's."""
     if isinstance(heads, MedusaHeads):
         return medusa_checkpoint(heads)
     if isinstance(heads, HydraHeads):
         return hydra_checkpoint(heads, num_layers)
     if isinstance(heads, Eagle3Heads):
         return eagle3_checkpoint(heads)
-    raise TypeError(f"heads of the kind {heads.kind} are not written")
+    raise TypeError(f"heads of the kind {heads.kind} cannot be written")
 
 
 def save_heads(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """Write a folder. An older checkpoint there is replaced only by a whole one. For `dtype` see stored_as."""
+    """Write a folder of heads. An older checkpoint is replaced atomically; `stored_as` applies `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / (_WEIGHTS + ".partial")
     save_file(stored_as(dtype, tensors), partial)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    partial.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read what it writes
+    partial.chmod((folder / "config.json").stat().st_mode)  # safetensors makes its files readable only for the owner
     partial.replace(folder / _WEIGHTS)
 
 
 def stored_as(dtype: torch.dtype, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is written for tensors of heads.
+    """The tensors of heads as they are written.
 
-    Matrices become `dtype`, where int8 rounds each output to 127 steps either way; everything else stays in float32.
+    Matrices become `dtype`; int8 rounds each output to 127 steps in either direction. Everything else stays float32.
     """
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -1,13 +1,13 @@
-"""Medusa heads (arXiv:2401.10774): head k guesses the token k places after the target's next one from a hidden state.
+"""Medusa heads (arXiv:2401.10774): from a hidden state, head k predicts the k-th token after the target's next one.
 
-A head is `num_layers` layers u + silu(W u + b), then a matrix of its own for the logits. The published format has
+A head is `num_layers` layers u + silu(W u + b), then its own matrix for the logits. The published format has
 `medusa_num_heads` and `medusa_num_layers` in config.json, and the tensors, i and j from 0,
 
     {i}.{j}.linear.weight|bias    [hidden, hidden]
     {i}.{num_layers}.weight       [vocab, hidden]
 
-The published training code repeats one module for all layers of a head, so that these are equal there. Our own
-checkpoints may have one matrix for all heads, `lm_head.weight`, in place of the last, and `d2t` (see checkpoint.py).
+The published training code repeats one module for all layers of a head, so these are equal there. This project's
+checkpoints may have one matrix for all heads, `lm_head.weight`, instead of the last, and `d2t` (see checkpoint.py).
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class MedusaShape:
     num_layers: int
     draft_vocab: int
     shared_head: bool
-    """One matrix for the logits of all heads."""
+    """Whether one matrix gives the logits of all heads."""
 
 
 class ResidualLayer(nn.Module):
@@ -75,7 +75,7 @@ class MedusaHeads(Heads):
 
 
 def load_medusa(checkpoint: HeadsCheckpoint, target: TargetShape) -> MedusaHeads:
-    """Raises HeadsError."""
+    """Make the heads of a checkpoint. Raises HeadsError."""
     draft_ids = checkpoint.draft_ids(target)
     shape = MedusaShape(
         hidden=target.hidden,
@@ -91,7 +91,7 @@ def load_medusa(checkpoint: HeadsCheckpoint, target: TargetShape) -> MedusaHeads
 
 
 def medusa_checkpoint(heads: MedusaHeads) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """Config and tensors, for save_heads."""
+    """Config and tensors for save_heads."""
     config = {
         "medusa_num_heads": heads.shape.depth,
         "medusa_num_layers": heads.shape.num_layers,

@@ -1,17 +1,17 @@
-"""The multi-token prediction module of DeepSeek-V3 (arXiv:2412.19437, section 2.2), run again for each further token.
+"""The multi-token prediction module of DeepSeek-V3 (arXiv:2412.19437, section 2.2), repeated for each further token.
 
-The state of a place is the target's hidden state h there. A step joins it with the embedding e of the token after it,
-eh_proj([enorm(e); hnorm(h)]), and runs one decoder layer of the target's kind; what comes out is the next state, and
-the target's own matrix makes logits of shared_head.norm(state). As in other servers, the embedding counts as zero at
+The state of a position is the target's hidden state h there. A step joins it with the embedding e of the next token,
+eh_proj([enorm(e); hnorm(h)]), and runs one decoder layer of the target's kind. The result is the next state; the
+target's own head turns shared_head.norm(state) into logits. As in other servers, the embedding counts as zero at
 position 0.
 
-The weights are part of the target's own checkpoint: for L decoder layers, `num_nextn_predict_layers` of config.json is
-1, and the tensors are
+The weights are part of the target's checkpoint: for L decoder layers, `num_nextn_predict_layers` in config.json is 1,
+and the tensors are
 
     model.layers.{L}.enorm|hnorm|eh_proj|shared_head.norm.weight
     model.layers.{L}.self_attn.*, mlp.*, input_layernorm.weight, post_attention_layernorm.weight
 
-`embed_tokens` and `shared_head.head` beside them repeat the target's. Float8 checkpoints are refused.
+`embed_tokens` and `shared_head.head` repeat the target's weights. Float8 checkpoints are not supported.
 """
 
 import copy
@@ -33,7 +33,7 @@ from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 
 
 class _Attention:
-    """Stands where the step's attention does in the target's own layers."""
+    """Replaces the step's attention in the target's own layers."""
 
     def __init__(self, attend: Attend) -> None:
         self._attend = attend
@@ -43,7 +43,7 @@ class _Attention:
 
 
 class MTPHeads(RecurrentHeads):
-    """The module of one checkpoint."""
+    """The MTP module of one checkpoint."""
 
     kind = "mtp"
 
@@ -77,11 +77,11 @@ class MTPHeads(RecurrentHeads):
 
 
 def load_mtp(checkpoint: HeadsCheckpoint, target: TargetShape) -> MTPHeads:
-    """From a checkpoint that was read with `mtp_prefix`. Raises HeadsError."""
+    """Make the heads of a checkpoint that was read with `mtp_prefix`. Raises HeadsError."""
     if checkpoint.integer("num_nextn_predict_layers") != 1:
-        raise checkpoint.error("they have several modules of multi-token prediction; only one is supported")
+        raise checkpoint.error("the model has several modules for multi-token prediction; only one is supported")
     if any(name.endswith("_scale_inv") for name in checkpoint.names):
-        raise checkpoint.error("they are stored in float8: not supported")
+        raise checkpoint.error("weights in float8 are not supported")
     config = DeepseekV3Config.from_dict(dict(checkpoint.config))
     checkpoint.check_hidden(config.hidden_size, target)
     heads = MTPHeads(config)
@@ -98,12 +98,12 @@ def load_mtp(checkpoint: HeadsCheckpoint, target: TargetShape) -> MTPHeads:
 
 
 def mtp_prefix(config: Mapping[str, Any]) -> str:
-    """Of the names of the module's tensors."""
+    """Prefix of the module's tensors."""
     return f"model.layers.{config['num_hidden_layers']}."
 
 
 def _stacked_experts(checkpoint: HeadsCheckpoint, name: str, like: Tensor) -> Tensor:
-    """All experts' matrices [experts, outputs, inputs], which checkpoints keep one by one."""
+    """All experts' matrices as [experts, outputs, inputs]; checkpoints store them one by one."""
     experts, outputs, inputs = like.shape
     base, _, kind = name.rpartition(".")
     matrices = []

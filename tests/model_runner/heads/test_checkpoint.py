@@ -68,10 +68,10 @@ def test_folders_without_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HeadsError, match=r"config\.json: No such file"):
         load_heads(tmp_path, TARGET)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(HeadsError, match="no object"):
+    with pytest.raises(HeadsError, match="not a JSON object"):
         load_heads(tmp_path, TARGET)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(HeadsError, match="no JSON"):
+    with pytest.raises(HeadsError, match="not valid JSON"):
         load_heads(tmp_path, TARGET)
     (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 1}))
     with pytest.raises(HeadsError, match=r"no \.safetensors"):
@@ -83,7 +83,7 @@ def test_folders_without_heads_are_refused(tmp_path: Path) -> None:
 
 def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
     tensors = {"something.weight": torch.zeros(VOCAB, HIDDEN)}
-    with pytest.raises(HeadsError, match="kind unknown; known are medusa, hydra, eagle3 and mtp"):
+    with pytest.raises(HeadsError, match="kind unknown are not supported; use medusa, hydra, eagle3 or mtp"):
         load_heads(write(tmp_path, {}, tensors), TARGET)
     with pytest.raises(HeadsError, match="kind mlp"):
         load_heads(write(tmp_path, {"speculators_model_type": "mlp"}, tensors), TARGET)
@@ -95,5 +95,5 @@ def test_integers_where_floats_should_be(tmp_path: Path) -> None:
     )
     with pytest.raises(HeadsError, match="not floats"):
         checkpoint.take("a", 2, 2)
-    with pytest.raises(HeadsError, match="no tensor b_scale"):
+    with pytest.raises(HeadsError, match="the tensor b_scale is missing"):
         checkpoint.take("b", 2, 2)

@@ -146,9 +146,9 @@ def test_heads_narrower_than_the_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 8]}, "three of 8"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "three of 8"),
-        ({"target_hidden_size": 20}, "hidden size of 20; the target's is 16"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 8]}, "three of the model's 8"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "three of the model's 8"),
+        ({"target_hidden_size": 20}, "hidden size of 20, but the model's is 16"),
         ({"norm_before_fc": True}, "norm_before_fc"),
         ({"num_attention_heads": HEADS * 2, "num_key_value_heads": KV_HEADS}, "has the shape"),
     ],

@@ -103,8 +103,8 @@ def test_several_hidden_states_are_joined_in_the_order_of_their_offsets(tmp_path
         ({"hidden_state_offsets": [1, -1]}, "hidden_state_offsets is"),
         ({"hidden_state_offsets": [1, "2"]}, "hidden_state_offsets is"),
         ({"hidden_state_offsets": 3}, "hidden_state_offsets is"),
-        ({"hidden_state_offsets": [1, 9]}, "hidden_state_offset is 9; the target has 8 layers"),
-        ({"hidden_state_offset": 9}, "hidden_state_offset is 9; the target has 8 layers"),
+        ({"hidden_state_offsets": [1, 9]}, "hidden_state_offset is 9, but the model has 8 layers"),
+        ({"hidden_state_offset": 9}, "hidden_state_offset is 9, but the model has 8 layers"),
     ],
 )
 def test_layers_that_are_not_there_are_refused(tmp_path: Path, entries: dict[str, object], message: str) -> None:

@@ -74,12 +74,12 @@ def test_heads_of_another_target_are_refused(tmp_path: Path) -> None:
         load_heads(write(tmp_path / "vocab", config(1), published(1, VOCAB + 1)), TARGET)
     narrow = {name: tensor[..., :8] for name, tensor in published(1).items()}
     narrow["0.0.linear.weight"] = narrow["0.0.linear.weight"][:8]
-    with pytest.raises(HeadsError, match="trained for a hidden size of 8; the target's is 16"):
+    with pytest.raises(HeadsError, match="trained for a hidden size of 8, but the model's is 16"):
         load_heads(write(tmp_path / "hidden", config(1), narrow), TARGET)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     tensors = published(1)
     del tensors["1.0.linear.bias"]
-    with pytest.raises(HeadsError, match=r"there is no tensor 1\.0\.linear\.bias"):
+    with pytest.raises(HeadsError, match=r"the tensor 1\.0\.linear\.bias is missing"):
         load_heads(write(tmp_path, config(1), tensors), TARGET)

@@ -138,5 +138,5 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeadsError, match="glm4_moe"):
         load_heads(write(tmp_path / "other", {**config, "model_type": "glm4_moe"}, tensors), TARGET)
     del tensors[f"model.layers.{LAYERS}.mlp.experts.2.up_proj.weight"]
-    with pytest.raises(HeadsError, match=r"no tensor model\.layers\.3\.mlp\.experts\.2\.up_proj\.weight"):
+    with pytest.raises(HeadsError, match=r"the tensor model\.layers\.3\.mlp\.experts\.2\.up_proj\.weight is missing"):
         load_heads(write(tmp_path / "lacking", config, tensors), TARGET)

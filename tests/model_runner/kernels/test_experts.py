@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.models.decoder_form import DecoderForm, Experts
+from model_runner.models.decoder_form import DecoderForm, ExpertsForm
 from model_runner.models.experts import PackedExperts
 from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
 from model_runner.models.packed import NativePacker
@@ -34,8 +34,8 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def some_experts(inner: int = INNER, hidden: int = HIDDEN, num: int = NUM) -> Experts:
-    return Experts(
+def some_experts(inner: int = INNER, hidden: int = HIDDEN, num: int = NUM) -> ExpertsForm:
+    return ExpertsForm(
         gate_up=random(num, 2 * inner, hidden, seed=0) * hidden**-0.5,
         down=random(num, hidden, inner, seed=1) * inner**-0.5,
         router=random(num, hidden, seed=2) * hidden**-0.5,
@@ -49,7 +49,7 @@ def some_experts(inner: int = INNER, hidden: int = HIDDEN, num: int = NUM) -> Ex
     )
 
 
-def native(experts: Experts, packer: NativePacker) -> NativeExperts:
+def native(experts: ExpertsForm, packer: NativePacker) -> NativeExperts:
     return NativeExperts(packer, experts.gate_up, experts.down, experts.activation)
 
 
@@ -168,7 +168,7 @@ def test_routers_are_the_same_on_all_instruction_sets(case: str, kernels_library
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
-def change_experts(change: Callable[[Experts], Experts]) -> Callable[[DecoderForm], DecoderForm]:
+def change_experts(change: Callable[[ExpertsForm], ExpertsForm]) -> Callable[[DecoderForm], DecoderForm]:
     def changed(form: DecoderForm) -> DecoderForm:
         assert form.experts is not None
         return replace(form, experts=change(form.experts))
@@ -193,7 +193,7 @@ def test_routers_of_any_size(sizes: dict[str, int], kernels: Kernels) -> None:
     ],
 )
 def test_experts_that_compute_something_else_are_found_out(
-    spoil: Callable[[Experts], Experts], kernels_library: Path
+    spoil: Callable[[ExpertsForm], ExpertsForm], kernels_library: Path
 ) -> None:
     packer = NativePacker(Kernels(kernels_library, threads=1), "int8")
     assert not agree(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from model_runner.kernels.library import Kernels
-from model_runner.models.features import LAST, entering
+from model_runner.models.features import LAST, layer_input
 from model_runner.models.native_model import NativeModel, RotaryTable, read_native_model
 from model_runner.models.packed import NativePacker
 from model_runner.models.refusal import UnsupportedModelError
@@ -20,7 +20,7 @@ from model_runner.platforms.cpu import prepare
 from tests.model_runner.decoder_models import CASES
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel, served_model, step_batch
 
-NEEDS = (LAST, *(entering(layer) for layer in range(4)))
+NEEDS = (LAST, *(layer_input(layer) for layer in range(4)))
 WHOLE = [(sequence, 0, length) for sequence, length in enumerate(LENGTHS)]
 
 
@@ -104,8 +104,8 @@ def test_a_token_that_is_not_in_the_vocabulary_is_refused(kernels: Kernels) -> N
 
 def test_layers_that_are_not_there_are_refused(kernels: Kernels) -> None:
     model = FusedModel("llama", kernels)
-    with pytest.raises(UnsupportedModelError, match="what enters layer 9; the model has 4 layers"):
-        model.targets((entering(9),))
+    with pytest.raises(UnsupportedModelError, match="need the input of layer 9, but the model has only 4 layers"):
+        model.targets((layer_input(9),))
 
 
 @pytest.mark.parametrize("steps", [[1], [1024, 1025], [5000], [3, 2000, 4100, 9000]])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model_runner.learning import learner as module
-from model_runner.learning.learner import Learner, Publication, Ring, Start, Trainee, judge
+from model_runner.learning.learner import InitialHeads, Learner, Publication, Ring, Trainee, judge
 from model_runner.learning.store import load_learnt, pack_learnt
 from model_runner.models.features import LAST
 from model_runner.models.heads.base import Heads, TargetShape
@@ -67,7 +67,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(target: TargetWeights, first: Heads | None, learnt: Heads | None = None, version: int = 0) -> Learner:
     clock = Clock(module.PUBLISH_EVERY_S)
-    return Learner(target, Start(first, learnt, version), Format(target.shape), Ring(1 << 22), clock=clock)
+    return Learner(target, InitialHeads(first, learnt, version), Format(target.shape), Ring(1 << 22), clock=clock)
 
 
 def teach(
@@ -242,7 +242,7 @@ def test_numbers_out_of_range_are_never_published(
     learner = make(target, given(target))
     monkeypatch.setattr(module, "LEARNING_RATE", 1e30)
     assert teach(learner, target, SUBJECT, 4) == []
-    assert "range of numbers" in caplog.text
+    assert "no longer finite" in caplog.text
     assert learner.decide(is_last=True) is None
     monkeypatch.setattr(module, "LEARNING_RATE", 5e-3)
     for one in teach(learner, target, SUBJECT, 12, seed=1):
@@ -262,7 +262,7 @@ def test_pieces_without_numbers_are_left_out(target: TargetWeights) -> None:
 
 def test_publications_keep_a_distance_but_for_the_last(target: TargetWeights) -> None:
     clock = Clock()
-    learner = Learner(target, Start(None), Format(target.shape), Ring(1 << 22), clock=clock)
+    learner = Learner(target, InitialHeads(None), Format(target.shape), Ring(1 << 22), clock=clock)
     assert teach(learner, target, SUBJECT, 12) == []
     clock.now = module.PUBLISH_EVERY_S
     first = learner.decide()

@@ -92,7 +92,7 @@ def test_pieces_go_and_the_newest_heads_come(make: MakeLink, caplog: pytest.LogC
     [
         ("dies-sending", "was killed by SIGKILL"),
         ("dies-receiving", "was killed by SIGKILL"),
-        ("says-nonsense", "what it sent cannot be used: "),
+        ("says-nonsense", "it sent an unusable message: "),
         ("fails", "exited with code 3"),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_killed_one_is_followed_by_another_which_goes_on(make: MakeLink, caplo
             while not link.is_open or link.pid == killed:
                 os.sched_yield()
     assert len(endings(caplog)) == 2
-    assert "another process is started in 0 s" in endings(caplog)[0]
+    assert "it restarts in 0 s" in endings(caplog)[0]
     last = link.pid
     link.close()
     with pytest.raises(ChildProcessError):
@@ -151,8 +151,8 @@ def test_those_that_fail_at_once_are_given_up(
     wait_ended(make(mode, backoff=Backoff(max_failures=3, first_s=0.01)))
     told = endings(caplog)
     assert len(told) == times
-    assert told[-1].endswith("the heads learn no more until the engine starts again.")
-    assert not any(one.endswith("starts again.") for one in told[:-1])
+    assert told[-1].endswith("training stops until the engine restarts.")
+    assert not any(one.endswith("engine restarts.") for one in told[:-1])
 
 
 def test_it_is_closed_while_another_is_waited_for(make: MakeLink) -> None:

@@ -5,42 +5,42 @@ import math
 import numpy as np
 import pytest
 
-from model_runner.learning.learner import CLEAR, HALF_LIFE, LIKELY, Comparison, Rate, Tally
+from model_runner.learning.learner import CLEAR, HALF_LIFE, LIKELY, GainEstimate, PieceScore, Rate
 
 SOURCE = np.random.default_rng(0)
 
 
-def compared(gains: list[float], rows: int = 60) -> Comparison:
+def compared(gains: list[float], rows: int = 60) -> GainEstimate:
     """Two versions on pieces of `rows` rows, on each of which one has so many accepted tokens more a row."""
-    comparison = Comparison()
+    estimate = GainEstimate()
     for gain in gains:
-        comparison.add(Tally(rows, round(rows * (0.8 + gain))), Tally(rows, round(rows * 0.8)))
-    return comparison
+        estimate.add(PieceScore(rows, round(rows * (0.8 + gain))), PieceScore(rows, round(rows * 0.8)))
+    return estimate
 
 
 def test_mean_and_error_are_those_of_the_formulas() -> None:
     rows = SOURCE.integers(1, 400, 50)
     one, other = SOURCE.integers(0, 900, 50), SOURCE.integers(0, 900, 50)
-    comparison = Comparison()
+    estimate = GainEstimate()
     for n, a, b in zip(rows, one, other, strict=True):
-        comparison.add(Tally(int(n), int(a)), Tally(int(n), int(b)))
+        estimate.add(PieceScore(int(n), int(a)), PieceScore(int(n), int(b)))
     later = rows[::-1].cumsum()[::-1] - rows
     weight = 0.5 ** (later / HALF_LIFE)
     total = (weight * rows).sum()
     mean = (weight * (one - other)).sum() / total
     error = math.sqrt((weight**2 * (one - other - mean * rows) ** 2).sum()) / total
-    assert comparison.mean == pytest.approx(mean)
-    assert comparison.error == pytest.approx(error)
+    assert estimate.mean == pytest.approx(mean)
+    assert estimate.error == pytest.approx(error)
 
 
 def test_rate_forgets() -> None:
     rate = Rate()
     assert rate.value is None
     for _ in range(200):
-        rate.add(Tally(100, 90))
+        rate.add(PieceScore(100, 90))
     assert rate.value == pytest.approx(1.9)
     for _ in range(HALF_LIFE // 100):
-        rate.add(Tally(100, 50))
+        rate.add(PieceScore(100, 50))
     assert rate.value == pytest.approx(1.7, abs=0.01)
 
 

@@ -73,7 +73,7 @@ def test_an_auxiliary_model_must_reach_as_far_as_the_model(tiny_model: Callable[
     folder = shutil.copytree(tiny_model("llama"), tmp_path / "short")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    with pytest.raises(ValueError, match="context holds 64 tokens and the model's 1,024; lower max_model_len to 64"):
+    with pytest.raises(ValueError, match="supports 64 tokens, but max_model_len is 1,024; set --max-model-len 64"):
         assemble(RunnerConfig(tiny_model("llama"), aux_model=folder, kv_cache_gib=0.02))
     assemble(RunnerConfig(tiny_model("llama"), aux_model=folder, kv_cache_gib=0.02, max_model_len=64))
 

@@ -1,4 +1,4 @@
-"""The native suffix automata as tests look at them."""
+"""Read access to native suffix automata for tests."""
 
 import ctypes
 import shutil
@@ -56,10 +56,10 @@ class Reader:
     """Reads an automaton's contents."""
 
     def __init__(self, automaton: SuffixAutomaton) -> None:
-        self._automaton = automaton  # is alive as long as this
+        self._automaton = automaton  # keeps the automaton alive
 
     def __len__(self) -> int:
-        """How many states there are."""
+        """Number of states."""
         size: int = _face().face_size(self._handle)
         return size
 
@@ -73,7 +73,7 @@ class Reader:
         return Match(struct.state, struct.length)
 
     def find(self, string: Iterable[int]) -> Match:
-        """The longest suffix of a string that occurs."""
+        """The longest suffix of the string that occurs."""
         match = Match()
         for token in string:
             match = self.advance(match, token)

@@ -13,7 +13,7 @@ from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
 
 Target = Callable[[Sequence[int]], int]
-"""From the tokens so far to the next one."""
+"""Maps the tokens so far to the next token."""
 Cut = Callable[[DraftTree], DraftTree]
 """Selects the part of a draft that is verified."""
 
@@ -103,7 +103,7 @@ def draft(proposer: Proposer, choice: NewChoice, max_nodes: int) -> DraftTree:
 
 @dataclass
 class Run:
-    """A choice in the making."""
+    """A choice that runs step by step."""
 
     proposer: Proposer
     target: Target
@@ -122,13 +122,13 @@ class Run:
         return self
 
     def read_prompt(self, chunk: int) -> None:
-        """Compute all of the prompt but its last token."""
+        """Compute the prompt except its last token."""
         for computed in range(chunk, len(self.tokens) - 1, chunk):
             step = choice_step(self.choice, 0, 0, num_computed=computed)
             assert self.proposer.propose(TargetStep([step], {}, torch.zeros(0, 1))) == [NO_DRAFT]
 
     def take_step(self) -> None:
-        """Verify the last draft and ask for another."""
+        """Verify the last draft and get another."""
         verified = self.cut(self.tree)
         paths = [[], *(verified.path(node) for node in range(len(verified)))]
         rows = [self.target([*self.tokens, *(verified.tokens[place] for place in path)]) for path in paths]

@@ -1,4 +1,4 @@
-"""Best-first growth against looking at every node there is."""
+"""Best-first growth, compared with an exhaustive search."""
 
 import random
 
@@ -12,7 +12,7 @@ Path = tuple[int, ...]
 
 
 def children(path: Path) -> list[tuple[int, float, Path]]:
-    """Random ones, to a depth of 4."""
+    """Random children, to a depth of 4."""
     rng = random.Random(str(path))
     return [(token, rng.random(), (*path, token)) for token in range(rng.randint(0, 4))] if len(path) < 4 else []
 

@@ -1,4 +1,4 @@
-"""Trees that grow depth by depth, against growing everything there is and taking the best."""
+"""Trees that grow depth by depth, compared with the best part of the full tree."""
 
 import math
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def choice_step(index: int, max_nodes: int, temperature: float, *, draws: bool =
 
 
 class Network:
-    """Gives logits, and keeps count of the nodes that it was asked about."""
+    """Returns logits, and records the nodes that it was asked for."""
 
     def __init__(self, steps: Sequence[ChoiceStep]) -> None:
         self.asked: list[tuple[int, Path]] = []
@@ -123,7 +123,7 @@ def test_the_best_of_everything_is_kept(limits: GrowthLimits, draws: bool) -> No
 
 @pytest.mark.parametrize("limits", LIMITS)
 def test_only_what_may_lead_to_one_of_the_best_is_run(limits: GrowthLimits) -> None:
-    """That is: what is above the last of those that would be kept of the nodes down to its depth."""
+    """A node is extended only if it is above the last node that would be kept down to its depth."""
     steps = [choice_step(index, SIZES[index % len(SIZES)], index % 2) for index in range(60)]
     network = Network(steps)
     grow(steps, network.first, network, IDS, limits)

@@ -1,4 +1,4 @@
-"""Long texts are taken in bit by bit: no step does more for them, and in the end everything is known."""
+"""Long texts are processed in parts: each step does a bounded amount of work, and in the end everything is known."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text(size: int) -> list[int]:
-    """That repeats itself here and there, and at its end."""
+    """A text that repeats parts of itself, and ends with a repetition."""
     rng = random.Random(1)
     parts = [[rng.randrange(40) for _ in range(12)] for _ in range(8)]
     tokens = [token for _ in range(-(-size // 12)) for token in rng.choice(parts)][:size]
@@ -53,7 +53,7 @@ def step_of(choices: Sequence[NewChoice], num_new: int = 1, max_nodes: int = 0) 
 
 
 def take_steps(proposer: Proposer, choices: Sequence[NewChoice], count: int) -> None:
-    """Steps that bring nothing new, and in which nothing is to be drafted."""
+    """Run steps without new tokens and without drafts."""
     for _ in range(count):
         proposer.propose(step_of(choices))
 
@@ -268,7 +268,7 @@ def test_what_was_half_written_when_memory_ran_out_is_dropped() -> None:
 
 
 def test_an_output_for_which_there_is_no_memory_is_not_kept() -> None:
-    """The choice that had it ends all the same, and what was kept before is found."""
+    """The choice still ends normally, and what was stored before is found."""
     library = ShortOfMemory()
     proposer = SuffixProposer(library)  # type: ignore[arg-type]
     proposer._past = PastOutputs(library, generation=4)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Lookahead decoding against the Jacobi iteration done by hand."""
+"""Lookahead decoding, compared with a Jacobi iteration by hand."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_each_column_moves_up_by_the_targets_own_token(max_nodes, cut):
 
 
 def test_the_window_finds_what_was_never_seen():
-    """No two tokens are ever the same here, so all that is accepted was guessed in the window."""
+    """No two tokens are ever the same here, so everything that is accepted was guessed in the window."""
     run = Run(LookaheadProposer(), lambda tokens: len(tokens) * 17 % 5003, 5003, [7], 64).begin()
     for _ in range(30):
         run.take_step()

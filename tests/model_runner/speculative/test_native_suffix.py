@@ -1,4 +1,4 @@
-"""The native library of suffix automata: its memory, and what it is given."""
+"""The native library of suffix automata: memory and inputs."""
 
 import gc
 import random
@@ -73,7 +73,7 @@ def test_an_automaton_lives_as_long_as_it_is_used() -> None:
 
 
 def test_what_stands_where_a_dropped_automaton_stood_is_another() -> None:
-    """A choice's place in the one says nothing of the other, even at the same address."""
+    """A choice's position in one automaton says nothing about another, even at the same address."""
     choice = NativeChoice(suffix_library(), [])
 
     def ask(text: list[int], new: list[int]) -> DraftTree:
@@ -164,4 +164,4 @@ def test_then_there_is_no_such_method(monkeypatch: pytest.MonkeyPatch, caplog: p
     everywhere = names()
     monkeypatch.setattr(methods, "build_suffix", build)
     assert everywhere - names() == {"suffix"}
-    assert "no speculation by suffix: no C++ compiler was found" in caplog.text
+    assert "suffix is not available: no C++ compiler was found" in caplog.text

@@ -1,4 +1,4 @@
-"""Predicted outputs: whole, changed in places, and of no use."""
+"""Predicted outputs: correct, with changes, and useless."""
 
 import random
 
@@ -15,7 +15,7 @@ PREDICTION = random.Random(4).choices(range(1000), k=200)
 
 
 def follow(output: list[int], prediction: list[int], max_nodes: int = 8) -> Run:
-    """Generate the output with the prediction at hand."""
+    """Generate the output with the prediction."""
     text = [*PROMPT, *output]
     run = Run(
         PredictionProposer(), lambda tokens: text[len(tokens)] if len(tokens) < len(text) else 1000, 1001,

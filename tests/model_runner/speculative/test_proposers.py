@@ -46,7 +46,7 @@ def test_nothing_is_drafted_while_the_prompt_is_computed(make: Callable[[], Prop
 
 @makers
 def test_choices_do_not_mix(make: Callable[[], Proposer]):
-    """Two choices in turn get the drafts that each gets alone."""
+    """Two choices in turn get the same drafts as each alone."""
     trees = []
     for companions in (1, 2):
         proposer = make()

@@ -1,4 +1,4 @@
-"""Rejection sampling keeps the joint distribution of what is said; with each of the classic mistakes it does not."""
+"""Rejection sampling keeps the joint distribution of outputs; each of the classic mistakes breaks it."""
 
 import itertools
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ def test_pruning_by_drawn_probability_is_found_out(
 
 
 class Growing:
-    """Drafts as the proposers with a network grow them."""
+    """Drafts as proposers with a network grow them."""
 
     def __init__(self, world: World, limits: GrowthLimits) -> None:
         self._draft = world.draft

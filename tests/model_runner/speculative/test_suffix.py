@@ -1,4 +1,4 @@
-"""SuffixDecoding against counting in plain lists, and what is kept of past outputs."""
+"""SuffixDecoding, compared with counting in plain lists, and the storage of past outputs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def probabilities(texts: Sequence[Text], string: Text) -> dict[int, float]:
 def drafts(
     corpora: Sequence[Sequence[Text]], context: Text, max_nodes: int
 ) -> list[tuple[Sequence[Text], Text, DraftTree]]:
-    """The drafts that may be made: in each corpus from the two longest matches that stand at other places."""
+    """The possible drafts: in each corpus, from the two longest matches at different places."""
     found = []
     for texts in corpora:
         sizes = [size for size in range(min(len(context), DEPTH - 1), 0, -1) if followers(texts, context[-size:])]
@@ -100,7 +100,7 @@ def test_past_outputs_are_a_second_corpus(past, text, max_nodes):
 
 
 def finish(proposer: SuffixProposer, prompt: Text, output: Text, *, salt: str = "", stops: Text = ()) -> None:
-    """Run a choice to its end, a token at a time."""
+    """Run a choice to its end, one token at a time."""
     tokens = list(prompt)
     choice = new_choice(tokens, salt=salt, stops=stops)
     proposer.begin(choice)

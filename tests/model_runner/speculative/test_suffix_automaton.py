@@ -1,4 +1,4 @@
-"""The automaton against counting all substrings one by one."""
+"""The automaton, compared with counting all substrings."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from model_runner.speculative.suffix import SuffixAutomaton, Writer, as_tokens
 from tests.model_runner.speculative.automata import Match, Reader, suffix_library
 
 Pieces = list[tuple[int, bool, list[int]]]
-"""Whose sequence goes on, whether as counted tokens, and with what."""
+"""The sequence to extend, whether its tokens count, and the tokens."""
 pieces = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.lists(st.integers(0, 2), max_size=6)), max_size=12)
 depths = st.integers(2, 6)
 

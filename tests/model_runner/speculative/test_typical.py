@@ -1,4 +1,4 @@
-"""Typical acceptance against Medusa's formula."""
+"""Typical acceptance, compared with Medusa's formula."""
 
 import math
 from dataclasses import replace

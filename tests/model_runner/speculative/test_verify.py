@@ -1,4 +1,4 @@
-"""The walk along drafts: in match mode what would be said without them, and every mode at its own choices."""
+"""Verification of drafts: match mode gives the same tokens as without drafts, and all modes can be mixed."""
 
 import random
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def choices(name: str, verify: Verification = "match", count: int = 40) -> list[
 
 
 def broken(world: World) -> World:
-    """The same, but after some tokens the logits are not finite."""
+    """The same world, but after some tokens the logits are not finite."""
     target = world.target.clone()
     target[0, 1, 2] = torch.nan
     target[2, 2] = torch.inf
@@ -142,7 +142,7 @@ def test_logprobs_are_those_of_the_model_for_each_token(world: World, mode: Veri
 
 
 def bare(name: str, verify: Verification = "match", count: int = 8) -> list[Said]:
-    """Choices of which every other one asks for nothing but tokens."""
+    """Choices of which every other one needs nothing but tokens."""
     return [Said(replace(SETTINGS[name], seed=seed, logprobs=seed % 2 or None), verify) for seed in range(count)]
 
 

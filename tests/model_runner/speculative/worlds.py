@@ -30,7 +30,7 @@ Pick = Callable[[Tensor, FusedSamplingPlan], PreSampledTokens]
 
 @dataclass
 class Said:
-    """One choice: its settings and all that it has said."""
+    """A choice: its settings and its tokens."""
 
     params: SamplingParams
     verify: Verification
@@ -56,11 +56,11 @@ class World:
     draft: Tensor  # [vocab, vocab, vocab - 1]
 
     def logits(self, tails: Sequence[Pair]) -> Tensor:
-        """[n, vocab] after each of these."""
+        """[n, vocab] logits after each of these tails."""
         return self.target[tuple(torch.tensor(tails).T)]
 
     def joint(self, params: SamplingParams, length: int) -> np.ndarray:
-        """The probability of each output of this length, the last token counting fastest."""
+        """The probability of each output of this length; the last token varies fastest."""
         probs = {(): 1.0}
         for _ in range(length):
             probs = {
@@ -76,7 +76,7 @@ class World:
 
 
 def make_world(seed: int) -> World:
-    """The draft model is right more often than not."""
+    """A world whose draft model is right more often than not."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.randn(VOCAB, VOCAB, VOCAB, generator=generator) * 1.5
     noise = torch.randn(VOCAB, VOCAB, VOCAB - 1, generator=generator)
@@ -84,7 +84,7 @@ def make_world(seed: int) -> World:
 
 
 class Drawing:
-    """Drafts of one shape, drawn without replacement from the draft model, or its most probable ones."""
+    """Drafts of one shape, drawn without replacement from the draft model, or its most probable tokens."""
 
     def __init__(self, world: World, shape: Sequence[int], *, at_random: bool) -> None:
         self._shape = tuple(shape)
@@ -124,7 +124,7 @@ class Drawing:
 
 
 class Speakers:
-    """Choices that speak step by step, all at once."""
+    """Choices that generate in parallel, step by step."""
 
     def __init__(self, world: World, said: Sequence[Said], pick: Pick | None = None) -> None:
         self._world = world
@@ -136,7 +136,7 @@ class Speakers:
         self._verify = Verifier(self._sampling, Sampler(TorchDraw(VOCAB, CPU)))
 
     def speak(self, length: int, draft: Drafter) -> None:
-        """Go on until every choice has so many tokens, or an error."""
+        """Continue until every choice has this many tokens, or an error."""
         while going := [i for i, one in enumerate(self.said) if len(one.output) < length and one.error is None]:
             self.step(going, [draft(self.said[index]) for index in going])
 
@@ -171,5 +171,5 @@ def crowd(params: SamplingParams, verify: Verification, count: int) -> list[Said
 
 
 def outcomes(said: Sequence[Said], length: int) -> list[int]:
-    """The index of each one's output in World.joint."""
+    """The index of each choice's output in World.joint."""
     return [int(np.ravel_multi_index(one.output[:length], (VOCAB,) * length)) for one in said]

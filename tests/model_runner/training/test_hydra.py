@@ -112,8 +112,8 @@ def test_larger_heads_begin_with_what_smaller_ones_know(target: TargetWeights) -
 def test_heads_that_would_lose_something_are_refused(target: TargetWeights) -> None:
     fresh = heads(target, 2, IDS, "layers.5")
     for other in (heads(target, 3, IDS, "layers.5"), heads(target, 1, IDS, "layers.4")):
-        with pytest.raises(ValueError, match="to begin with take"):
+        with pytest.raises(ValueError, match="the initial heads use"):
             take_over(fresh, other)
     apart = HydraHeads(HydraShape(HIDDEN, 2, 1, len(IDS), shared_head=False, features=("layers.5",)), IDS)
-    with pytest.raises(ValueError, match="matrix of their own"):
+    with pytest.raises(ValueError, match="an output matrix each"):
         take_over(fresh, apart)
