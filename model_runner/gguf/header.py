@@ -102,7 +102,9 @@ def _read_part(path: Path) -> GgufFile:
             try:
                 return _HeaderReader(content, path).read()
             except (struct.error, OverflowError, MemoryError, UnicodeDecodeError) as error:
-                raise UnsupportedModelError(f"{path.name} is damaged, or ends before its weights begin") from error
+                raise UnsupportedModelError(
+                    f"{path.name} is damaged or incomplete: it ends before its weights begin; download it again"
+                ) from error
 
 
 class _HeaderReader:
