@@ -319,7 +319,7 @@ class Speculation:
     """Name of one of the runner's proposers (`RunnerInfo.speculation_methods`)."""
     num_tokens: int | None = None
     """Verify this many draft tokens in every step, as far as drafts and blocks allow. None leaves the number to the
-    budget, which may choose 0."""
+    controller, which may choose 0."""
     verify: Verification = "match"
     """match: the target draws its own token at each position, and a draft is accepted if it equals that token. The
     output is the same as without speculation. rejection: standard rejection sampling: the same distribution, but other

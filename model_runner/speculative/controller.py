@@ -21,7 +21,7 @@ _PREDICTED, _DEVIATION, _TRUST_MEMORY = 8.0, 0.08, 0.998
 """Steps that a prediction counts as, and the standard deviation of a step's speed relative to it."""
 _BEARABLE, _LEAST_PATIENCE, _MOST_PATIENCE = 1.08, -1.0, 4.0
 """How many times longer a choice may wait for a token because of other choices' drafts, on average: below 1.1 even
-where predicted times are wrong by 2 %. The bounds are those of `patience`."""
+where predicted times are wrong by 2 %. The other two are the bounds of `patience`."""
 _LOOKING, _LONGEST_REST = 0.0025, 16
 """The share of the time that a method may take to look for drafts that do not pay, and how many cycles it rests."""
 _TRYING, _TRIED, _ENCOURAGED = 0.002, 4, 0.5
@@ -50,12 +50,12 @@ class Calibration:
 
 
 class DraftStats:
-    """What one method drafts, how often that is accepted, and how long drafting takes."""
+    """Statistics of one method: its drafts, how often they are accepted, and how long drafting takes."""
 
     def __init__(self) -> None:
         self.calibration = Calibration()
         self.offered: FloatArray = np.zeros(_RANKS)
-        """How often a draft has a first node, a second node, ..."""
+        """How often a draft has a first node, a second node, and so on."""
         self.gain: FloatArray = np.zeros(_RANKS)
         """How often a first node, a second node, ... becomes output."""
         self.num_observed = 0
@@ -66,7 +66,7 @@ class DraftStats:
         self.rests_until = 0
         """The cycle in which to consider the method again."""
         self._savings: dict[int, tuple[float, float]] = {}
-        """What asking the method saved on average, in steps' time, and its weight, by the class of the batch's size."""
+        """Average saving by asking the method, in steps' time, and its weight, by the batch's size class."""
         self._seconds: dict[int, deque[float]] = {}
         """Drafting times, by the class of the number of choices."""
 
@@ -109,7 +109,7 @@ class DraftStats:
 
 
 def size_class(count: int) -> int:
-    """Groups counts: up to 1, 2, 4, 8, ..."""
+    """The class of a count: up to 1, up to 2, up to 4, up to 8, and so on."""
     return (count - 1).bit_length() if count > 0 else 0
 
 
@@ -126,7 +126,7 @@ class DraftOffer:
 
 
 class _BatchSize:
-    """What is known about batches of one size class."""
+    """Measurements of batches of one size class."""
 
     def __init__(self, times: StepTimes) -> None:
         self.times = times
@@ -337,7 +337,7 @@ def _best_bearable(
 ) -> int:
     """The index of the last node to verify, for the most worth that all choices can wait for; -1 if there is none.
 
-    `worth` and `time` [n] are those of verifying one node, two, ...; each node belongs to the offer `owner` [n].
+    `worth` and `time` [n] result from verifying one node, two, and so on; `owner` [n] is each node's offer.
     """
     patience = np.array([offer.patience for offer in offers])
     best = int(worth.argmax())

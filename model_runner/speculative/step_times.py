@@ -19,7 +19,7 @@ _OUTLIER, _MISSHAPEN = 1.5, 1.2
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step computes apart from drafts that compete."""
+    """Size of a step, without drafts that compete."""
 
     rows: int
     context: int
