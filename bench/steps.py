@@ -127,7 +127,7 @@ class Bench:
 
 
 def measure(bench: Bench) -> Iterator[StepTime]:
-    """Measure the steps of the table in docs/performance.md."""
+    """Measure the steps of the table in docs/lab-notebook.md."""
     for rows in (1, 2, 4, 8, 16, 32, 64):
         yield bench.decode(rows, 200, 40)
     yield bench.decode(1, 2000, 20)

@@ -1,284 +1,493 @@
-"""The text of docs/api.md, from the routes, their models and the errors."""
+"""The pages of docs/reference/api, from the routes, the models of their requests and answers, and the errors."""
 
 import inspect
 import textwrap
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import msgspec
+from api_objects import OBJECTS, Placement, name_in, openapi_document
+from api_pages import EXAMPLES, GROUPS, PAGES, ApiPage, FieldGroup
 from fastapi.routing import APIRoute
-from schema_tables import answer_table, request_table
+from marked_pages import DOCS, code, table, with_generated
+from schema_tables import SchemaTables
 
 from model_runner.contract import SAMPLER_ORDER
-from server.api.answer_object import schema_of
-from server.api.capabilities import bodies_of, describe_fields
+from server.api.answer_object import components
+from server.api.capabilities import FieldCapability, bodies_of, describe_fields
 from server.api.chat.schema import ChatCompletionRequest
 from server.api.dialects import DIALECTS
-from server.api.fields.foreign import ForeignFields
 from server.api.fields.rules import RequestModel
-from server.api.models import ModelInfo, ModelPage
-from server.api.openai.errors import ErrorBody, error_type
-from server.api.openapi import ERRORS
-from server.config import Settings
-from server.errors import ApiError
+from server.api.openai.pages import Query
 from server.generation.notices import MAX_NOTICES
 from server.generation.planning.limits import MAX_ANSWER_MIB
 from server.generation.settings import DecodingSettings, facts_of
 from server.http.auth import OPEN_PATHS
 from server.http.json_body import MAX_DEPTH
 
-"""The events of streams that have another form than the answer."""
-BODIES = bodies_of(DIALECTS)
-TREATMENTS = {
-    "honoured": "Honoured:",
-    "hint": "Hints, left out where they mean nothing here and then reported:",
-    "no_effect": "Validated, without effect on the output:",
-}
-WIDTH = 120
+API = DOCS / "reference" / "api"
+FIELDS = "fields"
+"""The page of the fields that requests of several pages share."""
 ROUTES = [route for dialect in DIALECTS for route in dialect.router.routes if isinstance(route, APIRoute)]
-INTRODUCTION = """\
-# API reference
+BODIES = bodies_of(DIALECTS)
+WIDTH = 120
+NOTE = "<!-- docs/generate.py writes this page -->\n\n"
 
-Written by `docs/generate.py` from the routes, their models and the errors. `GET /v1/capabilities` says the same of
-requests for the model at hand, with its defaults, and `/docs` and `/openapi.json` describe requests and answers in
-OpenAPI's form.
+INDEX = """\
+# API
+
+Samewise answers OpenAI's API, Anthropic's and llama.cpp's on one port. This page says what holds for all endpoints;
+each has a page with its fields, its answer and an example.
+
+```bash
+curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{{
+  "messages": [{{"role": "user", "content": "Hello"}}]
+}}'
+```
+
+`GET /v1/capabilities` returns the same fields for the loaded model, with its defaults. A running server also has an
+OpenAPI document at `/openapi.json`, and a page that shows it at `/docs`.
+
+## Endpoints
 
 {endpoints}
-A path below `/v1` is also served without it (`POST /chat/completions`), for clients whose base URL lacks it. Wherever
-it is, another path gets 404, another method 405, and a fault of the server 500.
+A path below `/v1` is also served without that prefix, for clients whose base URL lacks it: `POST /chat/completions`.
 
-A body is one JSON object, declared as `application/json`, nested at most {depth} levels deep and without a key twice;
-only a [file](batches.md#files) comes as a form.
-A field is **honoured** exactly, or has **no effect** on the output and is only validated, or is **refused** with an
-error that names it. A **hint** (effort, caching, storage, presentation) is honoured where it means something here, and
-else left out and reported. A field that is not listed is refused as unknown; inside messages, which clients echo as
-they got them from whatever server, it is left out and reported. A server that runs with `--lenient` does the same with
-unknown fields everywhere, where the answer can report them. `null` counts as absent in every object, also for a field
-that is unknown or required.
+## Requests
 
-What was left out of a request, or changed (as `max_tokens` beyond the context, which becomes what there is room for),
-is reported in `warnings` of the answer, with path and reason, of a stream in its first chunk, and by its paths in the
-header `x-samewise-ignored`: at most {max_notices} fields, of the same one in several messages the first. A server that
-runs with `--strict` refuses all of these instead.
+A body is one JSON object with the content type `application/json`. It has at most {depth} levels and no key twice.
+Only a [file](files.md) is uploaded as a form. `null` is the same as no field.
 
-Where a request says nothing, except on [llama.cpp's routes](llama_cpp.md#defaults), the model's
-`generation_config.json` decides on {model_defaults} and on which tokens end
-the output: its `do_sample: false` is temperature 0, `max_new_tokens` and `stop_strings` are `max_tokens` and `stop`. A
-warning at the start of the server names what else it sets that would change answers. All else, and what that file
-leaves open, has the default below.
+Where API keys are configured, send `Authorization: Bearer KEY` or `x-api-key: KEY`. {open} need no key. With
+`--open-metrics`, `/metrics` and `/load` need none either.
 
-An answer that could take more than {max_answer} MiB is refused. The log-probabilities, token ids and echoed texts that
-it reports count, for every prompt and every choice. What a stream reports of its output does not count, because it is
-sent as it comes. Without `max_tokens`, the output is limited instead, and `warnings` says to how many tokens.
+### No field is ignored in silence
 
-In the tables, `[]` stands for each entry of an array and `.*` for each key of an object. An optional property of an
-answer is left out where it does not apply.
+Each field has one of four treatments, which the tables show:
 
-Every answer has an `x-request-id`. By it, or by the answer's own id, `GET /v1/requests/{{request_id}}` tells
-[what became of the request](requests.md), and `GET /v1/requests` lists the last ones of the key.
-
-Where API keys are configured, a request needs the header `Authorization: Bearer KEY` or `x-api-key: KEY`, except for
-{open}; with `--open-metrics` for `/metrics` and `/load`, too.
-
-## Fields of other servers
-
-Requests for vLLM, SGLang, llama.cpp, Ollama or OpenRouter need not be rewritten. Most of their fields are fields of
-this server. Others mean the same as one of them (such as `regex`, `json_schema`, `grammar`, `think`, `reasoning`,
-`include_reasoning`, `request_id`), and the tables below say so. Errors and warnings have the name that the client used.
-
-Hints are {foreign_hints}. They are left out and reported.
-
-{foreign_refused} ask for another answer, and are refused unless they are empty, false or `null`.
-
-A request without a `model` gets the served one, which is reported.
-
-## From logits to tokens
-
-The order is: `contrastive`, `dola` or `guidance`; `logit_bias`, `allowed_token_ids`, `bad_words`, `min_tokens` and
-`no_repeat_ngram_size`, `repetition_penalty` (prompt and output), `frequency_penalty` and `presence_penalty` (output
-only), DRY, `exponential_decay_length_penalty`; then the highest at temperature 0, else {order}, and a draw. `top_k`
-keeps ties, and `sampler_order` changes the order after the greedy choice. The noise of the draw depends on seed,
-choice, position and token alone. Logprobs are of the raw distribution unless the server runs with
-`--logprobs processed`.
-
-`beam_search` and `penalty_alpha` (contrastive search) choose tokens in other ways, and `best_of` chooses among answers.
-[Decoding strategies](decoding.md) has the formulas of all of them.
-
-Special tokens written out in a prompt or a message are read as such, as in other servers of this kind, except in the
-texts around [a gap that is filled in](llama_cpp.md#filling-in-the-middle).
-
-## Speculation
-
-Tokens are guessed ahead by one of several methods, and the model verifies several at a time. `speculation` says how
-for one request; a request without it takes the server's `--speculation`. `GET /v1/capabilities` lists the methods of
-the server at hand. It goes together with every parameter but {not_speculated}. `verify` alone decides what it means for
-the answer:
-
-| `verify` | the answer |
+| treatment | meaning |
 |---|---|
-| `match`, the default | the same tokens and logprobs as without speculation, whatever method is used |
-| `rejection` | drawn from the same distribution, but other tokens: the seed need not give the same answer again |
-| `typical` | drawn from another distribution, which favours what was guessed (Medusa's typical acceptance) |
+| honoured | Does what it says. This is the default. |
+| **Hint** | Honoured where it applies. Otherwise it is ignored and listed in `warnings`. |
+| **No effect** | Validated. It cannot change the output. |
+| refused | An error names it, unless its value asks for nothing. |
 
-An answer that was verified by one of the latter two says so in `verification`, as do all of its chunks.
+An unknown field is refused with a suggestion. In messages, which clients echo as another server wrote them, it is
+ignored and listed in `warnings`. `--lenient` does that with unknown fields everywhere. `--strict` refuses whatever
+would be listed in `warnings`.
 
-`prediction` (OpenAI's predicted outputs) is what the answer will probably be, such as a file before a small change. Its
-tokens are drafts like any other: with `match` they never change the answer. It needs the method `prediction`, which is
-then the default, or `auto`, and goes together with whatever speculation goes together with.
+`warnings` of the answer has the path and the reason of each field that was ignored or changed, such as a `max_tokens`
+beyond the context. A stream has it in its first chunk. The header `x-samewise-ignored` has the paths. At most
+{max_notices} fields are listed, and of a field in several messages only the first.
 
-## Errors
+### Defaults
 
-{errors}
-Anthropic's API has a form of its own for them, and 529 for 429: see [its page](messages.md).
-[llama.cpp's API](llama_cpp.md) has its own form as well.
+A field that is not set has the default in its table, unless the model's `generation_config.json` sets another. That
+file can set the tokens that end the output, and:
 
-Every answer carries `x-request-id`, and the same as `request-id`: the request's own, where that is up to 128 letters,
-digits, dots, hyphens and
-underscores, else a new one.
+- {model_defaults}
 
-An error before the first token is a real status, also for a stream, unless nothing came for `keepalive_s`
-({keepalive:g} s by default): then the stream has begun with a comment line, to be kept alive by whatever lies between,
-and is a 200. A stream that has begun ends, after an error, with `data: {{"error": ...}}` and `data: [DONE]`;
-in Anthropic's API, with an event `error`; one of a response begins and ends with events of its own, the last of them
-`response.failed`.
+Its `do_sample: false` means temperature 0; `max_new_tokens` and `stop_strings` mean `max_tokens` and `stop`. A warning
+at startup names what else in that file would change answers.
+[llama.cpp's endpoints](llama-cpp.md#defaults) have llama.cpp's defaults instead.
 
-{error_body}"""
+## Answers
+
+Every answer has the header `x-request-id`, and the same id as `request-id`. It is the request's own `x-request-id` if
+that has up to 128 letters, digits, dots, hyphens and underscores. [`GET /v1/requests/{{request_id}}`](requests.md)
+shows where the time of that request went.
+
+An answer that could take more than {max_answer} MiB is refused. Its log-probabilities, token ids and echoed text count,
+for every prompt and choice. The output of a stream does not count. Without `max_tokens`, the output is limited so that
+it fits, and `warnings` has the limit.
+
+In the tables of answers, `[]` is each entry of an array and `.*` each key of an object. A property that is optional is
+missing where it does not apply.
+
+[Errors](../errors.md) lists every status and code. [Shared fields](fields.md) and [shared objects](objects.md) are
+described once for all endpoints.
+"""
+
+FIELDS_INTRODUCTION = """\
+# Shared fields
+
+Fields that requests to several endpoints take. Each endpoint's page lists the ones that it has.
+
+```bash
+curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{
+  "prompt": "Once upon a time", "max_tokens": 20, "seed": 7, "temperature": 0.8, "min_p": 0.05, "speculation": "off"
+}'
+```
+"""
+
+OBJECTS_INTRODUCTION = """\
+# Shared objects
+
+Objects that occur in requests or answers of several endpoints. This request's answer has three of them:
+[Usage](#usage), [TokenLogprob](#tokenlogprob) and [Notice](#notice).
+
+```bash
+curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{
+  "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "logprobs": true, "verbosity": "low"
+}'
+```
+"""
+
+AFTER_GROUP = {
+    "Sampling and stopping": """\
+### Order of the samplers
+
+1. `contrastive`, `dola` or `guidance` changes the scores.
+2. `logit_bias`, `allowed_token_ids`, `bad_words`, `min_tokens` and `no_repeat_ngram_size` allow, ban and shift tokens.
+3. `repetition_penalty` (prompt and output), `frequency_penalty` and `presence_penalty` (output), DRY and
+   `exponential_decay_length_penalty` change the logits.
+4. At temperature 0, the token with the highest logit is taken.
+5. Otherwise these samplers follow, and one token is drawn. `sampler_order` changes their order. `top_k` keeps ties.
+
+```text
+{order}
+```
+
+The noise of the draw depends on seed, choice, position and token alone. Logprobs describe the raw distribution unless
+the server runs with `--logprobs processed`. `beam_search` and `penalty_alpha` (contrastive search) choose tokens in
+other ways, and `best_of` chooses among answers: see [decoding](../../explanation/decoding.md) for all formulas.
+
+Special tokens that are written out in a prompt or a message count as special tokens, except in the texts around
+[a gap to fill](llama-cpp.md#filling-in-the-middle).
+
+### Speculation
+
+Speculation guesses tokens ahead and verifies several of them in one step. `speculation` sets it for one request; by
+default the server's `--speculation` holds. `GET /v1/capabilities` lists the methods. It works with all parameters
+except {not_speculated}. `speculation.verify` alone decides what it means for the answer:
+
+| `verify` | answer |
+|---|---|
+| `match`, the default | The same tokens and logprobs as without speculation, whatever the method. |
+| `rejection` | From the same distribution, but other tokens: the seed need not give the same answer again. |
+| `typical` | From another distribution, which favours guessed tokens (Medusa's typical acceptance). |
+
+After `rejection` or `typical`, the answer and all chunks have the property `verification`.
+
+`prediction` (OpenAI's predicted outputs) is a text that the answer will probably repeat, such as a file before a small
+change. Its tokens are drafts, so with `match` they never change the answer. It needs the method `prediction`, which is
+then the default, or `auto`.
+""",
+    "Fields of other servers": """\
+Requests written for these servers need not be changed. Most of their fields are fields of this server. Others are
+another name of one, such as `regex`, `json_schema`, `grammar`, `think`, `reasoning` and `include_reasoning`; the tables
+say so. Errors and warnings use the name that the client used. A request without a `model` gets the served one, and
+`warnings` says so.
+""",
+}
 
 
-def render_api() -> str:
-    """The whole page."""
-    parts = [_wrapped(_introduction()), *(part for route in ROUTES for part in _section(route))]
-    return "\n".join(parts).rstrip() + "\n"
+class ApiReference:
+    """Renders all pages."""
 
+    def __init__(self) -> None:
+        self.document = openapi_document()
+        self.components: Mapping[str, Any] = self.document["components"]["schemas"]
+        self.answer_objects = components(self.document).keys()
+        self.placement = Placement(self.components)
+        self.fields = {path: describe_fields(model, {}) for path, model in BODIES.items()}
+        self.groups: dict[tuple[type[RequestModel], str], FieldGroup] = {}
+        for path, model in BODIES.items():
+            for name in self.fields[path]:
+                if group := self._group_of(model, name):
+                    self.groups[model, name] = group
+        self._place_objects()
 
-def _foreign(support: str) -> list[str]:
-    """Fields of other servers that are treated in this way."""
-    return [name for name, field in describe_fields(ForeignFields, {}).items() if field.support == support]
+    def render(self) -> dict[Path, str]:
+        """Each page's path and text."""
+        pages = {page: "\n".join([*self._page(page), *self._end(page.name)]) for page in PAGES}
+        texts = {
+            API / f"{page.name}.md": with_generated(API / f"{page.name}.md", text.rstrip() + "\n")
+            if page.is_written
+            else NOTE + text.rstrip() + "\n"
+            for page, text in pages.items()
+        }
+        fields = "\n".join([FIELDS_INTRODUCTION, *self._end(FIELDS)])
+        shared = "\n".join([OBJECTS_INTRODUCTION, *self._end(OBJECTS)])
+        texts[API / "index.md"] = NOTE + self._index()
+        texts[API / f"{FIELDS}.md"] = NOTE + fields.rstrip() + "\n"
+        texts[API / f"{OBJECTS}.md"] = NOTE + shared.rstrip() + "\n"
+        return texts
 
+    def _index(self) -> str:
+        of_model = [name for name, facts in facts_of(DecodingSettings).items() if facts.of_model is not None]
+        rows = [
+            (f"[`{title_of(route)}`]({page.name}.md#{anchor(title_of(route))})", summary_of(route))
+            for page in PAGES
+            for route in self._routes(page)
+        ]
+        text = INDEX.format(
+            endpoints=table(("endpoint", "description"), rows),
+            depth=MAX_DEPTH,
+            max_notices=MAX_NOTICES,
+            max_answer=MAX_ANSWER_MIB,
+            model_defaults=code([*of_model, "max_tokens"]),
+            open=code(sorted(OPEN_PATHS), " and "),
+        )
+        return wrapped(text)
 
-def _introduction() -> str:
-    of_model = [name for name, facts in facts_of(DecodingSettings).items() if facts.of_model is not None]
-    return INTRODUCTION.format(
-        endpoints=_endpoints(),
-        depth=MAX_DEPTH,
-        max_notices=MAX_NOTICES,
-        max_answer=MAX_ANSWER_MIB,
-        model_defaults=_code([*of_model, "max_tokens"]),
-        foreign_hints=_code(_foreign("hint")),
-        foreign_refused=_code(_foreign("refused")),
-        open=_code(sorted(OPEN_PATHS)),
-        order=_code(SAMPLER_ORDER, last=", "),
-        not_speculated=_code(describe_fields(ChatCompletionRequest, {})["speculation"].excludes),
-        errors=_error_table(),
-        keepalive=Settings.model_fields["keepalive_s"].default,
-        error_body=answer_table(schema_of(ErrorBody)),
-    )
+    # Placement
 
+    def _group_of(self, model: type[RequestModel], name: str) -> FieldGroup | None:
+        """The group that describes a field, if other requests have the same field; the most special of several."""
+        owner = _owner(model, name)
+        found = [group for group in GROUPS if owner in group.model.__mro__ and issubclass(owner, RequestModel)]
+        shared = [
+            other
+            for other in BODIES.values()
+            if other is not model and name in _names(other) and _owner(other, name) is owner
+        ]
+        if not shared:
+            return None
+        if not found:
+            raise SystemExit(
+                f"docs/api_pages.py needs a group for the shared fields of {owner.__qualname__}, such as {name}"
+            )
+        return min(found, key=lambda group: len(group.model.__mro__))
 
-def _endpoints() -> str:
-    lines = ["| endpoint | | errors |", "|---|---|---|"]
-    for route in ROUTES:
-        errors = ", ".join(str(status) for status in route.responses if status != 200)
-        lines.append(f"| `{_title(route)}` | {_summary(route)} | {errors} |")
-    return "\n".join([*lines, ""])
+    @cached_property
+    def _page_of_group(self) -> dict[str, str]:
+        """The page that describes a group: the page of its requests, or the page of shared fields."""
+        page_of_path = {route.path: page.name for page in PAGES for route in self._routes(page)}
+        pages: dict[str, set[str]] = {}
+        for path, model in BODIES.items():
+            for name in self.fields[path]:
+                if group := self.groups.get((model, name)):
+                    pages.setdefault(group.title, set()).add(page_of_path[path])
+        return {title: next(iter(found)) if len(found) == 1 else FIELDS for title, found in pages.items()}
 
+    def _place_objects(self) -> None:
+        """Tell the placement which schemas each page shows."""
+        for page in PAGES:
+            for route in self._routes(page):
+                for name in self._own_fields(route):
+                    self.placement.add(page.name, self._schema(BODIES[route.path], name))
+                for schema in _answers(route):
+                    self.placement.add(page.name, schema)
+        for title, page_name in self._page_of_group.items():
+            for schema in self._fields_of_group(title)[1].values():
+                self.placement.add(page_name, schema)
 
-def _error_table() -> str:
-    """All errors that there are, by status; those of one status that have several types in the words of each."""
-    by_type: dict[tuple[int, str], type[ApiError]] = {}
-    for error in _errors(ApiError):
-        by_type.setdefault((error.status, error_type(error)), error)
-    num_types = Counter(status for status, _ in by_type)
-    lines = ["| status | type | when | headers |", "|---|---|---|---|"]
-    for (status, name), error in sorted(by_type.items(), key=lambda entry: entry[0][0]):
-        when = ERRORS[status] if num_types[status] == 1 else inspect.getdoc(error)
-        headers = "<br>".join(f"`{name}: {value}`" for name, value in _headers(error).items())
-        lines.append(f"| {status} | `{name}` | {when} | {headers} |")
-    return "\n".join([*lines, ""])
+    @staticmethod
+    def _routes(page: ApiPage) -> list[APIRoute]:
+        def belongs(path: str) -> bool:
+            return any(path == one or (one.endswith("*") and path.startswith(one[:-1])) for one in page.paths)
 
+        return [route for route in ROUTES if belongs(route.path)]
 
-def _errors(error: type[ApiError]) -> Iterator[type[ApiError]]:
-    """Those that are raised, which the private ones are not."""
-    for kind in error.__subclasses__():
-        if not kind.__name__.startswith("_"):
-            yield kind
-        yield from _errors(kind)
+    def _schema(self, model: type[RequestModel], name: str) -> Any:
+        return self.components[model.__name__]["properties"][name]
 
+    def _body(self, route: APIRoute) -> type[RequestModel] | None:
+        return BODIES.get(route.path) if "requestBody" in (route.openapi_extra or {}) else None
 
-def _headers(error: type[ApiError]) -> dict[str, str]:
-    needed = [one for one in inspect.signature(error).parameters.values() if one.default is one.empty]
-    texts = ["..." for one in needed if one.kind is not one.KEYWORD_ONLY]
-    numbers = {one.name: 1.0 for one in needed if one.kind is one.KEYWORD_ONLY}
-    return dict(error(*texts, **numbers).headers)
+    def _own_fields(self, route: APIRoute) -> dict[str, FieldCapability]:
+        """The fields of a request that are described at its endpoint."""
+        model = self._body(route)
+        fields = self.fields[route.path] if model else {}
+        return {name: field for name, field in fields.items() if (model, name) not in self.groups}
 
+    def _fields_of_group(self, title: str) -> tuple[dict[str, FieldCapability], dict[str, Any]]:
+        """The fields of a group, with what excludes them in any request, and their schemas."""
+        fields: dict[str, FieldCapability] = {}
+        schemas: dict[str, Any] = {}
+        for path, model in BODIES.items():
+            for name, field in self.fields[path].items():
+                if (group := self.groups.get((model, name))) is None or group.title != title:
+                    continue
+                known = fields.get(name, field)
+                fields[name] = msgspec.structs.replace(
+                    known, excludes=list(dict.fromkeys([*known.excludes, *field.excludes]))
+                )
+                schemas.setdefault(name, self._schema(model, name))
+        return fields, schemas
 
-def _section(route: APIRoute) -> Iterator[str]:
-    """One endpoint: its request and its answer."""
-    yield f"## {_title(route)}\n"
-    yield f"{_summary(route)}\n"
-    takes_body = "requestBody" in (route.openapi_extra or {})
-    if takes_body and (request := BODIES.get(route.path)):
-        yield from _request(request)
-    yield from _answers(route.responses.get(200, {}).get("content", {}))
+    # Rendering
 
+    def _tables(self, page: str) -> SchemaTables:
+        def link(reference: str) -> str:
+            name = name_in(reference)
+            place = self.placement.page_of(name)
+            shown = self._shown(name)
+            return f"[{shown}]({'' if place == page else f'{place}.md'}#{anchor(shown)})"
 
-def _answers(content: Mapping[str, Any]) -> Iterator[str]:
-    """The answer in each of its forms, and the events of its stream where they are something else."""
-    answer = content.get("application/json", {}).get("schema")
-    if answer is None:
-        return
-    forms = answer.get("anyOf", [answer])
-    for one in forms:
-        entry = one.get("items", one)
-        if "$ref" not in entry or (entry is not one and entry in forms):
-            continue  # another form's description says when there is this one
-        if entry is not one:
-            when = "To `texts`, the" if len(forms) > 1 else "The"
-            yield f"{when} answer is an array, of which each entry has:\n"
+        def purpose(reference: str) -> str:
+            return _first_sentence(self.components[name_in(reference)].get("description", ""))
+
+        return SchemaTables(self.placement.expand, link, purpose)
+
+    def _shown(self, name: str) -> str:
+        """An object's name; of several with one name on a page, the OpenAPI document's name has the module."""
+        *modules, short = name.split("__")
+        page = self.placement.page_of(name)
+        alike = [other for other in self.placement.sections(page) if other.split("__")[-1] == short]
+        return short if len(alike) == 1 else f"{short} ({modules[-2]})"
+
+    def _page(self, page: ApiPage) -> Iterator[str]:
+        routes = self._routes(page)
+        shown_at_top = None
+        if not page.is_written:
+            shown_at_top = next(title_of(route) for route in routes if title_of(route) in EXAMPLES)
+            yield f"# {page.title}\n\n{page.purpose}\n\n{_example(shown_at_top)}"
+        for route in routes:
+            yield from self._section(page, route, has_example=title_of(route) != shown_at_top)
+
+    def _section(self, page: ApiPage, route: APIRoute, *, has_example: bool) -> Iterator[str]:
+        """One endpoint: its request and its answer."""
+        title = title_of(route)
+        tables = self._tables(page.name)
+        yield f"## {title}\n\n{summary_of(route)}\n"
+        if has_example and title in EXAMPLES:
+            yield _example(title)
+        for query in _queries(route):
+            yield "Query parameters:\n"
+            yield tables.object_of_a_request(query.model_json_schema())
+        if model := self._body(route):
+            yield from self._request(page.name, route.path, model)
+        yield from self._answer(tables, route)
+        errors = [str(status) for status in route.responses if status != 200]
+        if errors:
+            yield f"[Errors](../errors.md): {', '.join(sorted(errors))}.\n"
+
+    def _request(self, page: str, path: str, model: type[RequestModel]) -> Iterator[str]:
+        own, groups = dict[str, FieldCapability](), dict[str, list[str]]()
+        lineage = list(model.__mro__)
+        ordered = sorted(
+            self.fields[path].items(), key=lambda item: (not item[1].required, lineage.index(_owner(model, item[0])))
+        )
+        for name, field in ordered:
+            if group := self.groups.get((model, name)):
+                groups.setdefault(group.title, []).append(name)
+            else:
+                own[name] = field
+        if own:
+            yield "Fields:\n"
+            yield self._tables(page).request(own, {name: self._schema(model, name) for name in own})
+        if groups:
+            rows = []
+            for title, names in groups.items():
+                place = self._page_of_group[title]
+                rows.append((f"[{title}]({'' if place == page else f'{place}.md'}#{anchor(title)})", code(names)))
+            yield "Shared fields:\n"
+            yield table(("described in", "fields"), rows)
+
+    def _answer(self, tables: SchemaTables, route: APIRoute) -> Iterator[str]:
+        """The answer in each of its forms, and the events of its stream where they have another form."""
+        content = route.responses.get(200, {}).get("content", {})
+        answer = content.get("application/json", {}).get("schema")
+        if answer is None:
+            return
+        forms = answer.get("anyOf", [answer])
+        tabled = [form for form in forms if "$ref" in form and not self.placement.has_section(name_in(form["$ref"]))]
+        linked = [form for form in forms if form not in tabled]
+        if linked:
+            yield f"{'The answer' if not tabled else 'Or the answer'} is {tables.values({'anyOf': linked})}.\n"
+        for form in tabled:
+            yield "The answer:\n"
+            yield tables.answer(form)
+        event = content.get("text/event-stream", {}).get("x-event-schema", answer)
+        if event == answer:
+            return
+        if "$ref" in event and not self.placement.has_section(name_in(event["$ref"])):
+            yield "Each event of a stream:\n"
+            yield tables.answer(event)
         else:
-            yield f"The answer{_form(one)}:\n"
-        yield answer_table(entry)
-    event = content.get("text/event-stream", {}).get("x-event-schema", answer)
-    if event != answer:
-        yield "Each event of a stream:\n"
-        yield answer_table(event)
+            yield f"Each event of a stream is {tables.values(event)}.\n"
+
+    def _end(self, page: str) -> Iterator[str]:
+        """The groups of fields and the objects that have their place on a page."""
+        tables = self._tables(page)
+        for group in GROUPS:
+            if self._page_of_group.get(group.title) != page:
+                continue
+            fields, schemas = self._fields_of_group(group.title)
+            yield f"## {group.title}\n\n{group.purpose}\n"
+            yield tables.request(fields, schemas)
+            if group.title in AFTER_GROUP:
+                yield f"{wrapped(self._filled(AFTER_GROUP[group.title])).rstrip()}\n"
+        if names := self.placement.sections(page):
+            if page != OBJECTS:
+                yield "## Objects\n"
+            for name in names:
+                yield from self._object(tables, name, "##" if page == OBJECTS else "###")
+
+    def _object(self, tables: SchemaTables, name: str, heading: str) -> Iterator[str]:
+        schema = self.components[name]
+        purpose = " ".join(schema.get("description", "").split())
+        yield f"{heading} {self._shown(name)}\n\n{purpose}\n"
+        yield tables.answer(schema) if name in self.answer_objects else tables.object_of_a_request(schema)
+
+    @staticmethod
+    def _filled(text: str) -> str:
+        not_speculated = describe_fields(ChatCompletionRequest, {})["speculation"].excludes
+        return text.format(order=" → ".join(SAMPLER_ORDER), not_speculated=code(not_speculated, " and "))
 
 
-def _form(answer: Mapping[str, Any]) -> str:
-    """In which form it is, where there are several."""
-    return " in Anthropic's form" if answer in (schema_of(ModelInfo), schema_of(ModelPage)) else ""
-
-
-def _request(request: type[RequestModel]) -> Iterator[str]:
-    """Fields that are treated alike stand together."""
-    described = describe_fields(request, {})
-    for support, title in TREATMENTS.items():
-        if rows := {name: field for name, field in described.items() if field.support == support}:
-            yield f"{title}\n"
-            yield request_table(rows)
-    if refused := [name for name, field in described.items() if field.support == "refused"]:
-        yield f"Refused unless they ask for nothing: {', '.join(f'`{name}`' for name in refused)}.\n"
-
-
-def _title(route: APIRoute) -> str:
+def title_of(route: APIRoute) -> str:
+    """Method and path."""
     (method,) = route.methods
     return f"{method} {route.path}".replace(":path}", "}")
 
 
-def _summary(route: APIRoute) -> str:
+def summary_of(route: APIRoute) -> str:
+    """The description of an endpoint, in one line."""
     return " ".join((inspect.getdoc(route.endpoint) or "").split())
 
 
-def _wrapped(text: str) -> str:
-    """With the lines of paragraphs filled up; tables and headings stay as they are."""
+def anchor(heading: str) -> str:
+    """The anchor that Python-Markdown gives a heading."""
+    kept = "".join(character for character in heading.lower() if character.isalnum() or character in "_- ")
+    return "-".join(kept.replace("-", " ").split())
+
+
+def wrapped(text: str) -> str:
+    """The text with the lines of its paragraphs filled; tables, lists, code and headings stay as they are."""
     blocks = text.split("\n\n")
     return "\n\n".join(
-        block if block.startswith(("|", "#")) else textwrap.fill(block, WIDTH, break_on_hyphens=False)
+        block
+        if block.lstrip().startswith(("|", "#", "```", "1.", "-", "<"))
+        else textwrap.fill(block, WIDTH, break_on_hyphens=False, break_long_words=False)
         for block in blocks
     )
 
 
-def _code(names: Collection[str], last: str = " and ") -> str:
-    """Names in a sentence."""
-    *most, final = [f"`{name}`" for name in names]
-    return f"{', '.join(most)}{last}{final}" if most else final
+def _example(title: str) -> str:
+    example = f"```bash\n{EXAMPLES[title]}\n```\n"
+    if "$ID" not in example:
+        return example
+    whose = "an uploaded file" if title == "POST /v1/batches" else "the object, which the answer to its POST has"
+    return f"{example}\n`$ID` is the `id` of {whose}.\n"
+
+
+def _answers(route: APIRoute) -> Iterator[Any]:
+    for content in route.responses.get(200, {}).get("content", {}).values():
+        for key in ("schema", "x-event-schema"):
+            if key in content:
+                yield content[key]
+
+
+def _queries(route: APIRoute) -> list[type[Query]]:
+    """The models of an endpoint's query, which its function names."""
+    named = inspect.getclosurevars(inspect.unwrap(route.endpoint)).globals.values()
+    return [one for one in named if isinstance(one, type) and issubclass(one, Query)]
+
+
+def _names(model: type[RequestModel]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def _owner(model: type[RequestModel], name: str) -> type:
+    """The class that defines a field, which may be a base."""
+    attribute = next(own for own, field in model.model_fields.items() if (field.alias or own) == name)
+    return next(base for base in model.__mro__ if attribute in inspect.get_annotations(base))
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split("\n\n", maxsplit=1)[0].split())

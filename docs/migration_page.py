@@ -1,19 +1,15 @@
-"""The table of options in docs/migration.md, from the table that the command line uses."""
+"""The table of options in docs/how-to/migrate.md, from the table that the command line uses."""
 
-from pathlib import Path
-
-from monitoring_page import FROM_HERE, TO_HERE
+from marked_pages import DOCS, table, with_generated
 
 from server.cli.foreign_flags import FOREIGN, MODEL, Foreign, Needless, Translated
 
-PAGE = Path(__file__).parent / "migration.md"
+PAGE = DOCS / "how-to" / "migrate.md"
 
 
 def render_migration() -> str:
     """The page as it is, with the table of options between its marks."""
-    before, _, rest = PAGE.read_text().partition(FROM_HERE)
-    _, _, after = rest.partition(TO_HERE)
-    return f"{before}{FROM_HERE}{_options()}{TO_HERE}{after}"
+    return with_generated(PAGE, _options())
 
 
 def _options() -> str:
@@ -21,8 +17,8 @@ def _options() -> str:
     names: dict[Foreign, list[str]] = {}
     for name, foreign in FOREIGN.items():
         names.setdefault(foreign, []).append(f"`{name}`")
-    rows = [f"| {', '.join(group)} | {_treatment(foreign)} |" for foreign, group in names.items()]
-    return "\n".join(["| option | here |", "|---|---|", *rows, ""])
+    rows = [(", ".join(group), _treatment(foreign)) for foreign, group in names.items()]
+    return table(("option", "here"), rows)
 
 
 def _treatment(foreign: Foreign) -> str:

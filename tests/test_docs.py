@@ -18,13 +18,15 @@ from server.config import Settings
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FOLDERS = ("server", "scheduler", "model_runner", "bench", "tests", "docs", "deploy")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FAMILIES = {name.rpartition(".")[2] for name in families.LAYER_FAMILIES}
 """Classes of transformers."""
-OF_OTHERS = FAMILIES | {
+OF_OTHERS = {
+    *FAMILIES,
+    *(name.rpartition(".")[2] for name in families.MODEL_FAMILIES),
     *("ExpertsInterface", "HF_HOME", "PIP_EXTRA_INDEX_URL", "api.openai.com", "python_info"),
     *("router.epp.pluginsConfig", "router.modelServers.matchLabels", "kvEventsConfig", "discoverPods", "socketPort"),
     *("h_v", "p_j", "p_M", "serveConfigV2", "trust_remote_code"),
@@ -32,7 +34,7 @@ OF_OTHERS = FAMILIES | {
 }
 """Words in code spans and drawings that look like our names: other programs, hosts, symbols in formulas."""
 OPTIONS_OF_OTHERS = {
-    *("--help", "--index-url", "--network", "--num-cpus", "--profile"),
+    *("--help", "--index-url", "--upgrade", "--network", "--num-cpus", "--profile"),
     *("--build-arg", "--metrics-export-port"),
     *("--create-namespace", "--install", "--set"),
 }
@@ -43,22 +45,49 @@ _SPAN = re.compile(r"`([^`]+)`")
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 _PATH = re.compile(r"[\w*./-]*[\w*]\.(py|h|sh)|[\w*./-]+/")
 _CALL = re.compile(r"\b([a-z_]\w*)\(")
+API_PAGES = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
+MOST_WORDS = 6_000
 
 
-@pytest.fixture(params=PAGES, ids=lambda page: page.name)
+@pytest.fixture(params=PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def page(request: pytest.FixtureRequest) -> str:
     return request.param.read_text()
 
 
-def test_the_api_reference_is_up_to_date() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     check = [sys.executable, "docs/generate.py", "--check"]
     result = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("row", ["`messages[].content[].text`", "`choices[].stop_reason`", "405", "415", "504"])
-def test_the_api_reference_goes_into_depth(row: str) -> None:
-    assert f"\n| {row} |" in (ROOT / "docs" / "api.md").read_text()
+@pytest.mark.parametrize(
+    ("page", "row"),
+    [
+        ("api/chat-completions", "`choices[].stop_reason`"),
+        ("api/chat-completions", "`choices[].message.tool_calls[].id`"),
+        ("api/objects", "`content`"),
+        ("api/fields", "`beam_search.width`"),
+        ("errors", "405"),
+        ("errors", "504"),
+        ("errors", "`context_length_exceeded`"),
+        ("metrics", "`samewise:num_requests_waiting`"),
+    ],
+)
+def test_the_reference_goes_into_depth(page: str, row: str) -> None:
+    assert f"\n| {row} |" in (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+
+
+@pytest.mark.parametrize("page", API_PAGES, ids=lambda page: page.stem)
+def test_pages_of_the_api_begin_with_their_purpose_and_a_request(page: Path) -> None:
+    beginning = re.split(r"^## ", page.read_text(), maxsplit=1, flags=re.MULTILINE)[0]
+    purpose = re.search(r"^# .+\n\n[A-Z`].+(\n.+)*[.:]\n\n", beginning, re.MULTILINE)
+    assert purpose, "no sentence below the title"
+    assert any(language in ("bash", "sh", "python") for language, _ in _FENCED.findall(beginning)), "no example"
+
+
+def test_no_page_of_the_reference_is_long() -> None:
+    pages = (ROOT / "docs" / "reference").rglob("*.md")
+    assert {page.name: words for page in pages if (words := len(page.read_text().split())) > MOST_WORDS} == {}
 
 
 def test_names_and_paths_in_pages_exist(page: str) -> None:
@@ -79,10 +108,10 @@ def test_code_in_pages_is_quoted() -> None:
                 assert any(_unindented(block) in _unindented(source.read_text()) for source in SOURCES), block
 
 
-def test_the_table_of_families_is_the_code_s() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    layers = re.findall(r"^\|.*\| `(\w+DecoderLayer)` \|", page, re.MULTILINE)
-    assert sorted(layers) == sorted(FAMILIES)
+def test_tables_of_families_are_the_code_s() -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        if layers := re.findall(r"^\|.*\| `(\w+DecoderLayer)` \|", page.read_text(), re.MULTILINE):
+            assert sorted(layers) == sorted(FAMILIES), page
 
 
 def test_links_in_pages_lead_somewhere() -> None:
@@ -175,5 +204,11 @@ def _unindented(code: str) -> str:
 
 
 def _anchors(page: str) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """The anchors of headings, as the site has them: of several alike, all but the first end with a number."""
+    anchors: list[str] = []
+    for heading in re.findall(r"^#+ (.+)$", _FENCED.sub("", page), re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        anchor = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+        alike = sum(re.fullmatch(rf"{re.escape(anchor)}(_\d+)?", other) is not None for other in anchors)
+        anchors.append(f"{anchor}_{alike}" if alike else anchor)
+    return set(anchors)

@@ -66,7 +66,10 @@ class Refused:
 
 
 Foreign = Translated | Needless | Refused
-_PARALLEL = "A model runs on one device here; for more throughput run replicas, see docs/ray.md and docs/kubernetes.md."
+_PARALLEL = (
+    "A model runs on one device here; for more throughput run replicas, see docs/how-to/ray.md and "
+    "docs/how-to/kubernetes.md."
+)
 _PER_REQUEST = "Send it with each request, or put it into the model's generation_config.json."
 _ADAPTERS = "Adapters are not supported: merge them into the model's weights."
 _IMAGES = "Images are not supported."

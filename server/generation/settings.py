@@ -1,6 +1,6 @@
 """Decoding settings: one table of all fields that control how tokens are chosen, with their facts.
 
-Names, ranges and defaults follow OpenAI, otherwise vLLM, transformers and llama.cpp. docs/decoding.md explains them.
+Names, ranges and defaults follow OpenAI, otherwise vLLM, transformers and llama.cpp: docs/explanation/decoding.md.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""Replicas on Ray Serve: `serve run server.ray.application:build`. docs/ray.md explains the setup."""
+"""Replicas on Ray Serve: `serve run server.ray.application:build`. docs/how-to/ray.md explains the setup."""

@@ -231,7 +231,7 @@ def test_every_value_has_a_type_a_default_and_a_use() -> None:
 
 
 def test_the_page_lists_the_values_files() -> None:
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
     assert sorted(re.findall(r"^\| `(.*-values\.yaml)` \|", page, re.MULTILINE)) == [file.name for file in VALUES_FILES]
 
 

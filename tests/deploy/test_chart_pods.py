@@ -14,7 +14,7 @@ from server.config import PREFIX
 from tests.deploy.chart import ROOT, container_of, render, render_one, render_pod, variables_of
 from tests.deploy.test_docker import RUNTIME, image_environment
 
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
 
 
 def drain(seconds: float, **values: Any) -> dict[str, Any]:

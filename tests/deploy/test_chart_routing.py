@@ -12,14 +12,14 @@ from server.config import Settings
 from server.http.auth import key_in
 from tests.deploy.chart import CHART, ROOT, container_of, read_values, render, render_one, render_pod, variables_of
 
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
 KEDA = {"type": "keda", "keda": {"prometheusAddress": "http://prometheus:9090"}}
 
 
 @pytest.fixture(scope="module")
 def metrics() -> set[str]:
     """The names in what the server answers, of which docs/generate.py makes the table."""
-    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     names = re.findall(r"^\| `(samewise:\w+)` \|", pages, re.MULTILINE)
     assert len(names) > 30
     return set(names)

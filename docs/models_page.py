@@ -1,0 +1,154 @@
+"""The page docs/reference/models.md, from the table of model families and the quantised checkpoints that load."""
+
+from collections.abc import Iterator
+
+from marked_pages import code, table
+
+from model_runner.gguf.architectures import ARCHITECTURES
+from model_runner.models.checkpoint_quantization import _METHODS as METHODS
+from model_runner.models.families import LAYER_FAMILIES, MODEL_FAMILIES, LayerFamily
+
+PAGE = """\
+<!-- docs/generate.py writes this page -->
+
+# Supported models
+
+Samewise serves decoder-only language models that transformers knows, from a folder, a GGUF file or the Hugging Face
+hub. The start refuses a model that it cannot serve exactly, with a reason, before any weight is loaded.
+
+```bash
+samewise serve Qwen/Qwen3-0.6B          # from the hub
+samewise serve ./my-model               # a folder with config.json, tokenizer and safetensors
+samewise serve ./my-model-Q4_K_M.gguf   # a GGUF file
+```
+
+`GET /v1/capabilities` says what the running model can do: generate, chat, call tools, reason, embed or score.
+
+## Families with native kernels
+
+On CPU, these layers run as one operator, and a step of these models is one native call
+([how](../explanation/architecture/models.md#native-layers)). The names are classes of transformers; `config.json` has
+the model's class in `architectures`.
+
+{families}
+A layer with an activation other than SiLU or GELU (tanh form), with experts in several groups or with attention in both
+directions runs as other families do.
+
+## Other families
+
+A decoder-only model outside this table runs its own transformers modules, with the server's attention, int8 or int4
+linear layers and experts. It gives the same guarantees and is slower. These are refused:
+
+| model | reason |
+|---|---|
+| encoder-decoder, such as T5 | The scheduler has no encoder step. |
+| layers other than full or sliding attention, such as Mamba | The paged KV cache holds keys and values only. |
+| rotary scaling that depends on the longest request, such as `dynamic` | The same request would get other answers. |
+| attention that transformers does not let a server replace | Its keys and values cannot be paged. |
+| images and audio | Only text is read. A multimodal model is served for its text. |
+
+## Quantised checkpoints
+
+| format | served as | needs |
+|---|---|---|
+{formats}
+
+`--quantization` then chooses the type of the weights in memory: [settings](settings.md#quantization).
+
+## GGUF files
+
+If a model has several parts, name one of them. A key or tensor that the server does not use is an error that names it.
+Files with these values of `general.architecture` are read:
+
+{gguf}
+
+## Embedding and scoring models
+
+A model with a sentence-transformers configuration (`modules.json`) embeds with its pooling. A model with a
+classification head, or a reranker that answers yes or no, scores: see [embeddings](api/embeddings.md).
+"""
+NAMES = {
+    "Cwm": "CWM",
+    "Dots1": "dots.llm1",
+    "Emu3": "Emu3 (text)",
+    "Exaone4": "EXAONE 4",
+    "Gemma": "Gemma",
+    "Gemma2": "Gemma 2",
+    "Gemma3": "Gemma 3 (text)",
+    "Granite": "Granite 3",
+    "GraniteMoe": "Granite 3 MoE",
+    "GraniteMoeHybrid": "Granite 4 without Mamba layers",
+    "GraniteMoeShared": "Granite MoE with shared experts",
+    "HyperCLOVAX": "HyperCLOVA X",
+    "Llama": "Llama, InternLM 3, IQuest-Coder, SmolLM 1 and 2",
+    "Mellum": "Mellum 2",
+    "Ministral": "Ministral",
+    "Mistral": "Mistral",
+    "Mixtral": "Mixtral",
+    "Phi3": "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
+    "Phi4Multimodal": "Phi-4-multimodal (text)",
+    "Qwen2": "Qwen2, Qwen2.5",
+    "Qwen2Moe": "Qwen2-MoE, Qwen1.5-MoE",
+    "Qwen3": "Qwen3",
+    "Qwen3Moe": "Qwen3-MoE",
+    "SeedOss": "Seed-OSS",
+    "SmolLM3": "SmolLM3",
+    "SolarOpen": "Solar Open",
+    "VaultGemma": "VaultGemma",
+}
+
+
+def render_models() -> str:
+    """The page."""
+    layers = {name.rpartition(".")[2].removesuffix("DecoderLayer"): family for name, family in LAYER_FAMILIES.items()}
+    if layers.keys() != NAMES.keys():
+        raise SystemExit(f"docs/models_page.py: NAMES and the families differ in {layers.keys() ^ NAMES.keys()}")
+    rows = [
+        (
+            NAMES[prefix],
+            ", ".join(f"`{name}`" for name in _model_classes(prefix)),
+            f"`{prefix}DecoderLayer`",
+            "; ".join(_variations(layers[prefix])) or "none",
+        )
+        for prefix in sorted(NAMES, key=lambda prefix: NAMES[prefix].lower())
+    ]
+    formats = "\n".join(
+        f"| {method.name} | {'plain weights' if method.dequantizes else 'stored weights, on CUDA with `--no-exact`'} | "
+        f"{_needs(method.needs if method.dequantizes else method.kernels or ())} |"
+        for method in METHODS.values()
+    )
+    return PAGE.format(
+        families=table(("family", "model class", "layer class", "supported beyond Llama's layer"), rows),
+        formats=formats,
+        gguf=code(sorted(ARCHITECTURES), " and "),
+    )
+
+
+def _model_classes(prefix: str) -> Iterator[str]:
+    for name in MODEL_FAMILIES:
+        plain = name.rpartition(".")[2]
+        if plain in (f"{prefix}ForCausalLM", f"{prefix}ForConditionalGeneration"):
+            yield plain
+
+
+def _variations(family: LayerFamily) -> list[str]:
+    """The features of a family's layers that Llama's layers do not have."""
+    plain, norms, mixture = LayerFamily(), family.norms, family.mixture
+    shared = " and a shared MLP" if mixture is not None and mixture.gate_up else ""
+    features = {
+        "norms on queries and keys": norms.query is not None,
+        "norms after attention and MLP instead of before": norms.attention is None,
+        "further norms after attention and MLP": norms.attention is not None and norms.mlp_post is not None,
+        "norm factor 1 + weight": family.norm_adds_one,
+        "sliding window": family.window is not plain.window,
+        "soft cap on attention": family.softcap is not plain.softcap,
+        "layers without positions": family.uses_rotary is not plain.uses_rotary,
+        "scaled residuals": family.residual_scale is not plain.residual_scale,
+        "merged qkv weights": len(family.qkv) == 1,
+        f"experts{shared}": mixture is not None,
+    }
+    return [name for name, is_there in features.items() if is_there]
+
+
+def _needs(packages: tuple[str, ...]) -> str:
+    return ", ".join(f"`{package.replace('_', '-')}`" for package in packages) or "nothing"
