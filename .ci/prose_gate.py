@@ -37,7 +37,7 @@ SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
 NOT_PROSE = re.compile(r"^(```.*?^```|<!--.*?-->|---\n.*?^---|[ \t]*\|.*?|#.*?)$", re.MULTILINE | re.DOTALL)
 NEW_BLOCK = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+")
 MARKER = re.compile(r"^\s*(?:[-*]|\d+\.)\s")
-CODE = re.compile(r"`[^`]*`|\]\([^)]*\)")
+CODE = re.compile(r"(?:`[^`]*`|\]\([^)]*\))(?:, (?:and |or )?`[^`]*`)*")
 
 
 def complaints_about(path: Path) -> Iterator[str]:

@@ -41,6 +41,6 @@ def _fields(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _value(field: dict[str, Any]) -> dict[str, Any]:
-    """What the YAML file may say: without the default, which the server knows, and a list also as one text."""
+    """The schema of one setting in the YAML file: without a default, and a list may also be one text."""
     kept = {key: value for key, value in field.items() if key not in ("title", "default")}
     return kept | {"type": ["array", "string"]} if kept.get("type") == "array" else kept

@@ -135,8 +135,9 @@ class Settings(BaseSettings):
     )
     policy: Policy = Field(
         "fcfs",
-        description="Order of waiting requests: fcfs (first come, first served), priority (the lower `priority` of a "
-        "request, the sooner), or fair (equal shares for API keys, and for the `cache_salt` values of each key).",
+        description="Order of waiting requests: fcfs (first come, first served), priority, or fair. With priority, the "
+        "lowest `priority` of a request is first. With fair, API keys get equal shares, as do the `cache_salt` values "
+        "of each key.",
     )
     max_waiting: int = Field(
         1024,
