@@ -71,7 +71,7 @@ def test_a_server_that_is_open_to_everyone_says_so(arguments: list[str], address
 @pytest.mark.usefixtures("embedded_folder")
 def test_an_engine_that_fails() -> None:
     message = last_line(serve("--port", "0", "--kv-cache-gib", "0.0005"))
-    assert message.startswith("error: The engine did not start: a KV cache of 524.3 KiB")
+    assert message.startswith("error: The engine did not start: the KV cache of 524.3 KiB")
 
 
 @pytest.mark.embedded

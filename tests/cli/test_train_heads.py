@@ -62,7 +62,7 @@ def test_heads_that_begin_with_others_and_take_more(folder: Path, tmp_path: Path
     wider = (*flags, "--output", second, "--layers", "2", "--features", "last,1")
     code, text = run(str(folder), *wider, "--begin-with", first)
     assert code == 1
-    assert "take layers.0" in text
+    assert "use layers.0" in text
     code, text = run(str(folder), *wider[:-1], "last,0", "--begin-with", first)
     assert code == 0, text
     assert load_heads(tmp_path / "second", TargetShape.of(load_config(folder))).needs == ("last", "layers.0")
@@ -74,8 +74,8 @@ def test_heads_that_begin_with_others_and_take_more(folder: Path, tmp_path: Path
         (("--features", "2,x"), "joined by commas"),
         (("--features", "1,1"), "joined by commas"),
         (("--features", "99"), "layer 99"),
-        (("--kind", "medusa", "--features", "1"), "Medusa heads take"),
-        (("--kind", "eagle3", "--begin-with", "."), "only Hydra heads"),
+        (("--kind", "medusa", "--features", "1"), "Medusa heads only use"),
+        (("--kind", "eagle3", "--begin-with", "."), "only hydra heads can"),
     ],
 )
 def test_settings_that_do_not_go_together(folder: Path, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:

@@ -116,7 +116,7 @@ def test_what_was_learnt_is_used_and_a_killed_learner_is_not_missed(
     before = harness.run(harness.engine(), requests(Speculation("hydra", 4)))
     learner.wait_heads()
     assert learner.checkpoints == [learnt]
-    assert [one for one in caplog.messages if "passed over" in one and "heads-00000005" in one]
+    assert [one for one in caplog.messages if "Skipping" in one and "heads-00000005" in one]
     after = harness.run(harness.engine(), requests(Speculation("hydra", 4)))
     assert not learner.link._fresh  # they are in use
     assert same(before, expected)

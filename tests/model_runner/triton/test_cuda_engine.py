@@ -84,7 +84,7 @@ def test_in_a_crowd_by_the_definition(harness: CudaHarness, alone: Answers, monk
 def test_without_graphs_and_with_no_token_found_beforehand(
     harness: CudaHarness, alone: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness.runner, "_picks_ahead", False)
+    monkeypatch.setattr(harness.runner, "_presamples", False)
     with harness.without_graphs():
         assert same(harness.run(harness.engine(), REQUESTS), alone)
 

@@ -77,7 +77,7 @@ async def test_answers_are_finished_before_the_end(locked_server: Server, visits
     assert await asyncio.to_thread(locked_server.terminate) == 0
     await expect(chat.shown).to_have_text(whole, use_inner_text=True)
     visits.problems.clear()  # that nobody answers any more
-    assert "Ending" in locked_server.log
+    assert "Draining" in locked_server.log
     assert not re.search(f"pumpernickel|{KEY}|ERROR|Traceback", locked_server.log)
 
 
