@@ -202,7 +202,8 @@ def _add_tokens(file: GgufFile, tokenizer: Tokenizer, tokens: Sequence[str]) -> 
     """Tokens that are found in text whole."""
     special = {_CONTROL: True, _UNKNOWN: True, _USER_DEFINED: False}
     added = [
-        AddedToken(token, normalized=False, special=special[kind])
+        # Spaces are found as Gemma's tokens of several spaces after the normalizer has spelled them so.
+        AddedToken(token, normalized=set(token) == {_SPACE}, special=special[kind])
         for token, kind in zip(tokens, _types(file), strict=True)
         if kind in special and token
     ]

@@ -419,6 +419,28 @@ def test_the_embedded_models_text_is_split_as_its_publisher_does(embedded_folder
         assert converted.encode(text).ids == true.encode(text).ids
 
 
+def test_spaces_are_the_longest_tokens_of_spaces_in_gemmas_files(tmp_path: Path) -> None:
+    """As sentencepiece finds symbols that its user defined; llama.cpp's server gives the same tokens."""
+    words = {"<unk>": 2, "<s>": 3, "</s>": 3, "a": 1, "▁": 1, "  ": 4, "   ": 4, " " * 7: 4}
+    config = make_config("gemma3")
+    config.vocab_size = len(words)
+    contents = contents_of(config)
+    contents.keys |= {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(words),
+        "tokenizer.ggml.token_type": list(words.values()),
+        "tokenizer.ggml.scores": [-1000.0] * len(words),
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    contents.keys = {key: value for key, value in contents.keys.items() if key != "tokenizer.ggml.merges"}
+    convert_gguf(contents.write(tmp_path / "model.gguf"), tmp_path / "converted")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "converted" / "tokenizer.json"))
+    encoded = tokenizer.encode("a" + " " * 12 + "a a", add_special_tokens=False)
+    assert [len(token) for token in encoded.tokens] == [1, 7, 3, 2, 1, 1, 1]
+    assert tokenizer.decode(encoded.ids) == "a" + " " * 12 + "a a"
+
+
 # -- files that are refused --------------------------------------------------------------------------------------------
 
 
