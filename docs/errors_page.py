@@ -49,8 +49,9 @@ a server that does not start, see [troubleshooting](../how-to/troubleshooting.md
 ## Statuses
 
 {statuses}
-An unknown path gets 404 and a wrong method 405, on every path. A 500 or 503 says nothing about the request itself: the
-same request may be sent again.
+An unknown path gets 404 and a wrong method 405, on every path. A host or an origin that is not allowed gets 403: see
+[browsers](../how-to/operate.md#browsers). A 503 says nothing about the request itself: send it again. A 500 is a bug of
+the server, which the same request may meet again.
 
 ## Codes
 
