@@ -39,9 +39,6 @@ from server.engine.messages import (
 from server.logs import configure_logging
 from server.text.tokenizer import Tokenizer
 
-_ALLOCATOR, _OLD_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-
-
 DEFAULT_FACTORY = "server.engine.worker:load_engine"
 
 PARENT_CHECK_MS = 1000
