@@ -48,20 +48,19 @@ class Parameter:
 
 def check_formats(file: GgufFile) -> None:
     """Raise UnsupportedModelError unless every tensor is in a format that can be unpacked, and whole in its file."""
-    unknown: dict[int, list[str]] = {}
-    sizes = {tensor.file: tensor.file.stat().st_size for tensor in file.tensors.values()}
+    formats = {tensor.block_format for tensor in file.tensors.values()}
+    if unknown := sorted(number for number in formats if not _can_unpack(number)):
+        names = [name for name, tensor in file.tensors.items() if tensor.block_format == unknown[0]]
+        raise UnsupportedModelError(f"it has tensors in a block format that is not known ({unknown[0]}): {few(names)}")
+    sizes = {part: part.stat().st_size for part in {tensor.file for tensor in file.tensors.values()}}
     for name, tensor in file.tensors.items():
-        if not _can_unpack(tensor.block_format):
-            unknown.setdefault(tensor.block_format, []).append(name)
-        elif tensor.shape and tensor.shape[-1] % _block(tensor)[0]:
+        if tensor.shape and tensor.shape[-1] % _block(tensor)[0]:
             raise UnsupportedModelError(f"the rows of its tensor {name} are no whole blocks: {list(tensor.shape)}")
-        elif tensor.offset + _num_bytes(tensor) > sizes[tensor.file]:
+        if (end := tensor.offset + _num_bytes(tensor)) > sizes[tensor.file]:
             raise UnsupportedModelError(
                 f"{tensor.file.name} ends before the weights of {name} do: it has {sizes[tensor.file]:,} bytes, and "
-                f"needs {tensor.offset + _num_bytes(tensor):,}; download it again"
+                f"needs {end:,}; download it again"
             )
-    for number, names in unknown.items():
-        raise UnsupportedModelError(f"it has tensors in a block format that is not known ({number}): {few(names)}")
 
 
 def read_tensor(tensor: GgufTensor) -> Array:
@@ -136,8 +135,8 @@ def _can_unpack(number: int) -> bool:
 
 def _block(tensor: GgufTensor) -> tuple[int, int]:
     """Weights and bytes of a block."""
-    weights, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.block_format)]
-    return weights, num_bytes
+    sizes: tuple[int, int] = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.block_format)]
+    return sizes
 
 
 def _num_bytes(tensor: GgufTensor) -> int:
