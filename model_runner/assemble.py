@@ -5,12 +5,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
@@ -330,7 +330,7 @@ def _describe(
         kernels=platform.kernels,
         rows=platform.rows,
         hardware=platform.hardware,
-        software=f"torch {torch.__version__}, transformers {transformers.__version__}",
+        software=f"torch {torch.__version__}, transformers {version('transformers')}",
         hidden_size=shape.hidden,
         num_early_exits=num_early_exits,
     )

@@ -19,10 +19,11 @@ from model_runner.kernels.triton.norm import add_and_norm, rms_norm
 from model_runner.kernels.triton.rotary import rotate_and_write
 from model_runner.kv_cache import KVCache
 from model_runner.models.cuda_linear import GROUPED_EXPERTS_NAME, MakeProduct, grouped_experts
-from model_runner.models.decoder_form import DecoderForm, replace_recognised
+from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.features import decoder_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, paged_attention
 from model_runner.models.parameters import Linear
+from model_runner.models.recognition import replace_recognised
 
 
 class CacheAttention(Protocol):

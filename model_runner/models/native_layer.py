@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsForm, activation_of, replace_recognised
-from model_runner.models.experts import has_usual_gate
-from model_runner.models.hf_attention import StepAttention
+from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsForm
 from model_runner.models.packed import NativePacker
-from model_runner.models.parameters import DenseMatrix, Linear
+from model_runner.models.parameters import Linear
+
+if TYPE_CHECKING:
+    from model_runner.models.hf_attention import StepAttention
 
 _ACTIVATIONS: dict[Activation, str] = {"silu": "SW_SILU", "gelu_tanh": "SW_GELU_TANH"}
 _SCORINGS = {"softmax": "SW_SOFTMAX", "sigmoid": "SW_SIGMOID"}
@@ -63,16 +64,6 @@ class RoutedExperts(NativeExperts):
         struct.router = pointer(self._router, *self._router.shape)
         if self._bias is not None:
             struct.choice_bias = pointer(self._bias, len(form.gate_up))
-
-
-def make_native_experts(packer: NativePacker, module: Any, gate_up: Tensor, down: Tensor) -> NativeExperts | None:
-    """The experts of a module whose activation is not replaced yet; None if the kernels do not support them."""
-    act_fn = getattr(module, "act_fn", None)
-    activation = activation_of(act_fn) if isinstance(act_fn, nn.Module) and has_usual_gate(module) else None
-    if activation is None:
-        return None
-    linears = ([Linear([DenseMatrix(weight)]) for weight in weights] for weights in (gate_up, down))
-    return NativeExperts(packer, next(linears), next(linears), activation)
 
 
 def native_activation(activation: Activation) -> int:
@@ -142,7 +133,7 @@ class FusedDecoderLayer(nn.Module):
         self,
         hidden_states: Tensor,
         *,
-        attention: StepAttention,
+        attention: "StepAttention",
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **_: Any,
     ) -> Tensor:
@@ -159,25 +150,6 @@ class FusedDecoderLayer(nn.Module):
         assert position_embeddings is not None, "the model has rotary positions"
         cos, sin = position_embeddings  # each [1, T, rotary_dim]
         return cos[0].contiguous(), sin[0].contiguous()
-
-
-def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
-    """Replace every decoder layer of the common family; returns how many were replaced."""
-    return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer), with_experts=True)
-
-
-def part_layers(model: nn.Module) -> None:
-    """Give each fused layer of a model's twin its own structure, so that it can be bound to another cache."""
-    for module in model.modules():
-        if isinstance(module, FusedDecoderLayer):
-            module.part_from_twin()
-
-
-def bind_layers(model: nn.Module, caches: Sequence[CData]) -> None:
-    """Bind each fused layer to its cache."""
-    for module in model.modules():
-        if isinstance(module, FusedDecoderLayer):
-            module.bind(caches[module.index])
 
 
 def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> CData:

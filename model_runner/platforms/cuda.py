@@ -29,10 +29,12 @@ from model_runner.models.cuda_linear import (
     tile_shapes_agree,
 )
 from model_runner.models.features import Feature
-from model_runner.models.loading import ModelShape, load_config, load_model
+from model_runner.models.hf_loading import load_config, load_model
+from model_runner.models.hf_target import HFTargetModel
+from model_runner.models.loading import ModelShape
 from model_runner.models.packed import pack_weights
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.target import HFTargetModel, LoadedModel, TargetModel, modules_of
+from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
 from model_runner.platforms.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
 from model_runner.platforms.platform import Platform

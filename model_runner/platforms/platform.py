@@ -3,11 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.trial import first_difference
@@ -16,12 +15,15 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
 from model_runner.models.features import Feature
-from model_runner.models.loading import ModelShape, inspect_model, load_config
+from model_runner.models.loading import ModelShape
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.target import HFTargetModel, LoadedModel, TargetModel, modules_of
+from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import Measured, Room, StorageTypes
 from model_runner.sampling.fused_sampling import PickAllowed
 from model_runner.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class Platform(ABC):
@@ -63,12 +65,14 @@ class Platform(ABC):
         """Memory of a model's weights with `--quantization int4`; None if not possible, or already the case."""
         return None
 
-    def read_config(self, folder: Path) -> PretrainedConfig:
+    def read_config(self, folder: Path) -> "PretrainedConfig":
         """A model's configuration, which also says whether quantised weights are dequantised.
 
         Raises:
             UnsupportedModelError: if transformers does not know the model, or this platform does not support it.
         """
+        from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
+
         return as_served(folder, load_config(folder), self.device, exact=self.exact)
 
     def inspect(self, folder: Path) -> ModelShape:
@@ -77,6 +81,8 @@ class Platform(ABC):
         Raises:
             UnsupportedModelError: if the model is not supported.
         """
+        from model_runner.models.hf_loading import inspect_model  # noqa: PLC0415 - transformers takes seconds
+
         return inspect_model(self.read_config(folder))
 
     @abstractmethod
@@ -134,6 +140,8 @@ class Platform(ABC):
 
         No choice has more than `max_model_len` tokens.
         """
+        from model_runner.models.hf_target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
+
         return HFTargetModel(modules_of(model), attention, needs)
 
     def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:

@@ -14,7 +14,8 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from model_runner.models.heads.base import TargetShape
-from model_runner.models.loading import load_config, open_checkpoint, quiet
+from model_runner.models.hf_loading import load_config, quiet
+from model_runner.models.loading import open_checkpoint
 from model_runner.training.examples import Example
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from model_runner.models.decoder_form import DecoderForm, recognise, replace_recognised
+from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.families import LAYER_FAMILIES
+from model_runner.models.recognition import recognise, replace_recognised
 from tests.model_runner.decoder_models import CASES, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form, with_up_first
 

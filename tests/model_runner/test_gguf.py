@@ -21,7 +21,7 @@ from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import read_gguf
 from model_runner.gguf.tokenizer import end_tokens, split_text
 from model_runner.models.conversion import convert_gguf
-from model_runner.models.loading import load_config, load_model
+from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.refusal import UnsupportedModelError
 from tests.model_runner.gguf_files import Contents, contents_of, vocabulary
 

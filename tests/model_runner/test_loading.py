@@ -16,7 +16,8 @@ from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
-from model_runner.models.loading import ModelShape, inspect_model, load_config, open_checkpoint
+from model_runner.models.hf_loading import inspect_model, load_config
+from model_runner.models.loading import ModelShape, open_checkpoint
 from model_runner.models.model_form import read_model_form
 from model_runner.models.native_model import NativeModel
 from model_runner.models.packed import NativePacker

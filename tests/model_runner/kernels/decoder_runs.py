@@ -14,17 +14,18 @@ from model_runner.batch import Batch
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs
 from model_runner.models.activations import replace_activations
-from model_runner.models.decoder_form import DecoderForm, recognise
+from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
+from model_runner.models.hf_target import HFTargetModel
 from model_runner.models.model_form import ModelForm, read_model_form
-from model_runner.models.native_layer import FusedDecoderLayer, bind_layers, make_native_experts
+from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.native_model import NativeModel, NativeTargetModel
+from model_runner.models.native_modules import bind_layers, make_native_experts, prepare
 from model_runner.models.packed import NativePacker, OneDNNPacker, pack_weights
 from model_runner.models.parameters import TensorCheckpoint
-from model_runner.models.target import HFTargetModel
-from model_runner.platforms.cpu import prepare
+from model_runner.models.recognition import recognise
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.decoder_models import tiny_model
 

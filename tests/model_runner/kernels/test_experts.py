@@ -13,9 +13,9 @@ from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.decoder_form import DecoderForm, ExpertsForm
 from model_runner.models.experts import PackedExperts
 from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
+from model_runner.models.native_modules import prepare
 from model_runner.models.packed import NativePacker
 from model_runner.models.parameters import DenseMatrix, Linear
-from model_runner.platforms.cpu import prepare
 from tests.model_runner.decoder_oracle import sum_of_experts
 from tests.model_runner.kernels.conftest import ISAS
 from tests.model_runner.kernels.decoder_runs import (
