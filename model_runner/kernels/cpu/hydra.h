@@ -154,10 +154,11 @@ class DraftRun {
     for (int32_t layer = 0; layer + 1 < hydra_.num_layers; ++layer) {
       const SwWeight &weight = head.layers[layer];
       quantize_states(count, weight);
-      multiply_rows(pool_, weight, s_.quantized, count, [&](int64_t row, int64_t first, int64_t, const float *results) {
+      const auto add = [&](int64_t row, int64_t first, int64_t count, const float *results) {
         float *to = state(row) + first;
-        for (int i = 0; i < kPanel; i += kWidth) store(to + i, load(to + i) + silu(load(results + i)));
-      });
+        for (int64_t i = 0; i < count; i += kWidth) store(to + i, load(to + i) + silu(load(results + i)));
+      };
+      multiply_rows(pool_, weight, s_.quantized, count, add);
     }
     quantize_states(count, head.logits);
   }
@@ -183,22 +184,19 @@ class DraftRun {
   }
 
   void multiply_first_layer(const SwHydraHead &head, int64_t count) const {
-    with_panels(head.linear.kind, [&](auto panels) {
-      using Panels = decltype(panels);
-      const int64_t bytes = Panels::panel_bytes(head.linear.inputs) + Panels::panel_bytes(head.res_connection.inputs);
-      share_product<Panels::kTilePanels>(
-          pool_, num_panels(hydra_.hidden), bytes, count, [&](int64_t row, int64_t end_row, int64_t panel, int64_t end) {
-            multiply_unit(head.linear, s_.quantized, row, end_row, panel, end,
-                          [&](int64_t row, int64_t first, int64_t, const float *results) {
-                            std::memcpy(state(row) + first, results, kPanel * sizeof(float));
-                          });
-            multiply_unit(head.res_connection, s_.quantized, row, end_row, panel, end,
-                          [&](int64_t row, int64_t first, int64_t, const float *results) {
-                            float *to = state(row) + first;
-                            for (int i = 0; i < kPanel; i += kWidth) store(to + i, load(results + i) + silu(load(to + i)));
-                          });
-          });
-    });
+    const int64_t bytes = panel_bytes(head.linear) + panel_bytes(head.res_connection);
+    const auto set = [&](int64_t row, int64_t first, int64_t count, const float *results) {
+      std::memcpy(state(row) + first, results, count * sizeof(float));
+    };
+    const auto activate_and_add = [&](int64_t row, int64_t first, int64_t count, const float *results) {
+      float *to = state(row) + first;
+      for (int64_t i = 0; i < count; i += kWidth) store(to + i, load(results + i) + silu(load(to + i)));
+    };
+    share_product(pool_, num_panels(hydra_.hidden), bytes, count,
+                  [&](int64_t row, int64_t end_row, int64_t panel, int64_t end) {
+                    multiply_unit(head.linear, s_.quantized, row, end_row, panel, end, set);
+                    multiply_unit(head.res_connection, s_.quantized, row, end_row, panel, end, activate_and_add);
+                  });
   }
 
   void find_children(int32_t depth, int64_t count) const {

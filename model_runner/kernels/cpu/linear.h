@@ -42,8 +42,38 @@ inline void with_panels(int32_t kind, const Work &work) {
     work(Int8Panels());
 }
 
-// Multiplies `Rows` rows with `Count` panels. `emit` is as in multiply_rows.
-template <typename Panels, int Rows, int Count, typename Emit>
+// Results of neighbouring rows and outputs.
+struct Results {
+  int64_t row, rows;      // the first row, and the number of rows
+  int64_t first, count;   // the first output, and the number of outputs
+  const float *values;    // [rows, stride]
+  int64_t stride;
+};
+
+// What happens to the results of a product: a function object whose type is forgotten, so that products are compiled
+// once, not for each use. It must outlive this.
+class Emit {
+ public:
+  // work(row, first, count, results) receives `count` results of a row, from output `first` on.
+  template <typename Work>
+  Emit(const Work &work) : work_(&work), call_(call<Work>) {}
+
+  void operator()(const Results &results) const { call_(work_, results); }
+
+ private:
+  template <typename Work>
+  static void call(const void *work, const Results &results) {
+    for (int64_t row = 0; row < results.rows; ++row)
+      (*static_cast<const Work *>(work))(results.row + row, results.first, results.count,
+                                         results.values + row * results.stride);
+  }
+
+  const void *work_;
+  void (*call_)(const void *, const Results &);
+};
+
+// Multiplies `Rows` rows with `Count` panels.
+template <typename Panels, int Rows, int Count>
 inline void tile(const SwWeight &weight, const QuantizedRows &rows, int64_t row, int64_t panel, bool prefetch_ahead,
                  const Emit &emit) {
   alignas(64) typename Panels::Sum sums[Count * Rows * kPanel];
@@ -51,25 +81,23 @@ inline void tile(const SwWeight &weight, const QuantizedRows &rows, int64_t row,
   const int8_t *packed = weight.packed + panel * bytes;
   const int8_t *ahead = prefetch_ahead ? packed + Count * bytes : nullptr;
   Panels::template multiply<Rows, Count>(rows, row, packed, weight.inputs, ahead, sums);
-  alignas(64) float results[kPanel];
+  alignas(64) float results[Rows * Count * kPanel];
+  const int64_t first = panel * kPanel;
   for (int p = 0; p < Count; ++p)
     for (int r = 0; r < Rows; ++r) {
-      const int64_t first = (panel + p) * kPanel;
       const Vec row_scale = broadcast(rows.scales[row + r]);
       for (int i = 0; i < kPanel; i += kWidth) {
-        Vec y = load_sums(sums + (p * Rows + r) * kPanel + i) * load(weight.scales + first + i) * row_scale;
-        if (weight.bias) y += load(weight.bias + first + i);
-        store(results + i, y);
+        const int64_t output = first + p * kPanel + i;
+        Vec y = load_sums(sums + (p * Rows + r) * kPanel + i) * load(weight.scales + output) * row_scale;
+        if (weight.bias) y += load(weight.bias + output);
+        store(results + (r * Count + p) * kPanel + i, y);
       }
-      if (first + kPanel <= weight.outputs)
-        emit(row + r, first, kPanel, results);
-      else
-        emit(row + r, first, weight.outputs - first, results);
     }
+  emit({row, Rows, first, std::min<int64_t>(Count * kPanel, weight.outputs - first), results, Count * kPanel});
 }
 
 // Multiplies a tile of `count` rows, at most Rows, with `Count` panels.
-template <typename Panels, int Rows, int Count = 1, typename Emit>
+template <typename Panels, int Rows, int Count = 1>
 inline void tile_of_rows(int64_t count, const SwWeight &weight, const QuantizedRows &rows, int64_t row, int64_t panel,
                          bool prefetch_ahead, const Emit &emit) {
   if (count == Rows) return tile<Panels, Rows, Count>(weight, rows, row, panel, prefetch_ahead, emit);
@@ -77,7 +105,7 @@ inline void tile_of_rows(int64_t count, const SwWeight &weight, const QuantizedR
 }
 
 // Multiplies rows first_row to end_row with panels first_panel to end_panel, `Count` panels at a time.
-template <typename Panels, int Count, typename Emit>
+template <typename Panels, int Count>
 inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
                            int64_t first_panel, int64_t end_panel, const Emit &emit) {
   constexpr int kTileRows = Panels::kTileRows;
@@ -94,7 +122,6 @@ inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, in
 }
 
 // Like multiply_block for a weight of any kind, on the calling thread.
-template <typename Emit>
 inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
                           int64_t first_panel, int64_t end_panel, const Emit &emit) {
   with_panels(weight.kind, [&](auto panels) {
@@ -106,48 +133,42 @@ inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int
   });
 }
 
-// Shares rows times panels, of `bytes` each and `Count` at a time, between the threads:
-// work(first_row, end_row, first_panel, end_panel).
-template <int Count, typename Work>
+constexpr int64_t kTogether = 3;  // panels that stay in one unit: the most that are multiplied at once
+
+// Shares rows times panels, of `panel_bytes` each, between the threads: work(first_row, end_row, first_panel,
+// end_panel).
+template <typename Work>
 inline void share_product(samewise::ThreadPool &pool, int64_t panels, int64_t panel_bytes, int64_t num_rows,
                           const Work &work) {
   constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the L2 cache
   constexpr int64_t kUnitBytes = 131072;  // of weights: long stretches are read faster
-  const int64_t groups = (panels + Count - 1) / Count;
+  const int64_t together = num_rows <= kFewRows ? 1 : kTogether;
+  const int64_t groups = (panels + together - 1) / together;
   const int64_t wanted = round_up(panels * panel_bytes / kUnitBytes + 1, pool.size());
   const int64_t panel_units = std::min(wanted, groups);
   const int64_t row_units = (num_rows + kUnitRows - 1) / kUnitRows;
   pool.for_each(panel_units * row_units, [&](int64_t unit) {
     const int64_t first_row = unit / panel_units * kUnitRows, panel_unit = unit % panel_units;
     const int64_t end_row = std::min(first_row + kUnitRows, num_rows);
-    const int64_t first_panel = panel_unit * groups / panel_units * Count;
-    const int64_t end_panel = std::min((panel_unit + 1) * groups / panel_units * Count, panels);
+    const int64_t first_panel = panel_unit * groups / panel_units * together;
+    const int64_t end_panel = std::min((panel_unit + 1) * groups / panel_units * together, panels);
     work(first_row, end_row, first_panel, end_panel);
   });
 }
 
-template <typename Panels, int Count, typename Emit>
-inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
-                            int64_t num_rows, const Emit &emit) {
-  const int64_t panels = num_panels(weight.outputs), bytes = Panels::panel_bytes(weight.inputs);
-  share_product<Count>(pool, panels, bytes, num_rows,
-                       [&](int64_t first_row, int64_t end_row, int64_t first_panel, int64_t end_panel) {
-                         multiply_block<Panels, Count>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
-                       });
+inline int64_t panel_bytes(const SwWeight &weight) {
+  int64_t bytes = 0;
+  with_panels(weight.kind, [&](auto panels) { bytes = panels.panel_bytes(weight.inputs); });
+  return bytes;
 }
 
-// Multiplies all rows with the weight, shared between the threads. emit(row, first, count, results) receives `count`
-// results of a row, from output `first` on.
-template <typename Emit>
+// Multiplies all rows with the weight, shared between the threads.
 inline void multiply_rows(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
                           int64_t num_rows, const Emit &emit) {
-  with_panels(weight.kind, [&](auto panels) {
-    using Panels = decltype(panels);
-    if (num_rows <= kFewRows)
-      multiply_panels<Panels, 1>(pool, weight, rows, num_rows, emit);
-    else
-      multiply_panels<Panels, Panels::kTilePanels>(pool, weight, rows, num_rows, emit);
-  });
+  share_product(pool, num_panels(weight.outputs), panel_bytes(weight), num_rows,
+                [&](int64_t first_row, int64_t end_row, int64_t first_panel, int64_t end_panel) {
+                  multiply_unit(weight, rows, first_row, end_row, first_panel, end_panel, emit);
+                });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
