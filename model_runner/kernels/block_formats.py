@@ -52,4 +52,4 @@ BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
         40: BlockFormat("NVFP4", 64, 36),
     }
 )
-"""All formats that the kernels can unpack. Their numbers are those of SwBlockFormat in cpu/samewise.h."""
+"""All formats that the kernels can unpack, with the numbers of SwBlockFormat in cpu/samewise.h."""

@@ -3,7 +3,7 @@
 //     d * scale * level + dmin * minimum
 //
 // with a scale and a minimum for every 16 weights. That is exact: products have at most 24 significant bits, so only
-// the sum is rounded. Layouts are those of the GGUF format. Blocks may have any alignment.
+// the sum is rounded. Blocks may have any alignment.
 #pragma once
 #include <algorithm>
 #include <cstdint>
