@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_runner.kernels.block_formats import BLOCK_FORMATS
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.interface import CPU, CData, pointer
 
@@ -126,6 +127,39 @@ class Kernels:
             bias = torch.nn.functional.pad(bias.float(), (0, len(scales) - outputs))
             struct.bias = pointer(bias, len(scales))
         return NativeWeight(struct, packed, scales, bias)
+
+    def unpack(
+        self, block_format: int, blocks: Tensor | NDArray[np.uint8], inputs: int, rows: Tensor | None = None
+    ) -> Tensor:
+        """Convert rows of a stored matrix to float32, with exactly the values that the format defines.
+
+        Args:
+            block_format: a type number of GGUF, one of BLOCK_FORMATS.
+            blocks: [n, bytes of a row] uint8, of any alignment; may be a mapping of a file.
+            inputs: weights in a row.
+            rows: [count] int32 indices of the rows to convert; by default all.
+
+        Returns:
+            [count, inputs].
+
+        Raises:
+            ValueError: if the format is unknown, rows are no whole blocks, or `blocks` has rows of another size.
+            IndexError: if a row index is out of range.
+        """
+        if (stored := BLOCK_FORMATS.get(block_format)) is None:
+            raise ValueError(f"weights in block format {block_format} cannot be unpacked: it is unknown")
+        num_rows, row_bytes = len(blocks), stored.row_bytes(inputs)
+        source = pointer(blocks, num_rows, row_bytes)
+        count, indices = num_rows, CPU.ffi.NULL
+        if rows is not None:
+            count = len(rows)
+            indices = pointer(rows, count)
+            if count and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows:
+                raise IndexError(f"there is a row that is not among the {num_rows} of the matrix")
+        output = torch.empty(count, inputs, dtype=torch.float32)
+        target = pointer(output, count, inputs)
+        self._call("sw_unpack", block_format, source, row_bytes, indices, count, inputs, target)
+        return output
 
     def linear(self, weight: NativeWeight, rows: Tensor) -> Tensor:
         """Multiply rows [n, inputs] -> [n, outputs]. A row's result does not depend on the other rows."""

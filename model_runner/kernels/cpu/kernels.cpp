@@ -1,6 +1,7 @@
 // The kernels for the instruction set SW_ISA, which the compiler options define.
 #include <algorithm>
 
+#include "block_formats.h"
 #include "decoder.h"
 #include "gumbel_max.h"
 #include "hydra.h"
@@ -15,6 +16,14 @@ int32_t pack(SwContext *context, int32_t kind, const float *weight, int32_t outp
   with_panels(kind, [&](auto panels) {
     context->pool.for_each(num_panels(outputs),
                            [&](int64_t panel) { panels.pack(weight, outputs, inputs, panel, packed, scales); });
+  });
+  return 0;
+}
+
+int32_t unpack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *rows,
+               int32_t count, int32_t inputs, float *y) {
+  context->pool.for_each(count, [&](int64_t i) {
+    unpack_row(format, blocks + (rows ? rows[i] : i) * row_bytes, inputs, y + i * inputs);
   });
   return 0;
 }
@@ -133,7 +142,7 @@ namespace samewise {
 namespace entry = SW_ISA::entry;
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
-    SW_TEXT(SW_ISA), entry::pack, entry::linear, entry::attention, entry::decoder_layer, entry::forward,
-    entry::experts,  entry::pick, entry::draft,  entry::truncate,  entry::move_kv};
+    SW_TEXT(SW_ISA), entry::pack,    entry::unpack, entry::linear, entry::attention, entry::decoder_layer,
+    entry::forward,    entry::experts, entry::pick,   entry::draft,  entry::truncate,  entry::move_kv};
 
 }  // namespace samewise

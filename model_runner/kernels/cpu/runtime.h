@@ -61,6 +61,7 @@ class ThreadPool {
 struct Kernels {
   const char *isa;
   decltype(&sw_pack) pack;
+  decltype(&sw_unpack) unpack;
   decltype(&sw_linear) linear;
   decltype(&sw_attention) attention;
   decltype(&sw_decoder_layer) decoder_layer;

@@ -82,6 +82,11 @@ int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t o
   return context->kernels.pack(context, kind, weight, outputs, inputs, packed, scales);
 }
 
+int32_t sw_unpack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *rows,
+                  int32_t count, int32_t inputs, float *y) {
+  return context->kernels.unpack(context, format, blocks, row_bytes, rows, count, inputs, y);
+}
+
 int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y) {
   return rows == 0 ? 0 : context->kernels.linear(context, weight, x, rows, y);
 }

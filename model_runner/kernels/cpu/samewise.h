@@ -14,6 +14,35 @@ typedef struct SwContext SwContext;  // threads, scratch memory and the instruct
 
 enum SwKvType { SW_KV_FLOAT32 = 0, SW_KV_BFLOAT16 = 1, SW_KV_INT8 = 2 };
 enum SwWeightKind { SW_INT8 = 0, SW_INT4 = 1, SW_INT8_ROTATED = 2 };
+// How a checkpoint stores weights, with GGUF's type numbers. Q, IQ, TQ and FP4 formats have blocks of 32 to 256 weights.
+enum SwBlockFormat {
+  SW_F32 = 0,
+  SW_F16 = 1,
+  SW_Q4_0 = 2,
+  SW_Q4_1 = 3,
+  SW_Q5_0 = 6,
+  SW_Q5_1 = 7,
+  SW_Q8_0 = 8,
+  SW_Q2_K = 10,
+  SW_Q3_K = 11,
+  SW_Q4_K = 12,
+  SW_Q5_K = 13,
+  SW_Q6_K = 14,
+  SW_IQ2_XXS = 16,
+  SW_IQ2_XS = 17,
+  SW_IQ3_XXS = 18,
+  SW_IQ1_S = 19,
+  SW_IQ4_NL = 20,
+  SW_IQ3_S = 21,
+  SW_IQ2_S = 22,
+  SW_IQ4_XS = 23,
+  SW_IQ1_M = 29,
+  SW_BF16 = 30,
+  SW_TQ1_0 = 34,
+  SW_TQ2_0 = 35,
+  SW_MXFP4 = 39,
+  SW_NVFP4 = 40
+};
 enum SwActivation { SW_SILU = 0, SW_GELU_TANH = 1 };
 enum SwScoring { SW_SOFTMAX = 0, SW_SIGMOID = 1 };
 
@@ -238,6 +267,11 @@ SW_PUBLIC int32_t sw_threads(const SwContext *context);
 SW_PUBLIC int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs);
 SW_PUBLIC int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs,
                      int8_t *packed, float *scales);
+
+// y[count, inputs] = rows of a matrix in `format` (SwBlockFormat), whose rows have row_bytes bytes: rows[0] to
+// rows[count - 1], or its first ones if `rows` is null. Inputs are whole blocks. Blocks may have any alignment.
+SW_PUBLIC int32_t sw_unpack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes,
+                     const int32_t *rows, int32_t count, int32_t inputs, float *y);
 
 // y[rows, outputs] = x[rows, inputs] times the weight, with x rounded to integers with one scale per row.
 SW_PUBLIC int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y);
