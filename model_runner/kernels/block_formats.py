@@ -53,3 +53,15 @@ BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
     }
 )
 """All formats that the kernels can unpack, with the numbers of SwBlockFormat in cpu/samewise.h."""
+
+Q4_ZERO = 1000
+"""Block format of 4-bit weights in other files than GGUF's: scale * (nibble - zero) in groups of 32.
+
+A block has the scale in half precision, the zero in one byte, and 16 bytes of nibbles: byte j has weight j in its lower
+half and weight j + 16 in its upper half."""
+_OTHERS = {Q4_ZERO: BlockFormat("Q4_ZERO", 32, 19)}
+
+
+def find_block_format(number: int) -> BlockFormat | None:
+    """The format with this number, GGUF's or another; None if it is unknown."""
+    return BLOCK_FORMATS.get(number) or _OTHERS.get(number)

@@ -123,6 +123,13 @@ inline void decode_q4_0(const uint8_t *block, DecodedBlock *to) {
     store_levels(to->levels + above * 16, field(block + 2, above * 4, 15) - 8);
 }
 
+// Here the minimum is the zero, times -d.
+inline void decode_q4_zero(const uint8_t *block, DecodedBlock *to) {
+  set_single(to, half(block), -half(block));
+  to->minimums[0] = to->minimums[1] = block[2];
+  for (int above = 0; above < 2; ++above) store_levels(to->levels + above * 16, field(block + 3, above * 4, 15));
+}
+
 inline void decode_q4_1(const uint8_t *block, DecodedBlock *to) {
   set_single(to, half(block), half(block + 2));
   for (int above = 0; above < 2; ++above) store_levels(to->levels + above * 16, field(block + 4, above * 4, 15));
@@ -431,7 +438,7 @@ inline const BlockFormat *find_block_format(int32_t type) {
       {SW_IQ2_S, 256, 82, 16, false, decode_iq2_s},    {SW_IQ4_XS, 256, 136, 32, false, decode_iq4_xs},
       {SW_IQ1_M, 256, 56, 16, false, decode_iq1_m},    {SW_TQ1_0, 256, 54, 32, false, decode_tq1_0},
       {SW_TQ2_0, 256, 66, 32, false, decode_tq2_0},    {SW_MXFP4, 32, 17, 32, false, decode_mxfp4},
-      {SW_NVFP4, 64, 36, 16, false, decode_nvfp4}};
+      {SW_NVFP4, 64, 36, 16, false, decode_nvfp4},     {SW_Q4_ZERO, 32, 19, 32, true, decode_q4_zero}};
   for (const BlockFormat &format : formats)
     if (format.type == type) return &format;
   return nullptr;

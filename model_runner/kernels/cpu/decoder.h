@@ -81,7 +81,7 @@ struct Scratch {
     const int64_t attended = int64_t{layer.attention.heads} * layer.cache.value_dim;
     const int64_t widest_input = std::max<int64_t>({layer.hidden, attended, layer.intermediate});
     Scratch s{};
-    s.wide_stride = round_up(std::max(layer.qkv.outputs, layer.gate_up.outputs), 16);
+    s.wide_stride = round_up(std::max(outputs_of_all(layer.qkv), outputs_of_all(layer.gate_up)), 16);
     s.narrow_stride = round_up(std::max<int64_t>(layer.hidden, attended), 16);
     ScratchAllocator take{memory, 0};
     s.wide = reinterpret_cast<float *>(take(num_rows * s.wide_stride * 4));
@@ -337,8 +337,8 @@ class ForwardRun {
       quantize_row(normed, head, scratch_.wanted, row);
     });
     multiply_rows(pool_, head, scratch_.wanted, pass_.num_logits,
-                  [&](int64_t row, int64_t first, int64_t count, const float *results) {
-                    float *to = pass_.logits + row * head.outputs + first;
+                  [&, width = outputs_of_all(head)](int64_t row, int64_t first, int64_t count, const float *results) {
+                    float *to = pass_.logits + row * width + first;
                     scale_logits(results, model_.logits_scale, model_.logits_softcap, count, to);
                   });
   }

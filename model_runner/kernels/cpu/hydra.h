@@ -80,7 +80,7 @@ struct DraftScratch {
     s.joined_width = (hydra.num_features + depth) * hydra.hidden;
     s.state_width = round_up(hydra.hidden, kPanel);
     for (int64_t i = 0; i < depth; ++i)
-      s.logits_width = std::max<int64_t>(s.logits_width, hydra.heads[i].logits.outputs);
+      s.logits_width = std::max(s.logits_width, outputs_of_all(hydra.heads[i].logits));
     s.num_blocks = (s.logits_width + kBlock - 1) / kBlock;
     const int64_t at_once = std::min(s.rows, kLogitsRows);
     const auto take = [&](auto *&piece, int64_t count) {
@@ -184,7 +184,7 @@ class DraftRun {
   }
 
   void multiply_first_layer(const SwHydraHead &head, int64_t count) const {
-    const int64_t bytes = panel_bytes(head.linear) + panel_bytes(head.res_connection);
+    const int64_t bytes = packed_bytes(head.linear) + packed_bytes(head.res_connection);
     const auto set = [&](int64_t row, int64_t first, int64_t count, const float *results) {
       std::memcpy(state(row) + first, results, count * sizeof(float));
     };
@@ -192,7 +192,7 @@ class DraftRun {
       float *to = state(row) + first;
       for (int64_t i = 0; i < count; i += kWidth) store(to + i, load(results + i) + silu(load(to + i)));
     };
-    share_product(pool_, num_panels(hydra_.hidden), bytes, count,
+    share_product(pool_, num_panels(head.linear), bytes, count,
                   [&](int64_t row, int64_t end_row, int64_t panel, int64_t end) {
                     multiply_unit(head.linear, s_.quantized, row, end_row, panel, end, set);
                     multiply_unit(head.res_connection, s_.quantized, row, end_row, panel, end, activate_and_add);
@@ -210,7 +210,7 @@ class DraftRun {
         std::memcpy(s_.logits + row * s_.logits_width + first, results, count * sizeof(float));
       });
       for_rows(pool_, rows, [&](int64_t row) {
-        const LogitsRow logits{s_.logits + row * s_.logits_width, weight.outputs, nullptr};
+        const LogitsRow logits{s_.logits + row * s_.logits_width, outputs_of_all(weight), nullptr};
         find_children_of(start + row, depth, logits, s_.highest + row * s_.num_blocks);
       });
     }
