@@ -13,6 +13,7 @@ from torch import Tensor
 from model_runner.kernels.block_formats import BLOCK_FORMATS, Q4_ZERO, find_block_format
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.models.packed import NativePacker
+from model_runner.models.parameters import DenseMatrix, Linear
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel
 from tests.model_runner.kernels.int8_oracle import Floats, quantise
 from tests.model_runner.kernels.test_block_formats import HALVES, QUANTISED, TWO, random_blocks, reference
@@ -194,12 +195,13 @@ def test_models_of_joined_weights(kernels: Kernels, case: str, monkeypatch: pyte
     """Layers, experts and heads give the same bits, however their linears are divided into parts."""
     step = [(sequence, 0, length) for sequence, length in enumerate(LENGTHS)]
     whole = torch.cat(FusedModel(case, kernels).logits([step]))
-    pack, divided = NativePacker.pack, []
+    pack = NativePacker.pack
+    divided: list[Linear] = []
 
-    def pack_parts(packer: NativePacker, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
-        parts = torch.tensor_split(weight, [5, 37])
-        divided.append(weight.shape)
-        return kernels.join([pack(packer, part) for part in parts if len(part)], bias)
+    def pack_parts(packer: NativePacker, linear: Linear) -> NativeWeight:
+        parts = torch.tensor_split(linear.weight, [5, 37])
+        divided.append(linear)
+        return kernels.join([pack(packer, Linear([DenseMatrix(part)])) for part in parts if len(part)], linear.bias)
 
     monkeypatch.setattr(NativePacker, "pack", pack_parts)
     assert torch.equal(torch.cat(FusedModel(case, kernels).logits([step])), whole)
