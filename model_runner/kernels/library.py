@@ -410,6 +410,29 @@ class Kernels:
         return code
 
 
+_PLAIN_FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
+
+
+def embedding_struct(table: Tensor, block_format: int | None = None) -> CData:
+    """An SwEmbedding, whose rows are looked up as they are stored.
+
+    Args:
+        table: [vocabulary, hidden] in float32, float16 or bfloat16; or blocks [vocabulary, bytes of a row] uint8, of
+            any alignment. It must outlive the struct.
+        block_format: a type number of GGUF, for blocks.
+
+    Raises:
+        ValueError: if the table has another type or is not contiguous.
+    """
+    if block_format is None:
+        block_format = _PLAIN_FORMATS.get(table.dtype)
+        if block_format is None:
+            raise ValueError(f"an embedding in {table.dtype} cannot be looked up; use float32, float16 or bfloat16")
+        table = table.detach().view(torch.uint8)
+    rows = pointer(table, *table.shape)
+    return CPU.new("SwEmbedding", format=block_format, row_bytes=table.shape[1], rows=rows)
+
+
 def _chain(weight: CData) -> Iterator[CData]:
     """The SwWeights of a linear."""
     while weight:

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "attention.h"
+#include "block_formats.h"
 #include "experts.h"
 #include "linear.h"
 #include "runtime.h"
@@ -59,6 +60,12 @@ inline void rotate(float *head, const float *cos, const float *sin, int64_t dim)
     head[i] = fma(a, cos[i], -b * sin[i]);
     head[half + i] = fma(b, cos[half + i], a * sin[half + i]);
   }
+}
+
+// to[hidden] = scale * the embedding of a token.
+inline void look_up(const SwEmbedding &embedding, int32_t token, float scale, int64_t hidden, float *to) {
+  unpack_row(embedding.format, embedding.rows + token * embedding.row_bytes, hidden, to);
+  for (int64_t i = 0; i < hidden; ++i) to[i] *= scale;
 }
 
 // y = x + scale * added.
@@ -308,8 +315,7 @@ class ForwardRun {
   void embed(float *stream) const {
     const int64_t hidden = model_.hidden;
     for_rows(pool_, step_.num_tokens, [&](int64_t row) {
-      const float *from = model_.embedding + pass_.tokens[row] * hidden;
-      for (int64_t i = 0; i < hidden; ++i) stream[row * hidden + i] = from[i] * model_.embedding_scale;
+      look_up(model_.embedding, pass_.tokens[row], model_.embedding_scale, hidden, stream + row * hidden);
     });
   }
 

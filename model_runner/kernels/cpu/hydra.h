@@ -176,9 +176,7 @@ class DraftRun {
     int32_t node = leaf.node;
     for (int32_t place = depth - 1; place >= 0; --place) {
       const int32_t token = node == kRoot ? choice.token : tree(leaf.choice)[node].token;
-      const float *embedding = draft_.embedding + token * hidden;
-      float *to = joined + place * hidden;
-      for (int64_t i = 0; i < hidden; ++i) to[i] = embedding[i] * draft_.embedding_scale;
+      look_up(draft_.embedding, token, draft_.embedding_scale, hidden, joined + place * hidden);
       if (node != kRoot) node = tree(leaf.choice)[node].parent;
     }
   }

@@ -155,8 +155,8 @@ int64_t sw_size_of(const char *name) {
 #define SIZE_OF(type) {#type, sizeof(type)}
   static constexpr std::pair<const char *, int64_t> sizes[] = {
       SIZE_OF(SwKvCache), SIZE_OF(SwStep), SIZE_OF(SwAttention), SIZE_OF(SwWeight), SIZE_OF(SwExperts),
-      SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwModel), SIZE_OF(SwPass), SIZE_OF(SwPick),
-      SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
+      SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwEmbedding), SIZE_OF(SwModel), SIZE_OF(SwPass),
+      SIZE_OF(SwPick), SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
       SIZE_OF(SwMove)};
 #undef SIZE_OF
   for (const auto &[struct_name, size] : sizes)

@@ -166,6 +166,13 @@ typedef struct SwRotary {
   const float *sin;
 } SwRotary;
 
+// The rows of an embedding as a checkpoint stores them.
+typedef struct SwEmbedding {
+  int32_t format;       // SwBlockFormat
+  int64_t row_bytes;
+  const uint8_t *rows;  // [vocabulary, row_bytes], of any alignment
+} SwEmbedding;
+
 // A model: embedding, decoder layers, RMSNorm, head. All that it points at must outlive it.
 typedef struct SwModel {
   int32_t hidden;
@@ -174,7 +181,7 @@ typedef struct SwModel {
   float norm_eps;
   float logits_scale;    // factor on the logits
   float logits_softcap;  // logits x become softcap * tanh(x / softcap); 0 for none
-  const float *embedding;               // [vocabulary, hidden]
+  SwEmbedding embedding;                // [vocabulary, hidden]
   const SwDecoderLayer *const *layers;  // [num_layers]
   const SwRotary *const *rotaries;      // [num_layers] each as wide as the layer's rotary_dim; null where that is 0
   const float *norm;                    // [hidden]
@@ -241,7 +248,7 @@ typedef struct SwDraft {
   double least;
   double followed;
   float embedding_scale;
-  const float *embedding;        // [vocabulary, hidden]
+  SwEmbedding embedding;         // [vocabulary, hidden]
   const float *const *features;  // [num_features] [., hidden] each
   const SwDraftChoice *choices;  // [num_choices]
   int32_t *num_nodes;            // [num_choices] receives the size of each tree
