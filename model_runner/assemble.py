@@ -195,8 +195,7 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     return Needs(
         model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
-        # Weights are packed one by one, after all of them were read.
-        loading_bytes=sum(model.num_parameters for model in shapes.distinct) * platform.types.compute.itemsize,
+        loading_bytes=sum(platform.loading_bytes(model) for model in shapes.distinct),
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,

@@ -217,9 +217,9 @@ class ModelFamily:
     decoder: str = "model"
     """Path of the module with embedding, layers, norm and rotary positions."""
     stored_decoders: tuple[str, ...] = ("model.", "")
-    """What the names of the decoder's weights begin with in checkpoints, one of these."""
+    """Prefixes of the decoder's weights in checkpoints; a checkpoint has one of them."""
     ignored: tuple[str, ...] = ()
-    """What the names of weights begin with that are of no use for text."""
+    """Prefixes of weights that are not used for text."""
     embedding_scale: Callable[[Config], float] = _one
     """Factor on the rows of the embedding."""
     norm_adds_one: bool = False

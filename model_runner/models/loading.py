@@ -1,4 +1,4 @@
-"""What a model's folder holds: the weights of its checkpoint, their sizes, the classification head."""
+"""The content of a model's folder: the weights of its checkpoint, their sizes, the classification head."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ class ModelShape:
     hidden: int
     vocab_size: int
     max_model_len: int
+    is_streamed: bool = False
+    """Whether weights are packed as they are read, so that they are never all in memory in another form."""
 
     def packed_bytes(self, kind: WeightKind) -> int:
         """Memory of the multiplied weights when packed; weights that int4 cannot hold are int8."""

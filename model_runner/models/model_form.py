@@ -59,6 +59,7 @@ class ModelForm:
             hidden=self.embedding.shape[1],
             vocab_size=self.head.outputs,
             max_model_len=self.text.max_position_embeddings,
+            is_streamed=True,
         )
 
 

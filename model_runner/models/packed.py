@@ -16,6 +16,8 @@ from model_runner.models.parameters import DenseMatrix, Linear
 
 _SLAB = 1 << 24
 """Weights that are in memory in float32 at once while a weight is packed."""
+SLAB_BYTES = 4 * _SLAB
+"""Memory that packing a weight takes, in addition to the packed weight."""
 
 
 class Product(Protocol):

@@ -194,7 +194,7 @@ class Parameters:
         return gate_up, down
 
     def fault(self) -> str | None:
-        """What is wrong with the checkpoint as a whole; None if every tensor is used, and none is missing."""
+        """The reason why the checkpoint does not fit the model; None if every tensor is used, and none is missing."""
         unused = set(self.checkpoint.shapes) - self.used
         faults = (
             ("has no weights", self.missing),

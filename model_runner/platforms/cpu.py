@@ -26,7 +26,7 @@ from model_runner.models.known_config import MissingEntryError, read_known_confi
 from model_runner.models.loading import ModelShape, open_checkpoint
 from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel
-from model_runner.models.packed import NativePacker, OneDNNPacker, pack_weights
+from model_runner.models.packed import SLAB_BYTES, NativePacker, OneDNNPacker, pack_weights
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
@@ -85,6 +85,9 @@ class CpuPlatform(Platform):
     def weight_bytes(self, shape: ModelShape) -> int:
         """Memory of a model's weights. A head that is shared with the embedding is also packed, as a copy."""
         return _weight_bytes(shape, None if self._packer is None else self._packer.kind)
+
+    def loading_bytes(self, shape: ModelShape) -> int:
+        return self.weight_bytes(shape) + SLAB_BYTES if shape.is_streamed else super().loading_bytes(shape)
 
     def int4_bytes(self, shape: ModelShape) -> int | None:
         return None if self._kernels is None or self.types.weights == "int4" else _weight_bytes(shape, "int4")

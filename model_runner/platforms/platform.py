@@ -61,6 +61,10 @@ class Platform(ABC):
     def weight_bytes(self, shape: ModelShape) -> int:
         """Memory of a model's weights, as this platform stores them."""
 
+    def loading_bytes(self, shape: ModelShape) -> int:
+        """Peak memory while a model is loaded. By default, weights are packed after all of them were read."""
+        return shape.num_parameters * self.types.compute.itemsize
+
     def int4_bytes(self, shape: ModelShape) -> int | None:
         """Memory of a model's weights with `--quantization int4`; None if not possible, or already the case."""
         return None
