@@ -25,13 +25,15 @@ _BLOCK = 32
 _HALF_BLOCK = _BLOCK // 2
 _IN_WORD = 8
 """4-bit numbers in a word of 32 bits."""
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The outputs of a word in AWQ, from low to high."""
 _ZERO = 8
 """The zero of symmetric weights of 4 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLinear:
-    """A weight [outputs, inputs]. Its values are those of the blocks, times the scale of their output."""
+    """A weight [outputs, inputs]: the values of its blocks, times the scale of their output."""
 
     block_format: int
     """Q4_ZERO or Q8_0."""
@@ -159,13 +161,16 @@ class AwqReader:
         groups = _num_groups(name, inputs, self.group_size)
         scales = _tensor(tensors, name, "scales", groups, outputs)
         zeros = _tensor(tensors, name, "qzeros", groups, words.shape[1])
-        return _four_bits(name, self._in_order(words).t(), scales.t(), self._in_order(zeros).t(), None)
+        return _four_bits(name, self._in_order(words), scales.t(), self._in_order(zeros), None)
 
     @staticmethod
     def _in_order(words: Tensor) -> Tensor:
-        """The numbers of words [n, outputs / 8]. From low to high, a word has outputs 0, 2, 4, 6, 1, 3, 5 and 7."""
-        stored = _nibbles(words).view(len(words), -1, 2, _IN_WORD // 2)
-        return stored.transpose(2, 3).reshape(len(words), -1)
+        """The numbers of words [n, outputs / 8]: uint8 [outputs, n]."""
+        columns = words.t().contiguous()
+        numbers = torch.empty(_IN_WORD * len(columns), len(words), dtype=torch.uint8)
+        for place, output in enumerate(_AWQ_ORDER):
+            numbers[output::_IN_WORD] = columns >> place * 4 & 15
+        return numbers
 
 
 # -- compressed-tensors ------------------------------------------------------------------------------------------------
