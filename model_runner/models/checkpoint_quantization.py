@@ -68,9 +68,9 @@ def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, e
     key = str(stored.get("quant_method"))
     method = _METHODS.get(key)
     if method is None:
-        known = ", ".join(sorted(other.name for other in _METHODS.values()))
+        known = ", ".join(sorted(other.name for other in _METHODS.values() if _is_served(other, device, exact)))
         raise UnsupportedModelError(
-            f"{folder} has weights quantised by {key}, which is not supported (supported: {known}); {_ANOTHER}"
+            f"{folder} has weights quantised by {key}, which is not supported (supported here: {known}); {_ANOTHER}"
         )
     _require(folder, method, method.needs)
     if device.type != "cpu" and not exact and method.kernels is not None:
@@ -85,6 +85,10 @@ def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, e
     served = deepcopy(config)
     served.quantization_config = {**stored, "dequantize": True}
     return served
+
+
+def _is_served(method: _Method, device: torch.device, exact: bool) -> bool:
+    return method.dequantizes or (device.type != "cpu" and not exact)
 
 
 def _refuse_unread(folder: Path) -> None:

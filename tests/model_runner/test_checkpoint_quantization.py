@@ -156,8 +156,16 @@ def test_a_package_that_is_missing_is_named(stored_as: Callable[..., Path], inst
 
 def test_other_methods_are_refused_by_the_runner(stored_as: Callable[..., Path]) -> None:
     folder = stored_as("bitnet")
-    with pytest.raises(UnsupportedModelError, match=r"bitnet, which is not supported \(supported: AWQ, FP8, "):
+    with pytest.raises(UnsupportedModelError, match=r"bitnet, .* \(supported here: FP8, MXFP4, compressed-tensors\);"):
         ModelRunner.load(RunnerConfig(folder, device="cpu"))
+
+
+def test_a_refusal_names_only_methods_that_are_served_there(stored_as: Callable[..., Path]) -> None:
+    folder = stored_as("bitnet")
+    with pytest.raises(UnsupportedModelError, match=r"\(supported here: FP8, MXFP4, compressed-tensors\)"):
+        as_served(folder, load_config(folder), CUDA, exact=True)
+    with pytest.raises(UnsupportedModelError, match=r"\(supported here: AWQ, FP8, GPTQ, MXFP4, compressed-tensors\)"):
+        as_served(folder, load_config(folder), CUDA, exact=False)
 
 
 def test_blocks_that_are_not_whole_are_refused(tmp_path: Path) -> None:
