@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -22,7 +21,9 @@ from model_runner.kernels.library import INT4_BITS, INT4_GROUP, ROTATED_BLOCK, W
 from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
+from model_runner.models.parameters import Checkpoint
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, refused
+from model_runner.models.safetensors_files import SafetensorsCheckpoint
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -191,6 +192,20 @@ def load_config(folder: Path) -> PretrainedConfig:
     return config
 
 
+def open_checkpoint(folder: Path) -> Checkpoint | None:
+    """The weights of a folder, of which only the names are read; None if it has neither a GGUF file nor safetensors.
+
+    Raises:
+        UnsupportedModelError: if a file is damaged.
+    """
+    if files := sorted(folder.glob("*.gguf")):
+        from model_runner.gguf.checkpoint import GgufCheckpoint  # noqa: PLC0415 - the package gguf takes 0.1 s
+
+        return GgufCheckpoint(files[0])
+    checkpoint = SafetensorsCheckpoint(folder)
+    return checkpoint if checkpoint.shapes else None
+
+
 def check_tokenizers(model: Path, other: Path, role: str) -> None:
     """Raises ValueError if the models in two folders have different vocabularies; `role` describes the second model."""
     if _vocabulary(model) != _vocabulary(other):
@@ -223,14 +238,15 @@ def load_model(
     """
     register_attention()
     with refused(f"{describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
+        is_gguf = any(folder.glob("*.gguf"))
+        loaded: Any = _class_of(config).from_pretrained(
+            None if is_gguf else folder,
+            state_dict=_dense_tensors(folder, dtype) if is_gguf else None,
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             experts_implementation=experts,
             device_map=device,
-            trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # check_report refuses them with the others
         )
@@ -238,6 +254,19 @@ def load_model(
         check_report(folder, model, report)
     result: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
     return result
+
+
+def _class_of(config: PretrainedConfig) -> Any:
+    """The model's class."""
+    with torch.device("meta"):
+        return type(_make_model(config))
+
+
+def _dense_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All weights of a folder in memory."""
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint is not None, "the folder has a GGUF file"
+    return {name: checkpoint.tensor(name).to(dtype) for name in checkpoint.shapes}
 
 
 def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
@@ -262,11 +291,16 @@ def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]
         raise UnsupportedModelError(f"{describe_model(model.config)} {'; and '.join(found)}")
 
 
+def is_bare(config: PretrainedConfig) -> bool:
+    """Whether a checkpoint is for embeddings or classification, and may lack the head that makes logits."""
+    architecture = str((config.architectures or [""])[0])
+    is_decoder = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+    return is_decoder or architecture.endswith(CLASSIFIES)
+
+
 def _head_that_may_be_missing(folder: Path, model: PreTrainedModel) -> set[str]:
     """Names of the head's weights if the checkpoint is for embeddings or classification, and may lack them."""
-    architecture = str((model.config.architectures or [""])[0])
-    is_bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
-    if not is_bare and not architecture.endswith(CLASSIFIES) and not (folder / "modules.json").is_file():
+    if not is_bare(model.config) and not (folder / "modules.json").is_file():
         return set()
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     weights = () if head is None else tuple(head.parameters())
@@ -315,11 +349,9 @@ def load_classification_head(folder: Path, config: PretrainedConfig) -> Classifi
     """None for other kinds of models. Raises UnsupportedModelError if a classifier's checkpoint has no such head."""
     if not str((config.architectures or [""])[0]).endswith(CLASSIFIES):
         return None
-    tensors: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in HEAD_NAMES if name in file.keys()}  # noqa: SIM118
-    weight, bias = (tensors.get(name) for name in HEAD_NAMES)
+    checkpoint = open_checkpoint(folder)
+    names = () if checkpoint is None else checkpoint.shapes
+    weight, bias = (checkpoint.tensor(name) if checkpoint and name in names else None for name in HEAD_NAMES)
     hidden = config.get_text_config().hidden_size
     if weight is None or weight.dim() != 2 or weight.shape[1] != hidden:
         raise UnsupportedModelError(f"{folder} is a classifier, but has no weight score.weight of [classes, {hidden}]")

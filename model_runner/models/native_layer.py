@@ -1,5 +1,6 @@
 """Decoder layers of the common family, and mixtures of experts, each as one native operator."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsFor
 from model_runner.models.experts import has_usual_gate
 from model_runner.models.hf_attention import StepAttention
 from model_runner.models.packed import NativePacker
+from model_runner.models.parameters import DenseMatrix, Linear
 
 _ACTIVATIONS: dict[Activation, str] = {"silu": "SW_SILU", "gelu_tanh": "SW_GELU_TANH"}
 _SCORINGS = {"softmax": "SW_SOFTMAX", "sigmoid": "SW_SIGMOID"}
@@ -23,8 +25,10 @@ _ROUTER_PANEL = 16
 class NativeExperts:
     """Packed weights of all experts of one layer; implements experts.ExpertsSum."""
 
-    def __init__(self, packer: NativePacker, gate_up: Tensor, down: Tensor, activation: Activation) -> None:
-        """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
+    def __init__(
+        self, packer: NativePacker, gate_up: Sequence[Linear], down: Sequence[Linear], activation: Activation
+    ) -> None:
+        """Takes gate_up [2 * intermediate, hidden] and down [hidden, intermediate] of each expert."""
         self._kernels = packer.kernels
         self._weights = [[packer.pack(weight) for weight in weights] for weights in (gate_up, down)]
         self._arrays = [CPU.array("SwWeight", [weight.struct[0] for weight in weights]) for weights in self._weights]
@@ -65,7 +69,10 @@ def make_native_experts(packer: NativePacker, module: Any, gate_up: Tensor, down
     """The experts of a module whose activation is not replaced yet; None if the kernels do not support them."""
     act_fn = getattr(module, "act_fn", None)
     activation = activation_of(act_fn) if isinstance(act_fn, nn.Module) and has_usual_gate(module) else None
-    return None if activation is None else NativeExperts(packer, gate_up, down, activation)
+    if activation is None:
+        return None
+    linears = ([Linear([DenseMatrix(weight)]) for weight in weights] for weights in (gate_up, down))
+    return NativeExperts(packer, next(linears), next(linears), activation)
 
 
 def native_activation(activation: Activation) -> int:
@@ -90,14 +97,14 @@ class FusedDecoderLayer(nn.Module):
         self._kernels = packer.kernels
         self.uses_rotary = form.uses_rotary
         self._weights = {
-            name: packer.pack(linear.weight, linear.bias)
+            name: packer.pack(linear)
             for name, linear in (
                 ("qkv", form.qkv),
                 ("attention_output", form.attention_output),
                 ("gate_up", form.gate_up),
                 ("down", form.down),
             )
-            if linear.weight.numel() > 0  # layers with experts may have no MLP
+            if linear is not None
         }
         self._experts = None if form.experts is None else RoutedExperts(packer, form.experts)
         norms = form.norms
@@ -120,6 +127,12 @@ class FusedDecoderLayer(nn.Module):
     def part_from_twin(self) -> None:
         """Make this copy of a layer independent, so that it can be bound to its own cache."""
         self.struct = CPU.new("SwDecoderLayer", self.struct[0])
+
+    def twin(self) -> "FusedDecoderLayer":
+        """A copy that can be bound to another cache. It shares the weights."""
+        copied = copy.copy(self)
+        copied.part_from_twin()
+        return copied
 
     def bind(self, cache: CData) -> None:
         """Set where the layer's keys and values are stored; call it before the first forward."""

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
@@ -16,6 +16,27 @@ from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import StepAttention
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
+
+
+class LoadedModel(Protocol):
+    """A model in memory: of transformers, or a NativeModel."""
+
+    config: Any
+    """The whole configuration."""
+
+    def get_input_embeddings(self) -> Any:
+        """The module that embeds tokens."""
+        ...
+
+    def get_output_embeddings(self) -> Any:
+        """The module that turns hidden states into logits."""
+        ...
+
+
+def modules_of(model: LoadedModel) -> PreTrainedModel:
+    """The model, which must be of transformers."""
+    assert isinstance(model, nn.Module), "a native model has no modules"
+    return cast("PreTrainedModel", model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,17 +19,20 @@ from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
 from model_runner.models.activations import replace_activations
+from model_runner.models.damage import naming_damage
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.loading import ModelShape, load_model
+from model_runner.models.loading import ModelShape, load_model, open_checkpoint
+from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.native_layer import bind_layers, fuse_layers, make_native_experts, part_layers
-from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, read_native_model
+from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel
 from model_runner.models.packed import NativePacker, OneDNNPacker, Packer, pack_weights
+from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.repository import cache_folder
-from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.models.target import HFTargetModel, LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import GIB, Room, StorageTypes, free_memory
 from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores
@@ -69,8 +72,8 @@ class CpuPlatform(Platform):
         self.pick_allowed = None if self._kernels is None else partial(pick_allowed, self._kernels)
         self.rows = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
         self.kernels = "none" if self._kernels is None else self._kernels.isa
-        self._native_models: dict[PreTrainedModel, NativeModel] = {}
-        """The loaded models whose parts are all known."""
+        self._forms: dict[Path, ModelForm | None] = {}
+        """Models that were looked at and not loaded yet, by their folders."""
 
     @property
     def hardware(self) -> str:
@@ -89,25 +92,45 @@ class CpuPlatform(Platform):
     def int4_bytes(self, shape: ModelShape) -> int | None:
         return None if self._kernels is None or self.types.weights == "int4" else _weight_bytes(shape, "int4")
 
-    def load(self, folder: Path) -> PreTrainedModel:
+    def inspect(self, folder: Path) -> ModelShape:
+        form = self._form(folder)
+        return super().inspect(folder) if form is None else form.shape()
+
+    def load(self, folder: Path) -> LoadedModel:
+        form = self._form(folder)
+        self._forms.pop(folder, None)
+        if form is None or self._packer is None:
+            return self._load_modules(folder)
+        logger.info("forward    as one native call")
+        return NativeModel(self._packer, form)
+
+    def load_again(self, loaded: LoadedModel) -> LoadedModel:
+        if isinstance(loaded, NativeModel):
+            return loaded.twin()
+        model = super().load_again(loaded)
+        part_layers(modules_of(model))
+        return model
+
+    def _form(self, folder: Path) -> ModelForm | None:
+        """The model as plain data, to be packed as it is read; None if it needs transformers' modules."""
+        if self._packer is not None and folder not in self._forms:
+            config = self.read_config(folder)
+            is_dense = getattr(config, "quantization_config", None) is None
+            with naming_damage(folder):
+                checkpoint = open_checkpoint(folder) if is_dense else None
+                self._forms[folder] = None if checkpoint is None else read_model_form(config, checkpoint)
+        return self._forms.get(folder)
+
+    def _load_modules(self, folder: Path) -> LoadedModel:
+        """Load transformers' modules, and replace as many of them as possible."""
         register_experts()
         model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
+        if self._packer is not None:
+            form = read_model_form(model.config, TensorCheckpoint(model.state_dict()))
+            if form is not None:
+                return NativeModel(self._packer, form)
         prepare(model, self._packer)
-        if self._read_natively(model):
-            logger.info("forward    as one native call")
         return model
-
-    def load_again(self, loaded: PreTrainedModel) -> PreTrainedModel:
-        model = super().load_again(loaded)
-        part_layers(model)
-        self._read_natively(model)
-        return model
-
-    def _read_natively(self, model: PreTrainedModel) -> bool:
-        """Prepare the model to run as one native call; returns whether all its parts are known."""
-        if self._kernels is not None and (native := read_native_model(model, self._kernels)) is not None:
-            self._native_models[model] = native
-        return model in self._native_models
 
     def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
         return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels)
@@ -117,20 +140,23 @@ class CpuPlatform(Platform):
 
     def make_target(
         self,
-        model: PreTrainedModel,
+        model: LoadedModel,
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
     ) -> TargetModel:
+        if isinstance(model, NativeModel):
+            assert isinstance(attention, NativeAttention), "the kernels that packed the model also attend"
+            model.bind(cache_structs(attention.cache))
+            return NativeTargetModel(model, attention, needs)
         if self._packer is not None and isinstance(attention, NativeAttention):
-            bind_layers(model, cache_structs(attention.cache))
-            if (native := self._native_models.get(model)) is not None:
-                return NativeTargetModel(native, attention, needs)
-        return HFTargetModel(model, attention, needs, None if self._kernels is None else partial(pick, self._kernels))
+            bind_layers(modules_of(model), cache_structs(attention.cache))
+        return HFTargetModel(
+            modules_of(model), attention, needs, None if self._kernels is None else partial(pick, self._kernels)
+        )
 
-    def find_early_exit(self, model: PreTrainedModel) -> EarlyExit | None:
-        native = self._native_models.get(model)
-        return super().find_early_exit(model) if native is None else NativeEarlyExit(native)
+    def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
+        return NativeEarlyExit(model) if isinstance(model, NativeModel) else super().find_early_exit(model)
 
     def prepare_heads(self, heads: nn.Module) -> None:
         if self._kernels is not None:

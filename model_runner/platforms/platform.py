@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.trial import first_difference
@@ -16,9 +16,9 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
 from model_runner.models.features import Feature
-from model_runner.models.loading import ModelShape, load_config
+from model_runner.models.loading import ModelShape, inspect_model, load_config
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.models.target import HFTargetModel, LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import Measured, Room, StorageTypes
 from model_runner.sampling.fused_sampling import PickAllowed
 from model_runner.sampling.sampler import Sampler
@@ -71,17 +71,25 @@ class Platform(ABC):
         """
         return as_served(folder, load_config(folder), self.device, exact=self.exact)
 
+    def inspect(self, folder: Path) -> ModelShape:
+        """The sizes of a model, before its weights are read.
+
+        Raises:
+            UnsupportedModelError: if the model is not supported.
+        """
+        return inspect_model(self.read_config(folder))
+
     @abstractmethod
-    def load(self, folder: Path) -> PreTrainedModel:
+    def load(self, folder: Path) -> LoadedModel:
         """Load a model to the device, with its weights in the form that they are multiplied in.
 
         Raises:
             UnsupportedModelError: if a part of the model cannot be computed exactly.
         """
 
-    def load_again(self, loaded: PreTrainedModel) -> PreTrainedModel:
+    def load_again(self, loaded: LoadedModel) -> LoadedModel:
         """A copy of a loaded model for another cache. It shares the weights' memory."""
-        return twin(loaded)
+        return cast("LoadedModel", twin(cast("nn.Module", loaded)))
 
     @abstractmethod
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
@@ -117,7 +125,7 @@ class Platform(ABC):
 
     def make_target(
         self,
-        model: PreTrainedModel,
+        model: LoadedModel,
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
@@ -126,12 +134,12 @@ class Platform(ABC):
 
         No choice has more than `max_model_len` tokens.
         """
-        return HFTargetModel(model, attention, needs)
+        return HFTargetModel(modules_of(model), attention, needs)
 
-    def find_early_exit(self, model: PreTrainedModel) -> EarlyExit | None:
+    def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
         """The model's head for hidden states between its layers; None if the model does not support this."""
-        return find_early_exit(model)
+        return find_early_exit(modules_of(model))
 
-    def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured | None:
+    def measure(self, model: LoadedModel, shape: ModelShape, sizes: Sizes) -> Measured | None:
         """Memory after loading and in the target's largest step; None if the first plan needs no correction."""
         return None
