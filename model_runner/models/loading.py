@@ -22,6 +22,8 @@ from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 from model_runner.models.parameters import Checkpoint
+from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
+from model_runner.models.quantized_linears import LinearReader
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, refused
 from model_runner.models.safetensors_files import SafetensorsCheckpoint
 
@@ -192,8 +194,10 @@ def load_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def open_checkpoint(folder: Path) -> Checkpoint | None:
+def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpoint | None:
     """The weights of a folder, of which only the names are read; None if it has neither a GGUF file nor safetensors.
+
+    `reader` reads linears that are stored quantised.
 
     Raises:
         UnsupportedModelError: if a file is damaged.
@@ -203,7 +207,9 @@ def open_checkpoint(folder: Path) -> Checkpoint | None:
 
         return GgufCheckpoint(files[0])
     checkpoint = SafetensorsCheckpoint(folder)
-    return checkpoint if checkpoint.shapes else None
+    if not checkpoint.shapes:
+        return None
+    return checkpoint if reader is None else QuantizedCheckpoint(checkpoint, reader)
 
 
 def check_tokenizers(model: Path, other: Path, role: str) -> None:

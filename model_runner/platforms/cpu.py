@@ -19,12 +19,13 @@ from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
 from model_runner.models.activations import replace_activations
+from model_runner.models.checkpoint_quantization import native_reader
 from model_runner.models.damage import naming_damage
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.loading import ModelShape, load_model, open_checkpoint
+from model_runner.models.loading import ModelShape, load_config, load_model, open_checkpoint
 from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.native_layer import bind_layers, fuse_layers, make_native_experts, part_layers
 from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel
@@ -114,10 +115,12 @@ class CpuPlatform(Platform):
     def _form(self, folder: Path) -> ModelForm | None:
         """The model as plain data, to be packed as it is read; None if it needs transformers' modules."""
         if self._packer is not None and folder not in self._forms:
-            config = self.read_config(folder)
-            is_dense = getattr(config, "quantization_config", None) is None
+            config = load_config(folder)
+            if (reader := native_reader(folder, config)) is None:
+                config = self.read_config(folder)
+            can_read = reader is not None or getattr(config, "quantization_config", None) is None
             with naming_damage(folder):
-                checkpoint = open_checkpoint(folder) if is_dense else None
+                checkpoint = open_checkpoint(folder, reader) if can_read else None
                 self._forms[folder] = None if checkpoint is None else read_model_form(config, checkpoint)
         return self._forms.get(folder)
 
