@@ -178,6 +178,24 @@ class Kernels:
             raise ValueError(f"a block of weights in {stored.name} has a scale or minimum that is not a finite number")
         return weight
 
+    def can_repack(self, block_format: int) -> bool:
+        """Whether `repack` supports a block format."""
+        return find_block_format(block_format) is not None and self._library.sw_repacked_kind(block_format) >= 0
+
+    def can_unpack(self, block_format: int) -> bool:
+        """Whether `unpack` supports a block format."""
+        return find_block_format(block_format) is not None
+
+    def packed_bytes(self, kind: WeightKind, outputs: int, inputs: int) -> int:
+        """Memory of a weight that `pack` makes."""
+        code = CPU.constants("SwWeightKind")[_KINDS[kind]]
+        return int(self._library.sw_packed_size(self._context, code, outputs, inputs))
+
+    def repacked_bytes(self, block_format: int, outputs: int, inputs: int) -> int:
+        """Memory of a weight that `repack` makes."""
+        kind = self._library.sw_repacked_kind(block_format)
+        return int(self._library.sw_packed_size(self._context, kind, outputs, inputs))
+
     def join(self, parts: Sequence[NativeWeight], bias: Tensor | None = None) -> NativeWeight:
         """One linear of the outputs of several, one after another, each packed in its own way.
 

@@ -26,8 +26,9 @@ from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.known_config import MissingEntryError, read_known_config
 from model_runner.models.loading import ModelShape, open_checkpoint
 from model_runner.models.model_form import ModelForm, read_model_form
-from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel
-from model_runner.models.packed import SLAB_BYTES, NativePacker, OneDNNPacker, pack_weights
+from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, embedding_bytes
+from model_runner.models.native_packer import SLAB_BYTES, NativePacker
+from model_runner.models.packed import OneDNNPacker, pack_weights
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
@@ -63,7 +64,8 @@ class CpuPlatform(Platform):
         self._kernels = _load_kernels(threads)
         weights = resolve_quantization(config.quantization, self._kernels)
         kind = resolve_rows(config.rows, weights, self._kernels)
-        self._packer = NativePacker(self._kernels, kind) if self._kernels and kind else None
+        keeps_blocks = config.keeps_blocks and config.quantization == "auto" and config.rows == "auto"
+        self._packer = NativePacker(self._kernels, kind, keeps_blocks=keeps_blocks) if self._kernels and kind else None
         kv = resolve_kv_dtype(config.kv_cache_dtype, torch.float32, _DEVICE, quantized_weights=weights is not None)
         self.types = StorageTypes(torch.float32, weights, kv)
         self.presamples = self._kernels is not None
@@ -85,13 +87,24 @@ class CpuPlatform(Platform):
 
     def weight_bytes(self, shape: ModelShape) -> int:
         """Memory of a model's weights. A head that is shared with the embedding is also packed, as a copy."""
+        if shape.form is not None and self._packer is not None:
+            return _form_bytes(shape.form, self._packer)
         return _weight_bytes(shape, None if self._packer is None else self._packer.kind)
 
     def loading_bytes(self, shape: ModelShape) -> int:
-        return self.weight_bytes(shape) + SLAB_BYTES if shape.is_streamed else super().loading_bytes(shape)
+        return super().loading_bytes(shape) if shape.form is None else self.weight_bytes(shape) + SLAB_BYTES
+
+    def weights_name(self, shape: ModelShape) -> str:
+        if shape.form is None or self._packer is None:
+            return super().weights_name(shape)
+        return ", ".join(sorted(set().union(*map(self._packer.names, shape.form.linears))))
 
     def int4_bytes(self, shape: ModelShape) -> int | None:
-        return None if self._kernels is None or self.types.weights == "int4" else _weight_bytes(shape, "int4")
+        if self._kernels is None or self.types.weights == "int4":
+            return None
+        if shape.form is not None:
+            return _form_bytes(shape.form, NativePacker(self._kernels, "int4"))
+        return _weight_bytes(shape, "int4")
 
     def inspect(self, folder: Path) -> ModelShape:
         form = self._form(folder)
@@ -103,6 +116,8 @@ class CpuPlatform(Platform):
         if form is None or self._packer is None:
             return self._load_modules(folder)
         logger.info("forward    as one native call")
+        if any(map(self._packer.keeps, form.linears)):
+            self.rows = "int16"
         return NativeModel(self._packer, form)
 
     def load_again(self, loaded: LoadedModel) -> LoadedModel:
@@ -193,6 +208,12 @@ class CpuPlatform(Platform):
             return Sampler(TorchDraw(vocab_size, _DEVICE), logprobs_mode)
         divides = logprobs_mode == "raw"  # processed logprobs need divided logits
         return Sampler(NativeDraw(self._kernels, divides), logprobs_mode, NativeTruncations(self._kernels))
+
+
+def _form_bytes(form: ModelForm, packer: NativePacker) -> int:
+    table = embedding_bytes(packer, form.embedding)
+    layers = sum(map(packer.num_bytes, form.linears[:-1])) + packer.in_int8.num_bytes(form.head)
+    return layers + table + form.num_small * torch.float32.itemsize
 
 
 def _weight_bytes(shape: ModelShape, kind: WeightKind | None) -> int:
