@@ -15,7 +15,8 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
-from model_runner.kernels.build import NoKernelsError, build_kernels
+from model_runner.kernels.build import NoKernelsError, detect_isas
+from model_runner.kernels.early import kernels_library
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
 from model_runner.models.activations import replace_activations
@@ -220,7 +221,17 @@ def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: K
 def _load_kernels(threads: int) -> Kernels | None:
     """The native kernels; None, with a warning, if they cannot be built."""
     try:
-        return Kernels(build_kernels(cache_folder()), threads)
+        library = kernels_library(cache_folder())
+        kernels = Kernels(library, threads)
     except NoKernelsError as error:
         logger.warning("Building the native kernels failed; the server runs in float32, much slower: %s", error)
         return None
+    if (isas := detect_isas()) and kernels.isa != isas[0]:
+        logger.warning(
+            "The kernels for %s could not be compiled, so those for %s serve, which are slower; to compile again, "
+            "update the compiler or remove %s",
+            isas[0],
+            kernels.isa,
+            library,
+        )
+    return kernels
