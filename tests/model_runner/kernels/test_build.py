@@ -255,8 +255,9 @@ def test_a_library_that_the_loader_refuses_is_built_again(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one from a machine with a newer C library."""
+    (sources / "answer.h").write_text("constexpr int kAnswer = 44;\n")
     with monkeypatch.context() as patch:
-        patch.setattr(build, "try_loading", lambda _: None)  # or the loader would know its name
+        patch.setattr(build, "try_loading", lambda _: None)  # or the loader would know the library by its name
         library = build_kernels(tmp_path, sources=sources)
     (tmp_path / "other.so").write_bytes(b"\x7fELF of another machine")
     store(tmp_path / "other.so", library)
