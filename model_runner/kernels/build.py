@@ -31,7 +31,7 @@ logger = logging.getLogger("samewise.runner")
 _KERNELS = Path(__file__).parent / "cpu"
 _SUFFIX = Path(__file__).parent / "suffix"
 _AVX512_FLAGS = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-_X86_FLAGS = {
+X86_FLAGS = {
     "avx512bf16": (*_AVX512_FLAGS, "-mavx512bf16"),
     "avx512vnni": _AVX512_FLAGS,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
@@ -134,7 +134,7 @@ def detect_isas(cpu_info: Path = _CPU_INFO) -> list[str] | None:
 
 def _kernels_recipe(sources: Path, isas: Sequence[str] | None) -> _Recipe:
     """The library of the first of these instruction sets that compiles, or of all that there are."""
-    flags: dict[str, tuple[str, ...]] = _X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {}
+    flags: dict[str, tuple[str, ...]] = X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {}
     units = {
         isa: Unit(sources / "kernels.cpp", isa, (f"-DSW_ISA={isa}", *own))
         for isa, own in [*flags.items(), ("portable", ())]
