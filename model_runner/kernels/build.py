@@ -57,10 +57,10 @@ class _Recipe:
     choices: tuple[tuple[Unit, ...], ...] = ()
     """As for `compile_library`."""
 
-    def title(self, flags: Sequence[str]) -> str:
+    def title(self, flags: Sequence[str], machine: str = platform.machine()) -> str:
         """Start of the library's file name: it depends on sources, options, and what is to be in the library."""
         units = [[(unit.name, unit.flags) for unit in group] for group in (self.core, *self.choices)]
-        digest = hashlib.sha256(repr((platform.machine(), FLAGS, list(flags), units)).encode())
+        digest = hashlib.sha256(repr((machine, FLAGS, list(flags), units)).encode())
         for source in sorted([*self.sources.glob("*.cpp"), *self.sources.glob("*.h")]):
             digest.update(source.name.encode() + b"\0" + source.read_bytes())
         return f"{self.name}-{digest.hexdigest()[:16]}"
@@ -104,8 +104,13 @@ def build_suffix(
     return _find_or_build([_suffix_recipe(sources)], folder, extra_flags, environment)
 
 
-def build_packaged(folder: Path, environment: Mapping[str, str] = os.environ) -> list[Path]:
+def build_packaged(folder: Path, environment: Mapping[str, str], machine: str) -> list[Path]:
     """Build both libraries, with all instruction sets, into a package's folder `built`; returns their paths.
+
+    Args:
+        folder: it is made if it is missing.
+        environment: its CXX names the compiler, if set.
+        machine: the processor to build for, in the words of `platform.machine`.
 
     Raises:
         NoKernelsError: if there is no compiler, or a unit does not compile.
@@ -113,11 +118,11 @@ def build_packaged(folder: Path, environment: Mapping[str, str] = os.environ) ->
     command = find_compiler(environment)
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for recipe in (_kernels_recipe(_KERNELS, None), _suffix_recipe(_SUFFIX)):
+    for recipe in (_kernels_recipe(_KERNELS, None, machine), _suffix_recipe(_SUFFIX)):
         core = (*recipe.core, *(unit for group in recipe.choices for unit in group))  # nothing may be left out
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             built = compile_library(command, core, (), ("-s",), Path(temporary))
-            made.append(folder / f"{recipe.title(())}.so")
+            made.append(folder / f"{recipe.title((), machine)}.so")
             store(built, made[-1], mode=0o644)
     return made
 
@@ -132,9 +137,9 @@ def detect_isas(cpu_info: Path = _CPU_INFO) -> list[str] | None:
     return [*(isa for isa, needed in _X86_FEATURES.items() if needed <= features), "portable"]
 
 
-def _kernels_recipe(sources: Path, isas: Sequence[str] | None) -> _Recipe:
+def _kernels_recipe(sources: Path, isas: Sequence[str] | None, machine: str = platform.machine()) -> _Recipe:
     """The library of the first of these instruction sets that compiles, or of all that there are."""
-    flags: dict[str, tuple[str, ...]] = X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {}
+    flags: dict[str, tuple[str, ...]] = X86_FLAGS if machine in ("x86_64", "AMD64") else {}
     units = {
         isa: Unit(sources / "kernels.cpp", isa, (f"-DSW_ISA={isa}", *own))
         for isa, own in [*flags.items(), ("portable", ())]
