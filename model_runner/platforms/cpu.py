@@ -33,7 +33,7 @@ from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
 from model_runner.platforms.memory import GIB, Room, StorageTypes, free_memory
 from model_runner.platforms.platform import Platform
-from model_runner.processes import available_cores
+from model_runner.processes import available_cores, can_start_threads
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 
@@ -43,6 +43,8 @@ _DEVICE = torch.device("cpu")
 _CACHE_LIMIT = 4 * GIB
 """Upper limit of the KV cache's default size: other programs need memory, too."""
 _CACHE_SHARE = 0.5
+_TEAMS = 4
+"""Upper limit of threads that use torch with further threads of their own."""
 
 
 class CpuPlatform(Platform):
@@ -59,8 +61,9 @@ class CpuPlatform(Platform):
         if not config.exact:
             raise ValueError("the CPU always computes exactly; remove --no-exact")
         threads = config.threads or available_cores()
-        torch.set_num_threads(threads)
         self._kernels = _load_kernels(threads)
+        # OpenMP ends the process if it cannot start a thread, and starts as many for each thread that uses torch.
+        torch.set_num_threads(threads if can_start_threads(_TEAMS * threads) else 1)
         weights = resolve_quantization(config.quantization, self._kernels)
         kind = resolve_rows(config.rows, weights, self._kernels)
         self._packer = NativePacker(self._kernels, kind) if self._kernels and kind else None
