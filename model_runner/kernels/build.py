@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_runner.kernels.compiler import FLAGS, NoKernelsError, Unit, compile_library, describe_compiler, find_compiler
+from model_runner.kernels.compiler import FLAGS, Compiler, NoKernelsError, Unit, compile_library
 from model_runner.kernels.library_folder import (
     PACKAGED,
     locked,
@@ -115,13 +115,13 @@ def build_packaged(folder: Path, environment: Mapping[str, str], machine: str) -
     Raises:
         NoKernelsError: if there is no compiler, or a unit does not compile.
     """
-    command = find_compiler(environment)
+    compiler = Compiler.find(environment)
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for recipe in (_kernels_recipe(_KERNELS, None, machine), _suffix_recipe(_SUFFIX)):
         core = (*recipe.core, *(unit for group in recipe.choices for unit in group))  # nothing may be left out
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            built = compile_library(command, core, (), ("-s",), Path(temporary))
+            built = compile_library(compiler, core, (), ("-s",), Path(temporary))
             made.append(folder / f"{recipe.title((), machine)}.so")
             store(built, made[-1], mode=0o644)
     return made
@@ -162,7 +162,11 @@ def _find_or_build(
     titles = [recipe.title(flags) for recipe in recipes]
     if (packaged := _loadable([PACKAGED / f"{title}.so" for title in titles])) is not None:
         return packaged
-    compiler = _Compiler.find(environment)
+    compiler: Compiler | NoKernelsError
+    try:
+        compiler = Compiler.find(environment)
+    except NoKernelsError as error:
+        compiler = error
     reasons = []
     for place in (folder / _SUBFOLDER, private_folder()):
         try:
@@ -176,24 +180,6 @@ def _find_or_build(
     raise NoKernelsError("; ".join(reasons))
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiler:
-    command: Sequence[str]
-    digest: str
-    """Of its command and version: a part of a library's name, so that another compiler builds its own."""
-
-    @classmethod
-    def find(cls, environment: Mapping[str, str]) -> "_Compiler | NoKernelsError":
-        """The compiler, or why there is none."""
-        try:
-            command = find_compiler(environment)
-            return cls(command, hashlib.sha256(describe_compiler(command).encode()).hexdigest()[:8])
-        except NoKernelsError as error:
-            return error
-        except OSError as error:
-            return NoKernelsError(f"the C++ compiler {command[0]} cannot be started: {error}")
-
-
 def _find_of_any_compiler(place: Path, titles: Sequence[str], reason: NoKernelsError) -> Path:
     """A library from a machine that had a compiler. Raises `reason` if there is none."""
     built = [path for title in titles for path in sorted(place.glob(f"{title}-*.so"))]
@@ -203,10 +189,10 @@ def _find_of_any_compiler(place: Path, titles: Sequence[str], reason: NoKernelsE
 
 
 def _find_or_build_in(
-    place: Path, descriptor: int, recipe: _Recipe, titles: Sequence[str], compiler: _Compiler, flags: Sequence[str]
+    place: Path, descriptor: int, recipe: _Recipe, titles: Sequence[str], compiler: Compiler, flags: Sequence[str]
 ) -> Path:
     """A library in an open folder, built by only one of several concurrent callers while the others wait."""
-    paths = [place / f"{title}-{compiler.digest}.so" for title in titles]
+    paths = [place / f"{title}-{compiler.digest()}.so" for title in titles]
     if (found := _loadable(paths, warns=False)) is not None:
         return found
     with locked(descriptor):
@@ -214,7 +200,7 @@ def _find_or_build_in(
             return found
         logger.info("building the native library %s with %s, once", recipe.name, compiler.command[0])
         with tempfile.TemporaryDirectory(dir=place) as temporary:
-            store(compile_library(compiler.command, recipe.core, recipe.choices, flags, Path(temporary)), paths[0])
+            store(compile_library(compiler, recipe.core, recipe.choices, flags, Path(temporary)), paths[0])
     try:
         try_loading(paths[0])
     except OSError as error:

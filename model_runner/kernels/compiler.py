@@ -1,5 +1,6 @@
 """Finds the system's C++ compiler, and compiles and links native libraries with it."""
 
+import hashlib
 import logging
 import shlex
 import shutil
@@ -12,16 +13,16 @@ logger = logging.getLogger("samewise.runner")
 
 FLAGS = (
     "-std=c++20",
-    # Vectorised as with -O3, which is no faster than this and takes a third longer to compile.
     "-O2",
-    "-ftree-vectorize",
-    "-fvect-cost-model=dynamic",
     "-fPIC",
     "-fvisibility=hidden",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
 )
+_GCC_FLAGS = ("-ftree-vectorize", "-fvect-cost-model=dynamic")
+"""Loops are vectorised as with -O3, which is no faster than this and takes a third longer to compile. Clang vectorises
+them with -O2, and knows no such option."""
 _COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -38,8 +39,33 @@ class Unit:
     flags: tuple[str, ...] = ()
 
 
-def find_compiler(environment: Mapping[str, str]) -> list[str]:
-    """The compiler's command: CXX with its options, or the first of the usual names. Raises NoKernelsError."""
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler that can be started."""
+
+    command: Sequence[str]
+    """With the options that CXX names, and those that only this kind of compiler knows."""
+    description: str
+    """The command and what it says about its version."""
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str]) -> "Compiler":
+        """The compiler that CXX names, or the first of the usual names. Raises NoKernelsError if there is none."""
+        command = _find_command(environment)
+        try:
+            done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise NoKernelsError(f"the C++ compiler {command[0]} cannot be started: {error}") from error
+        if "clang" not in done.stdout:
+            command += _GCC_FLAGS
+        return cls(command, f"{shlex.join(command)}\n{done.stdout}{done.stderr}")
+
+    def digest(self) -> str:
+        """Eight digits of a hash of its description."""
+        return hashlib.sha256(self.description.encode()).hexdigest()[:8]
+
+
+def _find_command(environment: Mapping[str, str]) -> list[str]:
     named, path = shlex.split(environment.get("CXX", "")), environment.get("PATH")
     for command in (named,) if named else ([name] for name in _COMPILERS):
         if found := shutil.which(command[0], path=path):
@@ -49,21 +75,15 @@ def find_compiler(environment: Mapping[str, str]) -> list[str]:
     raise NoKernelsError(f"no C++ compiler was found (looked for {', '.join(_COMPILERS)})")
 
 
-def describe_compiler(command: Sequence[str]) -> str:
-    """The command and what it says about its version. Raises OSError if it cannot be started."""
-    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-    return f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
-
-
 def compile_library(
-    command: Sequence[str], core: Sequence[Unit], choices: Sequence[Sequence[Unit]], flags: Sequence[str], folder: Path
+    compiler: Compiler, core: Sequence[Unit], choices: Sequence[Sequence[Unit]], flags: Sequence[str], folder: Path
 ) -> Path:
     """Compile units and link them into a library in the folder; returns its path.
 
     A unit among the choices that does not compile is left out, with a warning.
 
     Args:
-        command: the compiler.
+        compiler: compiles and links.
         core: units that the library cannot do without. They are compiled with the first choice, in parallel.
         choices: groups of units, best first. Each but the first is compiled only if nothing of those before it does.
         flags: further options for compiler and linker.
@@ -77,7 +97,7 @@ def compile_library(
     failed: list[NoKernelsError] = []
     for index, group in enumerate(choices or [()]):
         needed = () if index else core
-        results = _compile(command, [*needed, *group], flags, folder)
+        results = _compile(compiler.command, [*needed, *group], flags, folder)
         for unit, error in results.items():
             if error is None:
                 linked.append(unit)
@@ -91,7 +111,7 @@ def compile_library(
     if failed and len(linked) == len(core):
         raise failed[0]
     objects = [f"{unit.name}.o" for unit in linked]
-    link = [*command, "-shared", "-pthread", *flags, *objects, "-o", "library.so"]
+    link = [*compiler.command, "-shared", "-pthread", *flags, *objects, "-o", "library.so"]
     done = subprocess.run(link, cwd=folder, capture_output=True, text=True, check=False)
     if (error := _failure(done.returncode, link, done.stdout + done.stderr)) is not None:
         raise error

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from model_runner.kernels import build
 from model_runner.kernels.build import detect_isas
-from model_runner.kernels.compiler import FLAGS, find_compiler
+from model_runner.kernels.compiler import FLAGS, Compiler
 from model_runner.sampling.logarithm import log, logs
 
 Numbers = NDArray[np.float64]
@@ -40,7 +40,15 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     for isa in detect_isas() or ["portable"]:
         options = [*FLAGS, *build.X86_FLAGS.get(isa, ()), f"-DSW_ISA={isa}", f"-I{Path(build.__file__).parent / 'cpu'}"]
         library = folder / f"{isa}.so"
-        command = [*find_compiler(os.environ), *options, "-fvisibility=default", "-shared", "all.cpp", "-o", library]
+        command = [
+            *Compiler.find(os.environ).command,
+            *options,
+            "-fvisibility=default",
+            "-shared",
+            "all.cpp",
+            "-o",
+            library,
+        ]
         subprocess.run(command, cwd=folder, check=True)
         libraries.append(ctypes.CDLL(str(library)))
     return libraries
@@ -117,7 +125,15 @@ def test_fused_products_would_be_noticed(libraries: list[ctypes.CDLL]) -> None:
     if "avx2" not in (detect_isas() or ()):
         pytest.skip("this machine has no fused products")
     source = Path(libraries[0]._name).parent
-    fused = [*find_compiler(os.environ), "-std=c++20", "-O2", "-mfma", "-ffp-contract=fast", "-DSW_ISA=fused", "-fPIC"]
+    fused = [
+        *Compiler.find(os.environ).command,
+        "-std=c++20",
+        "-O2",
+        "-mfma",
+        "-ffp-contract=fast",
+        "-DSW_ISA=fused",
+        "-fPIC",
+    ]
     command = [*fused, f"-I{Path(build.__file__).parent / 'cpu'}", "-shared", "all.cpp", "-o", "fused.so"]
     subprocess.run(command, cwd=source, check=True)
     x = of_logarithms()
