@@ -1,4 +1,4 @@
-"""What is installed: the launcher, and wheels with and without compiled libraries."""
+"""The installed package: the launcher, and wheels with and without compiled libraries."""
 
 import os
 import shutil

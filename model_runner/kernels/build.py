@@ -42,14 +42,14 @@ _X86_FEATURES = {
     "avx512vnni": {"avx512_vnni", "avx512bw", "avx512vl", "avx512dq"},
     "avx2": {"avx2", "fma", "f16c"},
 }
-"""What an instruction set needs, in the kernel's names of processor features; samewise.cpp asks the processor."""
+"""Features that an instruction set needs, in the kernel's names of processor features; samewise.cpp asks the processor."""
 _CPU_INFO = Path("/proc/cpuinfo")
 _SUBFOLDER = "native"
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What a library is built from."""
+    """Sources and options of a library."""
 
     name: str
     sources: Path

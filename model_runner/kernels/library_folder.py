@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGED = Path(__file__).parent / "built"
-"""Libraries that came with the package. Whoever can change them can change this code, so only their content is
+"""Libraries that came with the package. Users who can change them can change this code, so only their content is
 checked."""
 
 _SEAL_BYTES = hashlib.sha256().digest_size

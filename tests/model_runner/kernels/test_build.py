@@ -177,7 +177,7 @@ def test_the_processor_is_asked_first(features: str, isas: list[str], tmp_path: 
 
 
 def test_this_processor_is_known(kernels_library: Path) -> None:
-    """What is detected before anything is compiled is what the compiled library finds."""
+    """The compiled library finds the same as was detected before it was compiled."""
     from model_runner.kernels.library import Kernels  # noqa: PLC0415
 
     assert detect_isas()[:1] == [Kernels(kernels_library, threads=1).isa]  # type: ignore[index]
