@@ -389,7 +389,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 PREFIX = "SAMEWISE_"
 
 
-OTHER_VARIABLES = frozenset({"SAMEWISE_CONFIG", "SAMEWISE_CACHE"})
+OTHER_VARIABLES = frozenset({"SAMEWISE_CONFIG", "SAMEWISE_CACHE", "SAMEWISE_KERNELS"})
 """Variables with the prefix that are not settings."""
 
 

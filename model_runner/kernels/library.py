@@ -1,5 +1,6 @@
 """Python calls into the library of CPU kernels."""
 
+import contextlib
 import logging
 import mmap
 import weakref
@@ -495,7 +496,8 @@ def huge_pages(num_bytes: int) -> Tensor:
     """Zeroed int8 memory [num_bytes], in huge pages if the system has them. Pages are allocated when first written."""
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel built without huge pages refuses
+            memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.int8)
     start = -whole.data_ptr() % _HUGE_PAGE
     return whole[start : start + num_bytes]

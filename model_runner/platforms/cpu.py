@@ -15,7 +15,8 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
-from model_runner.kernels.build import NoKernelsError, build_kernels
+from model_runner.kernels.build import NoKernelsError, detect_isas
+from model_runner.kernels.early import kernels_library
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
 from model_runner.models.checkpoint_quantization import native_reader
@@ -34,7 +35,7 @@ from model_runner.models.repository import cache_folder
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import GIB, Room, StorageTypes, free_memory
 from model_runner.platforms.platform import Platform
-from model_runner.processes import available_cores
+from model_runner.processes import available_cores, can_start_threads
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 
@@ -44,6 +45,8 @@ _DEVICE = torch.device("cpu")
 _CACHE_LIMIT = 4 * GIB
 """Upper limit of the KV cache's default size: other programs need memory, too."""
 _CACHE_SHARE = 0.5
+_TEAMS = 4
+"""Upper limit of threads that use torch with further threads of their own."""
 
 
 class CpuPlatform(Platform):
@@ -60,8 +63,9 @@ class CpuPlatform(Platform):
         if not config.exact:
             raise ValueError("the CPU always computes exactly; remove --no-exact")
         threads = config.threads or available_cores()
-        torch.set_num_threads(threads)
         self._kernels = _load_kernels(threads)
+        # OpenMP ends the process if it cannot start a thread, and starts as many for each thread that uses torch.
+        torch.set_num_threads(threads if can_start_threads(_TEAMS * threads) else 1)
         weights = resolve_quantization(config.quantization, self._kernels)
         kind = resolve_rows(config.rows, weights, self._kernels)
         keeps_blocks = config.keeps_blocks and config.quantization == "auto" and config.rows == "auto"
@@ -262,7 +266,17 @@ def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: K
 def _load_kernels(threads: int) -> Kernels | None:
     """The native kernels; None, with a warning, if they cannot be built."""
     try:
-        return Kernels(build_kernels(cache_folder()), threads)
+        library = kernels_library(cache_folder())
+        kernels = Kernels(library, threads)
     except NoKernelsError as error:
         logger.warning("Building the native kernels failed; the server runs in float32, much slower: %s", error)
         return None
+    if (isas := detect_isas()) and kernels.isa != isas[0]:
+        logger.warning(
+            "The kernels for %s could not be compiled, so those for %s serve, which are slower; to compile again, "
+            "update the compiler or remove %s",
+            isas[0],
+            kernels.isa,
+            library,
+        )
+    return kernels
