@@ -138,6 +138,23 @@ def test_rows_in_another_order(kernels: Kernels, number: int) -> None:
     assert torch.equal(result, kernels.linear(kernels.repack(number, blocks, inputs), rows)[:, order])
 
 
+def test_inputs_in_another_order_and_factors_of_outputs(kernels: Kernels) -> None:
+    blocks, rows = random_weight(Q4_ZERO, 20, 320), random(130, 320)
+    order = torch.randperm(320, generator=torch.Generator().manual_seed(0)).int()
+    factors = 2.0 ** torch.arange(-10, 10)
+    weight = kernels.repack(Q4_ZERO, blocks, 320, output_scales=factors, input_order=order)
+    plain = kernels.repack(Q4_ZERO, blocks, 320)
+    assert torch.equal(kernels.linear(weight, rows), kernels.linear(plain, rows[:, order].contiguous()) * factors)
+    same = kernels.repack(8, random_weight(8, 16, 320), 320, input_order=order.clone())
+    joined = kernels.join([weight, same])
+    assert torch.equal(kernels.linear(joined, rows)[:, :20], kernels.linear(weight, rows))
+    with pytest.raises(ValueError, match="cannot be joined"):
+        kernels.join([weight, plain])
+    for wrong in (order[:-1], torch.zeros_like(order), order + 1):
+        with pytest.raises(ValueError, match="does not name each of 320 inputs"):
+            kernels.repack(Q4_ZERO, blocks, 320, input_order=wrong)
+
+
 def test_the_largest_sums_of_levels_and_scales(kernels: Kernels) -> None:
     """They have room in 32 bits: with all levels, scales and rows at their limits, whatever the signs."""
     inputs = 512
