@@ -417,7 +417,7 @@ class Kernels:
         self._call("sw_move_kv", layers, len(layers), CPU.array("SwMove", moves), len(moves))
 
     def _call(self, name: str, *arguments: object) -> int:
-        """What the function returns, unless memory ran out."""
+        """Call a function of the library and return its code. Raises MemoryError if memory ran out."""
         code: int = getattr(self._library, name)(self._context, *arguments)
         if code == 1:
             raise MemoryError(f"out of memory in {name}")

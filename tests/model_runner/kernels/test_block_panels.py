@@ -1,4 +1,4 @@
-"""Weights from block formats keep their values, and their products are those of the values."""
+"""Weights from block formats keep their values, and so do their products."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,7 +95,7 @@ def product(number: int, blocks: NDArray[np.uint8], rows: Tensor) -> tuple[Float
 @pytest.mark.parametrize("number", EACH, ids=name)
 @pytest.mark.parametrize("outputs", [1, 37])
 def test_products(kernels: Kernels, kernels_library: Path, number: int, outputs: int) -> None:
-    """They are near those of the file's weights, and the same bits in any company on every instruction set."""
+    """They are near the products of the file's weights, and the same bits in any company on every instruction set."""
     inputs = inputs_of(number)
     blocks, bias = random_weight(number, outputs, inputs), random(outputs, seed=1)
     weight = kernels.repack(number, blocks, inputs)
