@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_runner.kernels.block_formats import find_block_format
+from model_runner.kernels.block_formats import BlockFormat, find_block_format
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.interface import CPU, CData, pointer
 
@@ -169,10 +169,7 @@ class Kernels:
                 another size, a block has a scale that is not finite, or `input_order` is no order of the inputs.
             IndexError: if a row index is out of range.
         """
-        stored, kind = find_block_format(block_format), self._library.sw_repacked_kind(block_format)
-        if stored is None or kind < 0:
-            name = block_format if stored is None else stored.name
-            raise ValueError(f"weights in block format {name} cannot be packed as they are: they are not in blocks")
+        stored, kind = self._repacked_kind(block_format)
         row_bytes = stored.row_bytes(inputs)
         source = pointer(blocks, len(blocks), row_bytes)
         outputs, indices = _indices(order, len(blocks))
@@ -183,6 +180,21 @@ class Kernels:
         if self._call("sw_repack", block_format, source, row_bytes, indices, outputs, inputs, packed):
             raise ValueError(f"a block of weights in {stored.name} has a scale or minimum that is not a finite number")
         return weight
+
+    def repacked_bytes(self, block_format: int, outputs: int, inputs: int) -> int:
+        """Memory of a weight that `repack` packs. Raises ValueError as `repack` does."""
+        stored, kind = self._repacked_kind(block_format)
+        stored.row_bytes(inputs)
+        size: int = self._library.sw_packed_size(self._context, kind, outputs, inputs)
+        return size
+
+    def _repacked_kind(self, block_format: int) -> tuple[BlockFormat, int]:
+        """The format, and the SwWeightKind that it is packed as."""
+        stored, kind = find_block_format(block_format), self._library.sw_repacked_kind(block_format)
+        if stored is None or kind < 0:
+            name = block_format if stored is None else stored.name
+            raise ValueError(f"weights in block format {name} cannot be packed as they are: they are not in blocks")
+        return stored, kind
 
     def join(self, parts: Sequence[NativeWeight], bias: Tensor | None = None) -> NativeWeight:
         """One linear of the outputs of several, one after another, each packed in its own way.

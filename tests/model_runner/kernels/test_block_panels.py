@@ -100,6 +100,7 @@ def test_products(kernels: Kernels, kernels_library: Path, number: int, outputs:
     blocks, bias = random_weight(number, outputs, inputs), random(outputs, seed=1)
     weight = kernels.repack(number, blocks, inputs)
     rows = random(max(COUNTS), inputs, seed=2)
+    assert len(weight.packed) == kernels.repacked_bytes(number, outputs, inputs)
     result = kernels.linear(weight, rows)
     expected, error = product(number, blocks, rows)
     assert (np.abs(result.double().numpy() - expected) <= error).all()
@@ -244,8 +245,9 @@ def test_what_cannot_be_packed_is_an_error(kernels: Kernels) -> None:
         kernels.repack(1, blocks, 512)
     with pytest.raises(ValueError, match="block format 4 cannot be packed as they are"):
         kernels.repack(4, blocks, 512)
-    with pytest.raises(ValueError, match="500 inputs are no whole blocks of Q4_K"):
-        kernels.repack(12, blocks, 500)
+    for refused in (lambda: kernels.repack(12, blocks, 500), lambda: kernels.repacked_bytes(12, 20, 500)):
+        with pytest.raises(ValueError, match="500 inputs are no whole blocks of Q4_K"):
+            refused()
     with pytest.raises(ValueError, match="take contiguous numbers"):
         kernels.repack(12, blocks[:, 1:].copy(), 512)
     with pytest.raises(IndexError, match="not among the 20"):
