@@ -40,7 +40,8 @@ class NativePacker:
         If some of its outputs keep their blocks, those of plain numbers become plain int8, because rows are rounded
         once for all outputs. Only a slab of rows is in memory in float32 at once.
         """
-        if not self.keeps(linear):
+        blocks = {id(matrix): matrix.blocks() for matrix in linear.matrices if self._keeps(matrix)}
+        if not blocks or not _take_the_same_rows([blocks.get(id(matrix)) for matrix in linear.matrices]):
             return self._pack_dense(linear.matrices, self._kind_for(linear.inputs), linear.bias)
         parts: list[NativeWeight] = []
         for keeps, matrices in groupby(linear.matrices, self._keeps):
@@ -82,11 +83,15 @@ class NativePacker:
 
     def _repack(self, matrix: Matrix) -> NativeWeight:
         blocks = matrix.blocks()
-        if blocks is None or blocks.input_order is not None:
-            return self._pack_dense([matrix], "int8")
-        weight = self._packs.repack(blocks.block_format, blocks.rows, matrix.shape[1], blocks.order)
-        if blocks.output_scales is not None:
-            weight.scales.copy_(blocks.output_scales)
+        assert blocks is not None, "matrices in a block format have blocks"
+        weight = self._packs.repack(
+            blocks.block_format,
+            blocks.rows,
+            matrix.shape[1],
+            blocks.order,
+            output_scales=blocks.output_scales,
+            input_order=blocks.input_order,
+        )
         matrix.drop(0, matrix.shape[0])
         return weight
 
@@ -123,6 +128,13 @@ class NativePacker:
 
     def __call__(self, weight: Tensor) -> NativeProduct:
         return NativeProduct(self.kernels, self.pack(Linear([DenseMatrix(weight.detach())])))
+
+
+def _take_the_same_rows(blocks: Sequence[Blocks | None]) -> bool:
+    """Whether the inputs of all outputs are in the same order; plain numbers, None here, have none of their own."""
+    orders = [None if one is None else one.input_order for one in blocks]
+    first = orders[0]
+    return all(order is first if order is None or first is None else torch.equal(order, first) for order in orders)
 
 
 def unpack(kernels: Kernels, blocks: Blocks, inputs: int, start: int, stop: int | None) -> Tensor:

@@ -25,7 +25,7 @@ class Blocks:
     output_scales: Tensor | None = None
     """[outputs] float32: factors of the blocks' values."""
     input_order: Tensor | None = None
-    """[inputs] int64: the input of each column; None: in order."""
+    """[inputs] int32: the input of each column; None: in order."""
 
 
 class Matrix(Protocol):
@@ -38,7 +38,7 @@ class Matrix(Protocol):
 
     @property
     def block_format(self) -> int | None:
-        """The format of the blocks that hold the weight; None for plain numbers, and for blocks in a strange order."""
+        """The format of the blocks that hold the weight; None for plain numbers."""
         ...
 
     def blocks(self) -> Blocks | None:

@@ -12,7 +12,7 @@ from model_runner.models.quantized_linears import LinearReader, StoredLinear
 class QuantizedMatrix:
     """Implements Matrix for a linear that is read as a whole, and kept until its last row is dropped."""
 
-    def __init__(self, shape: tuple[int, int], block_format: int | None, read: Callable[[], StoredLinear]) -> None:
+    def __init__(self, shape: tuple[int, int], block_format: int, read: Callable[[], StoredLinear]) -> None:
         self.shape = shape
         self.block_format = block_format
         self._read = read
@@ -26,7 +26,8 @@ class QuantizedMatrix:
 
     def blocks(self) -> Blocks:
         stored = self.stored()
-        return Blocks(stored.block_format, stored.blocks, None, stored.output_scales, stored.input_order)
+        order = None if stored.input_order is None else stored.input_order.int()
+        return Blocks(stored.block_format, stored.blocks, None, stored.output_scales, order)
 
     def read(self, start: int = 0, stop: int | None = None) -> Tensor:
         return self.stored().dense(start, stop)

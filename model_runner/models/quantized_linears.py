@@ -74,8 +74,8 @@ class LinearReader(Protocol):
         """Outputs and inputs of a linear whose tensors have these shapes; None if it is not stored quantised."""
         ...
 
-    def block_format(self, name: str) -> int | None:
-        """The format of a linear's blocks; None if their inputs may be out of order."""
+    def block_format(self, name: str) -> int:
+        """The format of a linear's blocks."""
         ...
 
     def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
@@ -147,8 +147,8 @@ class GptqReader:
         words, outputs = shapes["qweight"]
         return outputs, words * _IN_WORD
 
-    def block_format(self, name: str) -> int | None:
-        return None if self.needs_order else Q4_ZERO
+    def block_format(self, name: str) -> int:
+        return Q4_ZERO
 
     def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
         words = _tensor(tensors, name, "qweight", None, None)
@@ -193,7 +193,7 @@ class AwqReader:
         inputs, words = shapes["qweight"]
         return words * _IN_WORD, inputs
 
-    def block_format(self, name: str) -> int | None:
+    def block_format(self, name: str) -> int:
         return Q4_ZERO
 
     def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
@@ -297,9 +297,8 @@ class CompressedReader:
             return outputs, inputs
         return None
 
-    def block_format(self, name: str) -> int | None:
-        scheme = self._scheme(name)
-        return Q8_0 if scheme.bits == 8 else None if scheme.needs_order else Q4_ZERO
+    def block_format(self, name: str) -> int:
+        return Q8_0 if self._scheme(name).bits == 8 else Q4_ZERO
 
     def _scheme(self, name: str) -> _Scheme:
         ranked = [(rank, scheme) for scheme in self.schemes if (rank := scheme.rank(name)) is not None]
