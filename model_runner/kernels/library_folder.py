@@ -44,7 +44,7 @@ def opened(folder: Path) -> Iterator[int]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _check_owner(folder, os.fstat(descriptor))
+        check_owner(folder, os.fstat(descriptor))
         yield descriptor
     finally:
         os.close(descriptor)
@@ -68,7 +68,7 @@ def loadable(path: Path) -> Iterator[str]:
     with opened(path.parent) as folder:
         descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - it takes the descriptor over
-            _check_owner(path, os.fstat(descriptor))
+            check_owner(path, os.fstat(descriptor))
             _check_seal(path, file.read())
         through = Path(f"/proc/self/fd/{folder}")
         yield str((through if through.exists() else path.parent) / path.name)
@@ -103,7 +103,8 @@ def store(built: Path, library: Path, mode: int = 0o600) -> None:
     built.replace(library)
 
 
-def _check_owner(path: Path, status: os.stat_result) -> None:
+def check_owner(path: Path, status: os.stat_result) -> None:
+    """Raises NotTrustedError if another user owns a file or folder, or can write to it."""
     advice = "remove it, or set SAMEWISE_CACHE to a folder that only you can write to"
     user = os.geteuid()
     if status.st_uid not in (user, 0):

@@ -9,13 +9,14 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from model_runner.gguf.header import parts_of
 from model_runner.kernels.library import INT4_BITS, WeightKind
 from model_runner.kv_cache import KVShape
 from model_runner.models.parameters import Checkpoint
 from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
 from model_runner.models.quantized_linears import LinearReader
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_files import SafetensorsCheckpoint
+from model_runner.models.safetensors_files import SafetensorsCheckpoint, weight_files
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -78,6 +79,13 @@ def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpo
     if not checkpoint.shapes:
         return None
     return checkpoint if reader is None else QuantizedCheckpoint(checkpoint, reader)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The configuration of a folder that `open_checkpoint` reads, and the files that have its weights."""
+    if files := sorted(folder.glob("*.gguf")):
+        return [folder / "config.json", *parts_of(files[0])]
+    return [folder / "config.json", *weight_files(folder)]
 
 
 def check_tokenizers(model: Path, other: Path, role: str) -> None:

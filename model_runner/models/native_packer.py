@@ -1,8 +1,10 @@
 """Packs linear layers for the native kernels, while they are read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +20,14 @@ SLAB_BYTES = 4 * _SLAB
 """Memory that packing takes, in addition to the packed weights."""
 
 
+class WeightCache(Protocol):
+    """Keeps the weights of one model that are packed from plain numbers."""
+
+    def obtain(self, kind: WeightKind, linear: Linear, pack: Callable[[], NativeWeight]) -> NativeWeight:
+        """The packed weight of a linear: from the cache, or packed now. Called in the order of the model's linears."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class NativePacker:
     """Packs weights for the kernels; implements Packer."""
@@ -28,6 +38,8 @@ class NativePacker:
     """The kernels that pack, if `kernels`, which will multiply, may be busy."""
     keeps_blocks: bool = False
     """Whether weights that a checkpoint stores in blocks keep them, and with them their values, whatever the kind."""
+    cache: WeightCache | None = None
+    """Weights that an earlier start has packed, if they are kept."""
 
     @property
     def in_int8(self) -> "NativePacker":
@@ -40,19 +52,27 @@ class NativePacker:
         If some outputs keep their blocks, outputs of plain numbers become plain int8, because rows are rounded
         once for all outputs. Only a slab of rows is in memory in float32 at once.
         """
+        kind = self._kind_for(linear.inputs)
+        pack = partial(self._pack_dense, linear.matrices, kind, linear.bias)
+        if not self.keeps(linear):
+            return pack() if self.cache is None else self.cache.obtain(kind, linear, pack)
         blocks = {id(matrix): matrix.blocks() for matrix in linear.matrices if self._keeps(matrix)}
-        if not blocks or not _take_the_same_rows([blocks.get(id(matrix)) for matrix in linear.matrices]):
-            return self._pack_dense(linear.matrices, self._kind_for(linear.inputs), linear.bias)
+        if not _take_the_same_rows([blocks.get(id(matrix)) for matrix in linear.matrices]):
+            return pack()
         parts: list[NativeWeight] = []
         for keeps, matrices in groupby(linear.matrices, self._keeps):
             run = list(matrices)
             parts += [self._repack(one) for one in run] if keeps else [self._pack_dense(run, "int8")]
         return self._packs.join(parts, linear.bias)
 
+    def dense_kind(self, linear: Linear) -> WeightKind | None:
+        """The kind that a linear is packed as from plain numbers; None if some of its outputs keep their blocks."""
+        return None if self.keeps(linear) else self._kind_for(linear.inputs)
+
     def num_bytes(self, linear: Linear) -> int:
         """Memory of the packed weight."""
-        if not self.keeps(linear):
-            return self.kernels.packed_bytes(self._kind_for(linear.inputs), linear.outputs, linear.inputs)
+        if (kind := self.dense_kind(linear)) is not None:
+            return self.kernels.packed_bytes(kind, linear.outputs, linear.inputs)
         return sum(
             self.kernels.repacked_bytes(matrix.block_format or 0, *matrix.shape)
             if self._keeps(matrix)

@@ -30,6 +30,7 @@ from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, embedding_bytes
 from model_runner.models.native_packer import SLAB_BYTES, NativePacker
 from model_runner.models.packed import OneDNNPacker, pack_weights
+from model_runner.models.packed_cache import Listing, cached
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
@@ -78,6 +79,8 @@ class CpuPlatform(Platform):
         self.kernels = "none" if self._kernels is None else self._kernels.isa
         self._forms: dict[Path, ModelForm | None] = {}
         """Models that were looked at and not loaded yet, by their folders."""
+        self._listings: dict[Path, Listing] = {}
+        """Their files, before they were looked at."""
 
     @property
     def hardware(self) -> str:
@@ -117,12 +120,14 @@ class CpuPlatform(Platform):
     def load(self, folder: Path) -> LoadedModel:
         form = self._form(folder)
         self._forms.pop(folder, None)
-        if form is None or self._packer is None:
+        listing = self._listings.pop(folder, None)
+        if form is None or listing is None or self._packer is None:
             return self._load_modules(folder)
         logger.info("forward    as one native call")
         if any(map(self._packer.keeps, form.linears)):
             self.rows = "int16"
-        return NativeModel(self._packer, form)
+        with cached(self._packer, form, listing, cache_folder()) as packer:
+            return NativeModel(packer, form)
 
     def load_again(self, loaded: LoadedModel) -> LoadedModel:
         if isinstance(loaded, NativeModel):
@@ -136,6 +141,7 @@ class CpuPlatform(Platform):
     def _form(self, folder: Path) -> ModelForm | None:
         """The model as plain data, to be packed as it is read; None if it needs transformers' modules."""
         if self._packer is not None and folder not in self._forms:
+            self._listings[folder] = Listing.of(folder)
             with naming_damage(folder):
                 self._forms[folder] = self._read_form(folder)
         return self._forms.get(folder)
