@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.kernels.library import INT4_BITS, WeightKind
 from model_runner.kv_cache import KVShape
 from model_runner.models.parameters import Checkpoint
@@ -71,8 +72,6 @@ def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpo
         UnsupportedModelError: if a file is damaged.
     """
     if files := sorted(folder.glob("*.gguf")):
-        from model_runner.gguf.checkpoint import GgufCheckpoint  # noqa: PLC0415 - the package gguf takes 0.1 s
-
         return GgufCheckpoint(files[0])
     checkpoint = SafetensorsCheckpoint(folder)
     if not checkpoint.shapes:
