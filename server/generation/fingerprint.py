@@ -12,6 +12,9 @@ from model_runner.runner_interface import RunnerInfo
 from server import __version__
 from server.config import Settings
 
+_ARITHMETIC = "2"
+"""Increase it if a change of arithmetic changes answers, because the version stays the same until the next release."""
+
 
 class Fingerprint:
     """The fingerprint of a server, from the content of its models' files and the settings that affect answers.
@@ -54,7 +57,7 @@ class Fingerprint:
         engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.rows, info.kernels)
         sizes = (str(info.block_size), str(info.max_model_len))
         settings = (f"exact={self._settings.exact}", self._settings.logprobs)
-        parts = (__version__, digest, *engine, *sizes, *settings, *self._replaced)
+        parts = (__version__, _ARITHMETIC, digest, *engine, *sizes, *settings, *self._replaced)
         return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def _run(self) -> None:
