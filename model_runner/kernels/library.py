@@ -1,5 +1,6 @@
 """Python calls into the library of CPU kernels."""
 
+import contextlib
 import logging
 import mmap
 import weakref
@@ -180,6 +181,19 @@ class Kernels:
         if self._call("sw_repack", block_format, source, row_bytes, indices, outputs, inputs, packed):
             raise ValueError(f"a block of weights in {stored.name} has a scale or minimum that is not a finite number")
         return weight
+
+    def can_repack(self, block_format: int) -> bool:
+        """Whether `repack` supports a block format."""
+        return find_block_format(block_format) is not None and self._library.sw_repacked_kind(block_format) >= 0
+
+    def can_unpack(self, block_format: int) -> bool:
+        """Whether `unpack` supports a block format."""
+        return find_block_format(block_format) is not None
+
+    def packed_bytes(self, kind: WeightKind, outputs: int, inputs: int) -> int:
+        """Memory of a weight that `pack` makes."""
+        code = CPU.constants("SwWeightKind")[_KINDS[kind]]
+        return int(self._library.sw_packed_size(self._context, code, outputs, inputs))
 
     def repacked_bytes(self, block_format: int, outputs: int, inputs: int) -> int:
         """Memory of a weight that `repack` packs. Raises ValueError as `repack` does."""
@@ -509,7 +523,8 @@ def huge_pages(num_bytes: int) -> Tensor:
     """Zeroed int8 memory [num_bytes], in huge pages if the system has them. Pages are allocated when first written."""
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel built without huge pages refuses
+            memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.int8)
     start = -whole.data_ptr() % _HUGE_PAGE
     return whole[start : start + num_bytes]
