@@ -42,7 +42,7 @@ _X86_FEATURES = {
     "avx512vnni": {"avx512_vnni", "avx512bw", "avx512vl", "avx512dq"},
     "avx2": {"avx2", "fma", "f16c"},
 }
-"""Features that an instruction set needs, in the kernel's names of processor features; samewise.cpp asks the processor."""
+"""Features that an instruction set needs, as /proc/cpuinfo names them; samewise.cpp asks the processor."""
 _CPU_INFO = Path("/proc/cpuinfo")
 _SUBFOLDER = "native"
 

@@ -37,7 +37,7 @@ class NativePacker:
     def pack(self, linear: Linear) -> NativeWeight:
         """Pack a linear layer as this kind, or as plain int8 if its inputs do not fit the kind.
 
-        If some of its outputs keep their blocks, those of plain numbers become plain int8, because rows are rounded
+        If some outputs keep their blocks, outputs of plain numbers become plain int8, because rows are rounded
         once for all outputs. Only a slab of rows is in memory in float32 at once.
         """
         blocks = {id(matrix): matrix.blocks() for matrix in linear.matrices if self._keeps(matrix)}

@@ -42,21 +42,35 @@ LEGACY = {
     "token_embd": "Q8_0",
     "attn_q": "Q4_0",
     "attn_k": "Q4_1",
-    "attn_v": "F16",
+    "attn_v": "Q8_0",
     "attn_output": "IQ4_NL",
     "ffn_gate": "Q5_0",
     "ffn_up": "Q5_1",
     "ffn_down": "MXFP4",
 }
 EXPERTS = {
+    "token_embd": "BF16",
     "attn_q": "Q4_K",
-    "attn_v": "BF16",
+    "attn_k": "Q6_K",
+    "attn_v": "Q6_K",
+    "attn_output": "Q5_K",
     "ffn_gate_exps": "Q4_K",
     "ffn_up_exps": "Q4_K",
     "ffn_down_exps": "Q6_K",
     "output": "Q6_K",
 }
-ALL_KINDS = {"ffn_gate": "Q2_K", "ffn_up": "IQ3_XXS", "ffn_down": "IQ2_S", "attn_q": "IQ1_M", "attn_output": "TQ2_0"}
+ALL_KINDS = {
+    "token_embd": "F16",
+    "attn_q": "IQ2_XS",
+    "attn_k": "IQ3_S",
+    "attn_v": "Q8_0",
+    "attn_output": "TQ2_0",
+    "ffn_gate": "Q2_K",
+    "ffn_up": "IQ3_XXS",
+    "ffn_down": "IQ2_S",
+    "output": "Q8_0",
+}
+PHI3 = {**MIXED, "attn_qkv": "Q5_K", "ffn_up": "Q4_K", "output": "Q8_0"}
 
 
 def random_blocks(kind: str, rows: int, width: int, seed: int) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
@@ -72,10 +86,6 @@ def random_blocks(kind: str, rows: int, width: int, seed: int) -> tuple[np.ndarr
         blocks[:, 0] = 120
     for at in _HALVES.get(kind, ()):
         blocks[:, at : at + 2] = np.float16(1e-3).view(np.uint16).reshape(1).view(np.uint8)
-    if kind == "IQ1_M":  # its scale is spread over the upper nibbles of four words
-        words = blocks[:, 48:56].view(np.uint16)
-        words &= 0x0FFF
-        words |= np.array([0x8000, 0x1000, 0x4000, 0x1000], np.uint16)[None]
     blocks = blocks.reshape(rows, -1)
     spread = float(gguf.dequantize(blocks, block_format).std())
     if kind in _HALVES:
@@ -119,7 +129,7 @@ def write(family: str, formats: Mapping[str, str], folder: Path) -> Path:
 
 
 def served(folder: Path, *, keeps_blocks: bool = True) -> tuple[CpuPlatform, NativeModel]:
-    platform = CpuPlatform(RunnerConfig(model=folder, keeps_blocks=keeps_blocks))
+    platform = CpuPlatform(RunnerConfig(model=folder, keeps_blocks=keeps_blocks, kv_cache_dtype="float32"))
     model = platform.load(folder)
     assert isinstance(model, NativeModel)
     return platform, model
@@ -148,8 +158,8 @@ def whole() -> Batch:
         ("llama with a tied head", MIXED),
         ("llama with a tied head", LEGACY),
         ("llama", ALL_KINDS),
-        ("phi3", {"attn_qkv": "Q5_K", "ffn_up": "Q4_K", "ffn_down": "Q6_K", "output": "Q8_0"}),
-        ("qwen2", MIXED),  # with biases
+        ("phi3", PHI3),
+        ("qwen2", {**MIXED, "output": "Q6_K"}),  # with biases
         ("mixtral", EXPERTS),
         ("qwen3moe", EXPERTS),
         ("gemma3", MIXED),
