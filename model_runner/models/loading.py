@@ -22,6 +22,7 @@ from model_runner.kernels.library import INT4_BITS, INT4_GROUP, ROTATED_BLOCK, W
 from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
+from model_runner.models.packed import make_linear
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, refused
 
 FloatArray = npt.NDArray[np.float64]
@@ -165,13 +166,23 @@ def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
 def _make_model(config: PretrainedConfig) -> Any:
     """Raises TypeError if the architecture only supports its own attention."""
     try:
-        return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, trust_remote_code=False, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
         ).eval()
     except KeyError as error:
         if error.args != (ATTENTION_NAME,):
             raise
         raise TypeError("it only supports its own kinds of attention") from error
+    _adapt(model)
+    return model
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    """Replace GPT-2's Conv1D, and stop transformers from searching the tokens for padding: a batch has none."""
+    make_linear(model)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config.pad_token_id = None
 
 
 def _padded(weight: Tensor) -> int:
@@ -236,6 +247,7 @@ def load_model(
         )
         model, report = loaded
         check_report(folder, model, report)
+    _adapt(model)
     result: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
     return result
 

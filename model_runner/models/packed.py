@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from model_runner.kernels.library import INT4_GROUP, WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
 
@@ -80,11 +81,22 @@ class PackedWeight(Tensor):
         raise NotImplementedError(f"{func} is not supported on packed weights, but this model uses it")
 
 
+def make_linear(model: nn.Module) -> None:
+    """Replace every Conv1D of GPT-2, whose weight is [in, out], by an equal linear layer."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Conv1D):
+                linear = nn.Linear(child.nx, child.nf, device="meta")
+                linear.weight = nn.Parameter(child.weight.data.t().contiguous(), requires_grad=False)
+                linear.bias = child.bias
+                setattr(parent, name, linear)
+
+
 def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
     """Replace every weight that the model multiplies with by a packed one.
 
-    These are the 2-D `weight` parameters of all modules except embeddings. If the embedding shares a weight, it is
-    copied, and the embedding keeps it.
+    These are the 2-D `weight` parameters of all modules except embeddings and norms (Cohere's head norms have a weight
+    of [heads, dim]). If the embedding shares a weight, it is copied, and the embedding keeps it.
 
     Args:
         model: changed in place.
@@ -93,7 +105,8 @@ def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
     """
     for module in list(model.modules()):
         weight = module._parameters.get("weight")
-        if weight is None or weight.dim() != 2 or isinstance(module, nn.Embedding):
+        is_other = isinstance(module, nn.Embedding) or type(module).__name__.endswith("Norm")
+        if weight is None or weight.dim() != 2 or is_other:
             continue
         del module._parameters["weight"]
         module.weight = PackedWeight(weight.data, pack if isinstance(module, nn.Linear) else pack_others)
