@@ -34,19 +34,20 @@ def convert_gguf(source: Path, target: Path) -> None:
     weights.check_formats(file)
     config = architectures.read_config(file)
     parameters = architectures.read_parameters(file, config)
-    made = tokenizer.make_tokenizer(file)
+    vocabulary = tokenizer.read_vocabulary(file)
+    made = tokenizer.make_tokenizer(vocabulary)
     if made.get_vocab_size() > config["vocab_size"]:
         raise UnsupportedModelError(
             f"it has {made.get_vocab_size()} tokens, and its embedding only {config['vocab_size']} rows"
         )
-    ends = tokenizer.end_tokens(file)
+    ends = tokenizer.end_tokens(vocabulary)
     config |= {"bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"), "eos_token_id": ends or None}
     config["pad_token_id"] = file.metadata.get("tokenizer.ggml.padding_token_id")
     target.mkdir(parents=True)
     weights.write_safetensors(file, parameters, target / "model.safetensors")
     made.save(str(target / "tokenizer.json"))
     _write_json(target / "config.json", config)
-    _write_json(target / "tokenizer_config.json", tokenizer.read_tokenizer_config(file))
+    _write_json(target / "tokenizer_config.json", tokenizer.read_tokenizer_config(vocabulary))
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.gguf.header import read_gguf
-from model_runner.gguf.tokenizer import end_tokens, split_text
+from model_runner.gguf.tokenizer import end_tokens, read_vocabulary, split_text
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.refusal import UnsupportedModelError
 from tests.model_runner.gguf_files import Contents, contents_of, vocabulary
@@ -324,7 +324,7 @@ def test_what_is_put_around_a_prompt(
 
 def test_every_token_that_ends_a_turn_ends_an_output(write: Callable[..., Path], tmp_path: Path) -> None:
     path = write(change=lambda contents: contents.keys.update(vocabulary(320, last="<end_of_turn>")))
-    assert end_tokens(read_gguf(path)) == [2, 319]
+    assert end_tokens(read_vocabulary(read_gguf(path))) == [2, 319]
     convert_gguf(path, tmp_path / "converted")
     assert json.loads((tmp_path / "converted" / "config.json").read_text())["eos_token_id"] == [2, 319]
 
