@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from model_runner.models.refusal import UnsupportedModelError, refused
@@ -50,16 +51,28 @@ def convert_gguf(source: Path, target: Path) -> None:
     _write_json(target / "tokenizer_config.json", tokenizer.read_tokenizer_config(vocabulary))
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def convert_tokenizer(source: Path, target: Path) -> None:
-    """Make a folder that links to the files of `source` and adds the missing tokenizer.json."""
-    from transformers import AutoTokenizer  # noqa: PLC0415
+    """Make a folder that links to the files of `source` and adds the missing tokenizer.json.
 
+    Raises:
+        UnsupportedModelError: if a file of the tokenizer is damaged or of another kind.
+        OSError: if one cannot be read, or the disk is full.
+    """
+    from model_runner.models.tokenizer_files import read_tokenizer  # noqa: PLC0415
+
+    made = read_tokenizer(source)
     target.mkdir(parents=True)
-    AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(target)
+    if made is not None:
+        made.tokenizer.save(str(target / "tokenizer.json"))
+        _write_json(target / "tokenizer_config.json", made.config)
+    else:
+        from transformers import AutoTokenizer  # noqa: PLC0415
+
+        AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(target)
     for file in source.iterdir():
         if not (target / file.name).exists():
             (target / file.name).symlink_to(file.resolve())

@@ -71,3 +71,11 @@ def surround(tokenizer: Tokenizer, first: Token | None, last: Token | None) -> N
     tokenizer.post_processor = processors.TemplateProcessing(
         single=single, pair=[*single, "$B:1"], special_tokens=[token for token in (first, last) if token is not None]
     )
+
+
+def byte_characters() -> str:
+    """The printable character for each byte in a byte-level vocabulary (GPT-2's table)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    stand_in = {byte: 256 + index for index, byte in enumerate(others)}
+    return "".join(chr(stand_in.get(byte, byte)) for byte in range(256))

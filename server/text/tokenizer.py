@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as TokenizerModel
 
 from model_runner.contract import Breaker
+from model_runner.models.vocabulary import byte_characters
 from server.text.chat_template import ChatTemplate
 from server.text.dry_breakers import BreakerSpellings
 from server.text.fill_in import FillInTokens
@@ -244,14 +245,6 @@ class _ByteReader:
                 return bytes.fromhex(token[3:5])
             return token.replace("\u2581", " ").encode()
         return self._model.decode([token_id], skip_special_tokens=False).encode()
-
-
-def byte_characters() -> str:
-    """The printable character for each byte in a byte-level vocabulary (GPT-2's table)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = (byte for byte in range(256) if byte not in printable)
-    stand_in = {byte: 256 + index for index, byte in enumerate(others)}
-    return "".join(chr(stand_in.get(byte, byte)) for byte in range(256))
 
 
 def read_json(path: Path) -> dict[str, Any]:
