@@ -47,6 +47,18 @@ linear layers and experts. It gives the same guarantees and is slower. These are
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
 | images and audio | Only text is read. A multimodal model is served for its text. |
 
+## Tokenizers
+
+| file in the folder | read by |
+|---|---|
+| `tokenizer.json` | the tokenizers library |
+| `tekken.json` (Mistral) | Samewise; the tokens are mistral-common's |
+| `tokenizer.model` (sentencepiece, BPE) | Samewise; the tokens are sentencepiece's, or with `legacy: false` transformers' |
+| another `.model` file, such as sentencepiece's unigram | transformers, which needs `sentencepiece` and `protobuf` |
+| `vocab.json` or `vocab.txt` | transformers |
+
+The first file of this list that exists is used. The others are converted to a `tokenizer.json` in the cache once.
+
 ## Quantised checkpoints
 
 | format | served as | needs |

@@ -60,7 +60,7 @@ _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
 _HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model", "*.txt")
 _HUB_HEADS = ("*.json", "*.safetensors", "*.bin", "*.pt")
-_CONVERSION = 3
+_CONVERSION = 4
 """Version of the conversion. Increase it if the result or the checks change, so that models are converted again."""
 
 

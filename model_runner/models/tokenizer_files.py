@@ -36,7 +36,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Sentencepiece's types of tokens that are found whole."""
 _PACKAGES = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 """What transformers needs to read sentencepiece models: names on PyPI, and of the modules."""
-_CONVERTIBLE = frozenset({"vocab.json", "vocab.txt"})
+_CONVERTIBLE = frozenset({"tokenizer.json", "vocab.json", "vocab.txt"})
 """Files of vocabularies that transformers converts without further packages."""
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _OLD_TEKKEN = (
@@ -83,7 +83,7 @@ def _check_convertible(folder: Path) -> None:
             )
     elif not names & _CONVERTIBLE:
         raise UnsupportedModelError(
-            f"it has no tokenizer ({', '.join(('tokenizer.json', SENTENCEPIECE, TEKKEN, *sorted(_CONVERTIBLE)))}); "
+            f"it has no tokenizer ({', '.join((SENTENCEPIECE, TEKKEN, *sorted(_CONVERTIBLE)))}); "
             "download it again, or add the tokenizer.json of the model it was made from"
         )
 

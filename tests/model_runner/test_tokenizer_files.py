@@ -13,6 +13,7 @@ import pytest
 import regex
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from model_runner.models.conversion import convert_tokenizer
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.tokenizer_files import MadeTokenizer, read_tokenizer
 from model_runner.models.vocabulary import SPACE, byte_characters
@@ -235,7 +236,7 @@ def test_what_cannot_be_a_tokenizer(make: Callable[..., Any], tmp_path: Path) ->
     with pytest.raises(UnsupportedModelError, match="two tokens the same text"):
         make(added_tokens={"<s>": 5})
     (tmp_path / "tokenizer.model").unlink()
-    with pytest.raises(UnsupportedModelError, match=r"it has no tokenizer \(tokenizer\.json, tokenizer\.model"):
+    with pytest.raises(UnsupportedModelError, match=r"it has no tokenizer \(tokenizer\.model, tekken\.json, tokenizer\.json,"):
         read_tokenizer(tmp_path)
 
 
@@ -313,6 +314,21 @@ def test_tokens_are_those_of_mistral_common(words: list[bytes], tmp_path: Path) 
     for text in [text for text in (*TEXTS, *CORPUS) if not any(name in text for name in NAMES)]:
         assert tokenizer.encode(text).ids == true.encode(text, bos=True, eos=False), text
     assert [tokenizer.id_to_token(i) for i in range(10)] == [true.id_to_piece(i) for i in range(10)]
+
+
+def test_a_folder_gets_its_tokenizer_and_keeps_its_files(words: list[bytes], tmp_path: Path) -> None:
+    folder, target = tmp_path / "mistral", tmp_path / "target"
+    folder.mkdir()
+    (folder / "tekken.json").write_text(json.dumps(tekken(words)))
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "hi", "eos_token": "[INST]"}))
+    convert_tokenizer(folder, target)
+    assert Tokenizer.from_file(str(target / "tokenizer.json")).encode("a").tokens == ["<s>", "a"]
+    assert json.loads((target / "tokenizer_config.json").read_text()) == {
+        **{"bos_token": "<s>", "eos_token": "[INST]", "unk_token": "<unk>"},
+        **{"chat_template": "hi", "tokenizer_class": "PreTrainedTokenizerFast"},
+    }
+    assert (target / "config.json").read_text() == "{}"
 
 
 def test_control_tokens_are_found_and_named(words: list[bytes], tmp_path: Path) -> None:
