@@ -53,11 +53,25 @@ linear layers and experts. It gives the same guarantees and is slower. These are
 |---|---|
 | `tokenizer.json` | the tokenizers library |
 | `tekken.json` (Mistral) | Samewise; the tokens are mistral-common's |
-| `tokenizer.model` (sentencepiece, BPE) | Samewise; the tokens are sentencepiece's, or with `legacy: false` transformers' |
+| `tokenizer.model` (sentencepiece, BPE) | Samewise; the tokens are sentencepiece's |
 | another `.model` file, such as sentencepiece's unigram | transformers, which needs `sentencepiece` and `protobuf` |
 | `vocab.json` or `vocab.txt` | transformers |
 
 The first file of this list that exists is used. The others are converted to a `tokenizer.json` in the cache once.
+
+A tokenizer_config.json with `legacy: false` puts sentencepiece's space only before the first word of a text, as in
+transformers; otherwise it comes before the first word after each special token, too.
+
+## Chat templates
+
+The first of these places counts; `--chat-template` replaces them all:
+
+1. `chat_template.jinja`, with `additional_chat_templates/*.jinja`
+2. `chat_template` in `tokenizer_config.json`: one template, or several with names
+3. `chat_template.json`, then `processor_config.json`
+
+A GGUF file has them in `tokenizer.chat_template` and `tokenizer.chat_template.NAME`. A request with tools uses the
+template `tool_use` if there is one, and all others use `default`. Templates with other names are not used.
 
 ## Quantised checkpoints
 

@@ -27,7 +27,10 @@ class Fingerprint:
         self._settings = settings
         self._replaced = (f"template={chat_template}",) if chat_template else ()
         self._files = [
-            (index, path) for index, folder in enumerate(folders) for path in sorted(folder.iterdir()) if path.is_file()
+            (index, path)
+            for index, folder in enumerate(folders)
+            for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*.jinja")))
+            if path.is_file()
         ]
         self._digest: Future[str] = Future()
         self._digest.set_running_or_notify_cancel()  # cancelled waiters must not cancel it

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from server.generation.settings import DecodingSettings, facts_of
-from server.text.tokenizer import Tokenizer, read_json
+from server.text.template_files import read_json
+from server.text.tokenizer import Tokenizer
 
 _FILE = "generation_config.json"
 _KEYS: Mapping[str, str] = {

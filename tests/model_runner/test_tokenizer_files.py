@@ -236,7 +236,9 @@ def test_what_cannot_be_a_tokenizer(make: Callable[..., Any], tmp_path: Path) ->
     with pytest.raises(UnsupportedModelError, match="two tokens the same text"):
         make(added_tokens={"<s>": 5})
     (tmp_path / "tokenizer.model").unlink()
-    with pytest.raises(UnsupportedModelError, match=r"it has no tokenizer \(tokenizer\.model, tekken\.json, tokenizer\.json,"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"it has no tokenizer \(tokenizer\.model, tekken\.json, tokenizer\.json,"
+    ):
         read_tokenizer(tmp_path)
 
 
