@@ -73,6 +73,17 @@ The first of these places counts; `--chat-template` replaces them all:
 A GGUF file has them in `tokenizer.chat_template` and `tokenizer.chat_template.NAME`. A request with tools uses the
 template `tool_use` if there is one, and all others use `default`. Templates with other names are not used.
 
+## End of an answer
+
+An answer ends at any of these tokens, unless the request sets `ignore_eos`:
+
+- `eos_token_id` of `generation_config.json`; if that names none, of `config.json` or its `text_config`
+- `eos_token` of `tokenizer_config.json`
+- the token that the chat template writes directly after an answer, if it is a usual one such as `<|im_end|>`,
+  `<|eot_id|>`, `<end_of_turn>` or `<|end|>`
+
+`GET /tokenizer_info` lists them as `eos_token_ids`.
+
 ## Quantised checkpoints
 
 | format | served as | needs |

@@ -159,8 +159,10 @@ def end_tokens(vocabulary: Vocabulary) -> list[int]:
     """The tokens that end an output: the file's own, and those that end a turn in every model that has them."""
     own = [vocabulary.special(key) for key in ("eos", "eot", "eom")]
     words = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-    known = [token for token, (text, kind) in words if kind == _CONTROL and text in _ENDS]
-    return list(dict.fromkeys(token for token in (*own, *known) if token is not None))
+    known = {text: token for token, (text, kind) in words if kind == _CONTROL and text in _ENDS}
+    if "<|return|>" in known:
+        known.pop("<|end|>", None)  # harmony's end of a message, after which the same answer goes on
+    return list(dict.fromkeys(token for token in (*own, *known.values()) if token is not None))
 
 
 def _byte_level(vocabulary: Vocabulary) -> Tokenizer:

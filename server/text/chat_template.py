@@ -128,6 +128,15 @@ class ChatTemplate:
             raise ChatTemplateError("it does not show the final message as it is, so that it cannot be continued")
         return head
 
+    def after_answer(self) -> str:
+        """The text after the content of an assistant's last message; empty if the template does not show it."""
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CUT_HERE}]
+        try:
+            text = self.render(messages, add_generation_prompt=False, variables={})
+        except ChatTemplateError:
+            return ""
+        return text.rpartition(_CUT_HERE)[2] if _CUT_HERE in text else ""
+
     def ignores(self, key: str, role: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
         """Whether the prompt is the same without this key of the role's messages; False if one is refused."""
         without = [

@@ -67,7 +67,7 @@ def _named(entry: object, path: Path) -> Mapping[str, str]:
         isinstance(item, dict) and {"name", "template"} <= item.keys() for item in entry
     ):
         entry = {item["name"]: item["template"] for item in entry}
-    named = entry if isinstance(entry, dict) else {_DEFAULT: entry}
+    named: dict[str, Any] = entry if isinstance(entry, dict) else {_DEFAULT: entry}
     if not all(isinstance(template, str) for template in named.values()):
         raise ValueError(f"{path}: chat_template is neither a text nor several with names.")
     return named

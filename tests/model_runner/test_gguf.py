@@ -322,6 +322,17 @@ def test_what_is_put_around_a_prompt(
     assert tokenizer.encode("a").tokens == expected
 
 
+def test_the_end_of_a_message_does_not_end_an_output_of_harmony(write: Callable[..., Path]) -> None:
+    def ends(*last: str) -> list[int]:
+        words = vocabulary(320)
+        words["tokenizer.ggml.tokens"][-len(last) :] = last
+        words["tokenizer.ggml.token_type"][-len(last) :] = [3] * len(last)
+        return end_tokens(read_vocabulary(read_gguf(write(change=lambda contents: contents.keys.update(words)))))
+
+    assert ends("<|end|>") == [2, 319]
+    assert ends("<|end|>", "<|call|>", "<|return|>") == [2, 318, 319]
+
+
 def test_every_token_that_ends_a_turn_ends_an_output(write: Callable[..., Path], tmp_path: Path) -> None:
     path = write(change=lambda contents: contents.keys.update(vocabulary(320, last="<end_of_turn>")))
     assert end_tokens(read_vocabulary(read_gguf(path))) == [2, 319]
