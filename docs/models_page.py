@@ -6,7 +6,7 @@ from marked_pages import code, table
 
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
-from model_runner.models.families import LAYER_FAMILIES, MODEL_FAMILIES, LayerFamily
+from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES, LayerFamily
 
 PAGE = """\
 <!-- docs/generate.py writes this page -->
@@ -162,7 +162,7 @@ def render_models() -> str:
 
 
 def _model_classes(prefix: str) -> Iterator[str]:
-    for name in MODEL_FAMILIES:
+    for name in MODEL_CLASSES:
         plain = name.rpartition(".")[2]
         if plain in (f"{prefix}ForCausalLM", f"{prefix}ForConditionalGeneration"):
             yield plain

@@ -111,7 +111,12 @@ class Kernels:
         Raises:
             ValueError: if int4 inputs are not a multiple of INT4_GROUP, or there are too many inputs to rotate.
         """
-        outputs, inputs = weight.shape
+        packed = self.start(kind, weight.shape[0], weight.shape[1], bias)
+        self.pack_rows(packed, 0, weight)
+        return packed
+
+    def start(self, kind: WeightKind, outputs: int, inputs: int, bias: Tensor | None = None) -> NativeWeight:
+        """Memory for a packed weight, to be filled by `pack_rows`. Raises ValueError as `pack` does."""
         if kind == "int4" and inputs % INT4_GROUP:
             raise ValueError(f"{inputs} inputs cannot be packed in int4: they are no multiple of {INT4_GROUP}")
         if kind == "int8_rotated" and inputs > WIDEST_ROTATED:
@@ -120,12 +125,25 @@ class Kernels:
         packed = self._arena.take(self._library.sw_packed_size(code, outputs, inputs))
         scales = torch.empty(-(-outputs // PANEL) * PANEL, dtype=torch.float32)
         target = pointer(packed, len(packed)), pointer(scales, len(scales))
-        self._call("sw_pack", code, pointer(weight, outputs, inputs), outputs, inputs, *target)
         struct = CPU.new("SwWeight", kind=code, outputs=outputs, inputs=inputs, packed=target[0], scales=target[1])
         if bias is not None:
             bias = torch.nn.functional.pad(bias.float(), (0, len(scales) - outputs))
             struct.bias = pointer(bias, len(scales))
         return NativeWeight(struct, packed, scales, bias)
+
+    def pack_rows(self, weight: NativeWeight, first: int, rows: Tensor) -> None:
+        """Quantise float32 rows [n, inputs] as outputs [first, first + n) of a weight from `start`.
+
+        Raises:
+            ValueError: if `first` is not a multiple of PANEL, or n is not and other outputs follow.
+        """
+        count, end = len(rows), first + len(rows)
+        if first % PANEL or end > weight.outputs or (end < weight.outputs and count % PANEL):
+            raise ValueError(f"rows {first} to {end} of {weight.outputs} are no whole panels of {PANEL}")
+        struct = weight.struct
+        done = self._library.sw_packed_size(struct.kind, first, weight.inputs)
+        target = struct.packed + done, CPU.ffi.cast("float *", struct.scales) + first
+        self._call("sw_pack", struct.kind, pointer(rows, count, weight.inputs), count, weight.inputs, *target)
 
     def linear(self, weight: NativeWeight, rows: Tensor) -> Tensor:
         """Multiply rows [n, inputs] -> [n, outputs]. A row's result does not depend on the other rows."""

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
-from transformers import PretrainedConfig
 
 from model_runner.models.refusal import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,13 @@ _METHODS: Mapping[str, _Method] = {
 _ANOTHER = "name another checkpoint of the model, such as the unquantised one"
 
 
-def is_quantized(config: PretrainedConfig) -> bool:
+def is_quantized(config: "PretrainedConfig") -> bool:
     """Whether the weights stay quantised when a model is loaded with this configuration."""
     stored = _stored(config)
     return stored is not None and not stored.get("dequantize", False)
 
 
-def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, exact: bool) -> PretrainedConfig:
+def as_served(folder: Path, config: "PretrainedConfig", device: torch.device, *, exact: bool) -> "PretrainedConfig":
     """The configuration to load a checkpoint with; it decides whether quantised weights are dequantised.
 
     Args:
@@ -103,7 +105,7 @@ def _refuse_unread(folder: Path) -> None:
         )
 
 
-def _stored(config: PretrainedConfig) -> dict[str, Any] | None:
+def _stored(config: "PretrainedConfig") -> dict[str, Any] | None:
     text: Any = config.get_text_config()
     stored = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     return None if stored is None else dict(stored)

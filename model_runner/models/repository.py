@@ -161,7 +161,7 @@ def _with_tokenizer(folder: Path, console: Console) -> Path:
 def _converted(source: Path, console: Console) -> Path:
     """The converted form of a file or folder, from the cache if the same content was converted before."""
     cache = cache_folder()
-    target = cache / f"{source.stem}-{_content_hash(source, cache)[:16]}-{_CONVERSION}"
+    target = cache / f"{source.stem}-{_listing_hash(source)[:16]}-{_CONVERSION}"
     if target.is_dir():
         return target
     console.print(f"Converting {source.name} for fast starts, once ...")
@@ -192,12 +192,10 @@ def _convert(source: Path, target: Path) -> None:
     raise ModelNotFoundError(f"{source} cannot be converted: {reason}")
 
 
-def _content_hash(source: Path, cache: Path) -> str:
-    """A hash of a file's content, parts of the same model included, or of a folder's listing."""
-    if source.is_file():
-        hashes = [hash_file(part, cache) for part in parts_of(source) if part.is_file()]
-        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-    return hash_listing(sorted(file for file in source.iterdir() if file.is_file()))
+def _listing_hash(source: Path) -> str:
+    """A hash of the paths, sizes and times of a file, parts of the same model included, or of a folder's files."""
+    files = parts_of(source) if source.is_file() else source.iterdir()
+    return hash_listing(sorted(file for file in files if file.is_file()))
 
 
 def _downloaded(name: str, console: Console, hub: HubAccess, patterns: tuple[str, ...] = _HUB_FILES) -> Path:

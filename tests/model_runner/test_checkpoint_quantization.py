@@ -15,7 +15,7 @@ from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.models import checkpoint_quantization
 from model_runner.models.checkpoint_quantization import as_served, is_quantized
-from model_runner.models.loading import inspect_model, load_config
+from model_runner.models.hf_loading import inspect_model, load_config
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from scheduler.engine import Engine
