@@ -45,6 +45,7 @@ linear layers and experts. It gives the same guarantees and is slower. These are
 | layers other than full or sliding attention, such as Mamba | The paged KV cache holds keys and values only. |
 | rotary scaling that depends on the longest request, such as `dynamic` | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
+| a head for another task, such as token classification | Its text would come from random weights. |
 | images and audio | Only text is read. A multimodal model is served for its text. |
 
 ## Tokenizers

@@ -1,5 +1,6 @@
 """Loads models by transformers: configuration, sizes, and modules with their weights."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    __version__,
+)
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
@@ -19,7 +27,7 @@ from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, is_bare, open_checkpoint
-from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, refused
+from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
 
 _POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -53,6 +61,14 @@ def _rope_types(text: Any) -> set[str]:
 
 def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
     """Raise UnsupportedModelError if the configuration alone rules the model out."""
+    if (task := other_task(config.architectures)) is not None:
+        raise UnsupportedModelError(
+            f"{describe_model(config)} has a head for {task} ({few(config.architectures or [])}); classes that end in "
+            "ForCausalLM, ForConditionalGeneration and ForSequenceClassification, and in Model for embeddings, are "
+            "supported; give another checkpoint"
+        )
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModelError(f"{describe_model(config)} generates no text; {SEE_MODELS}")
     if config.is_encoder_decoder:
         raise UnsupportedModelError(
             f"{describe_model(config)} is an encoder-decoder model; only decoder-only ones are supported; {SEE_MODELS}"
@@ -167,6 +183,13 @@ def load_config(folder: Path) -> PretrainedConfig:
         UnsupportedModelError: if transformers does not know the architecture.
     """
     with refused(f"{folder} holds no model that transformers can read", advice=SEE_MODELS), naming_damage(folder):
+        entries = json.loads((folder / "config.json").read_bytes())
+        kind = entries.get("model_type")
+        if "auto_map" not in entries and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
+            raise UnsupportedModelError(
+                f"{folder} has the model type {str(kind)[:80]!r} in config.json, which transformers {__version__} does "
+                f"not know; {SEE_MODELS}"
+            )
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     return config
 

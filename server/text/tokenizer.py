@@ -62,7 +62,11 @@ class Tokenizer:
             raise FileNotFoundError(f"{folder} has no tokenizer.json.")
         config = read_json(folder / "tokenizer_config.json")
         config = {**read_json(folder / "special_tokens_map.json"), **config}
-        return cls(TokenizerModel.from_file(str(path)), config, templates or read_templates(folder, config))
+        try:
+            model = TokenizerModel.from_file(str(path))
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"{path} is damaged ({error}); download it again.") from error
+        return cls(model, config, templates or read_templates(folder, config))
 
     @cached_property
     def vocab_size(self) -> int:

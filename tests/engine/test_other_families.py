@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, CohereConfig, GPT2Config, Pretrai
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.kernels.library import Kernels
 from model_runner.models.hf_loading import inspect_model, load_config, load_model
-from model_runner.models.packed import NativePacker, PackedWeight
 from model_runner.models.native_modules import prepare
+from model_runner.models.packed import NativePacker, PackedWeight
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest
 from tests.engine.conftest import GREEDY, Harness
