@@ -43,10 +43,24 @@ linear layers and experts. It gives the same guarantees and is slower. These are
 |---|---|
 | encoder-decoder, such as T5 | The scheduler has no encoder step. |
 | layers other than full or sliding attention, such as Mamba | The paged KV cache holds keys and values only. |
-| rotary scaling that depends on the longest request, such as `dynamic` | The same request would get other answers. |
+| rotary scaling of type `dynamic`, which depends on the longest request | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
 | a head for another task, such as token classification | Its text would come from random weights. |
 | images and audio | Only text is read. A multimodal model is served for its text. |
+
+## LongRoPE
+
+Phi-3.5, Phi-4-mini and others with rotary scaling of type `longrope` (also `su`) have two sets of factors. The server
+chooses one set at startup and logs which:
+
+| `--max-model-len` | factors |
+|---|---|
+| at most `original_max_position_embeddings`, 4096 for Phi-3.5 | short |
+| more, or not set | long |
+
+So the length of no request changes an answer. Transformers instead switches to the long factors when a text grows
+beyond the original length, and keeps the keys that it computed with the short ones. With the original length as
+`--max-model-len`, answers are those of `generate`.
 
 ## Tokenizers
 

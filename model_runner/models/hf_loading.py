@@ -28,8 +28,7 @@ from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, is_bare, open_checkpoint
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
-
-_POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+from model_runner.models.rotary import is_fixed
 
 
 class _RecordingAttention(AttentionBackend[None]):
@@ -52,11 +51,12 @@ class _RecordingAttention(AttentionBackend[None]):
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
-def _rope_types(text: Any) -> set[str]:
-    """The types of rotary scaling in a text configuration, for all layers or for each kind of layer."""
+def _changing_rope(text: Any) -> set[str]:
+    """The types of rotary scaling, in any layer of a text configuration, whose frequencies depend on the length."""
     parameters = getattr(text, "rope_parameters", None) or {}
     kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return {str(kind["rope_type"]) for kind in kinds if "rope_type" in kind}
+    changing = (kind for kind in kinds if kind.get("rope_type") == "longrope" and not is_fixed(kind))
+    return {"longrope" for _ in changing} | {"dynamic" for kind in kinds if kind.get("rope_type") == "dynamic"}
 
 
 def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
@@ -67,20 +67,19 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
             "ForCausalLM, ForConditionalGeneration and ForSequenceClassification, and in Model for embeddings, are "
             "supported; give another checkpoint"
         )
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise UnsupportedModelError(f"{describe_model(config)} generates no text; {SEE_MODELS}")
     if config.is_encoder_decoder:
         raise UnsupportedModelError(
             f"{describe_model(config)} is an encoder-decoder model; only decoder-only ones are supported; {SEE_MODELS}"
         )
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModelError(f"{describe_model(config)} generates no text; {SEE_MODELS}")
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise UnsupportedModelError(
             f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
             f"{SEE_MODELS}"
         )
-    scaling = _rope_types(text) & _POSITION_DEPENDENT_ROPE
-    if scaling:
+    if scaling := _changing_rope(text):
         raise UnsupportedModelError(
             f"{describe_model(config)} uses rotary scaling of type {', '.join(sorted(scaling))}, whose frequencies "
             "depend on the longest request in the batch: the same request would get different answers"

@@ -82,9 +82,15 @@ def _rope_parameters(entries: Mapping[str, Any]) -> dict[str, Any] | None:
     rope = dict(entries.get("rope_parameters") or entries.get("rope_scaling") or {})
     old_type = rope.pop("type", None)
     rope["rope_type"] = rope.get("rope_type") or old_type or "default"
+    if entries["model_type"] == "phi3" and rope["rope_type"] in ("su", "yarn"):  # older names
+        rope["rope_type"] = "longrope"
     needed, optional = {"rope_theta"}, {"partial_rotary_factor"}
     if rope["rope_type"] in ("llama3", "yarn"):
         needed |= {"factor", "original_max_position_embeddings"}
+    if rope["rope_type"] == "longrope":
+        needed |= {"short_factor", "long_factor", "original_max_position_embeddings"}
+        if "original_max_position_embeddings" in entries:  # takes precedence
+            rope["original_max_position_embeddings"] = entries["original_max_position_embeddings"]
     for name in needed | optional:
         if name not in rope and name in entries:
             rope[name] = entries[name]

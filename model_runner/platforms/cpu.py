@@ -29,6 +29,7 @@ from model_runner.models.native_model import NativeEarlyExit, NativeModel, Nativ
 from model_runner.models.packed import SLAB_BYTES, NativePacker, OneDNNPacker, pack_weights
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.repository import cache_folder
+from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import GIB, Room, StorageTypes, free_memory
 from model_runner.platforms.platform import Platform
@@ -57,6 +58,7 @@ class CpuPlatform(Platform):
             raise ValueError(f"dtype {config.dtype} is not supported on CPU; use float32 or auto")
         if not config.exact:
             raise ValueError("the CPU always computes exactly; remove --no-exact")
+        self.max_model_len = config.max_model_len
         threads = config.threads or available_cores()
         torch.set_num_threads(threads)
         self._kernels = _load_kernels(threads)
@@ -125,8 +127,10 @@ class CpuPlatform(Platform):
         if checkpoint is None:
             return None
         with suppress(MissingEntryError):
-            known = read_known_config(folder)
-            return None if known is None else read_model_form(known, checkpoint)
+            if (known := read_known_config(folder)) is None:
+                return None
+            fix_long_rope(known, self.max_model_len)
+            return read_model_form(known, checkpoint)
         config = self.read_config(folder)
         is_dense = getattr(config, "quantization_config", None) is None
         return read_model_form(config, checkpoint) if is_dense else None

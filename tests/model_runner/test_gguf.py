@@ -57,6 +57,10 @@ _LLAMA3 = {
     "original_max_position_embeddings": 512,
     "rope_theta": 500000.0,
 }
+_LONG = {
+    **{"rope_type": "longrope", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 64},
+    **{"short_factor": [1.0 + 0.125 * pair for pair in range(8)], "long_factor": [1.0 + pair for pair in range(8)]},
+}
 _LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
 _GEMMA = {"query_pre_attn_scalar": 16, "sliding_window": 40}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -104,6 +108,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmo2": ("olmo2", {}),
     "phi3": ("phi3", {"sliding_window": 40}),
+    "phi3 with LongRoPE": ("phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 64}),
     "qwen2": ("qwen2", {}),
     "qwen2 with YaRN": ("qwen2", {"rope_parameters": _YARN}),
     "qwen2moe": ("qwen2_moe", {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 44}),
@@ -479,7 +484,12 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "factors of longrope": (
         "phi3",
         tensor("rope_factors_long.weight", 8),
-        r"nothing is loaded from: rope_factors_long",
+        r"rope_factors_short\.weight and rope_factors_long\.weight is missing, or does not have the shape \[8\]",
+    ),
+    "factors of longrope for other heads": (
+        "phi3 with LongRoPE",
+        tensor("rope_factors_long.weight", 9),
+        r"does not have the shape \[8\]",
     ),
     "bidirectional attention": ("llama", keys(llama__attention__causal=False), r"causal is False; only True"),
     "values of another size": ("llama", keys(llama__attention__value_length=8), r"value_length is 8; only 16"),
