@@ -60,7 +60,7 @@ chooses one set at startup and logs which:
 
 So the length of no request changes an answer. Transformers instead switches to the long factors when a text grows
 beyond the original length, and keeps the keys that it computed with the short ones. With the original length as
-`--max-model-len`, answers are those of `generate`.
+`--max-model-len`, answers equal those that `generate` gives.
 
 ## Tokenizers
 

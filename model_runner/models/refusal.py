@@ -29,7 +29,7 @@ class UnsupportedModelError(ValueError):
 
 
 def other_task(architectures: Collection[str] | None) -> str | None:
-    """What the head of a checkpoint is for, by its first class, if it neither generates, classifies texts nor embeds.
+    """The task of a checkpoint's head, by its first class, if it neither generates, classifies texts nor embeds.
 
     Served without its head, such a model would generate from random weights.
     """

@@ -35,7 +35,7 @@ _BPE = 2
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Sentencepiece's types of tokens that are found whole."""
 _PACKAGES = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
-"""What transformers needs to read sentencepiece models: names on PyPI, and of the modules."""
+"""Packages that transformers needs to read sentencepiece models: names on PyPI, and of the modules."""
 _CONVERTIBLE = frozenset({"tokenizer.json", "vocab.json", "vocab.txt"})
 """Files of vocabularies that transformers converts without further packages."""
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -113,7 +113,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """What is used of a sentencepiece model."""
+    """The used parts of a sentencepiece model."""
 
     tokens: Sequence[str]
     scores: Sequence[float]

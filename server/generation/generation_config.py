@@ -78,8 +78,11 @@ class GenerationDefaults:
 def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
     """The defaults in a model folder. Logs a warning about other keys that would change answers.
 
-    EOS tokens are those of generation_config.json, otherwise of config.json; the tokenizer's `eos_token`; and the token
-    with which the chat template ends an answer, if it is a usual one. Raises ValueError for an invalid value.
+    EOS tokens come from generation_config.json, otherwise from config.json. Two are added to them: the tokenizer's
+    `eos_token`, and the token with which the chat template ends an answer, if it is a usual one.
+
+    Raises:
+        ValueError: for an invalid value.
     """
     generation = read_json(folder / _FILE)
     if unused := not_taken(generation):

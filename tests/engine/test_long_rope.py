@@ -75,7 +75,7 @@ def test_up_to_the_original_length_answers_are_those_of_generate(make: Callable[
 
 
 def test_beyond_it_every_request_has_the_long_factors(make: Callable[..., Path]) -> None:
-    """Those of short requests, too: generate() with the long factors in both places is the truth."""
+    """Short requests, too: generate() with the long factors in both places is the truth."""
     always = make("always", short_factor=LONG_ROPE["long_factor"])
     asked = requests((1, 200), 12)
     for max_model_len in (None, ORIGINAL + 1 + 150):

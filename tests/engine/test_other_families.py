@@ -30,7 +30,7 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
 
 @pytest.fixture(params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A random model whose norms and biases are not those of a fresh one."""
+    """A random model with norms and biases unlike a fresh one's."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(FAMILIES[request.param]())
     for name, weight in model.named_parameters():

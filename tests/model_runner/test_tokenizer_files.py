@@ -1,4 +1,4 @@
-"""Folders without a tokenizer.json: their tokens are those of sentencepiece, mistral-common, or of the definition."""
+"""Folders without a tokenizer.json: their tokens equal sentencepiece's, mistral-common's, or the definition's."""
 
 import base64
 import itertools

@@ -79,7 +79,7 @@ TURNS = "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}"
 PARTS = "{% for m in messages %}<|start|>{{ m.content }}<|start|>more<|end|>{% endfor %}"
 """Where another control token than a usual end comes after the content."""
 LAST = "{% for m in messages %}{{ m.content }}{% if loop.last %} <|eos|>{% else %}<|end|>{% endif %}{% endfor %}"
-"""As in Harmony, where an end of a message is not that of the answer."""
+"""As in Harmony, where the end of a message does not end the answer."""
 REFUSES = "{{ raise_exception('no') }}"
 EOS_TEXT = {"eos_token": "<|eos|>"}
 
