@@ -116,12 +116,12 @@ def _of_config(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _of_tokenizer(tokenizer: Tokenizer) -> Iterator[int]:
     """EOS tokens that the tokenizer and its chat template know."""
+    own = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", ""))
+    if own is not None:
+        yield own
     after = "" if tokenizer.chat_template is None else tokenizer.chat_template.after_answer().lstrip()
-    ends = (end for end in _TURN_ENDS if after.startswith(end))
-    for text in (tokenizer.special_tokens.get("eos_token", ""), *ends):
-        token = tokenizer.token_id(text)
-        if token is not None and token in tokenizer.control_ids:
-            yield token
+    ends = (tokenizer.token_id(end) for end in _TURN_ENDS if after.startswith(end))
+    yield from (token for token in ends if token is not None and token in tokenizer.control_ids)
 
 
 def _token_ids(config: Mapping[str, Any], file: str) -> tuple[int, ...]:

@@ -101,6 +101,7 @@ EOS_TEXT = {"eos_token": "<|eos|>"}
         ({}, None, {}, LAST, (EOS,)),
         ({}, None, EOS_TEXT, REFUSES, (EOS,)),
         ({}, None, {"eos_token": "not a token"}, "plain", ()),
+        ({}, None, {"eos_token": "a"}, "plain", (ord("a"),)),  # an ordinary token of the vocabulary
     ],
 )
 def test_what_ends_an_output(
