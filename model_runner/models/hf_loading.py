@@ -61,12 +61,6 @@ def _changing_rope(text: Any) -> set[str]:
 
 def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
     """Raise UnsupportedModelError if the configuration alone rules the model out."""
-    if (task := other_task(config.architectures)) is not None:
-        raise UnsupportedModelError(
-            f"{describe_model(config)} has a head for {task} ({few(config.architectures or [])}); classes that end in "
-            "ForCausalLM, ForConditionalGeneration and ForSequenceClassification, and in Model for embeddings, are "
-            "supported; give another checkpoint"
-        )
     if config.is_encoder_decoder:
         raise UnsupportedModelError(
             f"{describe_model(config)} is an encoder-decoder model; only decoder-only ones are supported; {SEE_MODELS}"
@@ -179,7 +173,7 @@ def load_config(folder: Path) -> PretrainedConfig:
     """Read config.json.
 
     Raises:
-        UnsupportedModelError: if transformers does not know the architecture.
+        UnsupportedModelError: if transformers does not know the architecture, or its head is for another task.
     """
     with refused(f"{folder} holds no model that transformers can read", advice=SEE_MODELS), naming_damage(folder):
         entries = json.loads((folder / "config.json").read_bytes())
@@ -190,6 +184,12 @@ def load_config(folder: Path) -> PretrainedConfig:
                 f"not know; {SEE_MODELS}"
             )
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if (task := other_task(config.architectures)) is not None:
+        raise UnsupportedModelError(
+            f"{describe_model(config)} has a head for {task} ({few(config.architectures or [])}); classes that end in "
+            "ForCausalLM, ForConditionalGeneration and ForSequenceClassification, and in Model for embeddings, are "
+            "supported; give another checkpoint"
+        )
     return config
 
 

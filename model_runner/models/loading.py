@@ -12,6 +12,8 @@ from torch import Tensor
 from model_runner.kernels.library import INT4_BITS, WeightKind
 from model_runner.kv_cache import KVShape
 from model_runner.models.parameters import Checkpoint
+from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
+from model_runner.models.quantized_linears import LinearReader
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.safetensors_files import SafetensorsCheckpoint
 
@@ -58,8 +60,10 @@ class ModelShape:
         return self.num_multiplied - num_int4 + num_int4 * INT4_BITS // 8
 
 
-def open_checkpoint(folder: Path) -> Checkpoint | None:
+def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpoint | None:
     """The weights of a folder, of which only the names are read; None if it has neither a GGUF file nor safetensors.
+
+    `reader` reads linears that are stored quantised.
 
     Raises:
         UnsupportedModelError: if a file is damaged.
@@ -69,7 +73,9 @@ def open_checkpoint(folder: Path) -> Checkpoint | None:
 
         return GgufCheckpoint(files[0])
     checkpoint = SafetensorsCheckpoint(folder)
-    return checkpoint if checkpoint.shapes else None
+    if not checkpoint.shapes:
+        return None
+    return checkpoint if reader is None else QuantizedCheckpoint(checkpoint, reader)
 
 
 def check_tokenizers(model: Path, other: Path, role: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import NativeAttention, NativeStep
 from model_runner.batch import Batch, IntArray
 from model_runner.kernels.interface import CPU, CData, pointer
-from model_runner.kernels.library import Kernels, ModelPass, NativeWeight
+from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embedding_struct
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
 from model_runner.models.model_form import ModelForm
 from model_runner.models.native_layer import FusedDecoderLayer
@@ -81,7 +81,7 @@ class NativeModel:
             norm_eps=form.text.rms_norm_eps,
             logits_scale=form.family.logits_scale(form.text),
             logits_softcap=form.family.logits_softcap(form.text) or 0.0,
-            embedding=pointer(table, *table.shape),
+            embedding=embedding_struct(table)[0],
             norm=pointer(self._norm, self.hidden),
             head=head.struct[0],
         )
@@ -148,7 +148,7 @@ class NativeModel:
     def head(self, hidden: Tensor) -> Tensor:
         """Float32 logits [n, num_logits] for hidden states [n, hidden] after any layer."""
         bare = CPU.new("SwModel", self._struct[0])
-        bare.num_layers, bare.embedding, bare.embedding_scale = 0, pointer(hidden, len(hidden), self.hidden), 1.0
+        bare.num_layers, bare.embedding, bare.embedding_scale = 0, embedding_struct(hidden)[0], 1.0
         rows = np.arange(len(hidden), dtype=np.int32)
         logits = torch.empty(len(hidden), self.num_logits, dtype=torch.float32)
         self._kernels.forward(bare, CPU.new("SwStep", num_tokens=len(hidden)), ModelPass(rows, rows, logits))

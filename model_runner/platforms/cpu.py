@@ -18,6 +18,7 @@ from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
+from model_runner.models.checkpoint_quantization import native_reader
 from model_runner.models.damage import naming_damage
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature
@@ -123,17 +124,21 @@ class CpuPlatform(Platform):
         return self._forms.get(folder)
 
     def _read_form(self, folder: Path) -> ModelForm | None:
-        checkpoint = open_checkpoint(folder)
-        if checkpoint is None:
-            return None
-        with suppress(MissingEntryError):
-            if (known := read_known_config(folder)) is None:
-                return None
-            fix_long_rope(known, self.max_model_len)
-            return read_model_form(known, checkpoint)
-        config = self.read_config(folder)
-        is_dense = getattr(config, "quantization_config", None) is None
-        return read_model_form(config, checkpoint) if is_dense else None
+        known = read_known_config(folder)
+        if known is not None and (checkpoint := open_checkpoint(folder)) is not None:
+            with suppress(MissingEntryError):
+                fix_long_rope(known, self.max_model_len)
+                return read_model_form(known, checkpoint)
+        from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
+
+        config = load_config(folder)
+        fix_long_rope(config, self.max_model_len)
+        if (reader := native_reader(folder, config)) is None:
+            config = self.read_config(folder)
+        if reader is None and getattr(config, "quantization_config", None) is not None:
+            return None  # transformers dequantises them
+        checkpoint = open_checkpoint(folder, reader)
+        return None if checkpoint is None else read_model_form(config, checkpoint)
 
     def _load_modules(self, folder: Path) -> LoadedModel:
         """Load transformers' modules, and replace as many of them as possible."""

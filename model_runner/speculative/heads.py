@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch, IntArray
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.kernels.interface import CPU, CData, pointer
+from model_runner.kernels.interface import CPU, CData
+from model_runner.kernels.library import embedding_struct
 from model_runner.kv_cache import KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.base import Heads
@@ -265,7 +266,7 @@ def _native_draft(embed: Embed, limits: GrowthLimits) -> CData | None:
         least=limits.least,
         followed=limits.followed,
         embedding_scale=float(scale),
-        embedding=pointer(weight, *weight.shape),
+        embedding=embedding_struct(weight)[0],
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from model_runner.config import RunnerConfig
+from model_runner.config import Quantization, RunnerConfig
 from model_runner.models.hf_loading import inspect_model
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.rotary import fix_long_rope
@@ -60,8 +60,10 @@ def make(family: str, tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def load(folder: Path, max_model_len: int | None = None) -> Harness:
-    config = RunnerConfig(folder, device="cpu", kv_cache_gib=0.01, quantization="none", max_model_len=max_model_len)
+def load(folder: Path, max_model_len: int | None = None, quantization: Quantization = "none") -> Harness:
+    config = RunnerConfig(
+        folder, device="cpu", kv_cache_gib=0.01, quantization=quantization, max_model_len=max_model_len
+    )
     return Harness(ModelRunner.load(config))
 
 
@@ -89,6 +91,23 @@ def test_no_neighbour_changes_an_answer(make: Callable[..., Path]) -> None:
     crowd = harness.run(harness.engine(chunk=64), asked)
     for request in asked:
         assert harness.run(harness.engine(), [request])[request.request_id, 0] == crowd[request.request_id, 0]
+
+
+def test_packed_models_have_the_chosen_factors_too(make: Callable[..., Path]) -> None:
+    """As one native call, or by transformers' modules: the same as a model that has only one set of factors."""
+
+    def answers(folder: Path, limit: int | None) -> list[list[int]]:
+        harness = load(folder, limit, "int8")
+        found = harness.run(harness.engine(chunk=64), requests((1, 50), 12))
+        return [answer.tokens for answer in found.values()]
+
+    long, short = (
+        make(name, **{f"{other}_factor": LONG_ROPE[f"{name}_factor"]})
+        for name, other in (("long", "short"), ("short", "long"))
+    )
+    both = make("both")
+    assert answers(both, None) == answers(long, None) != answers(short, None)
+    assert answers(both, ORIGINAL) == answers(short, None)
 
 
 @pytest.mark.parametrize(("limit", "chosen"), [(None, "long"), (ORIGINAL, "short"), (ORIGINAL + 1, "long")])
