@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,3 +69,21 @@ def available_cores(limit_file: Path = _CPU_LIMIT) -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, math.floor(int(quota) / int(period))))
+
+
+def can_start_threads(count: int) -> bool:
+    """Whether the system gives this process `count` more threads at the same time."""
+    end = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=end.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
+    return True
