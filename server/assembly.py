@@ -84,10 +84,12 @@ def make_app(engine: EngineClient, settings: Settings, checkpoints: Checkpoints)
     """
     from server.api.body_worker import WorkerPool  # noqa: PLC0415
     from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
+    from server.text.chat_template import TemplateSources  # noqa: PLC0415
     from server.text.tokenizer import Tokenizer  # noqa: PLC0415
 
+    replaced = None if checkpoints.chat_template is None else TemplateSources(checkpoints.chat_template)
     try:
-        tokenizer = Tokenizer.from_folder(checkpoints.model.path, checkpoints.chat_template)
+        tokenizer = Tokenizer.from_folder(checkpoints.model.path, replaced)
         return create_app(engine, tokenizer, settings, checkpoints.model, checkpoints.aux_model, workers=WorkerPool())
     except OSError as error:
         raise StartError(f"{_setting_of(error, settings)}{describe_error(error)}") from None

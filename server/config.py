@@ -108,7 +108,7 @@ class Settings(BaseSettings):
         None,
         ge=1,
         description="Maximum tokens of prompt and answer together. By default the model's own; lower it when the KV "
-        "cache does not fit.",
+        "cache does not fit. It also chooses the factors of models with LongRoPE.",
     )
     kv_cache_gib: float | None = Field(
         None, gt=0, description="Memory for the KV cache in GiB. By default a share of what is free after the weights."

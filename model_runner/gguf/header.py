@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model_runner.models.damage import is_lfs_pointer
 from model_runner.models.refusal import UnsupportedModelError, few
 
 _MAGIC = b"GGUF"
@@ -97,6 +98,10 @@ def read_gguf(path: Path) -> GgufFile:
 def _read_part(path: Path) -> GgufFile:
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
+            if is_lfs_pointer(path):
+                raise UnsupportedModelError(
+                    f"{path.name} is a Git LFS pointer, not the file itself; run `git lfs pull` in {path.parent}"
+                )
             raise UnsupportedModelError(f"{path.name} is not a GGUF file; download it again")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from model_runner.gguf.header import parts_of
-from model_runner.models.damage import describe_damage, is_lfs_pointer
+from model_runner.models.damage import find_damage
 from model_runner.processes import isolated_module
 
 _SMALL = 1 << 20
@@ -152,12 +152,9 @@ def cache_folder() -> Path:
 
 def _with_tokenizer(folder: Path, console: Console) -> Path:
     """The folder itself, or a converted one with a tokenizer.json."""
-    tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
-        return _converted(folder, console)
-    if is_lfs_pointer(tokenizer):
-        raise ModelNotFoundError(describe_damage(tokenizer))
-    return folder
+    if (damage := find_damage(folder)) is not None:
+        raise ModelNotFoundError(damage)
+    return folder if (folder / "tokenizer.json").is_file() else _converted(folder, console)
 
 
 def _converted(source: Path, console: Console) -> Path:

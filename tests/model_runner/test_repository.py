@@ -186,7 +186,7 @@ def test_token_and_revision_go_to_the_hub(console: Console, monkeypatch: pytest.
 
     def download(name: str, **options: object) -> str:
         asked.append(options)
-        (tmp_path / "tokenizer.json").touch()
+        (tmp_path / "tokenizer.json").write_text("{}")
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
@@ -244,13 +244,6 @@ def test_what_the_hub_refuses_says_what_to_do(
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(ModelNotFoundError, match=message):
         resolve_model("some/name", console, HubAccess(revision="v1"))
-
-
-def test_a_pointer_of_git_lfs_is_not_taken_for_a_tokenizer(tmp_path: Path, console: Console) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n")
-    with pytest.raises(ModelNotFoundError, match=f"tokenizer.json is a Git LFS pointer.*`git lfs pull` in {tmp_path}$"):
-        resolve_model(str(tmp_path), console)
 
 
 def test_missing_embedded_model_says_what_to_do(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
