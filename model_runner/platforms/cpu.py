@@ -30,9 +30,9 @@ from model_runner.models.packed import NativePacker, OneDNNPacker, Packer, pack_
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import HFTargetModel, TargetModel
-from model_runner.platforms.memory import GIB, Room, StorageTypes, free_memory
+from model_runner.platforms.memory import GIB, Room, StorageTypes
 from model_runner.platforms.platform import Platform
-from model_runner.processes import available_cores
+from model_runner.processes import available_cores, free_memory
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 

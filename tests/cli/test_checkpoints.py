@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from model_runner.config import RunnerConfig
-from model_runner.models.repository import ModelFolder, ModelNotFoundError
+from model_runner.hub.access import ModelNotFoundError
+from model_runner.models.repository import ModelFolder
 from server.assembly import Checkpoints, engine_config, find_checkpoints, warn_if_unused
 from server.cli.lifecycle import describe_speculation
 from server.config import Settings
