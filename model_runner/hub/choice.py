@@ -16,6 +16,8 @@ from model_runner.hub.names import is_safe_path
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+WEIGHTS = (".safetensors", ".gguf")
+"""Endings of files with weights."""
 PREFERRED = ("Q4_K_M", "Q8_0")
 """Tags that are taken if none is named, in this order; then the first file."""
 _NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")

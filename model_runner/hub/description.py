@@ -10,7 +10,7 @@ from typing import Any
 from model_runner.gguf.header import GgufFile, read_gguf
 from model_runner.hub.access import ModelNotFoundError
 from model_runner.hub.choice import INDEX, choose_weights
-from model_runner.hub.remote import (
+from model_runner.hub.remote_heads import (
     end_of_head,
     least_bytes_of_gguf,
     least_bytes_of_safetensors,

@@ -1,37 +1,26 @@
-"""Models of the hub and of URLs: from the cache if they are complete there, otherwise downloaded into it.
+"""Downloads of models of the hub into its cache."""
 
-A start never asks the network for a model that is complete on disk; only HubAccess.updates looks for a newer commit.
-"""
-
-import json
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 import httpx
 from rich.console import Console
 
-from model_runner.hub.access import HubAccess, hub_cache, hub_token, hub_url, is_commit
+from model_runner.hub.access import HubAccess, hub_cache
 from model_runner.hub.cached import Found, model_path, needed_files
-from model_runner.hub.choice import Wanted, chooses_gguf
+from model_runner.hub.choice import WEIGHTS, Wanted, chooses_gguf
 from model_runner.hub.limits import check_architecture, check_disk, check_memory
 from model_runner.hub.names import HubName
 from model_runner.hub.progress import open_progress
 from model_runner.hub.refusals import refusals_named
-from model_runner.hub.remote import (
-    least_bytes_of_gguf,
-    least_bytes_of_safetensors,
-    read_gguf_head,
-    read_safetensors_head,
-)
+from model_runner.hub.remote_heads import least_bytes_of_gguf, least_bytes_of_safetensors
+from model_runner.hub.remote_repo import RemoteRepo, open_client
 from model_runner.hub.store import HubFile, RepoCache
-from model_runner.hub.transfer import Item, TransferError, Transfers, get
+from model_runner.hub.transfer import Item, Transfers
 
 _WORKERS = 4
 """Files downloaded at the same time."""
-_TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
 
 def download_model(name: HubName, revision: str, wanted: Wanted, access: HubAccess, console: Console) -> Found:
@@ -50,101 +39,69 @@ def download_model(name: HubName, revision: str, wanted: Wanted, access: HubAcce
     """
     console.print(f"Looking for {name} on the hub ...", markup=False, highlight=False)
     with refusals_named(name, revision), open_client() as client:
-        return _Download(name, revision, wanted, access, console, client).run()
-
-
-def open_client() -> httpx.Client:
-    """A client that follows redirects; it sends a token only to the host that it was meant for."""
-    return httpx.Client(follow_redirects=True, timeout=_TIMEOUT, headers={"user-agent": "samewise"})
+        source = RemoteRepo(name.repo, revision, access, client)
+        return _Download(name, source, wanted, RepoCache(hub_cache(), name.repo), access, console).run()
 
 
 class _Download:
     """The download of one model."""
 
     def __init__(
-        self,
-        name: HubName,
-        revision: str,
-        wanted: Wanted,
-        access: HubAccess,
-        console: Console,
-        client: httpx.Client,
+        self, name: HubName, source: RemoteRepo, wanted: Wanted, repo: RepoCache, access: HubAccess, console: Console
     ) -> None:
-        token = hub_token(access)
-        self._name = name
-        self._revision = revision
+        self._name = str(name)
+        self._source = source
         self._wanted = wanted
-        self._repo = RepoCache(hub_cache(), name.repo)
+        self._repo = repo
         self._access = access
         self._console = console
-        self._client = client
-        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._commit = ""
-        self._listing: dict[str, HubFile] = {}
         self._digests: dict[Path, str] = {}
 
     def run(self) -> Found:
-        """Raises TransferError, OSError, ModelNotFoundError."""
-        self._look_up()
+        """Raises TransferError, OSError, ModelNotFoundError, UnsupportedModelError."""
+        self._source.look_up(self._repo)
         files = self._needed()
         if files is None:
-            small = [path for path in self._listing if path.endswith(".json") and "/" not in path]
-            self._fetch(small)
+            self._fetch([path for path in self._source.listing if path.endswith(".json") and "/" not in path])
             files = self._needed() or []
         self._check(files)
         self._fetch(files)
-        self._repo.remember(self._revision, self._commit)
-        return Found(model_path(self._repo, self._commit, files), self._commit, self._digests)
+        self._repo.remember(self._source.revision, self._source.commit)
+        return Found(model_path(self._repo, self._source.commit, files), self._source.commit, self._digests)
 
     def _needed(self) -> list[str] | None:
-        return needed_files(self._repo, self._commit, self._listing.keys(), self._wanted, self._name.repo)
+        listing, commit = self._source.listing, self._source.commit
+        return needed_files(self._repo, commit, listing.keys(), self._wanted, self._name)
 
-    def _look_up(self) -> None:
-        """Learn the commit and its files."""
-        if is_commit(self._revision) and (listing := self._repo.read_listing(self._revision)) is not None:
-            self._commit, self._listing = self._revision, listing
-            return
-        url = f"{hub_url()}/api/models/{self._name.repo}/revision/{quote(self._revision, safe='')}?blobs=true"
-        answer = get(self._client, url, self._headers, str(self._name))
-        try:
-            self._commit, self._listing = _read_listing(json.loads(answer.content))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise TransferError(f"{hub_url()} does not answer like the hub ({error}); check HF_ENDPOINT") from error
-        self._repo.write_listing(self._commit, self._listing)
+    def _unlinked(self, paths: Iterable[str]) -> list[HubFile]:
+        """Files that are not in the snapshot yet."""
+        files = [self._source.listing[path] for path in paths]
+        return [file for file in files if not self._repo.has(self._source.commit, file)]
 
-    def _url(self, path: str) -> str:
-        return f"{hub_url()}/{self._name.repo}/resolve/{self._commit}/{quote(path)}"
-
-    def _missing(self, paths: Iterable[str]) -> list[HubFile]:
+    def _missing(self, files: Iterable[HubFile]) -> list[HubFile]:
         """Files whose content is not there yet, each content once."""
-        files = {self._repo.blob(self._listing[path]): self._listing[path] for path in paths}
-        return [file for blob, file in files.items() if not blob.exists()]
+        by_content = {self._repo.blob(file): file for file in files}
+        return [file for blob, file in by_content.items() if not blob.exists()]
 
     def _check(self, paths: Sequence[str]) -> None:
         """Refuse what does not fit, or cannot be read, before its download."""
-        missing = self._missing(path for path in paths if not self._repo.has(self._commit, self._listing[path]))
-        check_disk(str(self._name), hub_cache(), sum(self._bytes_left(file) for file in missing))
+        missing = self._missing(self._unlinked(paths))
+        check_disk(self._name, hub_cache(), sum(self._bytes_left(file) for file in missing))
         if missing and not self._wanted.is_heads:
-            weights = [self._listing[path] for path in paths if path.endswith((".gguf", ".safetensors"))]
-            self._check_heads(weights)
+            self._check_heads([self._source.listing[path] for path in paths if path.endswith(WEIGHTS)])
 
     def _check_heads(self, weights: Sequence[HubFile]) -> None:
-        size = sum(file.size for file in weights)
-        may_be_too_large = self._access.max_bytes is not None and size > self._access.max_bytes
-        if chooses_gguf(self._listing.keys(), self._wanted):
-            read = [weights[0], *(weights[1:] if may_be_too_large else ())]
-            heads = [
-                read_gguf_head(self._client, self._url(file.path), self._headers, Path(file.path))[0] for file in read
-            ]
+        most = self._access.max_bytes
+        may_be_too_large = most is not None and sum(file.size for file in weights) > most
+        if chooses_gguf(self._source.listing.keys(), self._wanted):
+            heads = self._source.gguf_heads(weights if may_be_too_large else weights[:1])
             check_architecture(heads[0])
             least = least_bytes_of_gguf(heads)
         elif may_be_too_large:
-            least = least_bytes_of_safetensors(
-                read_safetensors_head(self._client, self._url(file.path), self._headers, file.path) for file in weights
-            )
+            least = least_bytes_of_safetensors(self._source.safetensors_heads(weights))
         else:
             return
-        check_memory(str(self._name), least, self._access.max_bytes)
+        check_memory(self._name, least, most)
 
     def _bytes_left(self, file: HubFile) -> int:
         partial = self._item(file).partial
@@ -153,34 +110,22 @@ class _Download:
     def _item(self, file: HubFile) -> Item:
         return Item(
             file.path,
-            self._url(file.path),
+            self._source.url(file.path),
             self._repo.blob(file),
             self._repo.lock(file),
             file.size,
             file.sha256,
             None if file.sha256 else file.git_hash,
-            self._headers,
+            self._source.headers,
         )
 
     def _fetch(self, paths: Sequence[str]) -> None:
         """Download the content of these files, and link them into the snapshot."""
-        needed = [path for path in paths if not self._repo.has(self._commit, self._listing[path])]
-        self._digests |= fetch_all([self._item(file) for file in self._missing(needed)], self._client, self._console)
-        for path in needed:
-            self._repo.link(self._commit, self._listing[path])
-
-
-def _read_listing(answer: Any) -> tuple[str, dict[str, HubFile]]:
-    """Commit and files of the hub's answer about a repository, without names that could leave the cache."""
-    commit = answer["sha"]
-    if not is_commit(commit):
-        raise ValueError("it names no commit")
-    files = []
-    for entry in answer["siblings"]:
-        lfs = entry.get("lfs") or {}
-        size = lfs.get("size", entry.get("size"))
-        files.append(HubFile(entry["rfilename"], int(size), str(entry.get("blobId")), lfs.get("sha256")))
-    return commit, {file.path: file for file in files if file.is_safe}
+        unlinked = self._unlinked(paths)
+        items = [self._item(file) for file in self._missing(unlinked)]
+        self._digests |= fetch_all(items, self._source.client, self._console)
+        for file in unlinked:
+            self._repo.link(self._source.commit, file)
 
 
 def fetch_all(items: Sequence[Item], client: httpx.Client, console: Console) -> dict[Path, str]:

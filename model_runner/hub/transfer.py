@@ -160,9 +160,9 @@ class Transfers:
                 file.truncate(0)
                 hashes.clear()
                 self._progress.start(item.name, item.size, 0)
-            for chunk in response.iter_bytes(CHUNK):
+            for chunk in response.iter_bytes():  # as they arrive: of larger ones, a lost connection would lose the last
                 self._check_stop()
-                if hashes.count == 0 and not chunk.startswith(item.magic):
+                if hashes.count == 0 and not chunk.startswith(item.magic[: len(chunk)]):
                     raise TransferError(f"{item.name}: {_described(chunk)}")
                 file.write(chunk)
                 hashes.update(chunk)

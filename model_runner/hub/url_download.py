@@ -1,53 +1,41 @@
-"""GGUF files of URLs outside of the hub, kept in a folder for each URL."""
+"""Downloads of GGUF files of URLs outside of the hub."""
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote, urlsplit
 
 import httpx
 from rich.console import Console
 
-from model_runner.gguf.header import GgufFile, parts_of
-from model_runner.hub.access import HubAccess, ModelNotFoundError, is_offline
+from model_runner.gguf.header import GgufFile
+from model_runner.hub.access import HubAccess
 from model_runner.hub.cached import Found
-from model_runner.hub.download import fetch_all, open_client
+from model_runner.hub.download import fetch_all
 from model_runner.hub.limits import check_architecture, check_disk, check_memory
-from model_runner.hub.names import FileUrl
-from model_runner.hub.refusals import refusals_named
-from model_runner.hub.remote import least_bytes_of_gguf, read_gguf_head
-from model_runner.hub.transfer import Answer, Item, TransferError, UnreachableError
+from model_runner.hub.remote_heads import least_bytes_of_gguf, read_gguf_head
+from model_runner.hub.transfer import Answer, Item, TransferError
+from model_runner.hub.url_cache import SOURCE
 
-FOLDER = "downloads"
-SOURCE = "source.json"
 _SHA256_DIGITS = 64
 
 
-def fetch_url(name: FileUrl, cache: Path, access: HubAccess, console: Console) -> Found:
-    """A GGUF file, with all of its parts, downloaded into a folder of the cache at first use.
+def download_url(
+    urls: Sequence[str], targets: Sequence[Path], access: HubAccess, console: Console, client: httpx.Client
+) -> Found:
+    """Download all parts of a GGUF file, or what is missing of them, or a newer version.
+
+    Args:
+        urls: address of each part.
+        targets: where each part is kept.
+        access: limits.
+        console: shows the progress.
+        client: the client to ask with.
 
     Raises:
-        ModelNotFoundError: if it cannot be downloaded, or does not fit.
+        TransferError, OSError, UnsupportedModelError, ModelNotFoundError: why not.
     """
-    if access.revision is not None:
-        raise ModelNotFoundError(f"revision {access.revision} applies to models of the hub, not to a URL; leave it out")
-    url = urlsplit(name.url)
-    files = [part.name for part in parts_of(Path(name.file))]
-    folder = url.path.rpartition("/")[0]
-    urls = [url._replace(path=f"{folder}/{quote(file)}").geturl() for file in files]
-    own = cache / FOLDER / hashlib.sha256(urls[0].encode()).hexdigest()[:16]
-    targets = [own / file for file in files]
-    if (own / SOURCE).is_file() and all(map(Path.is_file, targets)) and (not access.updates or is_offline()):
-        return Found(targets[0])
-    if is_offline():
-        raise ModelNotFoundError(f"{name.url} was not downloaded before, and HF_HUB_OFFLINE forbids its download")
-    try:
-        with refusals_named(name), open_client() as client:
-            return _Download(urls, targets, access, console, client).run()
-    except UnreachableError as error:
-        raise ModelNotFoundError(f"{name.url} cannot be reached: {error}; check the address and the network") from error
+    return _Download(urls, targets, access, console, client).run()
 
 
 class _Download:

@@ -17,12 +17,14 @@ from pathlib import Path
 from rich.console import Console
 
 from model_runner.gguf.header import parts_of
-from model_runner.hub.access import ANYONE, HubAccess, ModelNotFoundError
-from model_runner.hub.cached import Found
+from model_runner.hub.access import ANYONE, HubAccess, ModelNotFoundError, hub_cache, is_offline
+from model_runner.hub.cached import Found, find_cached
 from model_runner.hub.choice import Wanted, choose_gguf
-from model_runner.hub.fetch import fetch_model
+from model_runner.hub.fetch import fetch_model, revision_of
 from model_runner.hub.names import FileUrl, HubName, StoreName, parse_name
 from model_runner.hub.other_stores import find_stored
+from model_runner.hub.store import RepoCache
+from model_runner.hub.url_cache import fetch_url, find_url
 from model_runner.models.damage import describe_damage, is_lfs_pointer
 from model_runner.processes import isolated_module
 
@@ -97,21 +99,38 @@ def locate_model(name: str, console: Console, hub: HubAccess = ANYONE) -> tuple[
     Raises:
         ModelNotFoundError: if there is no such model, or a local model is given a revision.
     """
-    if (path := local_path(name)) is not None:
+    if Path(name).expanduser().exists():
         _refuse_revision(hub, f"{name} on this machine")
+    if (path := local_path(name)) is not None:
         return path, path.name if path.is_dir() else path.stem
     parsed = parse_name(name)
     if isinstance(parsed, StoreName):
         _refuse_revision(hub, name)
         found = Found(find_stored(parsed))
     elif isinstance(parsed, FileUrl):
-        from model_runner.hub.url_download import fetch_url  # noqa: PLC0415 - brings the HTTP client
-
         found = fetch_url(parsed, cache_folder(), hub, console)
     else:
         found = fetch_model(parsed, hub, console)
     _remember_hashes(found)
     return found.path, str(parsed)
+
+
+def find_model(name: str, hub: HubAccess = ANYONE) -> Path | None:
+    """The folder or GGUF file of a model that is on this machine; None if it would have to be downloaded.
+
+    Raises:
+        ModelNotFoundError: if the name is none, or another program has no such model.
+    """
+    if (path := local_path(name)) is not None:
+        return path
+    parsed = parse_name(name)
+    if isinstance(parsed, StoreName):
+        return find_stored(parsed)
+    if isinstance(parsed, FileUrl):
+        return find_url(parsed, cache_folder())
+    wanted = Wanted(parsed.tag, parsed.file)
+    found = find_cached(RepoCache(hub_cache(), parsed.repo), revision_of(parsed, hub), wanted, anyhow=is_offline())
+    return None if found is None else found.path
 
 
 def local_path(name: str) -> Path | None:
@@ -184,7 +203,7 @@ def embedded_file() -> Path:
 
 
 def cache_folder() -> Path:
-    """Folder of what Samewise makes, and downloads from URLs: $SAMEWISE_CACHE, or samewise in the user's cache folder."""
+    """Folder of what Samewise keeps: $SAMEWISE_CACHE, or samewise in the user's cache folder."""
     if folder := os.environ.get("SAMEWISE_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samewise"

@@ -41,6 +41,10 @@ class FakeHub:
     asked: list[Asked] = field(default_factory=list)
     cuts: dict[str, list[int]] = field(default_factory=dict)
     """Bytes after which answers for a file break off, one for each request."""
+    stalls: dict[str, list[int]] = field(default_factory=dict)
+    """Bytes after which answers for a file wait for `goes_on`, one for each request."""
+    stalled: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
     failures: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """Statuses and headers for the next requests for files."""
     sent_instead: dict[str, tuple[str, bytes]] = field(default_factory=dict)
@@ -133,26 +137,40 @@ class _Handler(BaseHTTPRequestHandler):
             start, end = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
             status, part = 206, content[start:end]
             headers["content-range"] = f"bytes {start}-{end - 1}/{len(content)}"
-        cuts = self.hub.cuts.get(file)
-        self._answer(status, headers, part, cuts.pop(0) if cuts else None)
+        cuts, stalls = self.hub.cuts.get(file), self.hub.stalls.get(file)
+        stall = stalls.pop(0) if stalls else len(part)
+        self._answer(status, headers, part, cuts.pop(0) if cuts else None, stall)
 
-    def _answer(self, status: int, headers: dict[str, str], content: bytes, cut: int | None = None) -> None:
+    def _answer(
+        self, status: int, headers: dict[str, str], content: bytes, cut: int | None = None, stall: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
+        if stall is not None and stall < len(content):
+            self.wfile.write(content[:stall])
+            self.hub.stalled.set()
+            self.hub.goes_on.wait(60)
+            content = content[stall:]
         self.wfile.write(content[:cut])
         if cut is not None:
             self.close_connection = True
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client that went away."""
 
 
 @contextmanager
 def running() -> Iterator[FakeHub]:
     """A hub at an address of this machine, until the context ends."""
     hub = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.url, hub.cdn = (f"http://{host}:{server.server_port}" for host in ("127.0.0.1", "localhost"))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

@@ -1,5 +1,6 @@
 """Models of the hub: downloaded into its cache as its own library does, found there again without the network."""
 
+import contextlib
 import io
 import json
 import shutil
@@ -115,15 +116,17 @@ def test_a_missing_file_is_downloaded_again(sharded: FakeHub, console: Console) 
 
 def test_an_interrupted_download_goes_on(sharded: FakeHub, cache: Path, console: Console) -> None:
     shard = next(iter(SHARDS))
-    sharded.cuts[shard] = [500, *[0] * 6]
-    with pytest.raises(ModelNotFoundError, match=f"^user/repo cannot be downloaded: {shard} cannot be downloaded"):
+    sharded.cuts[shard] = [500, *[0] * 5]
+    with pytest.raises(ModelNotFoundError, match=rf"^user/repo cannot be downloaded: {shard} cannot be downloaded"):
         fetch_model(NAME, OPEN, console)
     (partial,) = (cache / "models--user--repo" / "blobs").glob("*.incomplete")
     size = partial.stat().st_size
     assert 0 < size <= 500
     count = len(sharded.asked)
     fetch_model(NAME, OPEN, console)
-    assert [one.range for one in sharded.asked[count:] if shard in one.path and "/cdn/" in one.path] == [f"bytes={size}-"]
+    assert [one.range for one in sharded.asked[count:] if shard in one.path and "/cdn/" in one.path] == [
+        f"bytes={size}-"
+    ]
 
 
 def test_the_token_goes_to_the_hub_alone(sharded: FakeHub, console: Console) -> None:
@@ -144,7 +147,7 @@ def test_a_gguf_file_by_its_tag(hub: FakeHub, console: Console, monkeypatch: pyt
     cannot_connect(monkeypatch)
     assert locate_model("user/repo", console)[0] == found.path
     assert locate_model("hf.co/user/repo:F16", console) == (split, "user/repo:F16")
-    with pytest.raises(ModelNotFoundError, match="the hub cannot be reached"):
+    with pytest.raises(ModelNotFoundError, match=r"the hub cannot be reached"):
         fetch_model(HubName(REPO, "Q6_K"), OPEN, console)
 
 
@@ -192,7 +195,7 @@ def test_without_a_tokenizer_a_snapshot_is_not_trusted(
 def test_heads(hub: FakeHub, console: Console) -> None:
     hub.add("user/heads", {"config.json": b"{}", "heads.pt": b"x", "a/b.pt": b"x", "README.md": b"x"})
     assert names_in(resolve_heads("user/heads", console)) == ["config.json", "heads.pt"]
-    with pytest.raises(ModelNotFoundError, match="not a hub name such as user/heads"):
+    with pytest.raises(ModelNotFoundError, match=r"not a hub name such as user/heads"):
         resolve_heads("user/heads:Q8_0", console)
 
 
@@ -208,7 +211,10 @@ def test_hashes_of_downloads_are_kept(hub: FakeHub, tmp_path: Path, console: Con
 @pytest.mark.parametrize(
     ("refusal", "reason"),
     [
-        ((403, "GatedRepo"), "^user/repo is gated on the hub: accept its terms at https://huggingface.co/user/repo, .*HF_TOKEN"),
+        (
+            (403, "GatedRepo"),
+            "^user/repo is gated on the hub: accept its terms at https://huggingface.co/user/repo, .*HF_TOKEN",
+        ),
         ((404, "RevisionNotFound"), "^user/repo has no revision v1 on the hub; its page lists branches and tags$"),
         ((401, "RepoNotFound"), "^user/repo is not a folder or GGUF file .*the hub has no such model; .*--hub-token"),
         ((404, ""), "the hub has no such model"),
@@ -227,7 +233,7 @@ def test_what_the_hub_refuses_says_what_to_do(
 def test_a_gated_file_is_a_gated_model(hub: FakeHub, console: Console) -> None:
     hub.add(REPO, SMALL | SHARDS)
     hub.failures = [(401, {"x-error-code": "GatedRepo"})] * 4
-    with pytest.raises(ModelNotFoundError, match="is gated on the hub"):
+    with pytest.raises(ModelNotFoundError, match=r"is gated on the hub"):
         fetch_model(NAME, OPEN, console)
 
 
@@ -235,15 +241,15 @@ def test_revisions(sharded: FakeHub, cache: Path, console: Console) -> None:
     sharded.revisions["refs/pr/1"] = OTHER_COMMIT
     assert fetch_model(NAME, HubAccess(revision="refs/pr/1"), console).commit == OTHER_COMMIT
     assert (cache / "models--user--repo" / "refs" / "refs" / "pr" / "1").read_text() == OTHER_COMMIT
-    with pytest.raises(ModelNotFoundError, match="has no revision v9"):
+    with pytest.raises(ModelNotFoundError, match=r"has no revision v9"):
         fetch_model(HubName(REPO, revision="v9"), OPEN, console)
-    with pytest.raises(ModelNotFoundError, match="at v9 by its URL, and at v1 by --revision; leave one out"):
+    with pytest.raises(ModelNotFoundError, match=r"at v9 by its URL, and at v1 by --revision; leave one out"):
         fetch_model(HubName(REPO, revision="v9"), HubAccess(revision="v1"), console)
 
 
 def test_offline_without_the_files(sharded: FakeHub, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ModelNotFoundError, match="does not have all of it, and HF_HUB_OFFLINE forbids its download"):
+    with pytest.raises(ModelNotFoundError, match=r"does not have all of it, and HF_HUB_OFFLINE forbids its download"):
         fetch_model(NAME, OPEN, console)
     assert sharded.asked == []
 
@@ -282,24 +288,25 @@ def test_hostile_listings_never_leave_the_cache(
 ) -> None:
     hub.add(REPO, {**SMALL, "model.safetensors": safetensors_bytes()})
     hostile(change)(hub)
-    try:
+    with contextlib.suppress(ModelNotFoundError):
         fetch_model(NAME, OPEN, console)
-    except ModelNotFoundError as error:
-        assert str(error).isprintable()
-    assert not [path for path in tmp_path.rglob("*escaped*")]
+    assert not list(tmp_path.rglob("*escaped*"))
     assert "\x1b" not in console.file.getvalue()  # type: ignore[attr-defined]
     assert all(path.resolve().is_relative_to(cache) for path in cache.rglob("*"))
 
 
-def test_an_index_names_only_files_of_the_repository(hub: FakeHub, tmp_path: Path, console: Console) -> None:
+def test_an_index_names_only_files_of_the_repository(hub: FakeHub, cache: Path, console: Console) -> None:
     for name, reason in (("../../../x.safetensors", "outside of its folder"), ("y.safetensors", "has no file 'y.saf")):
         index = json.dumps({"weight_map": {"a": name}}).encode()
         hub.add(REPO, {**SMALL, **SHARDS, "model.safetensors.index.json": index})
         with pytest.raises(ModelNotFoundError, match=reason):
             fetch_model(NAME, OPEN, console)
+        shutil.rmtree(cache)
 
 
-def test_links_out_of_the_cache_are_not_followed(sharded: FakeHub, cache: Path, tmp_path: Path, console: Console) -> None:
+def test_links_out_of_the_cache_are_not_followed(
+    sharded: FakeHub, cache: Path, tmp_path: Path, console: Console
+) -> None:
     found = fetch_model(NAME, OPEN, console)
     (tmp_path / "secret").write_bytes(CONFIG)
     (found.path / "config.json").unlink()
@@ -311,7 +318,9 @@ def test_links_out_of_the_cache_are_not_followed(sharded: FakeHub, cache: Path, 
 def test_a_full_disk_is_noticed_before(sharded: FakeHub, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "free")(1 << 10)
     monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(ModelNotFoundError, match=r"^user/repo needs 2.\d KiB in .*, and 1.0 KiB are free there; free some"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"^user/repo needs 2.\d KiB in .*, and 1.0 KiB are free there; free some"
+    ):
         fetch_model(NAME, OPEN, console)
     assert sharded.paths("/cdn/") == []
 
@@ -321,7 +330,7 @@ def test_a_disk_that_is_full_in_between(sharded: FakeHub, console: Console, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(download.Transfers, "fetch", full)
-    with pytest.raises(ModelNotFoundError, match="^user/repo cannot be stored in .*: No space left on device$"):
+    with pytest.raises(ModelNotFoundError, match=r"^user/repo cannot be stored in .*: No space left on device$"):
         fetch_model(NAME, OPEN, console)
 
 
@@ -339,15 +348,15 @@ def test_what_cannot_fit_into_memory_is_not_downloaded(tag: str | None, hub: Fak
 
 def test_an_unknown_architecture_is_not_downloaded(hub: FakeHub, cache: Path, console: Console) -> None:
     hub.add(REPO, {"m-Q8_0.gguf": gguf_bytes("mamba")})
-    with pytest.raises(ModelNotFoundError, match="^user/repo cannot be served, and was not downloaded: .*mamba"):
+    with pytest.raises(ModelNotFoundError, match=r"^user/repo cannot be served, and was not downloaded: .*mamba"):
         fetch_model(NAME, OPEN, console)
     assert not list((cache / "models--user--repo").glob("blobs/*"))
 
 
 def test_a_long_head_is_read_in_several_steps(hub: FakeHub, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model_runner.hub.remote._FIRST", 64)
+    monkeypatch.setattr("model_runner.hub.remote_heads._FIRST", 64)
     hub.add(REPO, {"m-Q8_0.gguf": gguf_bytes("mamba")})
-    with pytest.raises(ModelNotFoundError, match="mamba"):
+    with pytest.raises(ModelNotFoundError, match=r"mamba"):
         fetch_model(NAME, OPEN, console)
     assert [one.range for one in hub.asked if "/cdn/" in one.path][:3] == ["bytes=0-63", "bytes=0-255", "bytes=0-1023"]
 

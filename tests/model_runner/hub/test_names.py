@@ -124,7 +124,11 @@ def test_without_a_tag_the_preferred_ones_come_first() -> None:
 @pytest.mark.parametrize(
     ("files", "wanted", "reason"),
     [
-        (FILES, Wanted("Q6_K"), "^user/repo has no GGUF file for Q6_K; it has model-BF16.gguf, model-F16.gguf, .*-00001-of"),
+        (
+            FILES,
+            Wanted("Q6_K"),
+            "^user/repo has no GGUF file for Q6_K; it has model-BF16.gguf, model-F16.gguf, .*-00001-of",
+        ),
         (FILES, Wanted(file="x.gguf"), "^user/repo has no x.gguf; it has"),
         (FILES[:-2], Wanted("Q8_0"), "has not all 2 parts of model-Q8_0-00001-of-00002.gguf: model-Q8_0-00002"),
         (["a.bin", "b.txt"], Wanted(), "^user/repo has neither safetensors nor GGUF files; it has a.bin$"),

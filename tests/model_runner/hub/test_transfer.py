@@ -107,7 +107,7 @@ def test_a_wrong_beginning_is_downloaded_again(
 
 def test_wrong_content_never_gets_the_name(item: Item, client: httpx.Client, told: Told, hub: FakeHub) -> None:
     hub.files["/file.gguf"] = CONTENT[:-1] + b"x"
-    with pytest.raises(TransferError, match="arrived twice with another content than its checksum says"):
+    with pytest.raises(TransferError, match=r"arrived twice with another content than its checksum says"):
         Transfers(client, told).fetch(item)
     assert len(hub.asked) == 2
     assert not item.target.exists()
@@ -119,7 +119,7 @@ def test_small_files_are_checked_by_gits_hash(item: Item, client: httpx.Client, 
     git = hashlib.sha1(b"blob 2\0{}").hexdigest()
     assert Transfers(client, told).fetch(other(item, size=2, sha256=None, git_hash=git))
     item.target.unlink()
-    with pytest.raises(TransferError, match="another content"):
+    with pytest.raises(TransferError, match=r"another content"):
         Transfers(client, told).fetch(other(item, size=2, sha256=None, git_hash="0" * 40))
 
 
@@ -151,8 +151,8 @@ def test_the_wait_that_the_server_asks_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_it_gives_up_and_can_be_resumed(item: Item, client: httpx.Client, told: Told, hub: FakeHub) -> None:
-    hub.cuts["file.gguf"] = [2_000_000, *[0] * 6]
-    with pytest.raises(TransferError, match="cannot be downloaded: .*; run it again to resume"):
+    hub.cuts["file.gguf"] = [2_000_000, *[0] * 5]
+    with pytest.raises(TransferError, match=r"cannot be downloaded: .*; run it again to resume"):
         Transfers(client, told).fetch(item)
     left = item.partial.read_bytes()
     assert left
@@ -160,12 +160,8 @@ def test_it_gives_up_and_can_be_resumed(item: Item, client: httpx.Client, told: 
     assert Transfers(client, told).fetch(item) == SHA256
 
 
-@pytest.mark.parametrize(
-    ("status", "code"), [(401, "GatedRepo"), (403, ""), (404, "EntryNotFound")]
-)
-def test_a_refusal_is_final(
-    status: int, code: str, item: Item, client: httpx.Client, told: Told, hub: FakeHub
-) -> None:
+@pytest.mark.parametrize(("status", "code"), [(401, "GatedRepo"), (403, ""), (404, "EntryNotFound")])
+def test_a_refusal_is_final(status: int, code: str, item: Item, client: httpx.Client, told: Told, hub: FakeHub) -> None:
     hub.failures = [(status, {"x-error-code": code, "x-error-message": "no\x07t for you"})]
     with pytest.raises(RefusedError) as refusal:
         Transfers(client, told).fetch(item)
@@ -213,7 +209,7 @@ def test_a_stop_keeps_what_has_arrived(item: Item, client: httpx.Client, hub: Fa
         def advance(self, name: str, num_bytes: int) -> None:
             stop.set()
 
-    with pytest.raises(TransferError, match="stopped; run it again to resume"):
+    with pytest.raises(TransferError, match=r"stopped; run it again to resume"):
         Transfers(client, Stopping(), stop).fetch(item)
     assert 0 < item.partial.stat().st_size < len(CONTENT)
 
@@ -222,10 +218,10 @@ def test_small_requests(hub: FakeHub, client: httpx.Client) -> None:
     hub.files["/x"] = b"12345"
     hub.failures = [(503, {})]
     assert get(client, f"{hub.url}/x", {}, "x", 3).content == b"123"
-    with pytest.raises(RefusedError, match="x: the server answered 404"):
+    with pytest.raises(RefusedError, match=r"x: the server answered 404"):
         get(client, f"{hub.url}/y", {}, "x")
     hub.failures = [(503, {})] * 3
-    with pytest.raises(UnreachableError, match="503"):
+    with pytest.raises(UnreachableError, match=r"503"):
         get(client, f"{hub.url}/x", {}, "x")
-    with pytest.raises(UnreachableError, match="ConnectError"):
+    with pytest.raises(UnreachableError, match=r"ConnectError"):
         get(client, "http://127.0.0.1:1/x", {}, "x")

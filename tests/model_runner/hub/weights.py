@@ -18,7 +18,11 @@ def gguf_bytes(architecture: str = "llama", rows: int = 8, seed: int = 0, **keys
     writer.add_array("tokenizer.ggml.tokens", ["a", "b", "c"])
     writer.add_string("tokenizer.chat_template", "{{ messages }}")
     matrix = np.random.default_rng(seed).standard_normal((rows, 64), np.float32)
-    writer.add_tensor("token_embd.weight", gguf.quantize(matrix, gguf.GGMLQuantizationType.Q8_0), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor(
+        "token_embd.weight",
+        gguf.quantize(matrix, gguf.GGMLQuantizationType.Q8_0),
+        raw_dtype=gguf.GGMLQuantizationType.Q8_0,
+    )
     writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
