@@ -67,6 +67,8 @@ def hub_token(access: HubAccess) -> str | None:
     """The token to send to the hub, if there is one."""
     if access.token:
         return access.token
+    if os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").lower() in _TRUE:
+        return None
     from huggingface_hub import get_token  # noqa: PLC0415 - its import takes a tenth of a second
 
     return get_token()

@@ -77,7 +77,7 @@ def needed_files(repo: RepoCache, commit: str, paths: Collection[str], wanted: W
 
 
 def model_path(repo: RepoCache, commit: str, files: Collection[str]) -> Path:
-    """What is served of these files: a GGUF file, or the snapshot's folder."""
+    """The path to serve: the GGUF file if these are its parts, otherwise the snapshot's folder."""
     first = next(iter(files))
     return repo.snapshot(commit) / (first if first.lower().endswith(".gguf") else "")
 

@@ -1,4 +1,4 @@
-"""What a model is, by the heads of its files: nothing is loaded."""
+"""Describes a model by the heads of its files, without loading it."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""All models on this machine that the server can read, whoever downloaded them."""
+"""All models on this machine that the server can read, its own downloads and other programs'."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ class LocalModel:
     """A model on this machine."""
 
     name: str
-    """What `samewise serve` takes."""
+    """The name that `samewise serve` takes."""
     format: str
     """`safetensors` or `GGUF`."""
     size: int
@@ -40,7 +40,7 @@ class LocalModel:
 
 
 def list_models(own_cache: Path) -> list[LocalModel]:
-    """Models in the hub's cache, in Samewise's, and those of Ollama, LM Studio and llama.cpp."""
+    """Models in the hub's cache, in Samewise's, and of Ollama, LM Studio and llama.cpp."""
     found = [*_models_of_hub(hub_cache()), *_models_of_urls(own_cache)]
     for source, models in (
         ("Ollama", models_of_ollama()),

@@ -1,4 +1,4 @@
-"""What is checked before a download: that the disk has room, memory may do, and the model can be read."""
+"""Checks before a download: the disk has room, memory may suffice, and the model can be read."""
 
 import shutil
 from pathlib import Path

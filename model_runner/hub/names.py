@@ -51,6 +51,11 @@ class FileUrl:
     def file(self) -> str:
         return unquote(urlsplit(self.url).path).rpartition("/")[2]
 
+    @property
+    def address(self) -> str:
+        """The URL without its query, which may have a signature; this names the file."""
+        return urlsplit(self.url)._replace(query="").geturl()
+
     def __str__(self) -> str:
         return _stem(self.file)
 

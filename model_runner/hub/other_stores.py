@@ -30,7 +30,7 @@ class StoredModel:
     """A model of another program."""
 
     name: str
-    """What `samewise serve` takes."""
+    """The name that `samewise serve` takes."""
     path: Path
     """GGUF file (the first of its parts), or folder."""
     files: tuple[Path, ...]

@@ -71,14 +71,16 @@ class Lines:
         self._clock = clock
         self._lock = threading.Lock()
         self._began = self._last = clock()
-        self._received = 0
+        self._received = self._found = 0
         self._sizes: dict[str, int] = {}
 
     def start(self, name: str, size: int | None, done: int) -> None:
         """Begin a file of which `done` bytes are there."""
         if done:
             self.note(f"{name}: resuming after {size_text(done)}")
-        self._sizes[name] = done
+        with self._lock:
+            self._found += done
+            self._sizes[name] = done
 
     def advance(self, name: str, num_bytes: int) -> None:
         with self._lock:
@@ -89,9 +91,11 @@ class Lines:
                 return
             self._last = now
             rate = self._received / (now - self._began)
-            left = "" if self._total is None else f" of {size_text(self._total)}"
-            seconds = "" if self._total is None else f", {max(self._total - self._received, 0) / rate:,.0f} s left"
-            text = f"Downloading: {size_text(self._received)}{left}, {size_text(int(rate))}/s{seconds}"
+            there = self._found + self._received
+            text = f"Downloading: {size_text(there)}"
+            if self._total is not None:
+                text += f" of {size_text(self._total)}, {max(self._total - there, 0) / rate:,.0f} s left"
+            text += f", {size_text(int(rate))}/s"
         self.note(text)
 
     def finish(self, name: str) -> None:

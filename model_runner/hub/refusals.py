@@ -32,7 +32,7 @@ def refusals_named(name: HubName | FileUrl, revision: str = "") -> Iterator[None
 def _describe(name: HubName | FileUrl, revision: str, error: RefusedError) -> str:
     """Why the hub, or the server of a URL, does not give a file."""
     if isinstance(name, FileUrl):
-        return f"{name.url} cannot be downloaded: {error}; check the address"
+        return f"{name.address} cannot be downloaded: {error}; check the address"
     if error.code == "GatedRepo":
         return (
             f"{name} is gated on the hub: accept its terms at {HUB_URL}/{name.repo}, then set --hub-token or "

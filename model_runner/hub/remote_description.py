@@ -1,4 +1,4 @@
-"""What a model is that is not on this machine, by the heads of its files on the server."""
+"""Describes a model that is not on this machine, by the heads of its files on the server."""
 
 from pathlib import Path
 

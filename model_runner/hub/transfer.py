@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, Protocol
 import httpx
 
 CHUNK = 1 << 20
+_LONG = 1 << 30
+"""Bytes that take a second to hash."""
 _TRIES = 6
 """Attempts in a row without a new byte, before a download fails."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
@@ -53,7 +55,7 @@ class _LostError(Exception):
 
 
 class Progress(Protocol):
-    """Is told how a download advances; from several threads."""
+    """Shows how downloads advance. Several threads call it."""
 
     def start(self, name: str, size: int | None, done: int) -> None: ...
     def advance(self, name: str, num_bytes: int) -> None: ...
@@ -76,7 +78,7 @@ class Item:
     """Git's SHA-1 of a small file; checked if there is no SHA-256, and only with the size."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     magic: bytes = b""
-    """What the content must begin with."""
+    """The first bytes that the content must have."""
 
     @property
     def partial(self) -> Path:
@@ -124,6 +126,8 @@ class Transfers:
         size = item.size
         if size is not None and _size(item.partial) > size:
             item.partial.unlink()
+        if _size(item.partial) > _LONG:
+            self._progress.note(f"{item.name}: checking what has arrived before ...")
         hashes = _Hashes(item)
         with item.partial.open("a+b") as file:
             hashes.read(file, self._check_stop)
@@ -232,7 +236,7 @@ class Answer:
 
     content: bytes
     headers: tuple[httpx.Headers, ...]
-    """Of each redirect, then of the answer itself."""
+    """Headers of each redirect, then of the answer itself."""
 
     def header(self, name: str) -> str | None:
         """The first value of a header on the way."""
@@ -324,7 +328,7 @@ def _check_content(response: httpx.Response, item: Item, total: int | None) -> N
 
 
 def _described(head: bytes) -> str:
-    """What came instead of the file, by its first bytes."""
+    """Name the content that came instead of the file, by its first bytes."""
     if head.lstrip()[:5].lower() in (b"<html", b"<!doc"):
         return "the server sent a web page instead of the file; check the address, HF_ENDPOINT and proxies"
     if head.startswith(_POINTER):

@@ -16,7 +16,7 @@ from model_runner.hub.names import FileUrl
 
 FOLDER = "downloads"
 SOURCE = "source.json"
-"""Beside each file: its address and version."""
+"""File with the address and the version, in the folder of each download."""
 
 
 def fetch_url(name: FileUrl, cache: Path, access: HubAccess, console: Console) -> Found:
@@ -30,7 +30,7 @@ def fetch_url(name: FileUrl, cache: Path, access: HubAccess, console: Console) -
     if (not access.updates or is_offline()) and (found := find_url(name, cache)) is not None:
         return Found(found)
     if is_offline():
-        raise ModelNotFoundError(f"{name.url} was not downloaded before, and HF_HUB_OFFLINE forbids its download")
+        raise ModelNotFoundError(f"{name.address} was not downloaded before, and HF_HUB_OFFLINE forbids its download")
     from model_runner.hub.refusals import refusals_named  # noqa: PLC0415 - brings the HTTP client
     from model_runner.hub.remote_repo import open_client  # noqa: PLC0415
     from model_runner.hub.transfer import UnreachableError  # noqa: PLC0415
@@ -38,9 +38,11 @@ def fetch_url(name: FileUrl, cache: Path, access: HubAccess, console: Console) -
 
     try:
         with refusals_named(name), open_client() as client:
-            return download_url(urls_of_parts(name), _targets(name, cache), access, console, client)
+            return download_url(name, urls_of_parts(name), _targets(name, cache), access, console, client)
     except UnreachableError as error:
-        raise ModelNotFoundError(f"{name.url} cannot be reached: {error}; check the address and the network") from error
+        raise ModelNotFoundError(
+            f"{name.address} cannot be reached: {error}; check the address and the network"
+        ) from error
 
 
 def find_url(name: FileUrl, cache: Path) -> Path | None:
@@ -57,5 +59,7 @@ def urls_of_parts(name: FileUrl) -> list[str]:
 
 
 def _targets(name: FileUrl, cache: Path) -> list[Path]:
-    own = cache / FOLDER / hashlib.sha256(urls_of_parts(name)[0].encode()).hexdigest()[:16]
-    return [own / part.name for part in parts_of(Path(name.file))]
+    parts = [part.name for part in parts_of(Path(name.file))]
+    first = f"{name.address.rpartition('/')[0]}/{quote(parts[0])}"
+    own = cache / FOLDER / hashlib.sha256(first.encode()).hexdigest()[:16]
+    return [own / part for part in parts]

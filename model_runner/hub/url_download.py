@@ -13,6 +13,7 @@ from model_runner.hub.access import HubAccess
 from model_runner.hub.cached import Found
 from model_runner.hub.download import fetch_all
 from model_runner.hub.limits import check_architecture, check_disk, check_memory
+from model_runner.hub.names import FileUrl
 from model_runner.hub.remote_heads import least_bytes_of_gguf, read_gguf_head
 from model_runner.hub.transfer import Answer, Item, TransferError
 from model_runner.hub.url_cache import SOURCE
@@ -21,11 +22,17 @@ _SHA256_DIGITS = 64
 
 
 def download_url(
-    urls: Sequence[str], targets: Sequence[Path], access: HubAccess, console: Console, client: httpx.Client
+    name: FileUrl,
+    urls: Sequence[str],
+    targets: Sequence[Path],
+    access: HubAccess,
+    console: Console,
+    client: httpx.Client,
 ) -> Found:
     """Download all parts of a GGUF file, or what is missing of them, or a newer version.
 
     Args:
+        name: the file, or one of its parts.
         urls: address of each part.
         targets: where each part is kept.
         access: limits.
@@ -35,15 +42,22 @@ def download_url(
     Raises:
         TransferError, OSError, UnsupportedModelError, ModelNotFoundError: why not.
     """
-    return _Download(urls, targets, access, console, client).run()
+    return _Download(name.address, urls, targets, access, console, client).run()
 
 
 class _Download:
     """The download of all parts of a file."""
 
     def __init__(
-        self, urls: Sequence[str], targets: Sequence[Path], access: HubAccess, console: Console, client: httpx.Client
+        self,
+        name: str,
+        urls: Sequence[str],
+        targets: Sequence[Path],
+        access: HubAccess,
+        console: Console,
+        client: httpx.Client,
     ) -> None:
+        self._name = name
         self._urls = urls
         self._targets = targets
         self._access = access
@@ -79,7 +93,7 @@ class _Download:
         self._write(versions)
 
     def _write(self, versions: Sequence[str]) -> None:
-        content = {"url": self._urls[0], "versions": list(versions)}
+        content = {"url": self._name, "versions": list(versions)}
         new = self._source.with_suffix(".new")
         new.write_text(json.dumps(content, indent=2), encoding="utf-8")
         new.replace(self._source)
@@ -91,17 +105,17 @@ class _Download:
 
     def _check(self, heads: Sequence[GgufFile], items: Sequence[Item]) -> None:
         check_architecture(heads[0])
-        check_memory(self._urls[0], least_bytes_of_gguf(heads), self._access.max_bytes)
+        check_memory(self._name, least_bytes_of_gguf(heads), self._access.max_bytes)
         left = 0
         for item in items:
             with contextlib.suppress(FileNotFoundError):
                 left -= item.partial.stat().st_size
             left += 0 if item.target.exists() else item.size or 0
-        check_disk(self._urls[0], self._source.parent, max(left, 0))
+        check_disk(self._name, self._source.parent, max(left, 0))
 
 
 def _version(answer: Answer) -> str:
-    """What tells this content from a later one at the same address; empty if nothing does."""
+    """A tag that a later content at the same address does not have; empty if the server gives none."""
     return answer.header("etag") or answer.header("last-modified") or ""
 
 

@@ -1,4 +1,4 @@
-"""What Samewise itself keeps in its cache folder: listed, and removed by name. Other files there are never touched."""
+"""Lists and removes what Samewise keeps in its cache folder. Other files there are never touched."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ class CacheKind:
     pattern: str
     """Where its entries are, below the cache folder."""
     what: str
-    """What an entry is from; for people."""
+    """The source of its entries, for people."""
 
 
 KINDS = (
@@ -88,7 +88,7 @@ def _entry(folder: Path, path: Path, kind: CacheKind) -> CacheEntry:
 
 
 def _source(path: Path, kind: CacheKind) -> str:
-    """What the entry was made of: a converted model's file or folder, a download's address."""
+    """The source of an entry: a converted model's file or folder, a download's address."""
     if kind.name == "models":
         return path.name.rsplit("-", 2)[0]
     if kind.name == "downloads":

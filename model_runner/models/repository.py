@@ -107,6 +107,8 @@ def locate_model(name: str, console: Console, hub: HubAccess = ANYONE) -> tuple[
     if isinstance(parsed, StoreName):
         _refuse_revision(hub, name)
         found = Found(find_stored(parsed))
+        if parsed.store == "ollama":
+            console.print("The file's own chat template is used, and none of Ollama's parameters.", highlight=False)
     elif isinstance(parsed, FileUrl):
         found = fetch_url(parsed, cache_folder(), hub, console)
     else:

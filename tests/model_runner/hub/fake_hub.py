@@ -28,7 +28,7 @@ class Asked:
 
 @dataclass
 class FakeHub:
-    """What it has, and how it behaves."""
+    """Its content, and how it behaves."""
 
     url: str = ""
     cdn: str = ""

@@ -1,4 +1,4 @@
-"""What models are, by the heads of their files."""
+"""Descriptions of models, by the heads of their files."""
 
 import json
 from pathlib import Path

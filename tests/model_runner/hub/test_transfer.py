@@ -19,7 +19,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Told:
-    """Keeps what it is told."""
+    """Keeps all calls."""
 
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []

@@ -104,3 +104,10 @@ def test_what_is_not_there(hub: FakeHub, url: FileUrl, console: Console, monkeyp
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelNotFoundError, match=r"was not downloaded before, and HF_HUB_OFFLINE forbids"):
         fetch(url, console)
+
+
+def test_a_signature_is_neither_kept_nor_needed_again(url: FileUrl, hub: FakeHub, console: Console) -> None:
+    path = fetch(FileUrl(url.url.replace("download=true", "signature=hush")), console)
+    assert "signature=hush" in hub.asked[-1].path
+    assert "hush" not in (path.parent / "source.json").read_text()
+    assert fetch(url, console) == path
