@@ -142,8 +142,7 @@ def fetch_all(items: Sequence[Item], client: httpx.Client, console: Console) -> 
     errors: list[Exception] = []
     stop = threading.Event()
     waiting = list(reversed(items))
-    sizes = [item.size for item in items]
-    with open_progress(console, None if None in sizes else sum(size or 0 for size in sizes)) as progress:
+    with open_progress(console, sum(item.size for item in items)) as progress:
         transfers = Transfers(client, progress, stop)
 
         def work() -> None:

@@ -22,8 +22,8 @@ _SMALL = 1 << 22
 
 
 @contextmanager
-def open_progress(console: Console, total: int | None) -> Iterator["Bars | Lines"]:
-    """Show progress until the context ends; `total` is the number of bytes that are still to come, if it is known."""
+def open_progress(console: Console, total: int) -> Iterator["Bars | Lines"]:
+    """Show progress until the context ends; `total` is the number of bytes of all files."""
     if not console.is_terminal:
         yield Lines(console, total)
         return
@@ -45,11 +45,10 @@ class Bars:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
 
-    def start(self, name: str, size: int | None, done: int) -> None:
+    def start(self, name: str, size: int, done: int) -> None:
         """Begin a file of which `done` bytes are there; again if it has to begin anew."""
         if name not in self._tasks:
-            is_large = size is None or size >= _SMALL
-            self._tasks[name] = self._progress.add_task(name, total=size, visible=is_large)
+            self._tasks[name] = self._progress.add_task(name, total=size, visible=size >= _SMALL)
         self._progress.reset(self._tasks[name], total=size, completed=done)
 
     def advance(self, name: str, num_bytes: int) -> None:
@@ -65,7 +64,7 @@ class Bars:
 class Lines:
     """A line for each file that is complete, and how far the whole is in between."""
 
-    def __init__(self, console: Console, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._total = total
         self._clock = clock
@@ -74,7 +73,7 @@ class Lines:
         self._received = self._found = 0
         self._sizes: dict[str, int] = {}
 
-    def start(self, name: str, size: int | None, done: int) -> None:
+    def start(self, name: str, size: int, done: int) -> None:
         """Begin a file of which `done` bytes are there."""
         if done:
             self.note(f"{name}: resuming after {size_text(done)}")
@@ -92,10 +91,9 @@ class Lines:
             self._last = now
             rate = self._received / (now - self._began)
             there = self._found + self._received
-            text = f"Downloading: {size_text(there)}"
-            if self._total is not None:
-                text += f" of {size_text(self._total)}, {max(self._total - there, 0) / rate:,.0f} s left"
-            text += f", {size_text(int(rate))}/s"
+            left = max(self._total - there, 0) / rate
+            sizes = f"{size_text(there)} of {size_text(self._total)}"
+            text = f"Downloading: {sizes}, {size_text(int(rate))}/s, {left:,.0f} s left"
         self.note(text)
 
     def finish(self, name: str) -> None:

@@ -57,7 +57,7 @@ class _LostError(Exception):
 class Progress(Protocol):
     """Shows how downloads advance. Several threads call it."""
 
-    def start(self, name: str, size: int | None, done: int) -> None: ...
+    def start(self, name: str, size: int, done: int) -> None: ...
     def advance(self, name: str, num_bytes: int) -> None: ...
     def finish(self, name: str) -> None: ...
     def note(self, text: str) -> None: ...
@@ -72,10 +72,10 @@ class Item:
     url: str
     target: Path
     lock: Path
-    size: int | None = None
+    size: int
     sha256: str | None = None
     git_hash: str | None = None
-    """Git's SHA-1 of a small file; checked if there is no SHA-256, and only with the size."""
+    """Git's SHA-1 of a small file, which is checked if there is no SHA-256."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     magic: bytes = b""
     """The first bytes that the content must have."""
@@ -110,8 +110,6 @@ class Transfers:
             for _ in range(2):
                 hashes = self._complete(item)
                 if hashes.match(item):
-                    with item.partial.open("rb") as file:
-                        os.fsync(file.fileno())
                     item.partial.replace(item.target)
                     self._progress.finish(item.name)
                     return hashes.sha256
@@ -123,28 +121,28 @@ class Transfers:
 
     def _complete(self, item: Item) -> "_Hashes":
         """Download what is missing; afterwards the partial file has all bytes."""
-        size = item.size
-        if size is not None and _size(item.partial) > size:
+        if _size(item.partial) > item.size:
             item.partial.unlink()
         if _size(item.partial) > _LONG:
             self._progress.note(f"{item.name}: checking what has arrived before ...")
         hashes = _Hashes(item)
         with item.partial.open("a+b") as file:
             hashes.read(file, self._check_stop)
-            self._progress.start(item.name, size, hashes.count)
-            failures = 0
-            while not (size is not None and hashes.count == size):
-                before = hashes.count
+            self._progress.start(item.name, item.size, hashes.count)
+            failures, furthest = 0, hashes.count
+            while hashes.count < item.size:
                 try:
                     self._receive(item, file, hashes)
-                    break
                 except _LostError as error:
-                    failures = 1 if hashes.count != before else failures + 1
+                    failures = 1 if hashes.count > furthest else failures + 1
+                    furthest = max(furthest, hashes.count)
                     if failures == _TRIES:
                         raise TransferError(
                             f"{item.name} cannot be downloaded: {error}; run it again to resume"
                         ) from error
                     self._stop.wait(_pause(failures, error))
+            file.flush()
+            os.fsync(file.fileno())
         return hashes
 
     def _receive(self, item: Item, file: BinaryIO, hashes: "_Hashes") -> None:
@@ -153,8 +151,6 @@ class Transfers:
         if hashes.count:
             headers["range"] = f"bytes={hashes.count}-"
         with _connection(), self._client.stream("GET", item.url, headers=headers) as response:
-            if response.status_code == 416 and item.size is None:
-                return
             check_status(response, item.name)
             start, total = _extent(response)
             if start not in (0, hashes.count):
@@ -168,13 +164,13 @@ class Transfers:
                 self._check_stop()
                 if hashes.count == 0 and not chunk.startswith(item.magic[: len(chunk)]):
                     raise TransferError(f"{item.name}: {_described(chunk)}")
+                if hashes.count + len(chunk) > item.size:
+                    raise TransferError(f"{item.name} has more than the {item.size:,} bytes that were announced")
                 file.write(chunk)
                 hashes.update(chunk)
                 self._progress.advance(item.name, len(chunk))
-            if total is not None and hashes.count < total:
+            if hashes.count < item.size:
                 raise _LostError("the connection was closed early")
-        if item.size is not None and hashes.count > item.size:
-            raise TransferError(f"{item.name} has more than the {item.size:,} bytes that the server announced")
 
     def _check_stop(self) -> None:
         if self._stop.is_set():
@@ -211,9 +207,7 @@ class _Hashes:
         return self._sha256.hexdigest()
 
     def match(self, item: Item) -> bool:
-        """Whether the content is the expected one, as far as the server told it."""
-        if item.size is not None and self.count != item.size:
-            return False
+        """Whether the content is the expected one, as far as its hash is known."""
         if item.sha256 is not None:
             return self.sha256 == item.sha256
         return item.git_hash is None or self._git.hexdigest() == item.git_hash
@@ -226,8 +220,9 @@ def check_status(response: httpx.Response, name: str) -> None:
         raise _LostError(f"the server answered {status} {response.reason_phrase}", _wait_of(response))
     if status not in (200, 206):
         code = response.headers.get("x-error-code", "")
-        reason = response.headers.get("x-error-message") or response.reason_phrase
-        raise RefusedError(status, code, f"{name}: the server answered {status} {reason[:200]}")
+        reason = (response.headers.get("x-error-message") or response.reason_phrase)[:200]
+        printable = "".join(filter(str.isprintable, reason))
+        raise RefusedError(status, code, f"{name}: the server answered {status} {printable}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +261,7 @@ def get(client: httpx.Client, url: str, headers: Mapping[str, str], name: str, m
                 return Answer(content, tuple(one.headers for one in (*response.history, response)))
         except _LostError as error:
             failures += 1
-            if failures == (_TRIES if error.wait is not None else _TRIES // 2):
+            if failures == (_TRIES if error.wait is not None else _TRIES // 3):
                 raise UnreachableError(str(error)) from error
             threading.Event().wait(_pause(failures, error))
 
@@ -322,7 +317,7 @@ def _check_content(response: httpx.Response, item: Item, total: int | None) -> N
     """Refuse an answer that is not the file."""
     if "text/html" in response.headers.get("content-type", "") and not item.name.endswith((".html", ".txt", ".md")):
         raise TransferError(f"{item.name}: {_described(b'<html')}")
-    if item.size is not None and total is not None and total != item.size:
+    if total is not None and total != item.size:
         head = next(response.iter_bytes(CHUNK), b"")
         raise TransferError(f"{item.name}: {_described(head)}; it has {total:,} bytes instead of {item.size:,}")
 

@@ -110,7 +110,7 @@ class _Download:
         for item in items:
             with contextlib.suppress(FileNotFoundError):
                 left -= item.partial.stat().st_size
-            left += 0 if item.target.exists() else item.size or 0
+            left += 0 if item.target.exists() else item.size
         check_disk(self._name, self._source.parent, max(left, 0))
 
 

@@ -50,6 +50,7 @@ class FakeHub:
     sent_instead: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     """Content type and content that come in place of a file."""
     ignores_ranges: bool = False
+    hides_lengths: bool = False
     refusal: tuple[int, str] | None = None
     """Status and code for each listing."""
     listing: dict[str, Any] | None = None
@@ -147,7 +148,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("content-length", str(len(content)))
+        if self.hub.hides_lengths:
+            self.send_header("connection", "close")
+        else:
+            self.send_header("content-length", str(len(content)))
         self.end_headers()
         if stall is not None and stall < len(content):
             self.wfile.write(content[:stall])
@@ -155,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.goes_on.wait(60)
             content = content[stall:]
         self.wfile.write(content[:cut])
-        if cut is not None:
+        if cut is not None or self.hub.hides_lengths:
             self.close_connection = True
 
 

@@ -18,8 +18,8 @@ def test_lines_now_and_then() -> None:
     lines.finish("c")
     assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "a[b]: resuming after 4.0 MiB",
-        "Downloading: 6.0 MiB of 10.0 MiB, 20 s left, 204.8 KiB/s",
-        "Downloading: 8.0 MiB of 10.0 MiB, 10 s left, 204.8 KiB/s",
+        "Downloading: 6.0 MiB of 10.0 MiB, 204.8 KiB/s, 20 s left",
+        "Downloading: 8.0 MiB of 10.0 MiB, 204.8 KiB/s, 10 s left",
         "c: 2.0 MiB",
     ]
 

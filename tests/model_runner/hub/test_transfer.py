@@ -166,6 +166,7 @@ def test_a_refusal_is_final(status: int, code: str, item: Item, client: httpx.Cl
     with pytest.raises(RefusedError) as refusal:
         Transfers(client, told).fetch(item)
     assert (refusal.value.status, refusal.value.code) == (status, code)
+    assert "not for you" in str(refusal.value)
     assert len(hub.asked) == 1
 
 
@@ -185,7 +186,7 @@ def test_what_comes_instead_of_a_file_is_named(
     with pytest.raises(TransferError, match=reason):
         Transfers(client, told).fetch(item)
     with pytest.raises(TransferError, match=reason.partition(";")[0]):
-        Transfers(client, told).fetch(other(item, size=None, sha256=None, magic=b"GGUF"))
+        Transfers(client, told).fetch(other(item, size=len(content), sha256=None, magic=b"GGUF"))
     assert not item.target.exists()
 
 
@@ -225,3 +226,23 @@ def test_small_requests(hub: FakeHub, client: httpx.Client) -> None:
         get(client, f"{hub.url}/x", {}, "x")
     with pytest.raises(UnreachableError, match=r"ConnectError"):
         get(client, "http://127.0.0.1:1/x", {}, "x")
+
+
+def test_a_file_without_end_is_refused(item: Item, client: httpx.Client, told: Told, hub: FakeHub) -> None:
+    """Without a length in the answer, the end of the connection is the end of the file."""
+    hub.hides_lengths = True
+    with pytest.raises(TransferError, match="has more than the 1,000 bytes that were announced"):
+        Transfers(client, told).fetch(other(item, size=1000))
+    assert item.partial.stat().st_size <= 1000
+    hub.ignores_ranges = True
+    hub.files["/file.gguf"] = CONTENT[:1000]
+    with pytest.raises(TransferError, match="the connection was closed early; run it again to resume"):
+        Transfers(client, told).fetch(other(item, size=2000))
+
+
+def test_answers_that_never_come_further_end(item: Item, client: httpx.Client, told: Told, hub: FakeHub) -> None:
+    hub.ignores_ranges = True
+    hub.cuts["file.gguf"] = [3_000_000, *[2_000_000, 1_000_000] * 5]
+    with pytest.raises(TransferError, match="run it again to resume"):
+        Transfers(client, told).fetch(item)
+    assert len(hub.asked) == 6
