@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -88,9 +89,11 @@ def resolve_model(name: str | None, console: Console, hub: HubAccess = ANYONE) -
     """
     if name is None:
         _refuse_revision(hub, "the embedded model")
-        return ModelFolder(_converted(embedded_file(), console), EMBEDDED_NAME, (_EMBEDDED_HEADS,))
+        file = embedded_file()
+        return ModelFolder(_converted(file, file.stem, console), EMBEDDED_NAME, (_EMBEDDED_HEADS,))
     path, shown = locate_model(name, console, hub)
-    return ModelFolder(_converted(path, console) if path.is_file() else _with_tokenizer(path, console), shown)
+    convert = _converted if path.is_file() else _with_tokenizer
+    return ModelFolder(convert(path, shown, console), shown)
 
 
 def locate_model(name: str, console: Console, hub: HubAccess = ANYONE) -> tuple[Path, str]:
@@ -211,23 +214,24 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samewise"
 
 
-def _with_tokenizer(folder: Path, console: Console) -> Path:
+def _with_tokenizer(folder: Path, name: str, console: Console) -> Path:
     """The folder itself, or a converted one with a tokenizer.json."""
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
-        return _converted(folder, console)
+        return _converted(folder, name, console)
     if is_lfs_pointer(tokenizer):
         raise ModelNotFoundError(describe_damage(tokenizer))
     return folder
 
 
-def _converted(source: Path, console: Console) -> Path:
-    """The converted form of a file or folder, from the cache if the same content was converted before."""
+def _converted(source: Path, name: str, console: Console) -> Path:
+    """The converted form of a file or folder, from the cache if the same content was converted before by this name."""
     cache = cache_folder()
-    target = cache / f"{source.stem}-{_content_hash(source, cache)[:16]}-{_CONVERSION}"
+    stem = re.sub(r"[^\w.-]+", "-", name)[:100]
+    target = cache / f"{stem}-{_content_hash(source, cache)[:16]}-{_CONVERSION}"
     if target.is_dir():
         return target
-    console.print(f"Converting {source.name} for fast starts, once ...", markup=False, highlight=False)
+    console.print(f"Converting {name} for fast starts, once ...", markup=False, highlight=False)
     cache.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="converting-", dir=cache))
     try:
