@@ -29,7 +29,7 @@ from model_runner.contract import SamplingParams
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.heads.loading import load_heads
-from model_runner.models.loading import inspect_model
+from model_runner.models.hf_loading import inspect_model
 from model_runner.models.repository import resolve_model
 from model_runner.platforms.choose import choose_platform
 from model_runner.processes import available_cores

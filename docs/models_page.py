@@ -6,7 +6,7 @@ from marked_pages import code, table
 
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
-from model_runner.models.families import LAYER_FAMILIES, MODEL_FAMILIES, LayerFamily
+from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES, LayerFamily
 
 PAGE = """\
 <!-- docs/generate.py writes this page -->
@@ -51,9 +51,15 @@ linear layers and experts. It gives the same guarantees and is slower. These are
 
 ## Quantised checkpoints
 
-| format | served as | needs |
-|---|---|---|
 {formats}
+In the model families above, the server reads these without other packages:
+
+- GPTQ with 4 bits, in the layouts `gptq` and `gptq_v2`, also with `desc_act`
+- AWQ with 4 bits, in the layout `gemm`
+- compressed-tensors with 4 bits per group, or 8 bits per output
+
+Groups have a multiple of 32 inputs. Other bits, sparse weights and activations with stored scales are refused, or left
+to the package `compressed-tensors`.
 
 `--quantization` then chooses the type of the weights in memory: [settings](settings.md#quantization).
 
@@ -114,10 +120,17 @@ def render_models() -> str:
         )
         for prefix in sorted(NAMES, key=lambda prefix: NAMES[prefix].lower())
     ]
-    formats = "\n".join(
-        f"| {method.name} | {'plain weights' if method.dequantizes else 'stored weights, on CUDA with `--no-exact`'} | "
-        f"{_needs(method.needs if method.dequantizes else method.kernels or ())} |"
-        for method in METHODS.values()
+    formats = table(
+        ("format", "on CPU", "on CUDA", "needs, where it is not read by the server"),
+        [
+            (
+                method.name,
+                "read by the server" if method.reads else "plain weights",
+                "plain weights" if method.dequantizes else "stored weights, with `--no-exact`",
+                _needs(method.needs if method.dequantizes else method.kernels or ()),
+            )
+            for method in METHODS.values()
+        ],
     )
     return PAGE.format(
         families=table(("family", "model class", "layer class", "supported beyond Llama's layer"), rows),
@@ -127,7 +140,7 @@ def render_models() -> str:
 
 
 def _model_classes(prefix: str) -> Iterator[str]:
-    for name in MODEL_FAMILIES:
+    for name in MODEL_CLASSES:
         plain = name.rpartition(".")[2]
         if plain in (f"{prefix}ForCausalLM", f"{prefix}ForConditionalGeneration"):
             yield plain

@@ -5,13 +5,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
-from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
@@ -22,8 +21,8 @@ from model_runner.learning.wiring import Learned, MakeLink, choose_learned, fres
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
-from model_runner.models.loading import ModelShape, check_tokenizers, inspect_model, load_classification_head
-from model_runner.models.target import OtherVocabulary, TargetModel
+from model_runner.models.loading import ModelShape, check_tokenizers, load_classification_head
+from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
@@ -134,15 +133,14 @@ class _Shapes:
 class _Weights:
     """The loaded models. Models from the same folder share their weights."""
 
-    target: PreTrainedModel
-    draft: PreTrainedModel | None
-    aux: PreTrainedModel | None
+    target: LoadedModel
+    draft: LoadedModel | None
+    aux: LoadedModel | None
 
 
 def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
-    hf_config = platform.read_config(config.model)
-    target = inspect_model(hf_config)
-    fitting = TargetShape.of(hf_config)
+    target = platform.inspect(config.model)
+    fitting = TargetShape(target.hidden, target.vocab_size, len(target.kv))
     heads = [load_heads(folder, fitting) for folder in config.heads]
     _check_methods(config.heads, heads)
     draft = _inspect_companion(config, platform, config.draft_model, "draft")
@@ -157,9 +155,9 @@ def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
 
 def _load(config: RunnerConfig, platform: Platform) -> _Weights:
     """Load every folder once."""
-    loaded: dict[Path, PreTrainedModel] = {}
+    loaded: dict[Path, LoadedModel] = {}
 
-    def load(folder: Path) -> PreTrainedModel:
+    def load(folder: Path) -> LoadedModel:
         first = loaded.get(folder.resolve())
         if first is not None:
             return platform.load_again(first)
@@ -186,7 +184,7 @@ def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | 
     if folder is None:
         return None
     check_tokenizers(config.model, folder, role)
-    return inspect_model(platform.read_config(folder))
+    return platform.inspect(folder)
 
 
 def _needs(shapes: _Shapes, platform: Platform) -> Needs:
@@ -197,8 +195,7 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     return Needs(
         model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
-        # Weights are packed one by one, after all of them were read.
-        loading_bytes=sum(model.num_parameters for model in shapes.distinct) * platform.types.compute.itemsize,
+        loading_bytes=sum(platform.loading_bytes(model) for model in shapes.distinct),
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
@@ -280,13 +277,13 @@ def _make_grammars(folder: Path, vocab_size: int) -> "Grammars | None":
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    model: PreTrainedModel
+    model: LoadedModel
     kv_cache: KVCache
     attention: AttentionBackend[Any]
 
 
 def _with_cache(
-    platform: Platform, model: PreTrainedModel | None, shape: ModelShape | None, blocks: Blocks
+    platform: Platform, model: LoadedModel | None, shape: ModelShape | None, blocks: Blocks
 ) -> _Loaded | None:
     """The model with its own KV cache."""
     if model is None or shape is None:
@@ -302,7 +299,7 @@ def _companion(target: _Loaded, other: _Loaded | None, platform: Platform, max_m
     if other is None:
         return None
     model = platform.make_target(other.model, other.attention, max_model_len)
-    num_tokens, target_tokens = (len(one.model.get_input_embeddings().weight) for one in (other, target))  # type: ignore[arg-type]
+    num_tokens, target_tokens = (len(one.model.get_input_embeddings().weight) for one in (other, target))
     return model if num_tokens == target_tokens else OtherVocabulary(model, num_tokens, target_tokens)
 
 
@@ -332,7 +329,7 @@ def _describe(
         kernels=platform.kernels,
         rows=platform.rows,
         hardware=platform.hardware,
-        software=f"torch {torch.__version__}, transformers {transformers.__version__}",
+        software=f"torch {torch.__version__}, transformers {version('transformers')}",
         hidden_size=shape.hidden,
         num_early_exits=num_early_exits,
     )

@@ -26,7 +26,7 @@ FAMILIES = {name.rpartition(".")[2] for name in families.LAYER_FAMILIES}
 """Classes of transformers."""
 OF_OTHERS = {
     *FAMILIES,
-    *(name.rpartition(".")[2] for name in families.MODEL_FAMILIES),
+    *(name.rpartition(".")[2] for name in families.MODEL_CLASSES),
     *("ExpertsInterface", "HF_HOME", "PIP_EXTRA_INDEX_URL", "api.openai.com", "python_info"),
     *("router.epp.pluginsConfig", "router.modelServers.matchLabels", "kvEventsConfig", "discoverPods", "socketPort"),
     *("h_v", "p_j", "p_M", "serveConfigV2", "trust_remote_code", "rope_scaling"),

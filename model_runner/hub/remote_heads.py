@@ -94,10 +94,10 @@ def least_bytes_of_gguf(files: Iterable[GgufFile]) -> int:
 
 def stored_bytes(tensor: GgufTensor) -> int:
     """Bytes of a tensor in its file. Raises UnsupportedModelError if its type is unknown."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: PLC0415
+    from model_runner.gguf.weights import block_size  # noqa: PLC0415 - the package gguf takes 0.1 s
 
     try:
-        weights, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.block_format)]
+        weights, size = block_size(tensor.block_format)
     except (ValueError, KeyError):
         raise UnsupportedModelError(
             f"{tensor.file.name} has weights of the unknown type {tensor.block_format}"

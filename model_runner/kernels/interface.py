@@ -20,8 +20,10 @@ _C_TYPES = {
     torch.float32: "float *",
     torch.bfloat16: "uint16_t *",
     torch.int8: "int8_t *",
+    torch.uint8: "uint8_t *",
     torch.int32: "int32_t *",
     torch.int64: "int64_t *",
+    np.dtype(np.uint8): "uint8_t *",
     np.dtype(np.int32): "int32_t *",
     np.dtype(np.float64): "double *",
 }

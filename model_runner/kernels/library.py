@@ -3,9 +3,9 @@
 import logging
 import mmap
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_runner.kernels.block_formats import find_block_format
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.interface import CPU, CData, pointer
 
@@ -39,16 +40,17 @@ PANEL = 16
 class NativeWeight:
     """A weight [outputs, inputs], packed for the kernels."""
 
-    def __init__(self, struct: CData, packed: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-        """`struct` is an SwWeight that points into the tensors."""
+    def __init__(self, struct: CData, packed: Tensor, scales: Tensor, memory: object) -> None:
+        """`struct` is an SwWeight that points into the tensors and `memory`, perhaps the first of a chain."""
         self.struct = struct
-        self.outputs: int = struct.outputs
+        self.outputs = _outputs(struct)
         self.inputs: int = struct.inputs
         self.packed = packed
-        """int8 [bytes], laid out as cpu/int8_panels.h and cpu/int4_panels.h describe."""
-        self.scales = scales[: self.outputs]
-        """[outputs] float32: the value of one unit; a power of two in int4."""
-        self._memory = (packed, scales, bias)
+        """int8 [bytes], laid out as cpu/int8_panels.h, cpu/int4_panels.h and cpu/block_panels.h describe. Of the first
+        part, if there are several."""
+        self.scales = scales[: struct.outputs]
+        """[outputs] float32: the value of one unit; a power of two in int4. Of the first part."""
+        self._memory = (packed, scales, memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +114,133 @@ class Kernels:
             ValueError: if int4 inputs are not a multiple of INT4_GROUP, or there are too many inputs to rotate.
         """
         outputs, inputs = weight.shape
+        packed = self.start(kind, outputs, inputs, bias)
+        self.pack_rows(packed, 0, weight)
+        return packed
+
+    def start(self, kind: WeightKind, outputs: int, inputs: int, bias: Tensor | None = None) -> NativeWeight:
+        """A weight whose rows pack_rows sets, so that they need not be in memory together. Raises as `pack` does."""
         if kind == "int4" and inputs % INT4_GROUP:
             raise ValueError(f"{inputs} inputs cannot be packed in int4: they are no multiple of {INT4_GROUP}")
         if kind == "int8_rotated" and inputs > WIDEST_ROTATED:
             raise ValueError(f"{inputs:,} inputs cannot be rotated: they are more than {WIDEST_ROTATED:,}")
-        code = CPU.constants("SwWeightKind")[_KINDS[kind]]
-        packed = self._arena.take(self._library.sw_packed_size(code, outputs, inputs))
-        scales = torch.empty(-(-outputs // PANEL) * PANEL, dtype=torch.float32)
-        target = pointer(packed, len(packed)), pointer(scales, len(scales))
-        self._call("sw_pack", code, pointer(weight, outputs, inputs), outputs, inputs, *target)
-        struct = CPU.new("SwWeight", kind=code, outputs=outputs, inputs=inputs, packed=target[0], scales=target[1])
+        return self._new_weight(CPU.constants("SwWeightKind")[_KINDS[kind]], outputs, inputs, bias)
+
+    def pack_rows(self, weight: NativeWeight, first: int, rows: Tensor) -> None:
+        """Quantise float32 rows [n, inputs] as outputs `first` and following of a started weight.
+
+        Raises:
+            ValueError: if `first` is no multiple of PANEL, or n is none and the rows are not the last.
+        """
+        count, inputs, struct = len(rows), weight.inputs, weight.struct
+        end = first + count
+        if first % PANEL or end > weight.outputs or (count % PANEL and end != weight.outputs):
+            raise ValueError(
+                f"outputs {first} to {end} of {weight.outputs} cannot be packed at once: ranges of outputs begin and "
+                f"end at multiples of {PANEL}"
+            )
+        packed = struct.packed + self._library.sw_packed_size(self._context, struct.kind, first, inputs)
+        source = pointer(rows, count, inputs)
+        self._call("sw_pack", struct.kind, source, count, inputs, packed, struct.scales + first)
+
+    def repack(
+        self,
+        block_format: int,
+        blocks: Tensor | NDArray[np.uint8],
+        inputs: int,
+        order: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> NativeWeight:
+        """Pack rows of a stored matrix whose blocks the kernels can multiply with; every weight keeps its value.
+
+        Args:
+            block_format: a type number of GGUF, or Q4_ZERO.
+            blocks: [n, bytes of a row] uint8, of any alignment; may be a mapping of a file.
+            inputs: weights in a row.
+            order: [outputs] int32 indices of the rows to pack, in this order; by default all.
+            bias: [outputs], or None.
+
+        Raises:
+            ValueError: if the format has no packed form or is unknown, rows are no whole blocks, `blocks` has rows of
+                another size, or a block has a scale that is not finite.
+            IndexError: if a row index is out of range.
+        """
+        stored, kind = find_block_format(block_format), self._library.sw_repacked_kind(block_format)
+        if stored is None or kind < 0:
+            name = block_format if stored is None else stored.name
+            raise ValueError(f"weights in block format {name} cannot be packed as they are: they are not in blocks")
+        row_bytes = stored.row_bytes(inputs)
+        source = pointer(blocks, len(blocks), row_bytes)
+        outputs, indices = _indices(order, len(blocks))
+        weight = self._new_weight(kind, outputs, inputs, bias)
+        packed = weight.struct.packed
+        if self._call("sw_repack", block_format, source, row_bytes, indices, outputs, inputs, packed):
+            raise ValueError(f"a block of weights in {stored.name} has a scale or minimum that is not a finite number")
+        return weight
+
+    def join(self, parts: Sequence[NativeWeight], bias: Tensor | None = None) -> NativeWeight:
+        """One linear of the outputs of several, one after another, each packed in its own way.
+
+        Args:
+            parts: with the same inputs. Their rows are rounded once, so either all or none are int8_rotated. If one is
+                int8 and has more than 8,259 inputs, rows have fewer than 12 bits for all.
+            bias: [sum of outputs] instead of the parts' own; by default these.
+
+        Raises:
+            ValueError: if the parts do not fit together.
+        """
+        rotated = CPU.constants("SwWeightKind")["SW_INT8_ROTATED"]
+        if len({(part.inputs, part.struct.kind == rotated) for part in parts}) != 1:
+            kinds = ", ".join(f"{part.inputs} inputs of kind {part.struct.kind}" for part in parts)
+            raise ValueError(f"weights cannot be joined that take different rows: {kinds}")
+        structs = [CPU.new("SwWeight", struct[0]) for part in parts for struct in _chain(part.struct)]
+        memory: list[object] = [*structs, *parts]
         if bias is not None:
-            bias = torch.nn.functional.pad(bias.float(), (0, len(scales) - outputs))
+            for struct, of_part in zip(structs, torch.split(bias, [struct.outputs for struct in structs]), strict=True):
+                memory.append(padded := _padded(of_part))
+                struct.bias = pointer(padded, len(padded))
+        for struct, following in pairwise(structs):
+            struct.next = following
+        return NativeWeight(structs[0], parts[0].packed, parts[0].scales, memory)
+
+    def _new_weight(self, kind: int, outputs: int, inputs: int, bias: Tensor | None) -> NativeWeight:
+        """A weight with scales of 1 and all else zero."""
+        packed = self._arena.take(self._library.sw_packed_size(self._context, kind, outputs, inputs))
+        scales = _padded(torch.ones(outputs))
+        target = {"packed": pointer(packed, len(packed)), "scales": pointer(scales, len(scales))}
+        struct = CPU.new("SwWeight", kind=kind, outputs=outputs, inputs=inputs, **target)
+        if bias is not None:
+            bias = _padded(bias)
             struct.bias = pointer(bias, len(scales))
         return NativeWeight(struct, packed, scales, bias)
+
+    def unpack(
+        self, block_format: int, blocks: Tensor | NDArray[np.uint8], inputs: int, rows: Tensor | None = None
+    ) -> Tensor:
+        """Convert rows of a stored matrix to float32, with exactly the values that the format defines.
+
+        Args:
+            block_format: a type number of GGUF, one of BLOCK_FORMATS, or Q4_ZERO.
+            blocks: [n, bytes of a row] uint8, of any alignment; may be a mapping of a file.
+            inputs: weights in a row.
+            rows: [count] int32 indices of the rows to convert; by default all.
+
+        Returns:
+            [count, inputs].
+
+        Raises:
+            ValueError: if the format is unknown, rows are no whole blocks, or `blocks` has rows of another size.
+            IndexError: if a row index is out of range.
+        """
+        if (stored := find_block_format(block_format)) is None:
+            raise ValueError(f"weights in block format {block_format} cannot be unpacked: it is unknown")
+        num_rows, row_bytes = len(blocks), stored.row_bytes(inputs)
+        source = pointer(blocks, num_rows, row_bytes)
+        count, indices = _indices(rows, num_rows)
+        output = torch.empty(count, inputs, dtype=torch.float32)
+        target = pointer(output, count, inputs)
+        self._call("sw_unpack", block_format, source, row_bytes, indices, count, inputs, target)
+        return output
 
     def linear(self, weight: NativeWeight, rows: Tensor) -> Tensor:
         """Multiply rows [n, inputs] -> [n, outputs]. A row's result does not depend on the other rows."""
@@ -192,7 +307,7 @@ class Kernels:
             num_logits=num_logits,
             tokens=pointer(wanted.tokens, count),
             logits_index=pointer(wanted.logits_index, num_logits),
-            logits=pointer(wanted.logits, num_logits, model.head.outputs),
+            logits=pointer(wanted.logits, num_logits, _outputs(CPU.ffi.addressof(model, "head"))),
             layer_inputs=layer_inputs,
             last=CPU.ffi.NULL if wanted.last is None else pointer(wanted.last, count, hidden),
         )
@@ -287,9 +402,61 @@ class Kernels:
         """
         self._call("sw_move_kv", layers, len(layers), CPU.array("SwMove", moves), len(moves))
 
-    def _call(self, name: str, *arguments: object) -> None:
-        if getattr(self._library, name)(self._context, *arguments):
+    def _call(self, name: str, *arguments: object) -> int:
+        """What the function returns, unless memory ran out."""
+        code: int = getattr(self._library, name)(self._context, *arguments)
+        if code == 1:
             raise MemoryError(f"out of memory in {name}")
+        return code
+
+
+_PLAIN_FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
+
+
+def embedding_struct(table: Tensor, block_format: int | None = None) -> CData:
+    """An SwEmbedding, whose rows are looked up as they are stored.
+
+    Args:
+        table: [vocabulary, hidden] in float32, float16 or bfloat16; or blocks [vocabulary, bytes of a row] uint8, of
+            any alignment. It must outlive the struct.
+        block_format: a type number of GGUF, for blocks.
+
+    Raises:
+        ValueError: if the table has another type or is not contiguous.
+    """
+    if block_format is None:
+        block_format = _PLAIN_FORMATS.get(table.dtype)
+        if block_format is None:
+            raise ValueError(f"an embedding in {table.dtype} cannot be looked up; use float32, float16 or bfloat16")
+        table = table.detach().view(torch.uint8)
+    rows = pointer(table, *table.shape)
+    return CPU.new("SwEmbedding", format=block_format, row_bytes=table.shape[1], rows=rows)
+
+
+def _chain(weight: CData) -> Iterator[CData]:
+    """The SwWeights of a linear."""
+    while weight:
+        yield weight
+        weight = weight.next
+
+
+def _outputs(weight: CData) -> int:
+    """Outputs of all parts of a linear."""
+    return sum(part.outputs for part in _chain(weight))
+
+
+def _indices(rows: Tensor | None, num_rows: int) -> tuple[int, CData]:
+    """Number and address of the rows to read, null for all. Raises IndexError if one is not below num_rows."""
+    if rows is None:
+        return num_rows, CPU.ffi.NULL
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows:
+        raise IndexError(f"there is a row that is not among the {num_rows} of the matrix")
+    return len(rows), pointer(rows, len(rows))
+
+
+def _padded(numbers: Tensor) -> Tensor:
+    """Float32 numbers with zeros up to a multiple of PANEL."""
+    return torch.nn.functional.pad(numbers.float(), (0, -len(numbers) % PANEL))
 
 
 def _mask_addresses(masks: NDArray[np.int32], count: int, width: int) -> NDArray[np.int64]:

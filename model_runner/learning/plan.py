@@ -7,7 +7,6 @@ import torch
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.hydra import HydraHeads, HydraShape, hydra_features
-from model_runner.training.teacher import ends_in_files
 
 FRESH_DEPTH = 3
 """Depth of fresh heads: how many tokens ahead they predict."""
@@ -77,6 +76,8 @@ def ring_bytes(memory: int, heads: Heads | None, target: TargetShape) -> int:
 
 def check_model(memory: int, folder: Path) -> None:
     """Raises LearnMemoryError if embedding and head can only be read with the whole model, which does not fit."""
+    from model_runner.training.teacher import ends_in_files  # noqa: PLC0415 - imports transformers, which takes seconds
+
     if not ends_in_files(folder):
         files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
         needed = 2 * sum(file.stat().st_size for file in files)  # as float32; files store half of that

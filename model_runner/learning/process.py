@@ -40,7 +40,7 @@ from model_runner.learning.plan import check_model, learning_needs, ring_bytes
 from model_runner.learning.store import HeadsStore, Stored, fingerprint, load_learnt, pack_learnt
 from model_runner.models.heads.base import Heads, HeadsError, TargetShape
 from model_runner.models.heads.loading import load_heads
-from model_runner.models.loading import load_config
+from model_runner.models.hf_loading import load_config
 from model_runner.processes import die_with_parent
 from model_runner.training.examples import Example
 from model_runner.training.loop import product_type

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from transformers import PreTrainedModel
-
 from model_runner.config import RunnerConfig
 from model_runner.learning.learning import HeadsLearning
 from model_runner.learning.link import Begin, LearnedKind, LearnerLink
@@ -23,6 +21,7 @@ from model_runner.learning.store import load_learnt
 from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.repository import cache_folder
+from model_runner.models.target import LoadedModel
 from model_runner.platforms.memory import GIB
 from model_runner.platforms.platform import Platform
 from model_runner.speculative.controller import SpeculationController
@@ -103,7 +102,7 @@ def _learned_kind(kind: str, folder: Path | None) -> LearnedKind:
     )
 
 
-def fresh_proposer(learned: Learned, model: PreTrainedModel) -> HeadsProposer:
+def fresh_proposer(learned: Learned, model: LoadedModel) -> HeadsProposer:
     """A proposer for Hydra heads that do not exist yet."""
     return HydraProposer(None, model.get_input_embeddings(), GrowthLimits(FRESH_DEPTH), learned.needs)
 

@@ -1,23 +1,28 @@
 """Quantised checkpoints: which are supported, and how they are loaded.
 
-If transformers can dequantise the weights, it does so while loading. They are then packed like the weights of any other
-checkpoint, so that rows do not depend on each other. Weights keep their stored form only if the user gives up
+The server reads GPTQ, AWQ and compressed-tensors itself where it reads the model (`native_reader`). Otherwise, if
+transformers can dequantise the weights, it does so while loading. They are then packed like the weights of any other
+checkpoint, so that rows do not depend on each other. Weights keep transformers' stored form only if the user gives up
 exactness.
 """
 
 import importlib.util
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
-from transformers import PretrainedConfig
 
+from model_runner.models.quantized_linears import LinearReader, linear_reader
 from model_runner.models.refusal import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +36,51 @@ class _Method:
     """Packages that transformers needs to read them."""
     kernels: tuple[str, ...] | None = None
     """Packages that transformers needs to multiply them in stored form; None if it cannot."""
+    reads: bool = False
+    """Whether the server reads them itself."""
 
 
 _METHODS: Mapping[str, _Method] = {
     "fp8": _Method("FP8", dequantizes=True, kernels=("kernels",)),
     "mxfp4": _Method("MXFP4", dequantizes=True, kernels=("kernels",)),
-    "compressed-tensors": _Method("compressed-tensors", dequantizes=True, needs=("compressed_tensors",)),
-    "gptq": _Method("GPTQ", dequantizes=False, kernels=("optimum", "gptqmodel")),
-    "awq": _Method("AWQ", dequantizes=False, kernels=("gptqmodel",)),
+    "compressed-tensors": _Method("compressed-tensors", dequantizes=True, needs=("compressed_tensors",), reads=True),
+    "gptq": _Method("GPTQ", dequantizes=False, kernels=("optimum", "gptqmodel"), reads=True),
+    "awq": _Method("AWQ", dequantizes=False, kernels=("gptqmodel",), reads=True),
 }
+logger = logging.getLogger("samewise.runner")
+
 _ANOTHER = "name another checkpoint of the model, such as the unquantised one"
 
 
-def is_quantized(config: PretrainedConfig) -> bool:
+def is_quantized(config: "PretrainedConfig") -> bool:
     """Whether the weights stay quantised when a model is loaded with this configuration."""
     stored = _stored(config)
     return stored is not None and not stored.get("dequantize", False)
 
 
-def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, exact: bool) -> PretrainedConfig:
+def native_reader(folder: Path, config: "PretrainedConfig") -> LinearReader | None:
+    """The reader of a checkpoint's quantised linears, for models that are not loaded by transformers.
+
+    Returns:
+        None if the weights are not quantised, or only transformers can read them.
+
+    Raises:
+        UnsupportedModelError: if neither can.
+    """
+    stored = _stored(config)
+    method = None if stored is None else _METHODS.get(str(stored.get("quant_method")))
+    if stored is None or method is None or not method.reads:
+        return None
+    try:
+        return linear_reader(stored)
+    except UnsupportedModelError as error:
+        if method.dequantizes:
+            logger.info("transformers dequantises the weights of %s: %s", folder, error)
+            return None
+        raise UnsupportedModelError(f"{folder} has weights that cannot be read: {error}; {_ANOTHER}") from error
+
+
+def as_served(folder: Path, config: "PretrainedConfig", device: torch.device, *, exact: bool) -> "PretrainedConfig":
     """The configuration to load a checkpoint with; it decides whether quantised weights are dequantised.
 
     Args:
@@ -68,9 +99,9 @@ def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, e
     key = str(stored.get("quant_method"))
     method = _METHODS.get(key)
     if method is None:
-        known = ", ".join(sorted(other.name for other in _METHODS.values()))
+        known = ", ".join(sorted(other.name for other in _METHODS.values() if _is_served(other, device, exact)))
         raise UnsupportedModelError(
-            f"{folder} has weights quantised by {key}, which is not supported (supported: {known}); {_ANOTHER}"
+            f"{folder} has weights quantised by {key}, which is not supported (supported here: {known}); {_ANOTHER}"
         )
     _require(folder, method, method.needs)
     if device.type != "cpu" and not exact and method.kernels is not None:
@@ -85,6 +116,10 @@ def as_served(folder: Path, config: PretrainedConfig, device: torch.device, *, e
     served = deepcopy(config)
     served.quantization_config = {**stored, "dequantize": True}
     return served
+
+
+def _is_served(method: _Method, device: torch.device, exact: bool) -> bool:
+    return method.dequantizes or device.type == "cpu" or not exact
 
 
 def _refuse_unread(folder: Path) -> None:
@@ -103,7 +138,7 @@ def _refuse_unread(folder: Path) -> None:
         )
 
 
-def _stored(config: PretrainedConfig) -> dict[str, Any] | None:
+def _stored(config: "PretrainedConfig") -> dict[str, Any] | None:
     text: Any = config.get_text_config()
     stored = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     return None if stored is None else dict(stored)
@@ -123,9 +158,12 @@ def _require(folder: Path, method: _Method, packages: Sequence[str]) -> None:
 
 
 def _refusal(folder: Path, method: _Method, device: torch.device) -> str:
-    there = f"{folder} has weights quantised by {method.name}, which cannot be dequantised here"
     if device.type == "cpu":
-        return f"{there}, and the CPU has no kernels for them; {_ANOTHER} (--quantization int4 packs its weights)"
+        return (
+            f"{folder} has weights quantised by {method.name}, which the CPU serves only with --quantization int8 or "
+            f"int4 and in models of the families that run as one native call; {_ANOTHER}"
+        )
+    there = f"{folder} has weights quantised by {method.name}, which cannot be dequantised here"
     depend = "and answers from the kernels for them depend on the batch"
     return f"{there}, {depend}; allow that with --no-exact, or {_ANOTHER}"
 

@@ -1,4 +1,4 @@
-"""Converts a checkpoint to safetensors and tokenizer.json, which load fast.
+"""Makes a model's folder with config.json and tokenizer.json, of a GGUF file or of a folder that lacks the latter.
 
 Runs in its own process, so that a server whose model is already converted never imports this code:
 
@@ -18,14 +18,14 @@ from model_runner.processes import die_with_parent
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Write the model of a GGUF file into the folder `target`: weights, config.json and tokenizer.
+    """Make a folder `target` with config.json and tokenizer of a GGUF file, and links to the file and its parts.
 
     Raises:
         UnsupportedModelError: if a part of the file is unknown, damaged, or would be dropped.
         OSError: if it cannot be read, or the disk is full.
     """
     from model_runner.gguf import architectures, tokenizer, weights  # noqa: PLC0415  (a second, in which the parent may die)
-    from model_runner.gguf.header import read_gguf  # noqa: PLC0415
+    from model_runner.gguf.header import parts_of, read_gguf  # noqa: PLC0415
 
     file = read_gguf(source)
     if (kind := file.metadata.get("general.type", "model")) != "model":
@@ -33,7 +33,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     architectures.architecture_of(file)
     weights.check_formats(file)
     config = architectures.read_config(file)
-    parameters = architectures.read_parameters(file, config)
+    architectures.read_parameters(file, config)
     made = tokenizer.make_tokenizer(file)
     if made.get_vocab_size() > config["vocab_size"]:
         raise UnsupportedModelError(
@@ -43,7 +43,9 @@ def convert_gguf(source: Path, target: Path) -> None:
     config |= {"bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"), "eos_token_id": ends or None}
     config["pad_token_id"] = file.metadata.get("tokenizer.ggml.padding_token_id")
     target.mkdir(parents=True)
-    weights.write_safetensors(file, parameters, target / "model.safetensors")
+    for part in parts_of(source):
+        name = part.name if part.suffix.lower() == ".gguf" else f"{part.name}.gguf"  # Ollama's have no ending
+        (target / name).symlink_to(part.resolve())
     made.save(str(target / "tokenizer.json"))
     _write_json(target / "config.json", config)
     _write_json(target / "tokenizer_config.json", tokenizer.read_tokenizer_config(file))

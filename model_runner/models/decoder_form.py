@@ -1,29 +1,27 @@
 """The weights and settings of a common decoder layer as plain data, for one native operator."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_runner.attention.backend import AttentionOptions
-from model_runner.models.activations import EXACT, gelu_tanh, silu
-from model_runner.models.experts import has_usual_layout
-from model_runner.models.families import LAYER_FAMILIES, LayerFamily, Mixture
+from model_runner.models.families import Config, LayerFamily, Mixture, head_dim
+from model_runner.models.parameters import Linear, Parameters
 
 Activation = Literal["silu", "gelu_tanh"]
 Scoring = Literal["softmax", "sigmoid"]
 
-_NAMES: dict[Callable[[Tensor], Tensor] | None, Activation] = {silu: "silu", gelu_tanh: "gelu_tanh"}
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A linear layer."""
-
-    weight: Tensor  # [outputs, inputs]
-    bias: Tensor | None  # [outputs]
+_NAMES: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""Activations by their names in configurations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,8 @@ class Norms:
 class ExpertsForm:
     """A mixture of experts, each a gated MLP: the weighted sum of the `top_k` experts with the highest scores."""
 
-    gate_up: Tensor  # [experts, 2 * intermediate, hidden], gate first
-    down: Tensor  # [experts, hidden, intermediate]
+    gate_up: Sequence[Linear]  # of each expert [2 * intermediate, hidden], gate first
+    down: Sequence[Linear]  # of each expert [hidden, intermediate]
     router: Tensor  # [experts, hidden]
     top_k: int
     activation: Activation
@@ -66,19 +64,19 @@ class DecoderForm:
         x = x + residual_scale * post_norm(attention(norm(x)))
         x = x + residual_scale * post_norm(down(activation(gate(norm(x))) * up(norm(x))))
 
-    With experts, their sum is added to the MLP's output. A layer with experts but no MLP has gate, up and down of
-    width 0.
-
-    The tensors share memory with the module they were read from, except merged or modified ones.
+    With experts, their sum is added to the MLP's output. A layer with experts may have no MLP.
     """
 
+    hidden: int
+    """Width of the residual stream."""
     heads: int
     kv_heads: int
+    head_dim: int
+    """Width of a query, key or value."""
     qkv: Linear  # outputs: query heads, key heads, value heads
     attention_output: Linear
-    gate: Linear
-    up: Linear
-    down: Linear
+    gate_up: Linear | None  # outputs: gate, up
+    down: Linear | None
     norms: Norms
     activation: Activation
     attention: AttentionOptions
@@ -91,202 +89,102 @@ class DecoderForm:
     experts: ExpertsForm | None = None
 
     @property
-    def hidden(self) -> int:
-        """Width of the residual stream."""
-        return self.qkv.weight.shape[1]
-
-    @property
-    def gate_up(self) -> Linear:
-        """Gate and up in one linear layer, gate first; a copy."""
-        biases = [linear.bias for linear in (self.gate, self.up) if linear.bias is not None]
-        return Linear(torch.cat([self.gate.weight, self.up.weight]), torch.cat(biases) if biases else None)
-
-    @property
     def intermediate(self) -> int:
-        """Width between the MLP's linears."""
-        return self.gate.weight.shape[0]
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a query, key or value."""
-        return self.qkv.weight.shape[0] // (self.heads + 2 * self.kv_heads)
+        """Width between the MLP's linears; 0 without an MLP."""
+        return 0 if self.down is None else self.down.inputs
 
 
-def recognise(layer: nn.Module) -> DecoderForm | None:
-    """Read a decoder layer.
+def read_form(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> DecoderForm | None:
+    """The form of a layer whose family is known.
 
     Args:
-        layer: as transformers loads it, in evaluation mode, before its weights and activations are replaced.
+        family: how the layer is read.
+        config: the text configuration.
+        layer: its index.
+        parameters: the layer's weights; they note which ones are missing or have another shape.
 
     Returns:
-        The layer's form, or None if it is not exactly a layer of the common family. It may have another class, be in
-        training mode, not be causal, or have other kinds of linears, experts or activations.
+        None if the configuration asks for something that is not in the common family.
     """
-    family = LAYER_FAMILIES.get(f"{type(layer).__module__}.{type(layer).__qualname__}")
-    if family is None or layer.training or not _attends_plainly(layer, family):
+    activation = _NAMES.get(family.activation_name(config))
+    if activation is None or not family.attends(config, layer):
         return None
     experts, mixture = None, family.mixture
-    if mixture is not None and _has_submodule(layer, mixture.experts):
-        if (experts := _read_experts(layer, mixture)) is None:
+    if mixture is not None and parameters.has(f"{mixture.router}.weight"):
+        experts = _read_experts(mixture, config, activation, parameters)
+        if experts is None:
             return None
-        family = _beside_experts(layer, family, mixture)
-    activation = activation_of(layer.get_submodule(family.activation))
-    linears = [*family.qkv, family.attention_output, *family.gate_up, *filter(None, [family.down])]
-    # Quantised checkpoints have other linear classes.
-    if activation is None or any(type(layer.get_submodule(name)) is not nn.Linear for name in linears):
-        return None
-    return _read(layer, family, activation, experts)
-
-
-def activation_of(module: nn.Module) -> Activation | None:
-    """The activation that a module computes, if native operators and kernels support it."""
-    return _NAMES.get(EXACT.get(type(module)))
-
-
-def replace_recognised(
-    model: nn.Module, make: Callable[[int, DecoderForm], nn.Module], *, with_experts: bool = False
-) -> int:
-    """Replace every recognised decoder layer by the module that `make` returns for its index and form.
-
-    Replaced layers are freed at once: memory may not hold all weights twice.
-
-    Args:
-        model: changed in place.
-        make: returns the new layer.
-        with_experts: whether layers with experts are replaced as well.
-
-    Returns:
-        How many layers were replaced.
-    """
-    replaced = 0
-    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
-        for place in range(len(layers)):
-            form = recognise(layers[place])
-            if form is not None and (with_experts or form.experts is None):
-                layers[place] = make(layers[place].self_attn.layer_idx, form)  # type: ignore[arg-type, union-attr]
-                replaced += 1
-    return replaced
-
-
-def _attends_plainly(layer: Any, family: LayerFamily) -> bool:
-    return family.attends(layer) and layer.self_attn.is_causal
-
-
-def _has_submodule(layer: nn.Module, name: str) -> bool:
-    try:
-        layer.get_submodule(name)
-    except AttributeError:
-        return False
-    return True
-
-
-def _beside_experts(layer: nn.Module, family: LayerFamily, mixture: Mixture) -> LayerFamily:
-    """The family of a layer with experts: its MLP is the one next to the experts, if there is one."""
-    has_mlp = mixture.gate_up != () and _has_submodule(layer, mixture.down)
-    if not has_mlp:
-        return replace(family, gate_up=(), down="", activation=f"{mixture.experts}.act_fn")
-    return replace(family, gate_up=mixture.gate_up, down=mixture.down, activation=mixture.activation)
-
-
-def _read_experts(layer: nn.Module, mixture: Mixture) -> ExpertsForm | None:
-    """None if the experts are not exactly as the family describes them."""
-    experts: Any = layer.get_submodule(mixture.experts)
-    router: Any = layer.get_submodule(mixture.router)
-    activation = activation_of(experts.act_fn)
-    is_own = {type(module).__module__ for module in (experts, router)} == {type(layer).__module__}
-    if not is_own or activation is None or not has_usual_layout(experts) or not mixture.is_plain(router):
-        return None
-    gate: Any = None if mixture.mlp_gate is None else layer.get_submodule(mixture.mlp_gate)
-    if gate is not None and type(gate) is not nn.Linear:
-        return None
-    if not 1 <= router.top_k <= len(router.weight) == len(experts.gate_up_proj):
-        return None
-    bias = mixture.choice_bias(router)
-    return ExpertsForm(
-        gate_up=experts.gate_up_proj.detach(),
-        down=experts.down_proj.detach(),
-        router=router.weight.detach(),
-        top_k=router.top_k,
-        activation=activation,
-        scoring=mixture.scoring,
-        normalised=mixture.normalised(router),
-        scale=mixture.scale(router),
-        choice_bias=None if bias is None else bias.detach(),
-        mlp_gate=None if gate is None else gate.weight.detach()[0],
-    )
-
-
-def _read(layer: Any, family: LayerFamily, activation: Activation, experts: ExpertsForm | None) -> DecoderForm:
-    """The form of a layer whose family is known."""
-    attention = layer.self_attn
-    gate, up, down = _mlp(layer, family)
+        family = _beside_experts(family, mixture, parameters)
+    hidden, width = config.hidden_size, head_dim(config)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    gate_up = parameters.linear(family.gate_up, None, hidden) if family.gate_up else None
     return DecoderForm(
-        heads=attention.config.num_attention_heads,
-        kv_heads=attention.config.num_key_value_heads,
-        qkv=_merge([layer.get_submodule(name) for name in family.qkv]),
-        attention_output=_linear(layer.get_submodule(family.attention_output)),
-        gate=gate,
-        up=up,
-        down=down,
-        norms=_norms(layer, family),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width,
+        qkv=parameters.linear(family.qkv, (heads + 2 * kv_heads) * width, hidden),
+        attention_output=parameters.linear([family.attention_output], hidden, heads * width),
+        gate_up=gate_up,
+        down=None if gate_up is None else parameters.linear([family.down], hidden, gate_up.outputs // 2),
+        norms=_norms(family, config, width, parameters),
         activation=activation,
-        attention=AttentionOptions(attention.scaling, family.window(layer), family.softcap(layer)),
-        uses_rotary=family.uses_rotary(layer),
-        residual_scale=family.residual_scale(layer),
+        attention=AttentionOptions(family.scale(config), family.window(config, layer), family.softcap(config)),
+        uses_rotary=family.uses_rotary(config, layer),
+        residual_scale=family.residual_scale(config),
         experts=experts,
     )
 
 
-def _mlp(layer: Any, family: LayerFamily) -> tuple[Linear, Linear, Linear]:
-    """Gate, up and down; of width 0 if the family has no MLP here."""
-    if not family.gate_up:
-        hidden = layer.get_submodule(family.attention_output).weight.shape[0]
-        nothing = Linear(torch.empty(0, hidden), None)
-        return nothing, nothing, Linear(torch.empty(hidden, 0), None)
-    gate, up = _gate_and_up([layer.get_submodule(name) for name in family.gate_up])
-    return gate, up, _linear(layer.get_submodule(family.down))
+def _beside_experts(family: LayerFamily, mixture: Mixture, parameters: Parameters) -> LayerFamily:
+    """The family of a layer with experts: its MLP is the one next to the experts, if there is one."""
+    has_mlp = mixture.gate_up != () and parameters.has(f"{mixture.down}.weight")
+    return replace(family, gate_up=mixture.gate_up if has_mlp else (), down=mixture.down)
 
 
-def _norms(layer: Any, family: LayerFamily) -> Norms:
-    def factor(name: str | None) -> Tensor | None:
-        norm = nn.Identity() if name is None else layer.get_submodule(name)
-        if isinstance(norm, nn.Identity):
-            return None
-        weight: Tensor = norm.weight.detach()
-        # In float32, as the norm computes it: bfloat16 would round 1 + weight to 8 bits.
-        return 1 + weight.float() if family.norm_adds_one else weight
-
-    names = family.norms
-    return Norms(
-        eps=layer.self_attn.config.rms_norm_eps,
-        attention=factor(names.attention),
-        attention_post=factor(names.attention_post),
-        mlp=factor(names.mlp),
-        mlp_post=factor(names.mlp_post),
-        query=factor(names.query),
-        key=factor(names.key),
+def _read_experts(
+    mixture: Mixture, config: Config, activation: Activation, parameters: Parameters
+) -> ExpertsForm | None:
+    """None if the configuration chooses experts in another way than the family."""
+    top_k, hidden = config.num_experts_per_tok, config.hidden_size
+    router = parameters.tensor(f"{mixture.router}.weight")
+    if router is None or not mixture.is_plain(config) or not 1 <= top_k <= len(router):
+        return None
+    gate_up, down = parameters.experts(mixture.experts, len(router), hidden)
+    gate = None if mixture.mlp_gate is None else parameters.tensor(f"{mixture.mlp_gate}.weight", 1, hidden)
+    return ExpertsForm(
+        gate_up=gate_up,
+        down=down,
+        router=router,
+        top_k=top_k,
+        activation=activation,
+        scoring=mixture.scoring,
+        normalised=mixture.normalised(config),
+        scale=mixture.scale(config),
+        choice_bias=None if mixture.choice_bias is None else parameters.require(mixture.choice_bias, len(router)),
+        mlp_gate=None if gate is None else gate[0],
     )
 
 
-def _linear(module: Any) -> Linear:
-    return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+def _norms(family: LayerFamily, config: Config, width: int, parameters: Parameters) -> Norms:
+    names = family.norms
+    if not family.has_post_norms(config):
+        names = replace(names, attention_post=None, mlp_post=None)
 
+    def factor(name: str | None, size: int) -> Tensor | None:
+        if name is None:
+            return None
+        weight = parameters.require(f"{name}.weight", size)
+        # In float32, as the norm computes it: bfloat16 would round 1 + weight to 8 bits.
+        return 1 + weight.float() if family.norm_adds_one else weight
 
-def _merge(modules: list[Any]) -> Linear:
-    """One linear layer with the outputs of all modules, in order."""
-    linears = [_linear(module) for module in modules]
-    if len(linears) == 1:
-        return linears[0]
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    return Linear(torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None)
-
-
-def _gate_and_up(modules: list[Any]) -> tuple[Linear, Linear]:
-    """Gate and up, which may be two halves of one module."""
-    linears = [_linear(module) for module in modules]
-    if len(linears) == 1:
-        weights = linears[0].weight.chunk(2)
-        biases = (None, None) if linears[0].bias is None else linears[0].bias.chunk(2)
-        linears = [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
-    gate, up = linears
-    return gate, up
+    hidden = config.hidden_size
+    return Norms(
+        eps=config.rms_norm_eps,
+        attention=factor(names.attention, hidden),
+        attention_post=factor(names.attention_post, hidden),
+        mlp=factor(names.mlp, hidden),
+        mlp_post=factor(names.mlp_post, hidden),
+        query=factor(names.query, width),
+        key=factor(names.key, width),
+    )

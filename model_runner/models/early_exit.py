@@ -4,21 +4,23 @@ import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from model_runner.models.features import decoder_layers
 from model_runner.models.refusal import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Module = TypeVar("Module", bound=nn.Module)
 _DICTS = dict, OrderedDict
 """Attributes in which a module keeps its parameters, buffers, children and hooks."""
 
 
-def with_layers(model: PreTrainedModel, change: Callable[[nn.ModuleList], nn.ModuleList]) -> PreTrainedModel:
+def with_layers(model: "PreTrainedModel", change: Callable[[nn.ModuleList], nn.ModuleList]) -> "PreTrainedModel":
     """A copy of the model with other decoder layers. It shares embedding, norm and head.
 
     Raises UnsupportedModelError if the model's decoder layers cannot be found.
@@ -82,7 +84,7 @@ class HFEarlyExit:
     family (soft caps, scaled logits) are the model's own, as they were loaded.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         """Raises UnsupportedModelError if the model does not support this."""
         config: Any = model.config.get_text_config()
         self.num_layers: int = config.num_hidden_layers
@@ -117,7 +119,7 @@ class HFEarlyExit:
         return self._hidden
 
 
-def find_early_exit(model: PreTrainedModel) -> EarlyExit | None:
+def find_early_exit(model: "PreTrainedModel") -> EarlyExit | None:
     """None, with a log line, if the model's family does not support this."""
     try:
         return HFEarlyExit(model)

@@ -9,12 +9,12 @@ A model can be in the table if the rest is only this: an embedding, rotary cos a
 and a linear head. `ModelFamily` names possible factors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal
 
-from torch import Tensor
+from model_runner.models.parameters import SAME_NAMES, StoredNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +35,49 @@ class NormNames:
     """On each head of the keys, before the rotation."""
 
 
+Config = Any
+"""A text configuration, as transformers has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How the experts of a layer are read. Names are paths below the layer; functions take the router."""
+    """How the experts of a layer are read. Names are paths below the layer; functions take the configuration."""
 
     experts: str = "mlp.experts"
     router: str = "mlp.gate"
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     """How scores are computed (`ExpertsForm.scoring`). Softmax over the chosen experts alone equals softmax over all,
     normalised."""
-    normalised: Callable[[Any], bool] = lambda router: True
-    scale: Callable[[Any], float] = lambda router: 1.0
-    choice_bias: Callable[[Any], Tensor | None] = lambda router: None
-    is_plain: Callable[[Any], bool] = lambda router: True
-    """False for routers of the same class that choose experts in another way."""
+    normalised: Callable[[Config], bool] = lambda config: True
+    scale: Callable[[Config], float] = lambda config: 1.0
+    choice_bias: str | None = None
+    """Path of the bias that is added to the scores to choose experts."""
+    is_plain: Callable[[Config], bool] = lambda config: True
+    """False for configurations that choose experts in another way."""
     gate_up: tuple[str, ...] = ()
     """Gate and up of the MLP next to the experts; layers may have none."""
     down: str = ""
     activation: str = ""
     mlp_gate: str | None = None
     """Path of the linear layer that gates that MLP."""
+    names: StoredNames = SAME_NAMES
+    """How checkpoints name these weights."""
+
+
+def _head_dim_scale(config: Config) -> float:
+    return float(head_dim(config) ** -0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFamily:
-    """How a family's layers are read. Names are paths below the layer; functions take it; defaults are Llama's."""
+    """How a family's layers are read; defaults are Llama's.
+
+    Names are paths below the layer. Functions take the text configuration, or that and the layer's index.
+    """
 
     norms: NormNames = NormNames()
+    has_post_norms: Callable[[Config], bool] = lambda config: True
+    """Whether the layers have the norms that are named for after attention and MLP."""
     norm_adds_one: bool = False
     """Whether the factor of a norm is 1 + its weight."""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -71,40 +87,54 @@ class LayerFamily:
     """Gate and up, or one module with both."""
     down: str = "mlp.down_proj"
     activation: str = "mlp.act_fn"
-    window: Callable[[Any], int | None] = lambda layer: None
-    softcap: Callable[[Any], float | None] = lambda layer: None
-    uses_rotary: Callable[[Any], bool] = lambda layer: True
-    residual_scale: Callable[[Any], float] = lambda layer: 1.0
-    attends: Callable[[Any], bool] = lambda layer: True
-    """False for layers of the same class without standard attention."""
+    activation_name: Callable[[Config], str] = attrgetter("hidden_act")
+    scale: Callable[[Config], float] = _head_dim_scale
+    """Factor on the products of queries and keys."""
+    window: Callable[[Config, int], int | None] = lambda config, layer: None
+    softcap: Callable[[Config], float | None] = lambda config: None
+    uses_rotary: Callable[[Config, int], bool] = lambda config, layer: True
+    residual_scale: Callable[[Config], float] = lambda config: 1.0
+    attends: Callable[[Config, int], bool] = lambda config, layer: True
+    """False for layers of the same class without standard causal attention."""
     mixture: Mixture | None = None
     """How experts are read, for layers that have them."""
 
 
-_layer_window = attrgetter("self_attn.sliding_window")
-_model_window = attrgetter("self_attn.config.sliding_window")
-_softcap = attrgetter("self_attn.attn_logit_softcapping")
+def head_dim(config: Config) -> int:
+    """Width of a query, key or value."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _is_sliding(config: Config, layer: int) -> bool:
+    types: Sequence[str] | None = getattr(config, "layer_types", None)
+    return types is not None and types[layer] == "sliding_attention"
+
+
+def _layer_window(config: Config, layer: int) -> int | None:
+    window: int | None = config.sliding_window if _is_sliding(config, layer) else None
+    return window
+
+
+def _model_window(config: Config, layer: int) -> int | None:
+    window: int | None = getattr(config, "sliding_window", None)
+    return window
+
+
+def _query_scalar_scale(config: Config) -> float:
+    return float(config.query_pre_attn_scalar**-0.5)
+
+
+_softcap = attrgetter("attn_logit_softcapping")
 _residual_multiplier = attrgetter("residual_multiplier")
+_attention_multiplier = attrgetter("attention_multiplier")
+_hidden_activation = attrgetter("hidden_activation")
 
 _HEAD_NORMS = NormNames(query="self_attn.q_norm", key="self_attn.k_norm")
 _SANDWICH_NORMS = NormNames(
     attention_post="post_attention_layernorm", mlp="pre_feedforward_layernorm", mlp_post="post_feedforward_layernorm"
 )
-_HEAD_AND_SANDWICH_NORMS = NormNames(
-    attention_post="post_attention_layernorm",
-    mlp="pre_feedforward_layernorm",
-    mlp_post="post_feedforward_layernorm",
-    query="self_attn.q_norm",
-    key="self_attn.k_norm",
-)
-_HEAD_AND_POST_NORMS = NormNames(
-    attention=None,
-    attention_post="post_attention_layernorm",
-    mlp=None,
-    mlp_post="post_feedforward_layernorm",
-    query="self_attn.q_norm",
-    key="self_attn.k_norm",
-)
+_HEAD_AND_SANDWICH_NORMS = replace(_SANDWICH_NORMS, query="self_attn.q_norm", key="self_attn.k_norm")
+_HEAD_AND_POST_NORMS = replace(_HEAD_AND_SANDWICH_NORMS, attention=None, mlp=None)
 
 _PHI3_LAYER = LayerFamily(
     qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), activation="mlp.activation_fn", window=_model_window
@@ -116,7 +146,15 @@ _GRANITE_MIXTURE = Mixture(
     gate_up=("shared_mlp.input_linear",),
     down="shared_mlp.output_linear",
     activation="shared_mlp.activation",
+    names=StoredNames(
+        (
+            ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+            ("block_sparse_moe.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+            ("block_sparse_moe.router.weight", "block_sparse_moe.router.layer.weight"),
+        )
+    ),
 )
+_MIXTRAL_MIXTURE = Mixture(names=StoredNames(((".mlp.", ".block_sparse_moe."),), ("w1", "w3", "w2")))
 _QWEN2_MIXTURE = Mixture(
     normalised=_normalises,
     gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
@@ -129,86 +167,107 @@ _DEEPSEEK3_MIXTURE = Mixture(
     scoring="sigmoid",
     normalised=_normalises,
     scale=attrgetter("routed_scaling_factor"),
-    choice_bias=attrgetter("e_score_correction_bias"),
-    is_plain=lambda router: router.num_group == 1,  # with several groups, some are left out of the choice
+    choice_bias="mlp.gate.e_score_correction_bias",
+    is_plain=lambda config: config.n_group == 1,  # with several groups, some are left out of the choice
     gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     down="mlp.shared_experts.down_proj",
     activation="mlp.shared_experts.act_fn",
 )
-_GRANITE_MOE_LAYER = LayerFamily(residual_scale=_residual_multiplier, mixture=_GRANITE_MIXTURE)
-_GRANITE_HYBRID_LAYER = LayerFamily(
+_GRANITE_LAYER = LayerFamily(scale=_attention_multiplier, residual_scale=_residual_multiplier)
+_GRANITE_MOE_LAYER = replace(_GRANITE_LAYER, mixture=_GRANITE_MIXTURE)
+_GRANITE_HYBRID_LAYER = replace(
+    _GRANITE_MOE_LAYER,
     gate_up=("shared_mlp.input_linear",),
     down="shared_mlp.output_linear",
     activation="shared_mlp.activation",
-    uses_rotary=lambda layer: layer.self_attn.config.position_embedding_type == "rope",
-    residual_scale=_residual_multiplier,
-    attends=lambda layer: layer.self_attn is not None,
-    mixture=_GRANITE_MIXTURE,
+    uses_rotary=lambda config, layer: config.position_embedding_type == "rope",
+    attends=lambda config, layer: config.layer_types[layer] in ("attention", "full_attention"),
+)
+_GEMMA2_LAYER = LayerFamily(
+    norms=_SANDWICH_NORMS,
+    norm_adds_one=True,
+    activation_name=_hidden_activation,
+    scale=_query_scalar_scale,
+    window=_layer_window,
+    softcap=_softcap,
+)
+# Its attention ignores the soft cap in the configuration.
+_GEMMA3_LAYER = replace(
+    _GEMMA2_LAYER,
+    norms=_HEAD_AND_SANDWICH_NORMS,
+    softcap=lambda config: None,
+    attends=lambda config, layer: not getattr(config, "use_bidirectional_attention", False),
 )
 _EXAONE4_LAYER = LayerFamily(
     norms=_HEAD_AND_POST_NORMS,
-    window=lambda layer: layer.self_attn.sliding_window if layer.self_attn.is_sliding else None,
+    window=_layer_window,
     # In models with sliding windows, full-attention layers have no positions.
-    uses_rotary=lambda layer: layer.self_attn.sliding_window is None or layer.self_attn.is_sliding,
+    uses_rotary=lambda config, layer: config.sliding_window is None or _is_sliding(config, layer),
 )
 
 
-def _text_config(model: Any) -> Any:
-    return model.config.get_text_config()
-
-
-def _one(model: Any) -> float:
+def _one(config: Config) -> float:
     return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """How a family's models are read. Functions take the model; defaults are Llama's."""
+    """How a family's models are read; defaults are Llama's. Functions take the text configuration."""
 
     decoder: str = "model"
     """Path of the module with embedding, layers, norm and rotary positions."""
-    embedding_scale: Callable[[Any], float] = _one
+    stored_decoders: tuple[str, ...] = ("model.", "")
+    """Prefixes of the decoder's weights in checkpoints; a checkpoint has one of them."""
+    ignored: tuple[str, ...] = ()
+    """Prefixes of weights that are not used for text."""
+    embedding_scale: Callable[[Config], float] = _one
     """Factor on the rows of the embedding."""
     norm_adds_one: bool = False
     """Whether the factor of the last norm is 1 + its weight."""
     rotary_by_kind: bool = False
     """Whether each kind of layer has its own rotary positions."""
-    logits_scale: Callable[[Any], float] = _one
+    rotates_partially: bool = False
+    """Whether `partial_rotary_factor` applies to rotary positions without scaling, too."""
+    logits_scale: Callable[[Config], float] = _one
     """Factor on the logits."""
-    logits_softcap: Callable[[Any], float | None] = lambda model: None
+    logits_softcap: Callable[[Config], float | None] = lambda config: None
     """Logits x become softcap * tanh(x / softcap)."""
-    is_plain: Callable[[Any], bool] = lambda model: True
-    """False for models of the same class that process tokens in another way."""
+    is_plain: Callable[[Config, Config], bool] = lambda config, text: True
+    """False for models of the same class that process tokens in another way; takes the whole configuration, too."""
 
 
-def _scale_of_embedding(model: Any) -> float:
-    return float(model.get_input_embeddings().embed_scale)
-
-
-def _multiplier_of_model(model: Any) -> float:
-    return float(model.model.embedding_multiplier)
-
-
-def _final_softcap(model: Any) -> float | None:
-    cap: float | None = _text_config(model).final_logit_softcapping
-    return cap
-
-
-_GEMMA_MODEL = ModelFamily(embedding_scale=_scale_of_embedding, norm_adds_one=True)
-_CAPPED_GEMMA_MODEL = replace(_GEMMA_MODEL, logits_softcap=_final_softcap)
+_embedding_multiplier = attrgetter("embedding_multiplier")
+_GEMMA_MODEL = ModelFamily(embedding_scale=lambda config: config.hidden_size**0.5, norm_adds_one=True)
+_CAPPED_GEMMA_MODEL = replace(_GEMMA_MODEL, logits_softcap=attrgetter("final_logit_softcapping"))
 _GRANITE_MODEL = ModelFamily(
-    embedding_scale=_multiplier_of_model, logits_scale=lambda model: 1 / _text_config(model).logits_scaling
+    embedding_scale=_embedding_multiplier, logits_scale=lambda config: 1 / config.logits_scaling
 )
+_GEMMA3_MODEL = replace(_CAPPED_GEMMA_MODEL, rotary_by_kind=True)
+# Its logits have no soft cap, whatever the configuration says.
+_GEMMA3_WITH_IMAGES = replace(
+    _GEMMA_MODEL,
+    decoder="model.language_model",
+    stored_decoders=("language_model.model.", "model.language_model."),
+    ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    rotary_by_kind=True,
+    is_plain=lambda config, text: config.image_token_id < text.vocab_size,
+)
+_PARTIAL_MODEL = ModelFamily(rotates_partially=True)
+_PHI4_MODEL = ModelFamily(rotates_partially=True, ignored=("model.embed_tokens_extend.",))
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class Family:
     """A transformers family, by its folder and the prefix of its class names."""
 
     folder: str
     prefix: str
     layer: LayerFamily = LayerFamily()
     model: ModelFamily = ModelFamily()
+    model_type: str = ""
+    """Its name in configurations, if it is not the folder's."""
+    model_class: str = "ForCausalLM"
+    """Ending of the model's class name."""
 
     def name(self, suffix: str) -> str:
         """The full name of a class."""
@@ -216,78 +275,59 @@ class _Known:
 
 
 _KNOWN = (
-    _Known("cwm", "Cwm", LayerFamily(window=_layer_window)),
-    _Known("dots1", "Dots1", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_DEEPSEEK3_MIXTURE)),
-    _Known("emu3", "Emu3"),
-    _Known("exaone4", "Exaone4", _EXAONE4_LAYER),
-    _Known("gemma", "Gemma", LayerFamily(norm_adds_one=True), _GEMMA_MODEL),
-    _Known(
-        "gemma2", "Gemma2",
-        LayerFamily(norms=_SANDWICH_NORMS, norm_adds_one=True, window=_layer_window, softcap=_softcap),
-        _CAPPED_GEMMA_MODEL,
-    ),
-    # Its attention ignores the soft cap in the configuration.
-    _Known(
-        "gemma3", "Gemma3", LayerFamily(norms=_HEAD_AND_SANDWICH_NORMS, norm_adds_one=True, window=_layer_window),
-        replace(_CAPPED_GEMMA_MODEL, rotary_by_kind=True),
-    ),
-    _Known("granite", "Granite", LayerFamily(residual_scale=_residual_multiplier), _GRANITE_MODEL),
-    _Known("granitemoe", "GraniteMoe", _GRANITE_MOE_LAYER, _GRANITE_MODEL),
-    _Known("granitemoehybrid", "GraniteMoeHybrid", _GRANITE_HYBRID_LAYER, _GRANITE_MODEL),
-    _Known("granitemoeshared", "GraniteMoeShared", _GRANITE_MOE_LAYER, _GRANITE_MODEL),
-    _Known(
+    Family("cwm", "Cwm", LayerFamily(window=_layer_window)),
+    Family("dots1", "Dots1", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_DEEPSEEK3_MIXTURE)),
+    Family("emu3", "Emu3", model_type="emu3_text_model"),
+    Family("exaone4", "Exaone4", _EXAONE4_LAYER),
+    Family("gemma", "Gemma", LayerFamily(norm_adds_one=True), _GEMMA_MODEL),
+    Family("gemma2", "Gemma2", _GEMMA2_LAYER, _CAPPED_GEMMA_MODEL),
+    Family("gemma3", "Gemma3", _GEMMA3_LAYER, _GEMMA3_MODEL, "gemma3_text"),
+    Family("gemma3", "Gemma3", _GEMMA3_LAYER, _GEMMA3_WITH_IMAGES, model_class="ForConditionalGeneration"),
+    Family("granite", "Granite", _GRANITE_LAYER, _GRANITE_MODEL),
+    Family("granitemoe", "GraniteMoe", _GRANITE_MOE_LAYER, _GRANITE_MODEL),
+    Family("granitemoehybrid", "GraniteMoeHybrid", _GRANITE_HYBRID_LAYER, _GRANITE_MODEL),
+    Family("granitemoeshared", "GraniteMoeShared", _GRANITE_MOE_LAYER, _GRANITE_MODEL),
+    Family(
         "hyperclovax", "HyperCLOVAX",
-        LayerFamily(
-            norms=NormNames(attention_post="post_norm1", mlp_post="post_norm2"), residual_scale=_residual_multiplier
+        replace(
+            _GRANITE_LAYER,
+            norms=NormNames(attention_post="post_norm1", mlp_post="post_norm2"),
+            has_post_norms=attrgetter("use_post_norm"),
         ),
-        ModelFamily(
-            embedding_scale=_multiplier_of_model, logits_scale=lambda model: _text_config(model).logits_scaling
-        ),
+        ModelFamily(embedding_scale=_embedding_multiplier, logits_scale=attrgetter("logits_scaling")),
     ),
-    _Known("llama", "Llama"),
-    _Known(
+    Family("llama", "Llama"),
+    Family(
         "mellum", "Mellum", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_QWEN3_MIXTURE),
-        ModelFamily(rotary_by_kind=True),
+        ModelFamily(rotary_by_kind=True, rotates_partially=True),
     ),
-    _Known("ministral", "Ministral", LayerFamily(window=_layer_window)),
-    _Known("mistral", "Mistral", LayerFamily(window=_model_window)),
-    _Known("mixtral", "Mixtral", LayerFamily(window=_model_window, mixture=Mixture())),
-    _Known("phi3", "Phi3", _PHI3_LAYER),
-    _Known("phi4_multimodal", "Phi4Multimodal", _PHI3_LAYER),
-    _Known("qwen2", "Qwen2", LayerFamily(window=_layer_window)),
-    _Known(
-        "qwen2_moe", "Qwen2Moe",
-        # Full-attention layers have no such attribute.
-        LayerFamily(window=lambda layer: getattr(layer.self_attn, "sliding_window", None), mixture=_QWEN2_MIXTURE),
-    ),
-    _Known("qwen3", "Qwen3", LayerFamily(norms=_HEAD_NORMS, window=_layer_window)),
-    _Known("qwen3_moe", "Qwen3Moe", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_QWEN3_MIXTURE)),
-    _Known("seed_oss", "SeedOss"),
-    _Known(
+    Family("ministral", "Ministral", LayerFamily(window=_layer_window)),
+    Family("mistral", "Mistral", LayerFamily(window=_model_window)),
+    Family("mixtral", "Mixtral", LayerFamily(window=_model_window, mixture=_MIXTRAL_MIXTURE)),
+    Family("phi3", "Phi3", _PHI3_LAYER, _PARTIAL_MODEL),
+    Family("phi4_multimodal", "Phi4Multimodal", _PHI3_LAYER, _PHI4_MODEL),
+    Family("qwen2", "Qwen2", LayerFamily(window=_layer_window)),
+    Family("qwen2_moe", "Qwen2Moe", LayerFamily(window=_layer_window, mixture=_QWEN2_MIXTURE)),
+    Family("qwen3", "Qwen3", LayerFamily(norms=_HEAD_NORMS, window=_layer_window)),
+    Family("qwen3_moe", "Qwen3Moe", LayerFamily(norms=_HEAD_NORMS, window=_model_window, mixture=_QWEN3_MIXTURE)),
+    Family("seed_oss", "SeedOss"),
+    Family(
         "smollm3", "SmolLM3",
-        LayerFamily(window=_layer_window, uses_rotary=lambda layer: bool(layer.self_attn.use_rope)),
-    ),
-    _Known("solar_open", "SolarOpen", LayerFamily(mixture=_DEEPSEEK3_MIXTURE)),
-    _Known(
-        "vaultgemma", "VaultGemma",
         LayerFamily(
-            norms=NormNames(mlp="pre_feedforward_layernorm"), norm_adds_one=True, window=_layer_window, softcap=_softcap
+            window=lambda config, layer: _layer_window(config, layer) if config.use_sliding_window else None,
+            uses_rotary=lambda config, layer: bool(config.no_rope_layers[layer]),
         ),
+    ),
+    Family("solar_open", "SolarOpen", LayerFamily(mixture=_DEEPSEEK3_MIXTURE), _PARTIAL_MODEL),
+    Family(
+        "vaultgemma", "VaultGemma", replace(_GEMMA2_LAYER, norms=NormNames(mlp="pre_feedforward_layernorm")),
         _CAPPED_GEMMA_MODEL,
     ),
 )  # fmt: skip
-_GEMMA3 = next(known for known in _KNOWN if known.folder == "gemma3")
 
-LAYER_FAMILIES = {known.name("DecoderLayer"): known.layer for known in _KNOWN}
+LAYER_FAMILIES = {family.name("DecoderLayer"): family.layer for family in _KNOWN}
 """How to read a layer, by the full name of its class. Names, because importing every family takes seconds."""
-MODEL_FAMILIES = {
-    **{known.name("ForCausalLM"): known.model for known in _KNOWN},
-    # Its logits have no soft cap, whatever the configuration says.
-    _GEMMA3.name("ForConditionalGeneration"): replace(
-        _GEMMA_MODEL,
-        decoder="model.language_model",
-        rotary_by_kind=True,
-        is_plain=lambda model: model.config.image_token_id < _text_config(model).vocab_size,
-    ),
-}
-"""How to read a model, by the full name of its class."""
+MODEL_CLASSES = {family.name(family.model_class): family for family in _KNOWN}
+"""Families by the full name of the model's class."""
+MODEL_TYPES = {family.model_type or family.folder: family for family in _KNOWN}
+"""Families by `model_type` in config.json."""

@@ -1,12 +1,14 @@
 """Hidden states captured from the target's forward pass, for draft heads and for scores that mix layers."""
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from model_runner.models.refusal import UnsupportedModelError, describe_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LAST = "last"
 """The input of the target's head: the last layer's output after the final norm."""
@@ -25,7 +27,7 @@ def layer_of(feature: Feature) -> int:
     return int(feature.removeprefix("layers."))
 
 
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
     """The decoder layers of the generating model. Raises UnsupportedModelError if they cannot be found."""
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
     text: Any = model.config.get_text_config()
@@ -51,7 +53,7 @@ class FeatureTap:
     modified.
     """
 
-    def __init__(self, model: PreTrainedModel, needs: Collection[Feature]) -> None:
+    def __init__(self, model: "PreTrainedModel", needs: Collection[Feature]) -> None:
         """Raises UnsupportedModelError if the model's decoder layers cannot be found or are too few."""
         self._taken: dict[Feature, Tensor] = {}
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]

@@ -1,28 +1,24 @@
-"""Loads a model from a folder: configuration, sizes, weights, classification head."""
+"""The content of a model's folder: the weights of its checkpoint, their sizes, the classification head."""
 
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as hf_logging
 
-from model_runner.attention.backend import AttentionBackend, AttentionOptions
-from model_runner.batch import Batch
-from model_runner.kernels.library import INT4_BITS, INT4_GROUP, ROTATED_BLOCK, WeightKind
+from model_runner.kernels.library import INT4_BITS, WeightKind
 from model_runner.kv_cache import KVShape
-from model_runner.models.damage import naming_damage
-from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, refused
+from model_runner.models.parameters import Checkpoint
+from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
+from model_runner.models.quantized_linears import LinearReader
+from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.safetensors_files import SafetensorsCheckpoint
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -30,9 +26,6 @@ CLASSIFIES = "ForSequenceClassification"
 """Suffix of the class names of classification models."""
 HEAD_NAMES = ("score.weight", "score.bias")
 """Names of the classification head's weights in transformers' decoder-only models."""
-
-
-_POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +49,8 @@ class ModelShape:
     hidden: int
     vocab_size: int
     max_model_len: int
+    is_streamed: bool = False
+    """Whether weights are packed as they are read, so that they are never all in memory in another form."""
 
     def packed_bytes(self, kind: WeightKind) -> int:
         """Memory of the multiplied weights when packed; weights that int4 cannot hold are int8."""
@@ -65,130 +60,28 @@ class ModelShape:
         return self.num_multiplied - num_int4 + num_int4 * INT4_BITS // 8
 
 
-class _RecordingAttention(AttentionBackend[None]):
-    """Records the shape of each layer's keys and values, and returns zeros."""
+def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpoint | None:
+    """The weights of a folder, of which only the names are read; None if it has neither a GGUF file nor safetensors.
 
-    needs_clean_blocks = False
-
-    def __init__(self) -> None:
-        self.shapes: dict[int, KVShape] = {}
-        self.calls = 0
-
-    def prepare(self, batch: Batch) -> None:
-        """Nothing to prepare."""
-
-    def forward(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: None
-    ) -> Tensor:
-        self.calls += 1
-        self.shapes[layer] = KVShape(key.shape[1], key.shape[2], value.shape[2], query.shape[1] // key.shape[1])
-        return query.new_zeros(*query.shape[:2], value.shape[2])
-
-
-def _rope_types(text: Any) -> set[str]:
-    """The types of rotary scaling in a text configuration, for all layers or for each kind of layer."""
-    parameters = getattr(text, "rope_parameters", None) or {}
-    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return {str(kind["rope_type"]) for kind in kinds if "rope_type" in kind}
-
-
-def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
-    """Raise UnsupportedModelError if the configuration alone rules the model out."""
-    if config.is_encoder_decoder:
-        raise UnsupportedModelError(
-            f"{describe_model(config)} is an encoder-decoder model; only decoder-only ones are supported; {SEE_MODELS}"
-        )
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        raise UnsupportedModelError(
-            f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
-            f"{SEE_MODELS}"
-        )
-    scaling = _rope_types(text) & _POSITION_DEPENDENT_ROPE
-    if scaling:
-        raise UnsupportedModelError(
-            f"{describe_model(config)} uses rotary scaling of type {', '.join(sorted(scaling))}, whose frequencies "
-            "depend on the longest request in the batch: the same request would get different answers"
-        )
-
-
-def inspect_model(config: PretrainedConfig) -> ModelShape:
-    """Run one token through the model on torch's meta device, which computes only shapes.
+    `reader` reads linears that are stored quantised.
 
     Raises:
-        UnsupportedModelError: if some layers do not use transformers' attention interface.
+        UnsupportedModelError: if a file is damaged.
     """
-    register_attention()
-    with refused(f"{describe_model(config)} cannot run with paged attention", advice=SEE_MODELS):
-        text: Any = config.get_text_config()
-        _refuse_unsupported(config, text)
-        return _run_on_meta(config, text)
+    if (file := gguf_file_of(folder)) is not None:
+        from model_runner.gguf.checkpoint import GgufCheckpoint  # noqa: PLC0415 - the package gguf takes 0.1 s
+
+        return GgufCheckpoint(file)
+    checkpoint = SafetensorsCheckpoint(folder)
+    if not checkpoint.shapes:
+        return None
+    return checkpoint if reader is None else QuantizedCheckpoint(checkpoint, reader)
 
 
-def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
-    """Run the model on the meta device; errors are not yet converted."""
-    recorder = _RecordingAttention()
-    with torch.device("meta"):
-        model = _make_model(config)
-        token = torch.zeros(1, 1, dtype=torch.int64)
-        with torch.inference_mode():
-            output = model(
-                input_ids=token, position_ids=token, use_cache=False, attention=StepAttention(recorder, None)
-            )
-    layers = text.num_hidden_layers
-    if recorder.calls != layers or set(recorder.shapes) != set(range(layers)):
-        raise UnsupportedModelError(
-            f"{describe_model(config)} uses transformers' attention interface in only {len(recorder.shapes)} of its "
-            f"{layers} layers, so it is not supported; {SEE_MODELS}"
-        )
-    head = model.get_output_embeddings()
-    embedding = model.get_input_embeddings().weight
-    shared = head is not None and head.weight is embedding
-    num_shared = embedding.numel() if shared else 0
-    matrices = [weight for weight in model.parameters() if weight.dim() >= 2 and weight is not embedding]
-    multiplied = [*matrices, embedding] if shared else matrices
-    inner = [weight for weight in matrices if head is None or weight is not head.weight]
-    return ModelShape(
-        kv=tuple(recorder.shapes[layer] for layer in range(layers)),
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        num_shared=num_shared,
-        num_multiplied=sum(weight.numel() for weight in multiplied),
-        num_rotated=sum(_padded(weight) for weight in multiplied),
-        num_inner=sum(weight.numel() for weight in inner),
-        num_groupable=sum(weight.numel() for weight in inner if weight.shape[-1] % INT4_GROUP == 0),
-        hidden=embedding.shape[1],
-        vocab_size=output.logits.shape[-1],
-        max_model_len=text.max_position_embeddings,
-    )
-
-
-def _make_model(config: PretrainedConfig) -> Any:
-    """Raises TypeError if the architecture only supports its own attention."""
-    try:
-        return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, trust_remote_code=False, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
-        ).eval()
-    except KeyError as error:
-        if error.args != (ATTENTION_NAME,):
-            raise
-        raise TypeError("it only supports its own kinds of attention") from error
-
-
-def _padded(weight: Tensor) -> int:
-    """Size of a weight [..., outputs, inputs] after its inputs are padded for the rotation."""
-    inputs = weight.shape[-1]
-    return weight.numel() // inputs * -(-inputs // ROTATED_BLOCK) * ROTATED_BLOCK
-
-
-def load_config(folder: Path) -> PretrainedConfig:
-    """Read config.json.
-
-    Raises:
-        UnsupportedModelError: if transformers does not know the architecture.
-    """
-    with refused(f"{folder} holds no model that transformers can read", advice=SEE_MODELS), naming_damage(folder):
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return config
+def gguf_file_of(folder: Path) -> Path | None:
+    """The GGUF file that has a folder's weights; None if they are safetensors, also with a GGUF file next to them."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".gguf", ".safetensors"))
+    return files[0] if files and all(path.suffix.lower() == ".gguf" for path in files) else None
 
 
 def check_tokenizers(model: Path, other: Path, role: str) -> None:
@@ -202,99 +95,11 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
     return Tokenizer.from_file(str(path)).get_vocab() if path.exists() else None
 
 
-def load_model(
-    folder: Path,
-    config: PretrainedConfig,
-    dtype: torch.dtype,
-    experts: str | None = None,
-    device: torch.device | None = None,
-) -> PreTrainedModel:
-    """Load a model with our attention, in evaluation mode.
-
-    Args:
-        folder: the model's folder.
-        config: its configuration, from `checkpoint_quantization.as_served`.
-        dtype: type of the loaded weights.
-        experts: how transformers runs experts; None: its default.
-        device: where the weights are loaded to; None: the CPU.
-
-    Raises:
-        UnsupportedModelError: if transformers cannot load it, or the weights of model and checkpoint do not match.
-    """
-    register_attention()
-    with refused(f"{describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            experts_implementation=experts,
-            device_map=device,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # check_report refuses them with the others
-        )
-        model, report = loaded
-        check_report(folder, model, report)
-    result: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
-    return result
-
-
-def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
-    """Raises UnsupportedModelError unless the checkpoint has all of the model's weights, and no others.
-
-    Transformers does not report what it ignores by design, such as tied weights and multi-token prediction modules.
-
-    Args:
-        folder: the checkpoint's folder.
-        model: the loaded model.
-        report: transformers' loading report: `missing_keys`, `mismatched_keys` and `unexpected_keys`.
-    """
-    missing = set(report["missing_keys"]) - _head_that_may_be_missing(folder, model)
-    unexpected = {key for key in report["unexpected_keys"] if not _is_unused_head(key, model.config)}
-    mismatched = [f"{key} {list(stored)} instead of {list(own)}" for key, stored, own in report["mismatched_keys"]]
-    faults = (
-        ("has no weights", missing),
-        ("has weights of another shape", mismatched),
-        ("has weights that the model does not use", unexpected),
-    )
-    if found := [f"{fault}: {few(names)}" for fault, names in faults if names]:
-        raise UnsupportedModelError(f"{describe_model(model.config)} {'; and '.join(found)}")
-
-
-def _head_that_may_be_missing(folder: Path, model: PreTrainedModel) -> set[str]:
-    """Names of the head's weights if the checkpoint is for embeddings or classification, and may lack them."""
-    architecture = str((model.config.architectures or [""])[0])
-    is_bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
-    if not is_bare and not architecture.endswith(CLASSIFIES) and not (folder / "modules.json").is_file():
-        return set()
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    weights = () if head is None else tuple(head.parameters())
-    return {name for name, weight in model.named_parameters() if any(weight is one for one in weights)}
-
-
-def _is_unused_head(key: str, config: PretrainedConfig) -> bool:
-    """Whether a weight belongs to multi-token prediction heads or to a classification head."""
-    text: Any = config.get_text_config()
-    layer = re.search(r"\blayers\.(\d+)\.", key)
-    num_modules = getattr(text, "num_nextn_predict_layers", None) or 0
-    if layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_modules:
-        return True
-    classifies = str((config.architectures or [""])[0]).endswith(CLASSIFIES)
-    return classifies and key in HEAD_NAMES
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress transformers' progress bars and reports."""
-    verbosity = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-        hf_logging.set_verbosity(verbosity)
+def is_bare(config: "PretrainedConfig") -> bool:
+    """Whether a checkpoint is for embeddings or classification, and may lack the head that makes logits."""
+    architecture = str((config.architectures or [""])[0])
+    is_decoder = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+    return is_decoder or architecture.endswith(CLASSIFIES)
 
 
 class ClassificationHead:
@@ -311,15 +116,13 @@ class ClassificationHead:
         return scores
 
 
-def load_classification_head(folder: Path, config: PretrainedConfig) -> ClassificationHead | None:
+def load_classification_head(folder: Path, config: "PretrainedConfig") -> ClassificationHead | None:
     """None for other kinds of models. Raises UnsupportedModelError if a classifier's checkpoint has no such head."""
     if not str((config.architectures or [""])[0]).endswith(CLASSIFIES):
         return None
-    tensors: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in HEAD_NAMES if name in file.keys()}  # noqa: SIM118
-    weight, bias = (tensors.get(name) for name in HEAD_NAMES)
+    checkpoint = open_checkpoint(folder)
+    names = () if checkpoint is None else checkpoint.shapes
+    weight, bias = (checkpoint.tensor(name) if checkpoint and name in names else None for name in HEAD_NAMES)
     hidden = config.get_text_config().hidden_size
     if weight is None or weight.dim() != 2 or weight.shape[1] != hidden:
         raise UnsupportedModelError(f"{folder} is a classifier, but has no weight score.weight of [classes, {hidden}]")

@@ -1,7 +1,8 @@
 """Decoder layers of the common family, and mixtures of experts, each as one native operator."""
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsForm, activation_of, replace_recognised
-from model_runner.models.experts import has_usual_gate
-from model_runner.models.hf_attention import StepAttention
+from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsForm
 from model_runner.models.packed import NativePacker
+from model_runner.models.parameters import Linear
+
+if TYPE_CHECKING:
+    from model_runner.models.hf_attention import StepAttention
 
 _ACTIVATIONS: dict[Activation, str] = {"silu": "SW_SILU", "gelu_tanh": "SW_GELU_TANH"}
 _SCORINGS = {"softmax": "SW_SOFTMAX", "sigmoid": "SW_SIGMOID"}
@@ -23,8 +26,10 @@ _ROUTER_PANEL = 16
 class NativeExperts:
     """Packed weights of all experts of one layer; implements experts.ExpertsSum."""
 
-    def __init__(self, packer: NativePacker, gate_up: Tensor, down: Tensor, activation: Activation) -> None:
-        """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
+    def __init__(
+        self, packer: NativePacker, gate_up: Sequence[Linear], down: Sequence[Linear], activation: Activation
+    ) -> None:
+        """Takes gate_up [2 * intermediate, hidden] and down [hidden, intermediate] of each expert."""
         self._kernels = packer.kernels
         self._weights = [[packer.pack(weight) for weight in weights] for weights in (gate_up, down)]
         self._arrays = [CPU.array("SwWeight", [weight.struct[0] for weight in weights]) for weights in self._weights]
@@ -61,13 +66,6 @@ class RoutedExperts(NativeExperts):
             struct.choice_bias = pointer(self._bias, len(form.gate_up))
 
 
-def make_native_experts(packer: NativePacker, module: Any, gate_up: Tensor, down: Tensor) -> NativeExperts | None:
-    """The experts of a module whose activation is not replaced yet; None if the kernels do not support them."""
-    act_fn = getattr(module, "act_fn", None)
-    activation = activation_of(act_fn) if isinstance(act_fn, nn.Module) and has_usual_gate(module) else None
-    return None if activation is None else NativeExperts(packer, gate_up, down, activation)
-
-
 def native_activation(activation: Activation) -> int:
     """The activation's number in SwActivation."""
     return CPU.constants("SwActivation")[_ACTIVATIONS[activation]]
@@ -90,14 +88,14 @@ class FusedDecoderLayer(nn.Module):
         self._kernels = packer.kernels
         self.uses_rotary = form.uses_rotary
         self._weights = {
-            name: packer.pack(linear.weight, linear.bias)
+            name: packer.pack(linear)
             for name, linear in (
                 ("qkv", form.qkv),
                 ("attention_output", form.attention_output),
                 ("gate_up", form.gate_up),
                 ("down", form.down),
             )
-            if linear.weight.numel() > 0  # layers with experts may have no MLP
+            if linear is not None
         }
         self._experts = None if form.experts is None else RoutedExperts(packer, form.experts)
         norms = form.norms
@@ -121,6 +119,12 @@ class FusedDecoderLayer(nn.Module):
         """Make this copy of a layer independent, so that it can be bound to its own cache."""
         self.struct = CPU.new("SwDecoderLayer", self.struct[0])
 
+    def twin(self) -> "FusedDecoderLayer":
+        """A copy that can be bound to another cache. It shares the weights."""
+        copied = copy.copy(self)
+        copied.part_from_twin()
+        return copied
+
     def bind(self, cache: CData) -> None:
         """Set where the layer's keys and values are stored; call it before the first forward."""
         self.struct.cache = cache[0]
@@ -129,7 +133,7 @@ class FusedDecoderLayer(nn.Module):
         self,
         hidden_states: Tensor,
         *,
-        attention: StepAttention,
+        attention: "StepAttention",
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **_: Any,
     ) -> Tensor:
@@ -146,25 +150,6 @@ class FusedDecoderLayer(nn.Module):
         assert position_embeddings is not None, "the model has rotary positions"
         cos, sin = position_embeddings  # each [1, T, rotary_dim]
         return cos[0].contiguous(), sin[0].contiguous()
-
-
-def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
-    """Replace every decoder layer of the common family; returns how many were replaced."""
-    return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer), with_experts=True)
-
-
-def part_layers(model: nn.Module) -> None:
-    """Give each fused layer of a model's twin its own structure, so that it can be bound to another cache."""
-    for module in model.modules():
-        if isinstance(module, FusedDecoderLayer):
-            module.part_from_twin()
-
-
-def bind_layers(model: nn.Module, caches: Sequence[CData]) -> None:
-    """Bind each fused layer to its cache."""
-    for module in model.modules():
-        if isinstance(module, FusedDecoderLayer):
-            module.bind(caches[module.index])
 
 
 def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> CData:

@@ -1,108 +1,129 @@
 """Models whose parts are all known: one native call goes from tokens to logits."""
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from model_runner.attention.cpu import NativeAttention, NativeStep
 from model_runner.batch import Batch, IntArray
 from model_runner.kernels.interface import CPU, CData, pointer
-from model_runner.kernels.library import Kernels, ModelPass, NativeWeight
-from model_runner.models.families import MODEL_FAMILIES
+from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embedding_struct
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
+from model_runner.models.model_form import ModelForm
 from model_runner.models.native_layer import FusedDecoderLayer
-from model_runner.models.packed import NativeProduct, PackedWeight
+from model_runner.models.packed import NativePacker, NativeProduct, PackedWeight
+from model_runner.models.rotary import rotary_tables
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
-_STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary types whose angles depend only on the position."""
-_POSITIONS = 1024
-"""Cos and sin are computed for this many positions at a time, starting at a multiple."""
+
+class ScaledEmbedding(nn.Embedding):
+    """The rows of a table, multiplied by a factor."""
+
+    def __init__(self, table: Tensor, embed_scale: float) -> None:
+        """Takes a float32 table [vocabulary, hidden]."""
+        super().__init__(len(table), table.shape[1], _weight=table, _freeze=True)
+        self.embed_scale = embed_scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [...] -> [..., hidden]."""
+        return super().forward(tokens) * self.embed_scale
 
 
-class RotaryTable:
-    """Cos and sin of all positions used so far, as the model's own module computes them."""
+class PackedHead(nn.Module):
+    """A linear layer whose weight is packed."""
 
-    def __init__(self, compute: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
-        """`compute` returns cos and sin [1, n, dim] for positions [1, n]."""
-        self._compute = compute
-        self._cos, self._sin = self._part(0)
-        self.dim = self._cos.shape[1]
-        self.struct: CData = CPU.new("SwRotary", self._pointers())
+    def __init__(self, kernels: Kernels, weight: NativeWeight) -> None:
+        super().__init__()
+        self.weight = PackedWeight.of_product(NativeProduct(kernels, weight), weight.outputs, weight.inputs)
 
-    def reach(self, length: int) -> None:
-        """Extend the table to all positions below `length`; it at least doubles."""
-        known = len(self._cos)
-        if length <= known:
-            return
-        parts = [self._part(start) for start in range(known, max(length, 2 * known), _POSITIONS)]
-        cos = torch.cat([self._cos, *(part for part, _ in parts)])
-        sin = torch.cat([self._sin, *(part for _, part in parts)])
-        self._cos, self._sin = cos, sin  # both or, if memory runs out, neither
-        self.struct.cos, self.struct.sin = self._pointers()
-
-    def _pointers(self) -> tuple[CData, CData]:
-        return pointer(self._cos, *self._cos.shape), pointer(self._sin, *self._sin.shape)
-
-    def _part(self, start: int) -> tuple[Tensor, Tensor]:
-        cos, sin = self._compute(torch.arange(start, start + _POSITIONS).unsqueeze(0))
-        return cos[0].float().contiguous(), sin[0].float().contiguous()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelParts:
-    """The parts of a model."""
-
-    embedding: Tensor  # [vocabulary, hidden] float32
-    embedding_scale: float
-    layers: Sequence[FusedDecoderLayer]
-    rotaries: Sequence[RotaryTable | None]
-    """The table of each layer; None for layers without rotary positions."""
-    norm: Tensor  # [hidden] float32, the factor
-    norm_eps: float
-    head: NativeWeight
-    logits_scale: float
-    logits_softcap: float | None
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows [n, inputs] -> [n, outputs]."""
+        return F.linear(rows, self.weight)
 
 
 class NativeModel:
-    """Runs a model on a step's tokens. Requesting more outputs for one token does not affect other tokens."""
+    """A loaded model that runs on a step's tokens in one call. Requesting more outputs for one token does not affect
+    other tokens.
+    """
 
-    def __init__(self, kernels: Kernels, parts: ModelParts) -> None:
+    def __init__(self, packer: NativePacker, form: ModelForm) -> None:
+        """Packs the weights, one after the other."""
+        kernels = packer.kernels
+        layers = [FusedDecoderLayer(index, layer, packer) for index, layer in enumerate(form.layers)]
+        # The error of the head reaches every logit, so it stays in int8.
+        head = packer.in_int8.pack(form.head)
+        table = form.embedding.read().float().contiguous()
+        self.config = form.config
+        self._embedding = ScaledEmbedding(table, form.family.embedding_scale(form.text))
+        self._head = PackedHead(kernels, head)
+        self._norm = form.norm.contiguous()
         self._kernels = kernels
-        self._parts = parts
-        self.num_layers = len(parts.layers)
-        self._vocab_size, self.hidden = parts.embedding.shape
-        self.num_logits = parts.head.outputs
+        self._vocab_size, self.hidden = table.shape
+        self.num_logits = head.outputs
         """Logits per row."""
-        self._tables = list({id(table): table for table in parts.rotaries if table is not None}.values())
         self._known = 0
         """Positions that all tables cover."""
-        for layer, table in zip(parts.layers, parts.rotaries, strict=True):
-            layer.struct.rotary_dim = 0 if table is None else table.dim
-        null = CPU.ffi.NULL
-        self._layers = CPU.array("SwDecoderLayer *", [layer.struct for layer in parts.layers])
-        self._rotaries = CPU.array("SwRotary *", [null if table is None else table.struct for table in parts.rotaries])
+        tables = rotary_tables(form.family, form.text)
+        assert tables is not None, "the form has static rotary positions"
+        self._tables = list(tables.values())
+        self._rotaries = [
+            tables[form.text.layer_types[index] if form.family.rotary_by_kind else None] if layer.uses_rotary else None
+            for index, layer in enumerate(form.layers)
+        ]
         self._struct = CPU.new(
             "SwModel",
             hidden=self.hidden,
-            num_layers=self.num_layers,
-            embedding_scale=parts.embedding_scale,
-            norm_eps=parts.norm_eps,
-            logits_scale=parts.logits_scale,
-            logits_softcap=parts.logits_softcap or 0.0,
-            embedding=pointer(parts.embedding, *parts.embedding.shape),
-            layers=self._layers,
-            rotaries=self._rotaries,
-            norm=pointer(parts.norm, self.hidden),
-            head=parts.head.struct[0],
+            embedding_scale=self._embedding.embed_scale,
+            norm_eps=form.text.rms_norm_eps,
+            logits_scale=form.family.logits_scale(form.text),
+            logits_softcap=form.family.logits_softcap(form.text) or 0.0,
+            embedding=embedding_struct(table)[0],
+            norm=pointer(self._norm, self.hidden),
+            head=head.struct[0],
         )
+        self._set_layers(layers)
+
+    def _set_layers(self, layers: Sequence[FusedDecoderLayer]) -> None:
+        self.layers = layers
+        for layer, table in zip(layers, self._rotaries, strict=True):
+            layer.struct.rotary_dim = 0 if table is None else table.dim
+        null = CPU.ffi.NULL
+        structs = [null if table is None else table.struct for table in self._rotaries]
+        self._arrays = (
+            CPU.array("SwDecoderLayer *", [layer.struct for layer in layers]),
+            CPU.array("SwRotary *", structs),
+        )
+        self._struct.num_layers = len(layers)
+        self._struct.layers, self._struct.rotaries = self._arrays
+
+    @property
+    def num_layers(self) -> int:
+        """How many decoder layers there are."""
+        return len(self.layers)
+
+    def twin(self) -> "NativeModel":
+        """A copy that can be bound to another cache. It shares the weights."""
+        copied = copy.copy(self)
+        copied._struct = CPU.new("SwModel", self._struct[0])
+        copied._set_layers([layer.twin() for layer in self.layers])
+        return copied
+
+    def bind(self, caches: Sequence[CData]) -> None:
+        """Bind each layer to its SwKvCache, before the first forward."""
+        for layer, cache in zip(self.layers, caches, strict=True):
+            layer.bind(cache)
+
+    def get_input_embeddings(self) -> ScaledEmbedding:
+        """The embedding, as transformers' models return it."""
+        return self._embedding
+
+    def get_output_embeddings(self) -> PackedHead:
+        """The head, as transformers' models return it."""
+        return self._head
 
     def forward(self, step: NativeStep, num_positions: int, wanted: ModelPass) -> None:
         """Fill a pass's output buffers; all positions of the step are below `num_positions`.
@@ -127,63 +148,11 @@ class NativeModel:
     def head(self, hidden: Tensor) -> Tensor:
         """Float32 logits [n, num_logits] for hidden states [n, hidden] after any layer."""
         bare = CPU.new("SwModel", self._struct[0])
-        bare.num_layers, bare.embedding, bare.embedding_scale = 0, pointer(hidden, len(hidden), self.hidden), 1.0
+        bare.num_layers, bare.embedding, bare.embedding_scale = 0, embedding_struct(hidden)[0], 1.0
         rows = np.arange(len(hidden), dtype=np.int32)
         logits = torch.empty(len(hidden), self.num_logits, dtype=torch.float32)
         self._kernels.forward(bare, CPU.new("SwStep", num_tokens=len(hidden)), ModelPass(rows, rows, logits))
         return logits
-
-
-def read_native_model(model: PreTrainedModel, kernels: Kernels) -> NativeModel | None:
-    """Read a model whose weights are packed.
-
-    Returns:
-        None if a part is not supported. The class must be in the table, all decoder layers fused, the rotary type
-        static, and the head packed for the kernels without a bias.
-    """
-    family = MODEL_FAMILIES.get(f"{type(model).__module__}.{type(model).__qualname__}")
-    if family is None or not family.is_plain(model):
-        return None
-    decoder: Any = model.get_submodule(family.decoder)
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    product = head.weight.product if isinstance(getattr(head, "weight", None), PackedWeight) else None
-    layers = [layer for layer in decoder.layers if isinstance(layer, FusedDecoderLayer)]
-    if not isinstance(product, NativeProduct) or head.bias is not None or len(layers) < len(decoder.layers):
-        return None
-    rotaries = _rotaries(decoder, layers, by_kind=family.rotary_by_kind)
-    if rotaries is None:
-        return None
-    norm = decoder.norm.weight.detach().float()
-    parts = ModelParts(
-        embedding=decoder.embed_tokens.weight.detach().contiguous(),
-        embedding_scale=family.embedding_scale(model),
-        layers=layers,
-        rotaries=rotaries,
-        norm=1 + norm if family.norm_adds_one else norm,
-        norm_eps=decoder.config.rms_norm_eps,
-        head=product.weight,
-        logits_scale=family.logits_scale(model),
-        logits_softcap=family.logits_softcap(model),
-    )
-    return NativeModel(kernels, parts)
-
-
-def _rotaries(
-    decoder: Any, layers: Sequence[FusedDecoderLayer], *, by_kind: bool
-) -> Sequence[RotaryTable | None] | None:
-    """The table of each layer, None for layers without rotary positions.
-
-    None altogether if angles depend on more than the position. With `by_kind`, each kind of layer has its own angles.
-    """
-    module = decoder.rotary_emb
-    kinds = decoder.config.layer_types if by_kind else [None] * len(layers)
-    tables: dict[str | None, RotaryTable] = {}
-    for kind in {kind for kind, layer in zip(kinds, layers, strict=True) if layer.uses_rotary}:
-        if (module.rope_type[kind] if by_kind else module.rope_type) not in _STATIC_ROTARY:
-            return None
-        compute = partial(module, decoder.embed_tokens.weight)
-        tables[kind] = RotaryTable(partial(compute, layer_type=kind) if by_kind else compute)
-    return [tables[kind] if layer.uses_rotary else None for kind, layer in zip(kinds, layers, strict=True)]
 
 
 _KEPT_ROWS = 64

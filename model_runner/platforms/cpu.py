@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
@@ -18,18 +18,19 @@ from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
-from model_runner.models.activations import replace_activations
+from model_runner.models.checkpoint_quantization import native_reader
+from model_runner.models.damage import naming_damage
 from model_runner.models.early_exit import EarlyExit
-from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.loading import ModelShape, load_model
-from model_runner.models.native_layer import bind_layers, fuse_layers, make_native_experts, part_layers
-from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, read_native_model
-from model_runner.models.packed import NativePacker, OneDNNPacker, Packer, pack_weights
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.known_config import MissingEntryError, read_known_config
+from model_runner.models.loading import ModelShape, open_checkpoint
+from model_runner.models.model_form import ModelForm, read_model_form
+from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel
+from model_runner.models.packed import SLAB_BYTES, NativePacker, OneDNNPacker, pack_weights
+from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.repository import cache_folder
-from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import GIB, Room, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores, free_memory
@@ -69,8 +70,8 @@ class CpuPlatform(Platform):
         self.pick_allowed = None if self._kernels is None else partial(pick_allowed, self._kernels)
         self.rows = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
         self.kernels = "none" if self._kernels is None else self._kernels.isa
-        self._native_models: dict[PreTrainedModel, NativeModel] = {}
-        """The loaded models whose parts are all known."""
+        self._forms: dict[Path, ModelForm | None] = {}
+        """Models that were looked at and not loaded yet, by their folders."""
 
     @property
     def hardware(self) -> str:
@@ -86,28 +87,69 @@ class CpuPlatform(Platform):
         """Memory of a model's weights. A head that is shared with the embedding is also packed, as a copy."""
         return _weight_bytes(shape, None if self._packer is None else self._packer.kind)
 
+    def loading_bytes(self, shape: ModelShape) -> int:
+        return self.weight_bytes(shape) + SLAB_BYTES if shape.is_streamed else super().loading_bytes(shape)
+
     def int4_bytes(self, shape: ModelShape) -> int | None:
         return None if self._kernels is None or self.types.weights == "int4" else _weight_bytes(shape, "int4")
 
-    def load(self, folder: Path) -> PreTrainedModel:
+    def inspect(self, folder: Path) -> ModelShape:
+        form = self._form(folder)
+        return super().inspect(folder) if form is None else form.shape()
+
+    def load(self, folder: Path) -> LoadedModel:
+        form = self._form(folder)
+        self._forms.pop(folder, None)
+        if form is None or self._packer is None:
+            return self._load_modules(folder)
+        logger.info("forward    as one native call")
+        return NativeModel(self._packer, form)
+
+    def load_again(self, loaded: LoadedModel) -> LoadedModel:
+        if isinstance(loaded, NativeModel):
+            return loaded.twin()
+        from model_runner.models.native_modules import part_layers  # noqa: PLC0415 - transformers takes seconds
+
+        model = super().load_again(loaded)
+        part_layers(modules_of(model))
+        return model
+
+    def _form(self, folder: Path) -> ModelForm | None:
+        """The model as plain data, to be packed as it is read; None if it needs transformers' modules."""
+        if self._packer is not None and folder not in self._forms:
+            with naming_damage(folder):
+                self._forms[folder] = self._read_form(folder)
+        return self._forms.get(folder)
+
+    def _read_form(self, folder: Path) -> ModelForm | None:
+        known = read_known_config(folder)
+        if known is not None and (checkpoint := open_checkpoint(folder)) is not None:
+            with suppress(MissingEntryError):
+                return read_model_form(known, checkpoint)
+        from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
+
+        config = load_config(folder)
+        if (reader := native_reader(folder, config)) is None:
+            config = self.read_config(folder)
+        if reader is None and getattr(config, "quantization_config", None) is not None:
+            return None  # transformers dequantises them
+        checkpoint = open_checkpoint(folder, reader)
+        return None if checkpoint is None else read_model_form(config, checkpoint)
+
+    def _load_modules(self, folder: Path) -> LoadedModel:
+        """Load transformers' modules, and replace as many of them as possible."""
+        from model_runner.models.experts import EXPERTS_NAME, register_experts  # noqa: PLC0415
+        from model_runner.models.hf_loading import load_model  # noqa: PLC0415 - transformers takes seconds
+        from model_runner.models.native_modules import prepare  # noqa: PLC0415
+
         register_experts()
         model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
+        if self._packer is not None:
+            form = read_model_form(model.config, TensorCheckpoint(model.state_dict()))
+            if form is not None:
+                return NativeModel(self._packer, form)
         prepare(model, self._packer)
-        if self._read_natively(model):
-            logger.info("forward    as one native call")
         return model
-
-    def load_again(self, loaded: PreTrainedModel) -> PreTrainedModel:
-        model = super().load_again(loaded)
-        part_layers(model)
-        self._read_natively(model)
-        return model
-
-    def _read_natively(self, model: PreTrainedModel) -> bool:
-        """Prepare the model to run as one native call; returns whether all its parts are known."""
-        if self._kernels is not None and (native := read_native_model(model, self._kernels)) is not None:
-            self._native_models[model] = native
-        return model in self._native_models
 
     def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
         return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels)
@@ -117,20 +159,25 @@ class CpuPlatform(Platform):
 
     def make_target(
         self,
-        model: PreTrainedModel,
+        model: LoadedModel,
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
     ) -> TargetModel:
-        if self._packer is not None and isinstance(attention, NativeAttention):
-            bind_layers(model, cache_structs(attention.cache))
-            if (native := self._native_models.get(model)) is not None:
-                return NativeTargetModel(native, attention, needs)
-        return HFTargetModel(model, attention, needs, None if self._kernels is None else partial(pick, self._kernels))
+        if isinstance(model, NativeModel):
+            assert isinstance(attention, NativeAttention), "the kernels that packed the model also attend"
+            model.bind(cache_structs(attention.cache))
+            return NativeTargetModel(model, attention, needs)
+        from model_runner.models.hf_target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
+        from model_runner.models.native_modules import bind_layers  # noqa: PLC0415
 
-    def find_early_exit(self, model: PreTrainedModel) -> EarlyExit | None:
-        native = self._native_models.get(model)
-        return super().find_early_exit(model) if native is None else NativeEarlyExit(native)
+        modules = modules_of(model)
+        if self._packer is not None and isinstance(attention, NativeAttention):
+            bind_layers(modules, cache_structs(attention.cache))
+        return HFTargetModel(modules, attention, needs, None if self._kernels is None else partial(pick, self._kernels))
+
+    def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
+        return NativeEarlyExit(model) if isinstance(model, NativeModel) else super().find_early_exit(model)
 
     def prepare_heads(self, heads: nn.Module) -> None:
         if self._kernels is not None:
@@ -146,32 +193,6 @@ class CpuPlatform(Platform):
             return Sampler(TorchDraw(vocab_size, _DEVICE), logprobs_mode)
         divides = logprobs_mode == "raw"  # processed logprobs need divided logits
         return Sampler(NativeDraw(self._kernels, divides), logprobs_mode, NativeTruncations(self._kernels))
-
-
-def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
-    """Make the results of a model's rows independent of each other.
-
-    With int4, the head is packed in int8, because its error reaches every logit.
-
-    Args:
-        model: changed in place.
-        packer: packs the weights for the native kernels; None leaves them in float32.
-
-    Raises:
-        UnsupportedModelError: if a part of the model has no exact counterpart.
-    """
-    onednn = OneDNNPacker()
-    if packer is not None:
-        logger.info("layers     %d as one native operator each", fuse_layers(model, packer))
-        if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
-            pack_weights(head, packer.in_int8, onednn)
-    pack: Packer = packer or onednn
-    try:
-        pack_experts(model, pack, None if packer is None else partial(make_native_experts, packer))
-        replace_activations(model)
-    except ValueError as error:
-        raise UnsupportedModelError(str(error)) from error
-    pack_weights(model, pack, onednn)
 
 
 def _weight_bytes(shape: ModelShape, kind: WeightKind | None) -> int:

@@ -29,10 +29,12 @@ from model_runner.models.cuda_linear import (
     tile_shapes_agree,
 )
 from model_runner.models.features import Feature
-from model_runner.models.loading import ModelShape, load_config, load_model
+from model_runner.models.hf_loading import load_config, load_model
+from model_runner.models.hf_target import HFTargetModel
+from model_runner.models.loading import ModelShape
 from model_runner.models.packed import pack_weights
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
 from model_runner.platforms.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
 from model_runner.platforms.platform import Platform
@@ -133,12 +135,12 @@ class CudaPlatform(Platform):
 
     def make_target(
         self,
-        model: PreTrainedModel,
+        model: LoadedModel,
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
     ) -> TargetModel:
-        target = HFTargetModel(model, attention, needs, pick)
+        target = HFTargetModel(modules_of(model), attention, needs, pick)
         if self._make_graphs is None:
             return target
         assert isinstance(attention, TritonAttention)
@@ -152,7 +154,7 @@ class CudaPlatform(Platform):
         return Sampler(TritonDraw(divides=logprobs_mode == "raw"), logprobs_mode)  # processed: of divided logits
 
     @torch.inference_mode()
-    def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured:
+    def measure(self, model: LoadedModel, shape: ModelShape, sizes: Sizes) -> Measured:
         """Measure memory while prompts fill a whole step, with the logits of every token.
 
         It is the model's first run, so it raises UnsupportedModelError if weights are used in an unsupported way.
@@ -164,7 +166,7 @@ class CudaPlatform(Platform):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         try:
-            target = HFTargetModel(model, self.attention(self.make_cache(shape.kv, num_blocks, block_size)))
+            target = HFTargetModel(modules_of(model), self.attention(self.make_cache(shape.kv, num_blocks, block_size)))
             before = torch.cuda.memory_allocated(self.device)
             target.forward(prompt_batch(prompts, block_size))
         except torch.OutOfMemoryError as error:

@@ -3,11 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.trial import first_difference
@@ -16,12 +15,15 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
 from model_runner.models.features import Feature
-from model_runner.models.loading import ModelShape, load_config
+from model_runner.models.loading import ModelShape
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.target import HFTargetModel, TargetModel
+from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import Measured, Room, StorageTypes
 from model_runner.sampling.fused_sampling import PickAllowed
 from model_runner.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class Platform(ABC):
@@ -59,29 +61,45 @@ class Platform(ABC):
     def weight_bytes(self, shape: ModelShape) -> int:
         """Memory of a model's weights, as this platform stores them."""
 
+    def loading_bytes(self, shape: ModelShape) -> int:
+        """Peak memory while a model is loaded. By default, weights are packed after all of them were read."""
+        return shape.num_parameters * self.types.compute.itemsize
+
     def int4_bytes(self, shape: ModelShape) -> int | None:
         """Memory of a model's weights with `--quantization int4`; None if not possible, or already the case."""
         return None
 
-    def read_config(self, folder: Path) -> PretrainedConfig:
+    def read_config(self, folder: Path) -> "PretrainedConfig":
         """A model's configuration, which also says whether quantised weights are dequantised.
 
         Raises:
             UnsupportedModelError: if transformers does not know the model, or this platform does not support it.
         """
+        from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
+
         return as_served(folder, load_config(folder), self.device, exact=self.exact)
 
+    def inspect(self, folder: Path) -> ModelShape:
+        """The sizes of a model, before its weights are read.
+
+        Raises:
+            UnsupportedModelError: if the model is not supported.
+        """
+        from model_runner.models.hf_loading import inspect_model  # noqa: PLC0415 - transformers takes seconds
+
+        return inspect_model(self.read_config(folder))
+
     @abstractmethod
-    def load(self, folder: Path) -> PreTrainedModel:
+    def load(self, folder: Path) -> LoadedModel:
         """Load a model to the device, with its weights in the form that they are multiplied in.
 
         Raises:
             UnsupportedModelError: if a part of the model cannot be computed exactly.
         """
 
-    def load_again(self, loaded: PreTrainedModel) -> PreTrainedModel:
+    def load_again(self, loaded: LoadedModel) -> LoadedModel:
         """A copy of a loaded model for another cache. It shares the weights' memory."""
-        return twin(loaded)
+        return cast("LoadedModel", twin(cast("nn.Module", loaded)))
 
     @abstractmethod
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
@@ -117,7 +135,7 @@ class Platform(ABC):
 
     def make_target(
         self,
-        model: PreTrainedModel,
+        model: LoadedModel,
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
@@ -126,12 +144,14 @@ class Platform(ABC):
 
         No choice has more than `max_model_len` tokens.
         """
-        return HFTargetModel(model, attention, needs)
+        from model_runner.models.hf_target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
 
-    def find_early_exit(self, model: PreTrainedModel) -> EarlyExit | None:
+        return HFTargetModel(modules_of(model), attention, needs)
+
+    def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
         """The model's head for hidden states between its layers; None if the model does not support this."""
-        return find_early_exit(model)
+        return find_early_exit(modules_of(model))
 
-    def measure(self, model: PreTrainedModel, shape: ModelShape, sizes: Sizes) -> Measured | None:
+    def measure(self, model: LoadedModel, shape: ModelShape, sizes: Sizes) -> Measured | None:
         """Memory after loading and in the target's largest step; None if the first plan needs no correction."""
         return None

@@ -7,18 +7,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch, IntArray
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.kernels.interface import CPU, CData, pointer
+from model_runner.kernels.interface import CPU, CData
+from model_runner.kernels.library import embedding_struct
 from model_runner.kv_cache import KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.base import Heads
 from model_runner.models.heads.hydra import HydraHeads, NativeHydra
 from model_runner.models.heads.layer import Attend, RecurrentHeads
 from model_runner.models.heads.medusa import MedusaHeads
+from model_runner.models.target import LoadedModel
 from model_runner.platforms.platform import Platform
 from model_runner.speculative.draft_model import DraftKV, num_draft_blocks
 from model_runner.speculative.growing import Extend, FrontierNode, GrowthLimits, grow, to_array
@@ -265,7 +266,7 @@ def _native_draft(embed: Embed, limits: GrowthLimits) -> CData | None:
         least=limits.least,
         followed=limits.followed,
         embedding_scale=float(scale),
-        embedding=pointer(weight, *weight.shape),
+        embedding=embedding_struct(weight)[0],
     )
 
 
@@ -319,14 +320,14 @@ def method_of(kind: str) -> str:
     return _METHODS.get(kind, kind)
 
 
-def make_heads_proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom) -> tuple[str, HeadsProposer]:
+def make_heads_proposer(heads: Heads, model: LoadedModel, room: HeadsRoom) -> tuple[str, HeadsProposer]:
     """The method's name and its proposer, which takes ownership of the heads."""
     limits = GrowthLimits(max_depth=heads.depth or _SELF_FED_DEPTH)
     room.platform.prepare_heads(heads)
     return method_of(heads.kind), _proposer(heads, model, room, limits)
 
 
-def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: GrowthLimits) -> HeadsProposer:
+def _proposer(heads: Heads, model: LoadedModel, room: HeadsRoom, limits: GrowthLimits) -> HeadsProposer:
     embed = model.get_input_embeddings()
     if isinstance(heads, MedusaHeads):
         return MedusaProposer(heads, limits)
@@ -338,7 +339,7 @@ def _proposer(heads: Heads, model: PreTrainedModel, room: HeadsRoom, limits: Gro
     num_blocks = num_draft_blocks(blocks.num_blocks, blocks.max_num_seqs, blocks.block_size, limits.num_extended)
     cache = room.platform.make_cache([heads.kv], num_blocks, blocks.block_size)
     kv = DraftKV(blocks.generations, blocks.block_size, limits.num_extended, lag=1)
-    ends = TargetEnds(embed, _in_its_type(model.get_output_embeddings()))  # type: ignore[no-untyped-call]
+    ends = TargetEnds(embed, _in_its_type(model.get_output_embeddings()))
     return RecurrentProposer(heads, ends, room.platform.attention(cache), kv, limits)
 
 

@@ -16,7 +16,7 @@ from model_runner.batch import IntArray, prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.models.features import Feature
-from model_runner.models.loading import inspect_model
+from model_runner.models.hf_loading import inspect_model
 from model_runner.platforms.choose import choose_platform
 from model_runner.training.prompts import Prompt, held_out_prompts, training_prompts
 

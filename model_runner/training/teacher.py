@@ -9,13 +9,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import init_empty_weights
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from model_runner.models.heads.base import TargetShape
-from model_runner.models.loading import load_config, quiet
+from model_runner.models.hf_loading import load_config, quiet
+from model_runner.models.loading import open_checkpoint
 from model_runner.training.examples import Example
 
 
@@ -92,10 +92,9 @@ def _from_files(folder: Path) -> nn.Module | None:
         ends[1].weight = ends[0].weight
     parameters = dict(model.named_parameters())
     wanted = [next(name for name, parameter in parameters.items() if parameter is end.weight) for end in ends]
-    found: dict[str, Tensor] = {}
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as reader:
-            found |= {name: reader.get_tensor(name) for name in set(wanted).intersection(reader.keys())}
+    checkpoint = open_checkpoint(folder)
+    names = set(wanted).intersection(() if checkpoint is None else checkpoint.shapes)
+    found = {name: checkpoint.matrices(name)[0][0].read() for name in names if checkpoint is not None}
     if found.keys() != set(wanted) or not all(tensor.is_floating_point() for tensor in found.values()):
         return None
     for end, name in zip(ends, wanted, strict=True):

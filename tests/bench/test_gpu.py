@@ -29,7 +29,7 @@ from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, Failure, StepResult
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.loading import inspect_model
+from model_runner.models.hf_loading import inspect_model
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
 from server.text.tokenizer import Tokenizer

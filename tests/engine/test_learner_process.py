@@ -20,7 +20,7 @@ from model_runner.learning.link import Begin, ProcessLink
 from model_runner.learning.store import fingerprint, pack_learnt
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
-from model_runner.models.loading import load_config
+from model_runner.models.hf_loading import load_config
 from model_runner.processes import Backoff
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest

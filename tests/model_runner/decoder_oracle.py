@@ -1,12 +1,14 @@
 """Reference implementation of a DecoderForm in plain torch and float64."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_runner.models.decoder_form import DecoderForm, ExpertsForm, Linear
+from model_runner.models.decoder_form import DecoderForm, ExpertsForm
+from model_runner.models.parameters import DenseMatrix, Linear
 
 
 def _norm(x: Tensor, factor: Tensor | None, eps: float) -> Tensor:
@@ -64,9 +66,12 @@ def route(experts: ExpertsForm, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def sum_of_experts(experts: ExpertsForm, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """[tokens, hidden] of rows x [tokens, hidden] and their experts [tokens, k]."""
-    gate, up = torch.einsum("th,tkoh->tko", x.double(), experts.gate_up.double()[chosen]).chunk(2, dim=-1)
+    gate_up, down = (
+        torch.stack([linear.weight.double() for linear in linears]) for linears in (experts.gate_up, experts.down)
+    )
+    gate, up = torch.einsum("th,tkoh->tko", x.double(), gate_up[chosen]).chunk(2, dim=-1)
     gated = _ACTIVATIONS[experts.activation](gate) * up
-    return torch.einsum("tki,tkhi,tk->th", gated, experts.down.double()[chosen], weights.double())
+    return torch.einsum("tki,tkhi,tk->th", gated, down[chosen], weights.double())
 
 
 def run_experts(experts: ExpertsForm, x: Tensor, beside: Tensor) -> Tensor:
@@ -82,7 +87,17 @@ def run_form(form: DecoderForm, hidden: Tensor, cos_sin: tuple[Tensor, Tensor] |
     added = _attention(form, _norm(x, norms.attention, norms.eps), cos_sin)
     x = x + form.residual_scale * _norm(added, norms.attention_post, norms.eps)
     inner = _norm(x, norms.mlp, norms.eps)
-    added = _linear(form.down, activation(_linear(form.gate, inner)) * _linear(form.up, inner))
+    added = torch.zeros_like(inner)
+    if form.gate_up is not None and form.down is not None:
+        gate, up = _linear(form.gate_up, inner).chunk(2, dim=-1)
+        added = _linear(form.down, activation(gate) * up)
     if form.experts is not None:
         added = run_experts(form.experts, inner, added)
     return x + form.residual_scale * _norm(added, norms.mlp_post, norms.eps)
+
+
+def with_up_first(form: DecoderForm) -> DecoderForm:
+    """A wrong form: gate and up are exchanged."""
+    assert form.gate_up is not None
+    gate, up = form.gate_up.weight.chunk(2)
+    return replace(form, gate_up=Linear([DenseMatrix(up), DenseMatrix(gate)]))

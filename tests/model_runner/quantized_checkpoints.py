@@ -9,6 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from tests.model_runner.quantized_linears import AWQ, GPTQ, Weight, awq, compressed, compressed_config, gptq
+
 FP8_MAX = 448.0
 
 
@@ -84,6 +86,26 @@ def _int8_rows(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"weight": numbers, "weight_scale": scales}, numbers.float() * scales
 
 
+def _four_bits(weight: Weight, stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    return stored, torch.from_numpy(weight.values()).float()
+
+
+def _gptq(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """In the order of activations."""
+    near = Weight.near(weight, shuffled=True)
+    return _four_bits(near, gptq(near, 1))
+
+
+def _awq(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    near = Weight.near(weight)
+    return _four_bits(near, awq(near))
+
+
+def _compressed_int4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    near = Weight.near(weight)
+    return _four_bits(near, {part: tensor for part, tensor in compressed(near).items() if "zero" not in part})
+
+
 def _fp8(block: list[int] | None, scheme: str) -> dict[str, Any]:
     return {"quant_method": "fp8", "activation_scheme": scheme, "fmt": "e4m3", "weight_block_size": block}
 
@@ -105,4 +127,7 @@ _KINDS = {
     "fp8": (_fp8_blocks, _fp8([128, 128], "dynamic")),
     "fp8 per tensor": (_fp8_whole, _fp8(None, "static")),
     "compressed-tensors": (_int8_rows, _COMPRESSED_INT8),
+    "compressed-tensors int4": (_compressed_int4, compressed_config(group_size=32)),
+    "gptq": (_gptq, GPTQ | {"group_size": 32, "desc_act": True}),
+    "awq": (_awq, AWQ | {"group_size": 32}),
 }

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.models import checkpoint_quantization
-from model_runner.models.checkpoint_quantization import as_served, is_quantized
-from model_runner.models.loading import inspect_model, load_config
+from model_runner.models.checkpoint_quantization import as_served, is_quantized, native_reader
+from model_runner.models.hf_loading import inspect_model, load_config
+from model_runner.models.loading import open_checkpoint
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from scheduler.engine import Engine
@@ -74,6 +75,43 @@ def test_a_server_answers_as_with_the_plain_weights(pair: Pair, quantization: Qu
     assert generate(quantized, quantization) == generate(plain, quantization)
 
 
+@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors", "compressed-tensors int4"])
+def test_a_server_reads_these_without_their_packages(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantized, plain = write_pair(tmp_path, kind)
+    expected = generate(plain, "int8")
+    monkeypatch.setattr(checkpoint_quantization.importlib.util, "find_spec", lambda name: None)
+    assert generate(quantized, "int8") == expected
+
+
+def test_linears_are_read_as_the_weights_that_they_stand_for(tmp_path: Path) -> None:
+    for kind in ("gptq", "awq", "compressed-tensors", "compressed-tensors int4"):
+        quantized, plain = write_pair(tmp_path, kind)
+        opened = open_checkpoint(quantized, native_reader(quantized, load_config(quantized)))
+        expected = open_checkpoint(plain)
+        assert opened is not None
+        assert expected is not None
+        assert opened.shapes == expected.shapes
+        for name in expected.shapes:
+            assert torch.equal(opened.tensor(name), expected.tensor(name)), name
+
+
+def test_weights_that_nobody_reads_are_refused(tmp_path: Path) -> None:
+    quantized, _ = write_pair(tmp_path, "gptq")
+    with pytest.raises(UnsupportedModelError, match=r"by GPTQ, which the CPU serves only with --quantization int8"):
+        generate(quantized, "none")
+    stored = load_file(quantized / "model.safetensors")
+    config = json.loads((quantized / "config.json").read_text())["quantization_config"]
+    rewrite(quantized, stored, config | {"bits": 3})
+    with pytest.raises(UnsupportedModelError, match=r"cannot be read: GPTQ weights with 3 bits .*; name another"):
+        generate(quantized, "int8")
+    del stored["model.layers.1.mlp.up_proj.scales"]
+    rewrite(quantized, stored, config)
+    with pytest.raises(UnsupportedModelError, match=r"layers\.1\.mlp\.up_proj has no tensor scales"):
+        generate(quantized, "int8")
+
+
 def test_the_memory_plan_sees_the_plain_weights(pair: Pair) -> None:
     quantized, plain = pair
     config = as_served(quantized, load_config(quantized), CPU, exact=True)
@@ -120,7 +158,7 @@ def test_what_cannot_be_dequantised_is_refused(
 ) -> None:
     folder = stored_as(method, bits=4, group_size=128)
     config = load_config(folder)
-    with pytest.raises(UnsupportedModelError, match=rf"by {name}, .* CPU has no kernels .*; .* unquantised .*int4"):
+    with pytest.raises(UnsupportedModelError, match=rf"by {name}, which the CPU serves only .*int8 .*; .* unquantised"):
         as_served(folder, config, CPU, exact=True)
     with pytest.raises(UnsupportedModelError, match=rf"by {name}, .* depend on the batch; .*--no-exact"):
         as_served(folder, config, CUDA, exact=True)
@@ -156,8 +194,16 @@ def test_a_package_that_is_missing_is_named(stored_as: Callable[..., Path], inst
 
 def test_other_methods_are_refused_by_the_runner(stored_as: Callable[..., Path]) -> None:
     folder = stored_as("bitnet")
-    with pytest.raises(UnsupportedModelError, match=r"bitnet, which is not supported \(supported: AWQ, FP8, "):
+    with pytest.raises(UnsupportedModelError, match=r"bitnet, .* \(supported here: AWQ, FP8, GPTQ, MXFP4, "):
         ModelRunner.load(RunnerConfig(folder, device="cpu"))
+
+
+def test_a_refusal_names_only_methods_that_are_served_there(stored_as: Callable[..., Path]) -> None:
+    folder = stored_as("bitnet")
+    with pytest.raises(UnsupportedModelError, match=r"\(supported here: FP8, MXFP4, compressed-tensors\)"):
+        as_served(folder, load_config(folder), CUDA, exact=True)
+    with pytest.raises(UnsupportedModelError, match=r"\(supported here: AWQ, FP8, GPTQ, MXFP4, compressed-tensors\)"):
+        as_served(folder, load_config(folder), CUDA, exact=False)
 
 
 def test_blocks_that_are_not_whole_are_refused(tmp_path: Path) -> None:

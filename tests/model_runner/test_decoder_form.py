@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from model_runner.models.decoder_form import DecoderForm, recognise, replace_recognised
+from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.families import LAYER_FAMILIES
+from model_runner.models.recognition import recognise, replace_recognised
 from tests.model_runner.decoder_models import CASES, layer_runs, tiny_model
-from tests.model_runner.decoder_oracle import run_form
+from tests.model_runner.decoder_oracle import run_form, with_up_first
 
 TOKENS = 90  # beyond the windows, and beyond the original length of scaled rotary positions
 
@@ -65,7 +66,7 @@ def with_experts(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
         ("mistral without windows", 0, lambda form: replace(form, activation="silu")),
         ("smollm3", 2, lambda form: replace(form, uses_rotary=True)),
         ("llama with biases", 0, lambda form: replace(form, down=replace(form.down, bias=None))),
-        ("phi3", 0, lambda form: replace(form, gate=form.up, up=form.gate)),
+        ("phi3", 0, with_up_first),
         ("mixtral", 0, with_experts(normalised=False)),
         ("mixtral", 0, with_experts(top_k=1)),
         ("mixtral with all experts", 0, with_experts(activation="silu")),
@@ -93,7 +94,8 @@ def test_only_what_is_merged_is_copied(case: str) -> None:
     model = tiny_model(case)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     form = form_of(model.model.layers[0])
-    kept = [form.attention_output.weight, form.gate.weight, form.up.weight, form.down.weight, form.norms.attention]
+    kept = [form.attention_output.weight, form.down.weight, form.norms.attention]
+    kept += [matrix.read() for matrix in form.gate_up.matrices]
     assert all(tensor.untyped_storage().data_ptr() in own for tensor in kept)
     assert (form.qkv.weight.untyped_storage().data_ptr() in own) == (case == "phi3")
     assert not any(tensor.requires_grad for tensor in [*kept, form.qkv.weight])

@@ -13,7 +13,7 @@ from model_runner.batch import prompt_batch
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.models.early_exit import EarlyExit, HFEarlyExit, find_early_exit
 from model_runner.models.features import LAST, Feature, FeatureTap, layer_input
-from model_runner.models.loading import inspect_model
+from model_runner.models.hf_loading import inspect_model
 from model_runner.models.target import TargetModel
 from model_runner.platforms.choose import choose_platform
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,14 +13,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from model_runner.gguf.architectures import ARCHITECTURES
+from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import read_gguf
 from model_runner.gguf.tokenizer import end_tokens, split_text
 from model_runner.models.conversion import convert_gguf
+from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.refusal import UnsupportedModelError
 from tests.model_runner.gguf_files import Contents, contents_of, vocabulary
 
@@ -160,11 +160,15 @@ def tensor(name: str, *shape: int) -> Change:
 
 
 def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    model, report = loaded
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    logits: torch.Tensor = model.eval()(tokens).logits
+    model: Any = load_model(folder, load_config(folder), torch.float32)
+    model.set_attn_implementation("eager")
+    logits: torch.Tensor = model(tokens).logits
     return logits
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    checkpoint = GgufCheckpoint(path)
+    return {name: checkpoint.tensor(name) for name in checkpoint.shapes}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -189,11 +193,15 @@ def test_there_is_a_model_of_each_architecture(write: Callable[..., Path]) -> No
 def test_parts_are_read_as_one_model(write: Callable[..., Path], tmp_path: Path) -> None:
     whole = write()
     convert_gguf(whole, tmp_path / "whole")
+    expected = weights_of(whole)
     parts = split(contents_of(make_config("llama"), stir), tmp_path / "parts", 3)
     for number, part in enumerate(parts):
         convert_gguf(part, tmp_path / f"from-{number}")
-        for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        for name in ("tokenizer.json", "config.json"):
             assert (tmp_path / f"from-{number}" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        weights = weights_of(tmp_path / f"from-{number}" / part.name)
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 def split(contents: Contents, folder: Path, count: int) -> list[Path]:
@@ -210,9 +218,7 @@ def split(contents: Contents, folder: Path, count: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"])
-def test_weights_are_those_that_llama_cpps_own_library_reads(
-    kind: str, write: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_weights_are_those_that_llama_cpps_own_library_reads(kind: str, write: Callable[..., Path]) -> None:
     """Random blocks, in a matrix whose rows are reordered, and in one whose rows are not."""
     block_format = gguf.GGMLQuantizationType[kind]
     width = 256
@@ -227,35 +233,31 @@ def test_weights_are_those_that_llama_cpps_own_library_reads(
             contents.tensors[name] = blocks
             contents.raw[name] = block_format
 
-    convert_gguf(write(change=quantise), tmp_path / "converted")
-    converted = load_file(tmp_path / "converted" / "model.safetensors")
+    checkpoint = GgufCheckpoint(write(change=quantise))
+    (up,), (query,) = (
+        checkpoint.matrices(f"model.layers.0.{name}.weight")[0] for name in ("mlp.up_proj", "self_attn.q_proj")
+    )
     expected = gguf.dequantize(blocks, block_format)
-    up, query = (converted[f"model.layers.0.{name}.weight"] for name in ("mlp.up_proj", "self_attn.q_proj"))
-    assert np.array_equal(up, expected, equal_nan=True)
+    assert np.array_equal(up.read(), expected, equal_nan=True)
     halves = expected.reshape(4, 8, 2, width).swapaxes(1, 2).reshape(64, width)
-    assert np.array_equal(query, halves, equal_nan=True)
+    assert np.array_equal(query.read(), halves, equal_nan=True)
+    for matrix, whole in ((up, expected), (query, halves)):
+        matrix.drop(0, 64)
+        assert np.array_equal(matrix.read(16, 48), whole[16:48], equal_nan=True)
 
 
-def test_half_precision_is_kept(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_half_precision_is_kept(write: Callable[..., Path]) -> None:
     def narrow(contents: Contents) -> None:
         contents.tensors["blk.0.attn_k.weight"] = contents.tensors["blk.0.attn_k.weight"].astype(np.float16)
 
-    convert_gguf(write(change=narrow), tmp_path / "converted")
-    key = load_file(tmp_path / "converted" / "model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
+        contents.tensors["blk.0.ffn_up.weight"] = contents.tensors["blk.0.ffn_up.weight"].astype(np.float16)
+
+    checkpoint = GgufCheckpoint(write(change=narrow))
+    key = checkpoint.tensor("model.layers.0.self_attn.k_proj.weight")
+    (up,) = checkpoint.matrices("model.layers.0.mlp.up_proj.weight")[0]
+    assert up.read().dtype == torch.float16
     stored = contents_of(make_config("llama"), stir).tensors["blk.0.attn_k.weight"].astype(np.float16)
-    assert key.dtype == np.float16
     assert np.array_equal(key, stored.reshape(2, 8, 2, 64).swapaxes(1, 2).reshape(32, 64))
-
-
-def test_a_large_tensor_is_unpacked_in_slabs(
-    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write("mixtral")
-    convert_gguf(path, tmp_path / "whole")
-    monkeypatch.setattr("model_runner.gguf.weights._SLAB", 300)
-    convert_gguf(path, tmp_path / "slabs")
-    whole, slabs = (tmp_path / name / "model.safetensors" for name in ("whole", "slabs"))
-    assert whole.read_bytes() == slabs.read_bytes()
 
 
 def test_transformers_is_not_needed(write: Callable[..., Path], tmp_path: Path) -> None:
@@ -538,13 +540,6 @@ def test_weights_that_are_cut_off(write: Callable[..., Path], tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(UnsupportedModelError, match=r"ends before the weights of .* do: .* download it again"):
         convert_gguf(path, tmp_path / "converted")
-
-
-def test_a_disk_without_room(write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=1)
-    monkeypatch.setattr("model_runner.gguf.weights.shutil.disk_usage", lambda path: usage)
-    with pytest.raises(OSError, match=r"bytes are needed in .*, and 1 are free; name another"):
-        convert_gguf(write(), tmp_path / "converted")
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,14 @@ from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
-from model_runner.models.loading import ModelShape, inspect_model, load_config, load_model
-from model_runner.models.packed import NativePacker, PackedWeight
+from model_runner.models.hf_loading import inspect_model, load_config
+from model_runner.models.loading import ModelShape, open_checkpoint
+from model_runner.models.model_form import read_model_form
+from model_runner.models.native_model import NativeModel
+from model_runner.models.packed import NativePacker
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.platforms.choose import choose_platform, resolve_device
-from model_runner.platforms.cpu import CpuPlatform, prepare, resolve_quantization, resolve_rows
+from model_runner.platforms.cpu import CpuPlatform, resolve_quantization, resolve_rows
 from model_runner.platforms.memory import (
     GIB,
     DoesNotFitError,
@@ -174,20 +177,22 @@ def test_what_is_counted_for_int4_is_what_loading_packs_in_int4(
 ) -> None:
     packed: list[tuple[str, int, int]] = []
     kernels = Kernels(kernels_library, threads=1)
-    pack = kernels.pack
+    start = kernels.start
 
-    def noting(kind: WeightKind, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeWeight:
-        result = pack(kind, weight, bias)
-        packed.append((kind, *weight.shape))
-        return result
+    def noting(kind: WeightKind, outputs: int, inputs: int, bias: torch.Tensor | None = None) -> NativeWeight:
+        packed.append((kind, outputs, inputs))
+        return start(kind, outputs, inputs, bias)
 
-    monkeypatch.setattr(kernels, "pack", noting)
+    monkeypatch.setattr(kernels, "start", noting)
     config = load_config(tiny_model("llama"))
-    model = load_model(tiny_model("llama"), config, torch.float32)
-    prepare(model, NativePacker(kernels, "int4"))
-    assert isinstance(model.lm_head.weight, PackedWeight)
+    checkpoint = open_checkpoint(tiny_model("llama"))
+    assert checkpoint is not None
+    form = read_model_form(config, checkpoint)
+    assert form is not None
+    assert replace(form.shape(), is_streamed=False) == inspect_model(config)
+    NativeModel(NativePacker(kernels, "int4"), form)
     num_int4 = sum(outputs * inputs for kind, outputs, inputs in packed if kind == "int4")
-    assert num_int4 == inspect_model(config).num_groupable
+    assert num_int4 == form.shape().num_groupable
     assert ("int8", config.vocab_size, config.hidden_size) in packed
 
 

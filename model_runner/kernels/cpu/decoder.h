@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "attention.h"
+#include "block_formats.h"
 #include "experts.h"
 #include "linear.h"
 #include "runtime.h"
@@ -61,6 +62,12 @@ inline void rotate(float *head, const float *cos, const float *sin, int64_t dim)
   }
 }
 
+// to[hidden] = scale * the embedding of a token.
+inline void look_up(const SwEmbedding &embedding, int32_t token, float scale, int64_t hidden, float *to) {
+  unpack_row(embedding.format, embedding.rows + token * embedding.row_bytes, hidden, to);
+  for (int64_t i = 0; i < hidden; ++i) to[i] *= scale;
+}
+
 // y = x + scale * added.
 inline void add_scaled(const float *x, const float *added, float scale, int64_t n, float *y) {
   int64_t i = 0;
@@ -81,7 +88,7 @@ struct Scratch {
     const int64_t attended = int64_t{layer.attention.heads} * layer.cache.value_dim;
     const int64_t widest_input = std::max<int64_t>({layer.hidden, attended, layer.intermediate});
     Scratch s{};
-    s.wide_stride = round_up(std::max(layer.qkv.outputs, layer.gate_up.outputs), 16);
+    s.wide_stride = round_up(std::max(outputs_of_all(layer.qkv), outputs_of_all(layer.gate_up)), 16);
     s.narrow_stride = round_up(std::max<int64_t>(layer.hidden, attended), 16);
     ScratchAllocator take{memory, 0};
     s.wide = reinterpret_cast<float *>(take(num_rows * s.wide_stride * 4));
@@ -308,8 +315,7 @@ class ForwardRun {
   void embed(float *stream) const {
     const int64_t hidden = model_.hidden;
     for_rows(pool_, step_.num_tokens, [&](int64_t row) {
-      const float *from = model_.embedding + pass_.tokens[row] * hidden;
-      for (int64_t i = 0; i < hidden; ++i) stream[row * hidden + i] = from[i] * model_.embedding_scale;
+      look_up(model_.embedding, pass_.tokens[row], model_.embedding_scale, hidden, stream + row * hidden);
     });
   }
 
@@ -337,8 +343,8 @@ class ForwardRun {
       quantize_row(normed, head, scratch_.wanted, row);
     });
     multiply_rows(pool_, head, scratch_.wanted, pass_.num_logits,
-                  [&](int64_t row, int64_t first, int64_t count, const float *results) {
-                    float *to = pass_.logits + row * head.outputs + first;
+                  [&, width = outputs_of_all(head)](int64_t row, int64_t first, int64_t count, const float *results) {
+                    float *to = pass_.logits + row * width + first;
                     scale_logits(results, model_.logits_scale, model_.logits_softcap, count, to);
                   });
   }

@@ -272,9 +272,8 @@ class ExpertsRun {
 
   // results = each expert's rows times its weight. All weights have the same shape and kind.
   void multiply_all(const SwWeight *weights) {
-    constexpr int64_t kUnitRows = 120, kUnitWeights = 131072;  // as in multiply_panels
-    constexpr int64_t kTogether = 3;  // panels that stay in one unit
-    const int64_t panels = num_panels(weights[0].outputs), groups = (panels + kTogether - 1) / kTogether;
+    constexpr int64_t kUnitWeights = 131072;  // about as many bytes as in share_product
+    const int64_t panels = panels_of_all(weights[0]), groups = (panels + kTogether - 1) / kTogether;
     const int64_t wanted = panels * kPanel * weights[0].inputs / kUnitWeights;
     const int64_t panel_units = std::clamp<int64_t>(wanted, 1, groups);
     int64_t *unit_starts = scratch_.unit_starts;

@@ -80,7 +80,7 @@ struct DraftScratch {
     s.joined_width = (hydra.num_features + depth) * hydra.hidden;
     s.state_width = round_up(hydra.hidden, kPanel);
     for (int64_t i = 0; i < depth; ++i)
-      s.logits_width = std::max<int64_t>(s.logits_width, hydra.heads[i].logits.outputs);
+      s.logits_width = std::max(s.logits_width, outputs_of_all(hydra.heads[i].logits));
     s.num_blocks = (s.logits_width + kBlock - 1) / kBlock;
     const int64_t at_once = std::min(s.rows, kLogitsRows);
     const auto take = [&](auto *&piece, int64_t count) {
@@ -154,10 +154,11 @@ class DraftRun {
     for (int32_t layer = 0; layer + 1 < hydra_.num_layers; ++layer) {
       const SwWeight &weight = head.layers[layer];
       quantize_states(count, weight);
-      multiply_rows(pool_, weight, s_.quantized, count, [&](int64_t row, int64_t first, int64_t, const float *results) {
+      const auto add = [&](int64_t row, int64_t first, int64_t count, const float *results) {
         float *to = state(row) + first;
-        for (int i = 0; i < kPanel; i += kWidth) store(to + i, load(to + i) + silu(load(results + i)));
-      });
+        for (int64_t i = 0; i < count; i += kWidth) store(to + i, load(to + i) + silu(load(results + i)));
+      };
+      multiply_rows(pool_, weight, s_.quantized, count, add);
     }
     quantize_states(count, head.logits);
   }
@@ -175,30 +176,25 @@ class DraftRun {
     int32_t node = leaf.node;
     for (int32_t place = depth - 1; place >= 0; --place) {
       const int32_t token = node == kRoot ? choice.token : tree(leaf.choice)[node].token;
-      const float *embedding = draft_.embedding + token * hidden;
-      float *to = joined + place * hidden;
-      for (int64_t i = 0; i < hidden; ++i) to[i] = embedding[i] * draft_.embedding_scale;
+      look_up(draft_.embedding, token, draft_.embedding_scale, hidden, joined + place * hidden);
       if (node != kRoot) node = tree(leaf.choice)[node].parent;
     }
   }
 
   void multiply_first_layer(const SwHydraHead &head, int64_t count) const {
-    with_panels(head.linear.kind, [&](auto panels) {
-      using Panels = decltype(panels);
-      const int64_t bytes = Panels::panel_bytes(head.linear.inputs) + Panels::panel_bytes(head.res_connection.inputs);
-      share_product<Panels::kTilePanels>(
-          pool_, num_panels(hydra_.hidden), bytes, count, [&](int64_t row, int64_t end_row, int64_t panel, int64_t end) {
-            multiply_unit(head.linear, s_.quantized, row, end_row, panel, end,
-                          [&](int64_t row, int64_t first, int64_t, const float *results) {
-                            std::memcpy(state(row) + first, results, kPanel * sizeof(float));
-                          });
-            multiply_unit(head.res_connection, s_.quantized, row, end_row, panel, end,
-                          [&](int64_t row, int64_t first, int64_t, const float *results) {
-                            float *to = state(row) + first;
-                            for (int i = 0; i < kPanel; i += kWidth) store(to + i, load(results + i) + silu(load(to + i)));
-                          });
-          });
-    });
+    const int64_t bytes = packed_bytes(head.linear) + packed_bytes(head.res_connection);
+    const auto set = [&](int64_t row, int64_t first, int64_t count, const float *results) {
+      std::memcpy(state(row) + first, results, count * sizeof(float));
+    };
+    const auto activate_and_add = [&](int64_t row, int64_t first, int64_t count, const float *results) {
+      float *to = state(row) + first;
+      for (int64_t i = 0; i < count; i += kWidth) store(to + i, load(results + i) + silu(load(to + i)));
+    };
+    share_product(pool_, num_panels(head.linear), bytes, count,
+                  [&](int64_t row, int64_t end_row, int64_t panel, int64_t end) {
+                    multiply_unit(head.linear, s_.quantized, row, end_row, panel, end, set);
+                    multiply_unit(head.res_connection, s_.quantized, row, end_row, panel, end, activate_and_add);
+                  });
   }
 
   void find_children(int32_t depth, int64_t count) const {
@@ -212,7 +208,7 @@ class DraftRun {
         std::memcpy(s_.logits + row * s_.logits_width + first, results, count * sizeof(float));
       });
       for_rows(pool_, rows, [&](int64_t row) {
-        const LogitsRow logits{s_.logits + row * s_.logits_width, weight.outputs, nullptr};
+        const LogitsRow logits{s_.logits + row * s_.logits_width, outputs_of_all(weight), nullptr};
         find_children_of(start + row, depth, logits, s_.highest + row * s_.num_blocks);
       });
     }

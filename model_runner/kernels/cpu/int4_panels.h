@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "block_panels.h"
 #include "half_precision.h"
 #include "quantized_rows.h"
 #include "simd.h"
@@ -133,6 +134,7 @@ class Int4Fit {
 struct Int4Panels {
   using Sum = float;
 
+  static constexpr bool kHasTiles = true;
   static constexpr int kTilePanels = 1;
 
 #if defined(__AVX512VNNI__)
@@ -163,6 +165,12 @@ struct Int4Panels {
       for (int lane = 0; lane < kPanel; lane += kWidth) Int4Fit(weights, lane).store(to);
       ++to;
     }
+  }
+
+  // As BlockPanels::repack.
+  static bool repack(const BlockFormat &format, const uint8_t *const *rows, int64_t inputs, int8_t *panel) {
+    static_assert(sizeof(Int4Group) == sizeof(Q4_1Panels::Block));
+    return Q4_1Panels::repack(format, rows, inputs, panel);
   }
 
   // Multiplies rows with panels, like Int8Panels::multiply.
@@ -206,7 +214,7 @@ struct Int4Panels {
 #pragma GCC unroll 4
         for (int c = 1; c < kChains; ++c) acc[r][0] = _mm512_add_epi32(acc[r][0], acc[r][c]);
         total[r] = _mm512_fmadd_ps(scale, (__m512)__builtin_convertvector((IntVec)acc[r][0], Vec), total[r]);
-        total[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows.sums(row + r)[g]), total[r]);
+        total[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(rows.sums(row + r)[g].sum), total[r]);
       }
     }
 #pragma GCC unroll 8
@@ -247,7 +255,7 @@ struct Int4Panels {
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
           total[r][half] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(acc[r][half]), total[r][half]);
-          total[r][half] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(rows.sums(row + r)[g]), total[r][half]);
+          total[r][half] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(rows.sums(row + r)[g].sum), total[r][half]);
         }
       }
     }
@@ -281,7 +289,7 @@ struct Int4Panels {
           for (int lane = 0; lane < kPanel; ++lane)
             for (int k = 0; k < kPair; ++k)
               acc[lane] += x[pair * kPair + k] * weights[(pair * kPanel + lane) * kPair + k];
-        const float sum = rows.sums(row + r)[g];
+        const float sum = rows.sums(row + r)[g].sum;
         for (int lane = 0; lane < kPanel; ++lane) {
           float &total = sums[r * kPanel + lane];
           total = fma(scale[lane], static_cast<float>(acc[lane]), total);

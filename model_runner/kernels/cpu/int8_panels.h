@@ -13,7 +13,8 @@ namespace SW_ISA {
 struct Int8Panels {
   using Sum = int32_t;
 
-  static constexpr int kTilePanels = 1;  // panels multiplied at once
+  static constexpr bool kHasTiles = true;  // whether a product has tiles of rows and panels
+  static constexpr int kTilePanels = 1;    // panels multiplied at once
 
   // Rows multiplied with a panel at once, as many as the registers have sums for.
 #if defined(__AVX512VNNI__)
@@ -113,6 +114,8 @@ struct Int8Panels {
 
 struct RotatedPanels {
   using Sum = int32_t;
+
+  static constexpr bool kHasTiles = true;
 
 #if defined(__AVX512VNNI__)
   static constexpr int kTileRows = 8;

@@ -1,6 +1,8 @@
 // The kernels for the instruction set SW_ISA, which the compiler options define.
 #include <algorithm>
+#include <atomic>
 
+#include "block_formats.h"
 #include "decoder.h"
 #include "gumbel_max.h"
 #include "hydra.h"
@@ -13,14 +15,43 @@ namespace SW_ISA::entry {
 int32_t pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
              float *scales) {
   with_panels(kind, [&](auto panels) {
-    context->pool.for_each(num_panels(outputs),
-                           [&](int64_t panel) { panels.pack(weight, outputs, inputs, panel, packed, scales); });
+    if constexpr (requires { panels.pack(weight, outputs, inputs, 0, packed, scales); })
+      context->pool.for_each(round_up(outputs, kPanel) / kPanel,
+                             [&](int64_t panel) { panels.pack(weight, outputs, inputs, panel, packed, scales); });
+  });
+  return 0;
+}
+
+int64_t packed_size(const SwContext *, int32_t kind, int32_t outputs, int32_t inputs) {
+  return packed_bytes({kind, outputs, inputs, nullptr, nullptr, nullptr, nullptr});
+}
+
+int32_t repack(SwContext *context, int32_t type, const uint8_t *blocks, int64_t row_bytes, const int32_t *order,
+               int32_t outputs, int32_t inputs, int8_t *packed) {
+  const BlockFormat &format = *find_block_format(type);
+  std::atomic<bool> is_finite{true};
+  with_panels(sw_repacked_kind(type), [&](auto panels) {
+    if constexpr (requires { panels.repack(format, &blocks, inputs, packed); })
+      context->pool.for_each(round_up(outputs, kPanel) / kPanel, [&](int64_t panel) {
+        const uint8_t *rows[kPanel] = {};
+        for (int64_t lane = 0, output = panel * kPanel; lane < kPanel && output < outputs; ++lane, ++output)
+          rows[lane] = blocks + (order ? order[output] : output) * row_bytes;
+        if (!panels.repack(format, rows, inputs, packed + panel * panels.panel_bytes(inputs))) is_finite = false;
+      });
+  });
+  return is_finite ? 0 : 2;
+}
+
+int32_t unpack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *rows,
+               int32_t count, int32_t inputs, float *y) {
+  context->pool.for_each(count, [&](int64_t i) {
+    unpack_row(format, blocks + (rows ? rows[i] : i) * row_bytes, inputs, y + i * inputs);
   });
   return 0;
 }
 
 int32_t linear(SwContext *context, const SwWeight *weight, const float *x, int32_t num_rows, float *y) {
-  const int64_t inputs = weight->inputs, outputs = weight->outputs;
+  const int64_t inputs = weight->inputs, outputs = outputs_of_all(*weight);
   char *scratch = context->reserve(num_rows * (row_bytes(inputs) + sizeof(float)));
   if (!scratch) return 1;
   float *scales = reinterpret_cast<float *>(scratch + num_rows * row_bytes(inputs));
@@ -133,7 +164,8 @@ namespace samewise {
 namespace entry = SW_ISA::entry;
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
-    SW_TEXT(SW_ISA), entry::pack, entry::linear, entry::attention, entry::decoder_layer, entry::forward,
-    entry::experts,  entry::pick, entry::draft,  entry::truncate,  entry::move_kv};
+    SW_TEXT(SW_ISA),  entry::packed_size,   entry::pack,    entry::repack,  entry::unpack, entry::linear,
+    entry::attention, entry::decoder_layer, entry::forward, entry::experts, entry::pick,   entry::draft,
+    entry::truncate,  entry::move_kv};
 
 }  // namespace samewise

@@ -3,12 +3,13 @@
 // A row's result does not depend on other rows: its products are summed in integers, which is exact in any order, or in
 // a fixed order.
 //
-// A packed weight is a sequence of panels of 16 outputs (int8_panels.h, int4_panels.h).
+// A packed weight is a sequence of panels of 16 outputs (int8_panels.h, int4_panels.h, block_panels.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "block_panels.h"
 #include "int4_panels.h"
 #include "int8_panels.h"
 #include "quantized_rows.h"
@@ -21,7 +22,20 @@ namespace SW_ISA {
 constexpr int64_t kFewRows = 20;  // memory is the limit, and long stretches are read faster
 constexpr int64_t kIdleRows = 4;  // with more rows, products take so long that memory is idle without prefetching
 
-inline int64_t num_panels(int64_t outputs) { return round_up(outputs, kPanel) / kPanel; }
+inline int64_t num_panels(const SwWeight &part) { return round_up(part.outputs, kPanel) / kPanel; }
+
+// Panels of a linear with all its parts.
+inline int64_t panels_of_all(const SwWeight &weight) {
+  int64_t panels = 0;
+  for (const SwWeight *part = &weight; part; part = part->next) panels += num_panels(*part);
+  return panels;
+}
+
+inline int64_t outputs_of_all(const SwWeight &weight) {
+  int64_t outputs = 0;
+  for (const SwWeight *part = &weight; part; part = part->next) outputs += part->outputs;
+  return outputs;
+}
 
 inline Vec load_sums(const float *from) { return load(from); }
 
@@ -34,16 +48,74 @@ inline Vec load_sums(const int32_t *from) {
 // Calls work with an object of the class that packs and multiplies weights of this kind.
 template <typename Work>
 inline void with_panels(int32_t kind, const Work &work) {
-  if (kind == SW_INT4)
-    work(Int4Panels());
-  else if (kind == SW_INT8_ROTATED)
-    work(RotatedPanels());
-  else
-    work(Int8Panels());
+  switch (kind) {
+    case SW_INT8: return work(Int8Panels());
+    case SW_INT4: return work(Int4Panels());
+    case SW_INT8_ROTATED: return work(RotatedPanels());
+    case SW_AS_Q4_0: return work(Q4_0Panels());
+    case SW_AS_Q4_ZERO: return work(Q4ZeroPanels());
+    case SW_AS_Q4_K: return work(Q4KPanels());
+    case SW_AS_IQ4_NL: return work(Iq4NlPanels());
+    case SW_AS_IQ4_XS: return work(Iq4XsPanels());
+    case SW_AS_MXFP4: return work(Mxfp4Panels());
+    case SW_AS_NVFP4: return work(Nvfp4Panels());
+    case SW_AS_Q8_0: return work(Q8_0Panels());
+    case SW_AS_Q5_1: return work(Q5_1Panels());
+    case SW_AS_Q6_K: return work(Q6KPanels());
+    case SW_AS_Q5_K: return work(Q5KPanels());
+  }
 }
 
-// Multiplies `Rows` rows with `Count` panels. `emit` is as in multiply_rows.
-template <typename Panels, int Rows, int Count, typename Emit>
+// Results of neighbouring rows and outputs.
+struct Results {
+  int64_t row, rows;      // the first row, and the number of rows
+  int64_t first, count;   // the first output, and the number of outputs
+  const float *values;    // [rows, stride]
+  int64_t stride;
+};
+
+// What happens to the results of a product: a function object whose type is forgotten, so that products are compiled
+// once, not for each use. It must outlive this.
+class Emit {
+ public:
+  // work(row, first, count, results) receives `count` results of a row, from output `first` on.
+  template <typename Work>
+  Emit(const Work &work) : work_(&work), call_(call<Work>) {}
+
+  // The same for a part of a linear whose outputs are preceded by others.
+  Emit behind(int64_t outputs) const {
+    Emit emit = *this;
+    emit.before_ += outputs;
+    return emit;
+  }
+
+  void operator()(Results results) const {
+    results.first += before_;
+    call_(work_, results);
+  }
+
+ private:
+  template <typename Work>
+  static void call(const void *work, const Results &results) {
+    for (int64_t row = 0; row < results.rows; ++row)
+      (*static_cast<const Work *>(work))(results.row + row, results.first, results.count,
+                                         results.values + row * results.stride);
+  }
+
+  const void *work_;
+  void (*call_)(const void *, const Results &);
+  int64_t before_ = 0;
+};
+
+// Results from the sums of an integer row and outputs from `output` on.
+template <typename Sum>
+inline Vec scaled(const Sum *sums, float row_scale, const SwWeight &weight, int64_t output) {
+  const Vec y = load_sums(sums) * load(weight.scales + output) * broadcast(row_scale);
+  return weight.bias ? y + load(weight.bias + output) : y;
+}
+
+// Multiplies `Rows` rows with `Count` panels.
+template <typename Panels, int Rows, int Count>
 inline void tile(const SwWeight &weight, const QuantizedRows &rows, int64_t row, int64_t panel, bool prefetch_ahead,
                  const Emit &emit) {
   alignas(64) typename Panels::Sum sums[Count * Rows * kPanel];
@@ -51,25 +123,18 @@ inline void tile(const SwWeight &weight, const QuantizedRows &rows, int64_t row,
   const int8_t *packed = weight.packed + panel * bytes;
   const int8_t *ahead = prefetch_ahead ? packed + Count * bytes : nullptr;
   Panels::template multiply<Rows, Count>(rows, row, packed, weight.inputs, ahead, sums);
-  alignas(64) float results[kPanel];
+  alignas(64) float results[Rows * Count * kPanel];
+  const int64_t first = panel * kPanel;
   for (int p = 0; p < Count; ++p)
-    for (int r = 0; r < Rows; ++r) {
-      const int64_t first = (panel + p) * kPanel;
-      const Vec row_scale = broadcast(rows.scales[row + r]);
-      for (int i = 0; i < kPanel; i += kWidth) {
-        Vec y = load_sums(sums + (p * Rows + r) * kPanel + i) * load(weight.scales + first + i) * row_scale;
-        if (weight.bias) y += load(weight.bias + first + i);
-        store(results + i, y);
-      }
-      if (first + kPanel <= weight.outputs)
-        emit(row + r, first, kPanel, results);
-      else
-        emit(row + r, first, weight.outputs - first, results);
-    }
+    for (int r = 0; r < Rows; ++r)
+      for (int i = 0; i < kPanel; i += kWidth)
+        store(results + (r * Count + p) * kPanel + i,
+              scaled(sums + (p * Rows + r) * kPanel + i, rows.scales[row + r], weight, first + p * kPanel + i));
+  emit({row, Rows, first, std::min<int64_t>(Count * kPanel, weight.outputs - first), results, Count * kPanel});
 }
 
 // Multiplies a tile of `count` rows, at most Rows, with `Count` panels.
-template <typename Panels, int Rows, int Count = 1, typename Emit>
+template <typename Panels, int Rows, int Count = 1>
 inline void tile_of_rows(int64_t count, const SwWeight &weight, const QuantizedRows &rows, int64_t row, int64_t panel,
                          bool prefetch_ahead, const Emit &emit) {
   if (count == Rows) return tile<Panels, Rows, Count>(weight, rows, row, panel, prefetch_ahead, emit);
@@ -77,7 +142,7 @@ inline void tile_of_rows(int64_t count, const SwWeight &weight, const QuantizedR
 }
 
 // Multiplies rows first_row to end_row with panels first_panel to end_panel, `Count` panels at a time.
-template <typename Panels, int Count, typename Emit>
+template <typename Panels, int Count>
 inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
                            int64_t first_panel, int64_t end_panel, const Emit &emit) {
   constexpr int kTileRows = Panels::kTileRows;
@@ -93,61 +158,93 @@ inline void multiply_block(const SwWeight &weight, const QuantizedRows &rows, in
     multiply_block<Panels, Count - 1>(weight, rows, first_row, end_row, panel, end_panel, emit);
 }
 
-// Like multiply_block for a weight of any kind, on the calling thread.
-template <typename Emit>
-inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
+constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the L2 cache
+
+// Like multiply_block for weights from block formats. There are at most kUnitRows rows.
+template <typename Panels>
+inline void multiply_blocks(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
+                            int64_t first_panel, int64_t end_panel, const Emit &emit) {
+  alignas(64) float totals[kUnitRows * kPanel];
+  const int64_t bytes = Panels::panel_bytes(weight.inputs), count = end_row - first_row;
+  for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+    std::fill(totals, totals + count * kPanel, 0.0f);
+    Panels::multiply(rows, first_row, end_row, weight.packed + panel * bytes, weight.inputs, totals);
+    const int64_t first = panel * kPanel;
+    for (int64_t r = 0; r < count; ++r)
+      for (int i = 0; i < kPanel; i += kWidth) {
+        float *sums = totals + r * kPanel + i;
+        store(sums, scaled(sums, rows.scales[first_row + r], weight, first + i));
+      }
+    emit({first_row, count, first, std::min<int64_t>(kPanel, weight.outputs - first), totals, kPanel});
+  }
+}
+
+// As multiply_unit for one part of a linear.
+inline void multiply_part(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
                           int64_t first_panel, int64_t end_panel, const Emit &emit) {
   with_panels(weight.kind, [&](auto panels) {
     using Panels = decltype(panels);
-    if (end_row - first_row <= kFewRows)
+    if constexpr (!Panels::kHasTiles)
+      multiply_blocks<Panels>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
+    else if (end_row - first_row <= kFewRows)
       multiply_block<Panels, 1>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
     else
       multiply_block<Panels, Panels::kTilePanels>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
   });
 }
 
-// Shares rows times panels, of `bytes` each and `Count` at a time, between the threads:
-// work(first_row, end_row, first_panel, end_panel).
-template <int Count, typename Work>
-inline void share_product(samewise::ThreadPool &pool, int64_t panels, int64_t panel_bytes, int64_t num_rows,
+// Multiplies rows first_row to end_row, at most kUnitRows, with panels first_panel to end_panel of a linear, on the
+// calling thread. Its parts' panels are counted one after another.
+inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
+                          int64_t first_panel, int64_t end_panel, const Emit &emit) {
+  int64_t outputs = 0;
+  for (const SwWeight *part = &weight; part && end_panel > 0; part = part->next) {
+    const int64_t panels = num_panels(*part), end = std::min(panels, end_panel);
+    if (first_panel < end)
+      multiply_part(*part, rows, first_row, end_row, std::max<int64_t>(first_panel, 0), end, emit.behind(outputs));
+    first_panel -= panels;
+    end_panel -= panels;
+    outputs += part->outputs;
+  }
+}
+
+constexpr int64_t kTogether = 3;  // panels that stay in one unit: the most that are multiplied at once
+
+// Shares rows times panels, which have `bytes` in all, between the threads: work(first_row, end_row, first_panel,
+// end_panel).
+template <typename Work>
+inline void share_product(samewise::ThreadPool &pool, int64_t panels, int64_t bytes, int64_t num_rows,
                           const Work &work) {
-  constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the L2 cache
   constexpr int64_t kUnitBytes = 131072;  // of weights: long stretches are read faster
-  const int64_t groups = (panels + Count - 1) / Count;
-  const int64_t wanted = round_up(panels * panel_bytes / kUnitBytes + 1, pool.size());
+  const int64_t together = num_rows <= kFewRows ? 1 : kTogether;
+  const int64_t groups = (panels + together - 1) / together;
+  const int64_t wanted = round_up(bytes / kUnitBytes + 1, pool.size());
   const int64_t panel_units = std::min(wanted, groups);
   const int64_t row_units = (num_rows + kUnitRows - 1) / kUnitRows;
   pool.for_each(panel_units * row_units, [&](int64_t unit) {
     const int64_t first_row = unit / panel_units * kUnitRows, panel_unit = unit % panel_units;
     const int64_t end_row = std::min(first_row + kUnitRows, num_rows);
-    const int64_t first_panel = panel_unit * groups / panel_units * Count;
-    const int64_t end_panel = std::min((panel_unit + 1) * groups / panel_units * Count, panels);
+    const int64_t first_panel = panel_unit * groups / panel_units * together;
+    const int64_t end_panel = std::min((panel_unit + 1) * groups / panel_units * together, panels);
     work(first_row, end_row, first_panel, end_panel);
   });
 }
 
-template <typename Panels, int Count, typename Emit>
-inline void multiply_panels(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
-                            int64_t num_rows, const Emit &emit) {
-  const int64_t panels = num_panels(weight.outputs), bytes = Panels::panel_bytes(weight.inputs);
-  share_product<Count>(pool, panels, bytes, num_rows,
-                       [&](int64_t first_row, int64_t end_row, int64_t first_panel, int64_t end_panel) {
-                         multiply_block<Panels, Count>(weight, rows, first_row, end_row, first_panel, end_panel, emit);
-                       });
+// Size of a linear's packed weights.
+inline int64_t packed_bytes(const SwWeight &weight) {
+  int64_t bytes = 0;
+  for (const SwWeight *part = &weight; part; part = part->next)
+    with_panels(part->kind, [&](auto panels) { bytes += num_panels(*part) * panels.panel_bytes(part->inputs); });
+  return bytes;
 }
 
-// Multiplies all rows with the weight, shared between the threads. emit(row, first, count, results) receives `count`
-// results of a row, from output `first` on.
-template <typename Emit>
+// Multiplies all rows with all parts of a linear, shared between the threads.
 inline void multiply_rows(samewise::ThreadPool &pool, const SwWeight &weight, const QuantizedRows &rows,
                           int64_t num_rows, const Emit &emit) {
-  with_panels(weight.kind, [&](auto panels) {
-    using Panels = decltype(panels);
-    if (num_rows <= kFewRows)
-      multiply_panels<Panels, 1>(pool, weight, rows, num_rows, emit);
-    else
-      multiply_panels<Panels, Panels::kTilePanels>(pool, weight, rows, num_rows, emit);
-  });
+  share_product(pool, panels_of_all(weight), packed_bytes(weight), num_rows,
+                [&](int64_t first_row, int64_t end_row, int64_t first_panel, int64_t end_panel) {
+                  multiply_unit(weight, rows, first_row, end_row, first_panel, end_panel, emit);
+                });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

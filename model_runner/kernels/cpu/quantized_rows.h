@@ -134,6 +134,7 @@ inline void rotate_inputs(const float *x, int64_t n, float *rotated) {
 constexpr int kPanel = 16;          // outputs of a weight's panel
 constexpr int kPair = 2;            // inputs that one integer instruction sums
 constexpr int kGroup = 32;          // inputs that share a scale in int4
+constexpr int64_t kRowLevels = 2047;  // the largest integer of a row that is not rotated
 constexpr int kWeightLevels = 127;  // the largest integer of an int8 weight
 constexpr int kRotatedLevels = 127;  // the largest integer of a rotated row
 
@@ -142,6 +143,18 @@ typedef int8_t RotatedInteger;
 #else
 typedef int16_t RotatedInteger;  // needs no widening
 #endif
+
+// Sums of a row's integers in a group of inputs.
+struct GroupSums {
+  float sum;
+  int16_t halves[kPair];  // of the first and of the last 16 inputs
+
+  int32_t pair() const {
+    int32_t word;
+    std::memcpy(&word, halves, sizeof word);
+    return word;
+  }
+};
 
 // Quantised rows. A row with a non-finite number gets the scale NaN, so that all its results are NaN.
 struct QuantizedRows {
@@ -156,8 +169,8 @@ struct QuantizedRows {
     return reinterpret_cast<RotatedInteger *>(data + index * stride);
   }
 
-  // The sums of a row's integers in each group of inputs, for int4.
-  float *sums(int64_t index) const { return reinterpret_cast<float *>(data + index * stride + sums_at); }
+  // The sums of each group of inputs, for weights in groups.
+  GroupSums *sums(int64_t index) const { return reinterpret_cast<GroupSums *>(data + index * stride + sums_at); }
 
   // The sum of all integers of a rotated row.
   int32_t &rotated_sum(int64_t index) const {
@@ -176,7 +189,7 @@ inline int64_t integer_bytes(int64_t inputs) { return rotated_size(inputs) * siz
 
 // Bytes of a quantised row with this many inputs, including its sums.
 inline int64_t row_bytes(int64_t inputs) {
-  return integer_bytes(inputs) + round_up(std::max<int64_t>(inputs / kGroup, 1) * sizeof(float), 64);
+  return integer_bytes(inputs) + round_up(std::max<int64_t>(inputs / kGroup, 1) * sizeof(GroupSums), 64);
 }
 
 // Lays out memory for rows of up to this many inputs.
@@ -184,12 +197,21 @@ inline QuantizedRows lay_out_rows(int64_t inputs, char *data, float *scales) {
   return {data, scales, row_bytes(inputs), integer_bytes(inputs)};
 }
 
+// Whether some part of a linear has weights in groups.
+inline bool has_groups(const SwWeight &weight) {
+  bool has = false;
+  for (const SwWeight *part = &weight; part; part = part->next) has |= part->kind != SW_INT8;
+  return has;
+}
+
 // The largest integer of a row that is not rotated. All products of an int8 weight are summed in 32 bits, so it is
-// smaller with more inputs; the sums of an int4 group always fit.
+// smaller with more inputs if some part of the linear is int8; the sums of groups always fit.
 inline float row_levels(const SwWeight &weight) {
-  constexpr int64_t kLevels = 2047;
-  if (weight.kind == SW_INT4) return kLevels;
-  return static_cast<float>(std::min(kLevels, INT32_MAX / (kWeightLevels * std::max<int64_t>(weight.inputs, 1))));
+  int64_t levels = kRowLevels;
+  for (const SwWeight *part = &weight; part; part = part->next)
+    if (part->kind == SW_INT8)
+      levels = std::min(levels, INT32_MAX / (kWeightLevels * std::max<int64_t>(part->inputs, 1)));
+  return static_cast<float>(levels);
 }
 
 template <typename Integer>
@@ -199,11 +221,13 @@ inline void store_narrow(Integer *to, IntVec v) {
   std::memcpy(to, &narrow, sizeof narrow);
 }
 
-inline void sum_groups(const int16_t *q, int64_t groups, float *sums) {
+inline void sum_groups(const int16_t *q, int64_t groups, GroupSums *sums) {
   for (int64_t group = 0; group < groups; ++group) {
-    int32_t sum = 0;
-    for (int i = 0; i < kGroup; ++i) sum += q[group * kGroup + i];
-    sums[group] = static_cast<float>(sum);
+    int32_t halves[kPair] = {};
+    for (int32_t &half : halves)
+      for (int i = 0; i < kGroup / kPair; ++i) half += *q++;
+    sums[group] = {static_cast<float>(halves[0] + halves[1]),
+                   {static_cast<int16_t>(halves[0]), static_cast<int16_t>(halves[1])}};
   }
 }
 
@@ -226,7 +250,7 @@ inline void quantize_plain_row(const float *x, const SwWeight &weight, const Qua
     for (int lane = 0; i < n; ++i, ++lane) q[i] = static_cast<int16_t>(v[lane]);
   }
   std::memset(q + n, 0, integer_bytes(n) - n * sizeof(int16_t));
-  if (weight.kind == SW_INT4) sum_groups(q, n / kGroup, rows.sums(row));
+  if (has_groups(weight)) sum_groups(q, n / kGroup, rows.sums(row));
 }
 
 inline void quantize_rotated_row(const float *x, const SwWeight &weight, const QuantizedRows &rows, int64_t row) {
@@ -252,7 +276,7 @@ inline void quantize_rotated_row(const float *x, const SwWeight &weight, const Q
   rows.rotated_sum(row) = sum;
 }
 
-// Quantises x[inputs] for a product with the weight.
+// Quantises x[inputs] for a product with all parts of a linear.
 inline void quantize_row(const float *x, const SwWeight &weight, const QuantizedRows &rows, int64_t row) {
   if (weight.kind == SW_INT8_ROTATED)
     quantize_rotated_row(x, weight, rows, row);

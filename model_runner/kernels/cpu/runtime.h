@@ -60,7 +60,10 @@ class ThreadPool {
 // each instruction set and fills one table.
 struct Kernels {
   const char *isa;
+  decltype(&sw_packed_size) packed_size;
   decltype(&sw_pack) pack;
+  decltype(&sw_repack) repack;
+  decltype(&sw_unpack) unpack;
   decltype(&sw_linear) linear;
   decltype(&sw_attention) attention;
   decltype(&sw_decoder_layer) decoder_layer;

@@ -70,16 +70,42 @@ const char *sw_isa(const SwContext *context) { return context->kernels.isa; }
 
 int32_t sw_threads(const SwContext *context) { return context->pool.size(); }
 
-int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs) {
-  const int64_t panels = (int64_t{outputs} + 15) / 16;
-  if (kind == SW_INT4) return panels * (inputs / 32) * 16 * (32 / 2 + 2 * sizeof(uint16_t));
-  const int64_t multiple = kind == SW_INT8_ROTATED ? 64 : 2;
-  return panels * 16 * ((inputs + multiple - 1) / multiple * multiple);
+int64_t sw_packed_size(const SwContext *context, int32_t kind, int32_t outputs, int32_t inputs) {
+  return context->kernels.packed_size(context, kind, outputs, inputs);
+}
+
+int32_t sw_repacked_kind(int32_t format) {
+  switch (format) {
+    case SW_Q4_1: return SW_INT4;
+    case SW_Q4_0: case SW_TQ1_0: case SW_TQ2_0: return SW_AS_Q4_0;
+    case SW_Q4_ZERO: return SW_AS_Q4_ZERO;
+    case SW_Q4_K: return SW_AS_Q4_K;
+    case SW_IQ4_NL: return SW_AS_IQ4_NL;
+    case SW_IQ4_XS: return SW_AS_IQ4_XS;
+    case SW_MXFP4: return SW_AS_MXFP4;
+    case SW_NVFP4: return SW_AS_NVFP4;
+    case SW_Q5_0: case SW_Q8_0: return SW_AS_Q8_0;
+    case SW_Q5_1: return SW_AS_Q5_1;
+    case SW_Q2_K: case SW_Q5_K: return SW_AS_Q5_K;
+    case SW_Q3_K: case SW_Q6_K: case SW_IQ1_S: case SW_IQ1_M: case SW_IQ2_XXS: case SW_IQ2_XS: case SW_IQ2_S:
+    case SW_IQ3_XXS: case SW_IQ3_S: return SW_AS_Q6_K;
+    default: return -1;
+  }
+}
+
+int32_t sw_repack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *order,
+                  int32_t outputs, int32_t inputs, int8_t *packed) {
+  return context->kernels.repack(context, format, blocks, row_bytes, order, outputs, inputs, packed);
 }
 
 int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
                 float *scales) {
   return context->kernels.pack(context, kind, weight, outputs, inputs, packed, scales);
+}
+
+int32_t sw_unpack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *rows,
+                  int32_t count, int32_t inputs, float *y) {
+  return context->kernels.unpack(context, format, blocks, row_bytes, rows, count, inputs, y);
 }
 
 int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y) {
@@ -129,8 +155,8 @@ int64_t sw_size_of(const char *name) {
 #define SIZE_OF(type) {#type, sizeof(type)}
   static constexpr std::pair<const char *, int64_t> sizes[] = {
       SIZE_OF(SwKvCache), SIZE_OF(SwStep), SIZE_OF(SwAttention), SIZE_OF(SwWeight), SIZE_OF(SwExperts),
-      SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwModel), SIZE_OF(SwPass), SIZE_OF(SwPick),
-      SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
+      SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwEmbedding), SIZE_OF(SwModel), SIZE_OF(SwPass),
+      SIZE_OF(SwPick), SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
       SIZE_OF(SwMove)};
 #undef SIZE_OF
   for (const auto &[struct_name, size] : sizes)

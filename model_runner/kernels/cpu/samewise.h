@@ -1,5 +1,5 @@
 // The C interface between Python and the CPU kernels. Pointers are borrowed for the call, except packed weights and
-// caches in a layer, which must outlive it. Every function returns 0, or 1 if memory ran out. Python parses this file
+// caches in a layer, which must outlive it. Functions return 0, or 1 if memory ran out. Python parses this file
 // (kernels/interface.py), so it is plain C.
 #pragma once
 #include <stdint.h>
@@ -13,7 +13,54 @@ extern "C" {
 typedef struct SwContext SwContext;  // threads, scratch memory and the instruction set in use
 
 enum SwKvType { SW_KV_FLOAT32 = 0, SW_KV_BFLOAT16 = 1, SW_KV_INT8 = 2 };
-enum SwWeightKind { SW_INT8 = 0, SW_INT4 = 1, SW_INT8_ROTATED = 2 };
+// The last ones are named after the block formats whose weights they hold as they are (sw_repacked_kind).
+enum SwWeightKind {
+  SW_INT8 = 0,
+  SW_INT4 = 1,
+  SW_INT8_ROTATED = 2,
+  SW_AS_Q4_0 = 3,
+  SW_AS_Q4_ZERO = 4,
+  SW_AS_Q4_K = 5,
+  SW_AS_IQ4_NL = 6,
+  SW_AS_IQ4_XS = 7,
+  SW_AS_MXFP4 = 8,
+  SW_AS_NVFP4 = 9,
+  SW_AS_Q8_0 = 10,
+  SW_AS_Q5_1 = 11,
+  SW_AS_Q6_K = 12,
+  SW_AS_Q5_K = 13
+};
+// How a checkpoint stores weights, with GGUF's type numbers. Q, IQ, TQ and FP4 formats have blocks of 32 to 256 weights.
+enum SwBlockFormat {
+  SW_F32 = 0,
+  SW_F16 = 1,
+  SW_Q4_0 = 2,
+  SW_Q4_1 = 3,
+  SW_Q5_0 = 6,
+  SW_Q5_1 = 7,
+  SW_Q8_0 = 8,
+  SW_Q2_K = 10,
+  SW_Q3_K = 11,
+  SW_Q4_K = 12,
+  SW_Q5_K = 13,
+  SW_Q6_K = 14,
+  SW_IQ2_XXS = 16,
+  SW_IQ2_XS = 17,
+  SW_IQ3_XXS = 18,
+  SW_IQ1_S = 19,
+  SW_IQ4_NL = 20,
+  SW_IQ3_S = 21,
+  SW_IQ2_S = 22,
+  SW_IQ4_XS = 23,
+  SW_IQ1_M = 29,
+  SW_BF16 = 30,
+  SW_TQ1_0 = 34,
+  SW_TQ2_0 = 35,
+  SW_MXFP4 = 39,
+  SW_NVFP4 = 40,
+  // 32 weights scale * (level - zero) of other files: scale in half precision, zero in one byte, nibbles as in Q4_0.
+  SW_Q4_ZERO = 1000
+};
 enum SwActivation { SW_SILU = 0, SW_GELU_TANH = 1 };
 enum SwScoring { SW_SOFTMAX = 0, SW_SIGMOID = 1 };
 
@@ -57,8 +104,11 @@ typedef struct SwAttention {
 } SwAttention;
 
 // A linear layer's weight. int8 has one scale per output, either plain or rotated; rotated weights have at most 32,768
-// inputs. int4 has a scale and a minimum per output and group of 32 inputs; the inputs are a multiple of 32. Rotated
-// weights are multiplied by rows that are rotated and rounded to 8 bits, other weights by rows of 12 bits.
+// inputs. int4 has a scale and a minimum per output and group of 32 inputs; the inputs are a multiple of 32. Weights from
+// block formats have small groups, too; their inputs are whole blocks. Rotated weights are multiplied by rows that are
+// rotated and rounded to 8 bits, other weights by rows of 12 bits.
+//
+// A linear whose outputs have several kinds is a chain of weights with the same inputs. Either all or none are rotated.
 typedef struct SwWeight {
   int32_t kind;          // SwWeightKind
   int32_t outputs;
@@ -66,6 +116,7 @@ typedef struct SwWeight {
   const int8_t *packed;  // sw_packed_size bytes
   const float *scales;   // [outputs], padded to a multiple of 16
   const float *bias;     // [outputs], padded as scales; null for none
+  const struct SwWeight *next;  // further outputs of the same linear; null for none
 } SwWeight;
 
 // A mixture of experts, each a gated MLP. A row goes to the experts with the highest scores, the lowest index among
@@ -115,6 +166,13 @@ typedef struct SwRotary {
   const float *sin;
 } SwRotary;
 
+// The rows of an embedding as a checkpoint stores them.
+typedef struct SwEmbedding {
+  int32_t format;       // SwBlockFormat
+  int64_t row_bytes;
+  const uint8_t *rows;  // [vocabulary, row_bytes], of any alignment
+} SwEmbedding;
+
 // A model: embedding, decoder layers, RMSNorm, head. All that it points at must outlive it.
 typedef struct SwModel {
   int32_t hidden;
@@ -123,7 +181,7 @@ typedef struct SwModel {
   float norm_eps;
   float logits_scale;    // factor on the logits
   float logits_softcap;  // logits x become softcap * tanh(x / softcap); 0 for none
-  const float *embedding;               // [vocabulary, hidden]
+  SwEmbedding embedding;                // [vocabulary, hidden]
   const SwDecoderLayer *const *layers;  // [num_layers]
   const SwRotary *const *rotaries;      // [num_layers] each as wide as the layer's rotary_dim; null where that is 0
   const float *norm;                    // [hidden]
@@ -190,7 +248,7 @@ typedef struct SwDraft {
   double least;
   double followed;
   float embedding_scale;
-  const float *embedding;        // [vocabulary, hidden]
+  SwEmbedding embedding;         // [vocabulary, hidden]
   const float *const *features;  // [num_features] [., hidden] each
   const SwDraftChoice *choices;  // [num_choices]
   int32_t *num_nodes;            // [num_choices] receives the size of each tree
@@ -234,12 +292,27 @@ SW_PUBLIC void sw_destroy(SwContext *context);
 SW_PUBLIC const char *sw_isa(const SwContext *context);
 SW_PUBLIC int32_t sw_threads(const SwContext *context);
 
-// Size of a packed weight in bytes.
-SW_PUBLIC int64_t sw_packed_size(int32_t kind, int32_t outputs, int32_t inputs);
+// Size of a packed weight in bytes, without other weights of a chain.
+SW_PUBLIC int64_t sw_packed_size(const SwContext *context, int32_t kind, int32_t outputs, int32_t inputs);
+
+// Quantises weight[outputs, inputs] to int8 or int4.
 SW_PUBLIC int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs,
                      int8_t *packed, float *scales);
 
-// y[rows, outputs] = x[rows, inputs] times the weight, with x rounded to integers with one scale per row.
+// y[count, inputs] = rows of a matrix in `format` (SwBlockFormat), whose rows have row_bytes bytes: rows[0] to
+// rows[count - 1], or its first ones if `rows` is null. Inputs are whole blocks. Blocks may have any alignment.
+SW_PUBLIC int32_t sw_unpack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes,
+                     const int32_t *rows, int32_t count, int32_t inputs, float *y);
+
+// The kind of weight that a block format is repacked to, with every weight's value; -1 for none.
+SW_PUBLIC int32_t sw_repacked_kind(int32_t format);
+
+// Packs rows of a matrix in a block format, as sw_unpack reads them: order[0] to order[outputs - 1], or in order if that
+// is null. Scales of the result are 1. Returns 2 if a block's scale or minimum is not finite.
+SW_PUBLIC int32_t sw_repack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes,
+                     const int32_t *order, int32_t outputs, int32_t inputs, int8_t *packed);
+
+// y[rows, outputs] = x[rows, inputs] times the weight and those that follow in its chain, with x rounded to integers with one scale per row.
 SW_PUBLIC int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y);
 
 // Writes key and value to the cache, then attends: query [T, heads, key_dim], key [T, kv_heads, key_dim],

@@ -1,14 +1,16 @@
 """Base class and shared types of all kinds of draft heads."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from model_runner.models.features import Feature
 from model_runner.models.refusal import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class HeadsError(UnsupportedModelError):
@@ -24,7 +26,7 @@ class TargetShape:
     num_layers: int
 
     @classmethod
-    def of(cls, config: PretrainedConfig) -> "TargetShape":
+    def of(cls, config: "PretrainedConfig") -> "TargetShape":
         """The shape of a transformers model."""
         text: Any = config.get_text_config()
         return cls(text.hidden_size, text.vocab_size, text.num_hidden_layers)

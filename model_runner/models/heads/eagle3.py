@@ -21,11 +21,10 @@ the result is added to hidden_norm(g) instead of g, and `eagle_aux_hidden_state_
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
 
 from model_runner.models.features import Feature, layer_input, layer_of
 from model_runner.models.heads.base import TargetShape, to_offsets
@@ -39,6 +38,9 @@ from model_runner.models.heads.layer import (
     Rotary,
     layer_config,
 )
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 _UNKNOWN_OPTIONS = ("norm_before_fc", "fc_norm", "norm_output", "parallel_drafting")
 """Options of newer checkpoints that are not supported."""
@@ -71,7 +73,7 @@ class Eagle3Heads(RecurrentHeads):
 
     kind = "eagle3"
 
-    def __init__(self, config: LlamaConfig, shape: Eagle3Shape, draft_ids: Tensor | None = None) -> None:
+    def __init__(self, config: "LlamaConfig", shape: Eagle3Shape, draft_ids: Tensor | None = None) -> None:
         super().__init__(draft_ids, needs=shape.features)
         layer = shape.layer
         self.config = config

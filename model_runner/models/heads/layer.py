@@ -3,18 +3,19 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from model_runner.kv_cache import KVShape
 from model_runner.models.features import Feature
 from model_runner.models.heads.base import Heads
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Query [n, heads, dim], key and value [n, kv_heads, dim], rotated -> [n, heads, value_dim].
@@ -49,7 +50,7 @@ class LayerShape:
         return KVShape(self.kv_heads, self.head_dim, self.head_dim, self.heads // self.kv_heads)
 
     @classmethod
-    def of(cls, config: LlamaConfig, names: frozenset[str], prefix: str) -> "LayerShape":
+    def of(cls, config: "LlamaConfig", names: frozenset[str], prefix: str) -> "LayerShape":
         """Sizes from the configuration; optional parts from the names of the tensors."""
         return cls(
             hidden=config.hidden_size,
@@ -63,8 +64,10 @@ class LayerShape:
         )
 
 
-def layer_config(checkpoint: HeadsCheckpoint, entries: Mapping[str, Any]) -> LlamaConfig:
+def layer_config(checkpoint: HeadsCheckpoint, entries: Mapping[str, Any]) -> "LlamaConfig":
     """The layer's configuration as a LlamaConfig. Raises HeadsError for options that are not supported."""
+    from transformers import LlamaConfig  # noqa: PLC0415 - takes seconds, and most servers have no such heads
+
     activation = entries.get("hidden_act", "silu")
     if activation != "silu":
         raise checkpoint.error(f"their layer uses {activation}; only silu is supported")
@@ -147,7 +150,9 @@ class DraftLayer(nn.Module):
 class Rotary(nn.Module):
     """Rotary positions, computed by transformers for the configuration."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: "LlamaConfig") -> None:
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: PLC0415 - as above
+
         super().__init__()
         self._rotary = LlamaRotaryEmbedding(config)
 

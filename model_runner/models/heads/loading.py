@@ -14,7 +14,6 @@ from model_runner.models.heads.checkpoint import SCALE, HeadsCheckpoint, read_co
 from model_runner.models.heads.eagle3 import Eagle3Heads, eagle3_checkpoint, load_eagle3
 from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint, load_hydra
 from model_runner.models.heads.medusa import MedusaHeads, load_medusa, medusa_checkpoint
-from model_runner.models.heads.mtp import load_mtp, mtp_prefix
 
 _LOADERS: dict[str, Callable[[HeadsCheckpoint, TargetShape], Heads]] = {
     "medusa": load_medusa,
@@ -35,6 +34,8 @@ def load_heads(folder: Path, target: TargetShape) -> Heads:
     if config.get("num_nextn_predict_layers"):
         if config.get("model_type") != "deepseek_v3":
             raise HeadsError(f"{folder}: multi-token prediction of {config.get('model_type')} models is not supported")
+        from model_runner.models.heads.mtp import load_mtp, mtp_prefix  # noqa: PLC0415 - imports a model of transformers
+
         return load_mtp(HeadsCheckpoint.read(folder, mtp_prefix(config)), target)
     return heads_of(HeadsCheckpoint.read(folder), target)
 

@@ -14,15 +14,18 @@ from model_runner.batch import Batch
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs
 from model_runner.models.activations import replace_activations
-from model_runner.models.decoder_form import DecoderForm, recognise
+from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-from model_runner.models.native_layer import FusedDecoderLayer, bind_layers, make_native_experts
-from model_runner.models.native_model import NativeTargetModel, read_native_model
+from model_runner.models.hf_target import HFTargetModel
+from model_runner.models.model_form import ModelForm, read_model_form
+from model_runner.models.native_layer import FusedDecoderLayer
+from model_runner.models.native_model import NativeModel, NativeTargetModel
+from model_runner.models.native_modules import bind_layers, make_native_experts, prepare
 from model_runner.models.packed import NativePacker, OneDNNPacker, pack_weights
-from model_runner.models.target import HFTargetModel
-from model_runner.platforms.cpu import prepare
+from model_runner.models.parameters import TensorCheckpoint
+from model_runner.models.recognition import recognise
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.decoder_models import tiny_model
 
@@ -115,22 +118,36 @@ def layer_errors(
     return torch.stack(errors)
 
 
-class FusedModel:
-    """A tiny model, prepared as the server does it."""
+def model_form_of(model: PreTrainedModel) -> ModelForm:
+    """The form of a whole model, which must be known."""
+    form = read_model_form(model.config, TensorCheckpoint(model.state_dict()))
+    assert form is not None
+    return form
 
-    def __init__(self, case: str, kernels: Kernels, kind: WeightKind = "int8", **sizes: int) -> None:
+
+class FusedModel:
+    """A tiny model, prepared as the server does it: natively, and by transformers' modules with the same weights."""
+
+    def __init__(
+        self,
+        case: str,
+        kernels: Kernels,
+        kind: WeightKind = "int8",
+        spoil: Callable[[ModelForm], ModelForm] = lambda form: form,
+        **sizes: int,
+    ) -> None:
         self.model = served_model(case, **sizes)
         self._kernels = kernels
         self._forms = forms_of(self.model)
-        prepare(self.model, NativePacker(kernels, kind))
-        native = read_native_model(self.model, kernels)
-        assert native is not None
-        self.native = native
+        packer = NativePacker(kernels, kind)
+        self.native = NativeModel(packer, spoil(model_form_of(self.model)))
+        prepare(self.model, packer)
 
     def targets(self, needs: Sequence[Feature] = ()) -> tuple[NativeTargetModel, HFTargetModel]:
         """The model by one native call, and by the modules of transformers; both on one new cache."""
         cache = make_cache(self._forms)
         bind_layers(self.model, cache_structs(cache))
+        self.native.bind(cache_structs(cache))
         attention = NativeAttention(self._kernels, cache)
         return NativeTargetModel(self.native, attention, needs), HFTargetModel(self.model, attention, needs)
 

@@ -12,6 +12,7 @@ from model_runner.kernels.library import Kernels
 from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.packed import NativePacker
 from tests.model_runner.decoder_models import CASES
+from tests.model_runner.decoder_oracle import with_up_first
 from tests.model_runner.kernels.decoder_runs import (
     LENGTHS,
     FusedModel,
@@ -92,7 +93,7 @@ def without_bias(name: str) -> Callable[[DecoderForm], DecoderForm]:
         ("llama with biases", without_bias("qkv")),
         ("llama with biases", without_bias("attention_output")),
         ("llama with biases", without_bias("down")),
-        ("llama", lambda form: replace(form, gate=form.up, up=form.gate)),
+        ("llama", with_up_first),
     ],
 )
 def test_a_layer_that_computes_something_else_is_found_out(

@@ -13,8 +13,9 @@ from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.decoder_form import DecoderForm, ExpertsForm
 from model_runner.models.experts import PackedExperts
 from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
+from model_runner.models.native_modules import prepare
 from model_runner.models.packed import NativePacker
-from model_runner.platforms.cpu import prepare
+from model_runner.models.parameters import DenseMatrix, Linear
 from tests.model_runner.decoder_oracle import sum_of_experts
 from tests.model_runner.kernels.conftest import ISAS
 from tests.model_runner.kernels.decoder_runs import (
@@ -34,10 +35,18 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def linears(weights: Tensor) -> list[Linear]:
+    return [Linear([DenseMatrix(weight)]) for weight in weights]
+
+
+def stacked(experts: Sequence[Linear]) -> Tensor:
+    return torch.stack([linear.weight for linear in experts])
+
+
 def some_experts(inner: int = INNER, hidden: int = HIDDEN, num: int = NUM) -> ExpertsForm:
     return ExpertsForm(
-        gate_up=random(num, 2 * inner, hidden, seed=0) * hidden**-0.5,
-        down=random(num, hidden, inner, seed=1) * inner**-0.5,
+        gate_up=linears(random(num, 2 * inner, hidden, seed=0) * hidden**-0.5),
+        down=linears(random(num, hidden, inner, seed=1) * inner**-0.5),
         router=random(num, hidden, seed=2) * hidden**-0.5,
         top_k=TOP_K,
         activation="silu",
@@ -95,7 +104,7 @@ def test_the_same_as_one_product_after_the_other(kind: WeightKind, kernels: Kern
     form, rows, chosen = some_experts(), random(ROWS, HIDDEN, seed=3), choices("mixed")
     weights, packer = random(*chosen.shape, seed=5), NativePacker(kernels, kind)
     result = native(form, packer)(rows, chosen, weights)
-    expected = PackedExperts(Gated(), form.gate_up, form.down, packer)(rows, chosen, weights)
+    expected = PackedExperts(Gated(), stacked(form.gate_up), stacked(form.down), packer)(rows, chosen, weights)
     errors = (result - expected).norm(dim=1) / expected.norm(dim=1)
     # Activations differ in the last bit, which now and then is another integer in a quantised row.
     assert errors.median() < 2e-6

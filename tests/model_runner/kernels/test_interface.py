@@ -14,7 +14,7 @@ from model_runner.attention.cpu import NativeAttention
 from model_runner.kernels import build
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.interface import CPU, SUFFIX, Header, pointer
-from model_runner.kernels.library import Kernels, ModelPass
+from model_runner.kernels.library import Kernels, ModelPass, embedding_struct
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.repository import cache_folder
 from tests.model_runner.batches import Chunk, make_batch
@@ -97,7 +97,7 @@ def logits_pass(kernels: Kernels, **changes: object) -> None:
     """A pass over two tokens of a model without layers."""
     weight = kernels.pack("int8", torch.zeros(16, 8))
     embedding, norm = torch.zeros(2, 8), torch.zeros(8)
-    numbers = {"embedding": pointer(embedding, 2, 8), "norm": pointer(norm, 8), "head": weight.struct[0]}
+    numbers = {"embedding": embedding_struct(embedding)[0], "norm": pointer(norm, 8), "head": weight.struct[0]}
     model = CPU.new("SwModel", hidden=8, embedding_scale=1.0, **numbers)
     tokens, index = np.zeros(2, np.int32), np.ones(1, np.int32)
     wanted = {

@@ -1,5 +1,6 @@
 """Models that one native call runs: what the modules of transformers compute around the same layers."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,19 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from model_runner.kernels.interface import CPU
 from model_runner.kernels.library import Kernels
+from model_runner.models.families import MODEL_TYPES, Family
 from model_runner.models.features import LAST, layer_input
-from model_runner.models.native_model import NativeModel, RotaryTable, read_native_model
-from model_runner.models.packed import NativePacker
+from model_runner.models.model_form import ModelForm, read_model_form
+from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.platforms.cpu import prepare
-from tests.model_runner.decoder_models import CASES
-from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel, served_model, step_batch
+from model_runner.models.rotary import RotaryTable, rotary_tables
+from tests.model_runner.decoder_models import CASES, tiny_model
+from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel, step_batch
 
 NEEDS = (LAST, *(layer_input(layer) for layer in range(4)))
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 WHOLE = [(sequence, 0, length) for sequence, length in enumerate(LENGTHS)]
 
 
@@ -45,26 +50,36 @@ def test_equals_the_modules_of_transformers(case: str, kernels: Kernels) -> None
     assert near(logits, expected_logits)
 
 
+def of_family(**changes: float | None) -> Callable[[ModelForm], ModelForm]:
+    """Other answers of the family's functions."""
+    functions = {name: lambda config, value=value: value for name, value in changes.items()}
+    return lambda form: replace(form, family=replace(form.family, **functions))
+
+
+def with_small_epsilon(form: ModelForm) -> ModelForm:
+    text = copy.copy(form.text)
+    text.rms_norm_eps = 1e-6
+    return replace(form, text=text)
+
+
 @pytest.mark.parametrize(
     ("case", "spoil"),
     [
-        ("gemma2", {"embedding_scale": 7.0}),
-        ("granite", {"embedding_scale": 1.0}),
-        ("llama", {"norm_eps": 1e-6}),
-        ("gemma2", {"logits_softcap": None}),
-        ("vaultgemma", {"logits_softcap": 29.0}),
-        ("granite", {"logits_scale": 1.0}),
-        ("hyperclovax", {"logits_scale": 0.2}),
+        ("gemma2", of_family(embedding_scale=7.0)),
+        ("granite", of_family(embedding_scale=1.0)),
+        ("llama", with_small_epsilon),
+        ("gemma2", of_family(logits_softcap=None)),
+        ("vaultgemma", of_family(logits_softcap=29.0)),
+        ("granite", of_family(logits_scale=1.0)),
+        ("hyperclovax", of_family(logits_scale=0.2)),
     ],
 )
 def test_a_model_that_computes_something_else_is_found_out(
-    case: str, spoil: dict[str, Any], kernels_library: Path
+    case: str, spoil: Callable[[ModelForm], ModelForm], kernels_library: Path
 ) -> None:
-    kernels = Kernels(kernels_library, threads=1)
-    model = FusedModel(case, kernels)
-    expected = model.targets()[1].forward(step_batch(WHOLE))
-    model.native = NativeModel(kernels, replace(model.native._parts, **spoil))
-    assert not near(model.targets()[0].forward(step_batch(WHOLE)), expected)
+    model = FusedModel(case, Kernels(kernels_library, threads=1), spoil=spoil)
+    native, modules = model.targets()
+    assert not near(native.forward(step_batch(WHOLE)), modules.forward(step_batch(WHOLE)))
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3_text"])
@@ -108,69 +123,123 @@ def test_layers_that_are_not_there_are_refused(kernels: Kernels) -> None:
         model.targets((layer_input(9),))
 
 
+def family_of(case: str) -> Family:
+    model_type = case.split(maxsplit=1)[0]
+    return MODEL_TYPES["emu3_text_model" if model_type == "emu3" else model_type]
+
+
+def table_of(case: str) -> RotaryTable:
+    """A table of a tiny model."""
+    family, config = family_of(case).model, tiny_model(case).config.get_text_config()
+    tables = rotary_tables(family, config)
+    assert tables is not None
+    return next(iter(tables.values()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_angles_are_those_of_transformers(case: str) -> None:
+    model = tiny_model(case)
+    if model.model.rotary_emb is None:
+        return
+    config, rotary, positions = model.config.get_text_config(), model.model.rotary_emb, torch.arange(1024)[None]
+    family = family_of(case).model
+    tables = rotary_tables(family, config)
+    assert tables is not None
+    assert set(tables) == (set(config.layer_types) if family.rotary_by_kind else {None})
+    for kind, table in tables.items():
+        keywords = {} if kind is None else {"layer_type": kind}
+        for own, expected in zip((table._cos, table._sin), rotary(torch.empty(0), positions, **keywords), strict=True):
+            assert torch.equal(own, expected[0])
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "linear", "factor": 3.0, "partial_rotary_factor": 0.5},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.3},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8, "beta_slow": 2},
+        {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 0.7,
+            "mscale_all_dim": 1,
+        },
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "truncate": False},
+    ],
+)
+def test_angles_with_scaling_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    config = AutoConfig.for_model("llama", rope_parameters={"rope_theta": 500.0, **rope}, head_dim=20)
+    expected = LlamaRotaryEmbedding(config)(torch.empty(0), torch.arange(1024)[None])
+    tables = rotary_tables(MODEL_TYPES["llama"].model, config)
+    assert tables is not None
+    assert torch.equal(tables[None]._cos, expected[0][0])
+    assert torch.equal(tables[None]._sin, expected[1][0])
+
+
 @pytest.mark.parametrize("steps", [[1], [1024, 1025], [5000], [3, 2000, 4100, 9000]])
-def test_angles_are_those_of_the_module_wherever_the_table_grew(steps: list[int]) -> None:
-    rotary = served_model("llama").model.rotary_emb
-    like = torch.empty(0)
-    table = RotaryTable(lambda positions: rotary(like, positions))
+def test_angles_are_the_same_wherever_the_table_grew(steps: list[int]) -> None:
+    table, expected = table_of("llama"), table_of("llama")
     for length in steps:
         table.reach(length)
-    expected = RotaryTable(lambda positions: rotary(like, positions))
     expected.reach(16384)
     assert len(table._cos) >= steps[-1]
     assert (table.struct.cos, table.struct.sin) == table._pointers()
-    for one, other, direct in zip(
-        (table._cos, table._sin),
-        (expected._cos, expected._sin),
-        rotary(like, torch.arange(steps[-1]).unsqueeze(0)),
-        strict=True,
-    ):
+    for one, other in zip((table._cos, table._sin), (expected._cos, expected._sin), strict=True):
         assert torch.equal(one, other[: len(one)])
-        assert torch.equal(one[: steps[-1]], direct[0])
 
 
-def other_class(model: Any) -> None:
-    model.__class__ = type("OtherForCausalLM", (type(model),), {})
+def other_class(config: Any, tensors: dict[str, Tensor]) -> None:
+    config.model_type = "olmo2"
 
 
-def other_layer(model: Any) -> None:
-    model.model.layers[2] = served_model("llama").model.layers[2]
+def biased_head(config: Any, tensors: dict[str, Tensor]) -> None:
+    tensors["lm_head.bias"] = torch.zeros(320)
 
 
-def biased_head(model: Any) -> None:
-    model.lm_head.bias = nn.Parameter(torch.zeros(320))
+def other_rotary(config: Any, tensors: dict[str, Tensor]) -> None:
+    config.rope_parameters["rope_type"] = "dynamic"
 
 
-def dense_head(model: Any) -> None:
-    model.lm_head = nn.Linear(48, 320, bias=False)
+def other_activation(config: Any, tensors: dict[str, Tensor]) -> None:
+    config.hidden_act = "gelu"
 
 
-def other_rotary(model: Any) -> None:
-    model.model.rotary_emb.rope_type = "dynamic"
-
-
-@pytest.mark.parametrize("change", [other_class, other_layer, biased_head, dense_head, other_rotary])
-def test_a_model_with_an_unknown_part_is_left_to_its_modules(
-    change: Callable[[PreTrainedModel], None], kernels_library: Path
-) -> None:
-    kernels = Kernels(kernels_library, threads=1)
-    model = served_model("llama")
-    prepare(model, NativePacker(kernels, "int8"))
-    assert read_native_model(model, kernels) is not None
-    change(model)
-    assert read_native_model(model, kernels) is None
+@pytest.mark.parametrize("change", [other_class, biased_head, other_rotary, other_activation])
+def test_a_model_with_an_unknown_part_is_left_to_its_modules(change: Callable[[Any, dict[str, Tensor]], None]) -> None:
+    model = tiny_model("llama")
+    tensors = dict(model.state_dict())
+    assert read_model_form(model.config, TensorCheckpoint(tensors)) is not None
+    changed = copy.deepcopy(model.config)
+    change(changed, tensors)
+    assert read_model_form(changed, TensorCheckpoint(tensors)) is None
 
 
 def test_a_table_that_finds_no_memory_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    rotary = served_model("llama").model.rotary_emb
-    table = RotaryTable(lambda positions: rotary(torch.empty(0), positions))
+    table = table_of("llama")
     before = table._cos, table._sin, table.struct.cos, table.struct.sin
-    for num_found in (0, 1, 2):  # the last time for cos alone
-        found = iter([torch.cat] * num_found)
-        monkeypatch.setattr(torch, "cat", lambda parts, found=found, **_: next(found)(parts))
+    real = torch.cat
+    for num_found in (0, 1):  # the second time for cos alone
+        found = iter([real] * num_found)
+
+        def cat(parts: Any, found: Any = found, **options: Any) -> Tensor:
+            # Angles are made of two halves; the table's parts are not.
+            return real(parts, **options) if options else next(found)(parts)
+
+        monkeypatch.setattr(torch, "cat", cat)
         with pytest.raises((StopIteration, RuntimeError)):
             table.reach(2000)
         monkeypatch.undo()
         assert (table._cos, table._sin, table.struct.cos, table.struct.sin) == before
     table.reach(2000)
     assert len(table._cos) == len(table._sin) == 2048
+
+
+def test_a_twin_has_its_own_cache(kernels: Kernels) -> None:
+    native = FusedModel("llama", kernels).native
+    twin = native.twin()
+    assert not any(one.struct == other.struct for one, other in zip(native.layers, twin.layers, strict=True))
+    twin.bind([CPU.new("SwKvCache", kv_heads=number) for number in range(4)])
+    assert [layer.struct.cache.kv_heads for layer in twin.layers] == [0, 1, 2, 3]
+    assert [layer.struct.cache.kv_heads for layer in native.layers] == [0, 0, 0, 0]

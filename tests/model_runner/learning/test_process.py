@@ -27,7 +27,7 @@ from model_runner.learning.link import (
 from model_runner.learning.process import set_up
 from model_runner.learning.store import load_learnt
 from model_runner.models.heads.base import TargetShape
-from model_runner.models.loading import load_config
+from model_runner.models.hf_loading import load_config
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.training.examples import Example
 from model_runner.training.teacher import TargetWeights

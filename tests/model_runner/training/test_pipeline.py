@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.heads.loading import load_heads
-from model_runner.models.loading import load_config
+from model_runner.models.hf_loading import load_config
 from model_runner.training import pipeline
 from model_runner.training.examples import Answer, AnswerStore, Example, Question, training_questions
 from model_runner.training.loop import LoopOptions

@@ -13,7 +13,7 @@ from model_runner.attention.reference import ReferenceAttention
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.cuda_layer import compile_layers, replace_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, paged_attention, register_attention
-from model_runner.models.target import HFTargetModel
+from model_runner.models.hf_target import HFTargetModel
 from tests.conftest import tiny_config
 from tests.model_runner.triton.layers import BLOCK, NUM_BLOCKS, Step, TorchProduct, step_batch
 

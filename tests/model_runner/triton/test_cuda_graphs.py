@@ -13,7 +13,7 @@ from model_runner.attention.triton import TritonAttention
 from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
-from model_runner.models.target import TokenRows
+from model_runner.models.hf_target import TokenRows
 from model_runner.platforms.cuda_graphs import GraphedTarget, graph_sizes
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 from tests.model_runner.batches import Chunk, make_batch

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.models.cuda_layer import CudaDecoderLayer, replace_layers
-from model_runner.models.decoder_form import DecoderForm, recognise
+from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
-from model_runner.models.target import HFTargetModel
+from model_runner.models.hf_target import HFTargetModel
+from model_runner.models.recognition import recognise
 from tests.model_runner.decoder_models import LayerRun, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form
 from tests.model_runner.triton.layers import OneLayer, Step, TorchProduct, WrittenAttention, make_cache, step_batch

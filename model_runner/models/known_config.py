@@ -1,0 +1,88 @@
+"""Configurations of known families, read without transformers, whose import takes longer than all of a small model's
+start.
+
+Only what a file says is taken from it. Transformers knows defaults for each family; an entry that is absent here raises
+MissingEntryError, and then transformers reads the file.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_runner.models.families import MODEL_TYPES
+
+_NONE_IF_ABSENT = frozenset({"architectures", "num_nextn_predict_layers", "quantization_config"})
+_DERIVES_HEAD_DIM = frozenset({"granite", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "smollm3"})
+"""Model types for which transformers divides the hidden size by the heads if the head size is absent."""
+
+
+class MissingEntryError(Exception):
+    """The file lacks an entry that transformers has a default for."""
+
+
+class KnownConfig:
+    """The entries of a config.json as attributes."""
+
+    def __init__(self, entries: Mapping[str, Any], folder: Path) -> None:
+        self._entries = entries
+        self.name_or_path = str(folder)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises MissingEntryError, which `getattr` with a default does not hide."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in self._entries:
+            if name in _NONE_IF_ABSENT:
+                return None
+            raise MissingEntryError(name)
+        return self._entries[name]
+
+    def get_text_config(self) -> "KnownConfig":
+        """The configuration of the language model, as transformers' configurations return it."""
+        return self
+
+
+def read_known_config(folder: Path) -> KnownConfig | None:
+    """Read config.json of a known family.
+
+    Returns:
+        None if transformers has to read it: another family, or one of several parts, such as with images; quantised
+        weights; entries in a form of older versions.
+    """
+    try:
+        entries = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(entries, dict) or "text_config" in entries or "quantization_config" in entries:
+        return None
+    family = MODEL_TYPES.get(str(entries.get("model_type")))
+    if family is None or (folder / "hf_quant_config.json").exists():
+        return None
+    rope = None if family.model.rotary_by_kind else _rope_parameters(entries)
+    rope = entries.get("rope_parameters") if family.model.rotary_by_kind else rope
+    if rope is None:
+        return None
+    own: dict[str, Any] = {"rope_parameters": rope}
+    hidden, heads = entries.get("hidden_size"), entries.get("num_attention_heads")
+    if entries.get("head_dim") is None and entries["model_type"] in _DERIVES_HEAD_DIM and hidden and heads:
+        own["head_dim"] = hidden // heads
+    if entries.get("use_sliding_window") is False:
+        own["sliding_window"] = None
+    if (own | entries).get("sliding_window", 0) is None or own.get("sliding_window", 0) is None:
+        own["layer_types"] = entries.get("layer_types") or ["full_attention"] * entries.get("num_hidden_layers", 0)
+    return KnownConfig(entries | own, folder)
+
+
+def _rope_parameters(entries: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Rotary parameters in the form of transformers 5; None if an entry is missing."""
+    rope = dict(entries.get("rope_parameters") or entries.get("rope_scaling") or {})
+    old_type = rope.pop("type", None)
+    rope["rope_type"] = rope.get("rope_type") or old_type or "default"
+    needed, optional = {"rope_theta"}, {"partial_rotary_factor"}
+    if rope["rope_type"] in ("llama3", "yarn"):
+        needed |= {"factor", "original_max_position_embeddings"}
+    for name in needed | optional:
+        if name not in rope and name in entries:
+            rope[name] = entries[name]
+    return rope if needed <= rope.keys() else None

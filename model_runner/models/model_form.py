@@ -1,0 +1,164 @@
+"""A whole model of a known family as plain data: the forms of its layers, and what is around them.
+
+Weights may still be in files: a form is read in milliseconds, and says how much memory the model needs.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_runner.kernels.library import INT4_GROUP, ROTATED_BLOCK
+from model_runner.kv_cache import KVShape
+from model_runner.models.decoder_form import DecoderForm, read_form
+from model_runner.models.families import MODEL_TYPES, Config, Family, ModelFamily
+from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, is_bare
+from model_runner.models.parameters import SAME_NAMES, Checkpoint, Linear, Matrix, Parameters
+from model_runner.models.refusal import UnsupportedModelError, describe_model
+from model_runner.models.rotary import rotary_tables
+
+_HEADS = ("lm_head", "language_model.lm_head")
+"""Names of the head in checkpoints."""
+_RECOMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
+"""Weights of old checkpoints that follow from the configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelForm:
+    """A model: an embedding, decoder layers with rotary positions, an RMS norm and a linear head."""
+
+    config: Any
+    """The whole configuration."""
+    text: Config
+    family: ModelFamily
+    embedding: Matrix  # [vocabulary, hidden]
+    layers: Sequence[DecoderForm]
+    norm: Tensor  # [hidden], the factor
+    head: Linear
+    shares_head: bool
+    """Whether head and embedding are the same weight."""
+
+    def shape(self) -> ModelShape:
+        """The sizes that decide how much memory the model needs."""
+        inner = [linear for layer in self.layers for linear in _linears(layer)]
+        others = [tensor for layer in self.layers for tensor in _small_tensors(layer)]
+        num_inner = sum(_size(linear) for linear in inner)
+        num_head, num_embedding = _size(self.head), self.embedding.shape[0] * self.embedding.shape[1]
+        distinct = num_embedding if self.shares_head else num_embedding + num_head
+        return ModelShape(
+            kv=tuple(_kv_shape(layer) for layer in self.layers),
+            num_parameters=num_inner + distinct + sum(tensor.numel() for tensor in others) + self.norm.numel(),
+            num_shared=num_embedding if self.shares_head else 0,
+            num_multiplied=num_inner + num_head,
+            num_rotated=sum(linear.outputs * _rotated(linear.inputs) for linear in [*inner, self.head]),
+            num_inner=num_inner,
+            num_groupable=sum(_size(linear) for linear in inner if linear.inputs % INT4_GROUP == 0),
+            hidden=self.embedding.shape[1],
+            vocab_size=self.head.outputs,
+            max_model_len=self.text.max_position_embeddings,
+            is_streamed=True,
+        )
+
+
+def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
+    """Read a model of a known family.
+
+    Returns:
+        None if the family is not known, or the configuration asks for something else than its common computation.
+
+    Raises:
+        UnsupportedModelError: if the checkpoint lacks weights, or has others than the model.
+    """
+    family: Family | None = MODEL_TYPES.get(config.model_type)
+    text: Config = config.get_text_config()
+    if family is None or not family.model.is_plain(config, text):
+        return None
+    prefix = next(
+        (one for one in family.model.stored_decoders if f"{one}embed_tokens.weight" in checkpoint.shapes), None
+    )
+    if prefix is None or any(f"{name}.bias" in checkpoint.shapes for name in _HEADS):
+        return None
+    mixture = family.layer.mixture
+    parameters = Parameters(checkpoint, SAME_NAMES if mixture is None else mixture.names)
+    decoder = parameters.below(prefix.removesuffix(".")) if prefix else parameters
+    layers = [
+        read_form(family.layer, text, index, decoder.below(f"layers.{index}"))
+        for index in range(text.num_hidden_layers)
+    ]
+    known = [layer for layer in layers if layer is not None]
+    if len(known) < len(layers) or not known or not _has_static_positions(family.model, text):
+        return None
+    embedding = decoder.linear(["embed_tokens"], text.vocab_size, text.hidden_size)
+    norm = decoder.require("norm.weight", text.hidden_size).float()
+    head = _read_head(config, text, parameters, embedding)
+    _use_unneeded(family.model, config, parameters)
+    if (fault := parameters.fault()) is not None:
+        raise UnsupportedModelError(f"{describe_model(config)} {fault}")
+    return ModelForm(
+        config=config,
+        text=text,
+        family=family.model,
+        embedding=embedding.matrices[0],
+        layers=known,
+        norm=1 + norm if family.model.norm_adds_one else norm,
+        head=head,
+        shares_head=head is embedding,
+    )
+
+
+def _has_static_positions(family: ModelFamily, text: Config) -> bool:
+    return rotary_tables(family, text) is not None
+
+
+def _read_head(config: Any, text: Config, parameters: Parameters, embedding: Linear) -> Linear:
+    """The head; the embedding where the two are one, or where the model has no head and its logits are of no use."""
+    name = next((name for name in _HEADS if parameters.has(f"{name}.weight")), None)
+    if text.tie_word_embeddings or (name is None and is_bare(config)):
+        return embedding
+    return parameters.linear([name or _HEADS[0]], text.vocab_size, text.hidden_size)
+
+
+def _use_unneeded(family: ModelFamily, config: Any, parameters: Parameters) -> None:
+    """Count weights as used that the model's text has no use for, so that they are no fault."""
+    text = config.get_text_config()
+    num_modules = getattr(text, "num_nextn_predict_layers", None) or 0
+    predicting = tuple(f"model.layers.{text.num_hidden_layers + module}." for module in range(num_modules))
+    classifies = str((config.architectures or [""])[0]).endswith(CLASSIFIES)
+    for name in parameters.checkpoint.shapes:
+        is_copy = name.removesuffix(".weight") in _HEADS and text.tie_word_embeddings
+        is_unneeded = name.startswith((*family.ignored, *predicting)) or (classifies and name in HEAD_NAMES)
+        if is_copy or is_unneeded or _RECOMPUTED.search(name):
+            parameters.used.add(name)
+
+
+def _linears(layer: DecoderForm) -> list[Linear]:
+    """The linear layers and experts, without the router."""
+    own = [layer.qkv, layer.attention_output, layer.gate_up, layer.down]
+    experts = [] if layer.experts is None else [*layer.experts.gate_up, *layer.experts.down]
+    return [linear for linear in [*own, *experts] if linear is not None]
+
+
+def _small_tensors(layer: DecoderForm) -> list[Tensor]:
+    """Norms, biases and routers."""
+    norms = layer.norms
+    tensors = [norms.attention, norms.attention_post, norms.mlp, norms.mlp_post, norms.query, norms.key]
+    tensors += [linear.bias for linear in _linears(layer)]
+    if (experts := layer.experts) is not None:
+        tensors += [experts.router, experts.choice_bias, experts.mlp_gate]
+    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+
+def _kv_shape(layer: DecoderForm) -> KVShape:
+    return KVShape(layer.kv_heads, layer.head_dim, layer.head_dim, layer.heads // layer.kv_heads)
+
+
+def _size(linear: Linear) -> int:
+    return linear.outputs * linear.inputs
+
+
+def _rotated(inputs: int) -> int:
+    """Inputs after they are padded for the rotation."""
+    return -(-inputs // ROTATED_BLOCK) * ROTATED_BLOCK

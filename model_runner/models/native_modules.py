@@ -1,0 +1,75 @@
+"""Models of transformers whose parts are replaced by native operators as far as possible."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from model_runner.kernels.interface import CData
+from model_runner.models.activations import replace_activations
+from model_runner.models.experts import has_usual_gate, pack_experts
+from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
+from model_runner.models.packed import NativePacker, OneDNNPacker, Packer, pack_weights
+from model_runner.models.parameters import DenseMatrix, Linear
+from model_runner.models.recognition import activation_of, replace_recognised
+from model_runner.models.refusal import UnsupportedModelError
+
+logger = logging.getLogger("samewise.runner")
+
+
+def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
+    """Make the results of a model's rows independent of each other.
+
+    With int4, the head is packed in int8, because its error reaches every logit.
+
+    Args:
+        model: changed in place.
+        packer: packs the weights for the native kernels; None leaves them in float32.
+
+    Raises:
+        UnsupportedModelError: if a part of the model has no exact counterpart.
+    """
+    onednn = OneDNNPacker()
+    if packer is not None:
+        logger.info("layers     %d as one native operator each", fuse_layers(model, packer))
+        if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
+            pack_weights(head, packer.in_int8, onednn)
+    pack: Packer = packer or onednn
+    try:
+        pack_experts(model, pack, None if packer is None else partial(make_native_experts, packer))
+        replace_activations(model)
+    except ValueError as error:
+        raise UnsupportedModelError(str(error)) from error
+    pack_weights(model, pack, onednn)
+
+
+def make_native_experts(packer: NativePacker, module: Any, gate_up: Tensor, down: Tensor) -> NativeExperts | None:
+    """The experts of a module whose activation is not replaced yet; None if the kernels do not support them."""
+    act_fn = getattr(module, "act_fn", None)
+    activation = activation_of(act_fn) if isinstance(act_fn, nn.Module) and has_usual_gate(module) else None
+    if activation is None:
+        return None
+    linears = ([Linear([DenseMatrix(weight)]) for weight in weights] for weights in (gate_up, down))
+    return NativeExperts(packer, next(linears), next(linears), activation)
+
+
+def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
+    """Replace every decoder layer of the common family; returns how many were replaced."""
+    return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer), with_experts=True)
+
+
+def part_layers(model: nn.Module) -> None:
+    """Give each fused layer of a model's twin its own structure, so that it can be bound to another cache."""
+    for module in model.modules():
+        if isinstance(module, FusedDecoderLayer):
+            module.part_from_twin()
+
+
+def bind_layers(model: nn.Module, caches: Sequence[CData]) -> None:
+    """Bind each fused layer to its cache."""
+    for module in model.modules():
+        if isinstance(module, FusedDecoderLayer):
+            module.bind(caches[module.index])

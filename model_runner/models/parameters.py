@@ -1,0 +1,241 @@
+"""Weights of a model by the names of transformers' modules, read when they are needed.
+
+A checkpoint may hold more than memory does in float32, so that a matrix is a place in a file until its rows are read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model_runner.models.refusal import UnsupportedModelError, few
+
+
+class Matrix(Protocol):
+    """A weight [outputs, inputs] that may still be in a file."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        ...
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows [start, stop) in a float type; `stop` may be beyond the last row."""
+        ...
+
+    def drop(self, start: int, stop: int) -> None:
+        """Return the memory of rows that were read to the system; they can be read again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMatrix:
+    """Implements Matrix for a tensor [outputs, inputs], which may be a mapping of a file."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, inputs = self.tensor.shape
+        return outputs, inputs
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.tensor[start:stop]
+
+    def drop(self, start: int, stop: int) -> None:
+        """Nothing to do: the tensor stays."""
+
+
+class Checkpoint(Protocol):
+    """The tensors of a model."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each tensor, by name."""
+        ...
+
+    def tensor(self, name: str) -> Tensor:
+        """A whole tensor in a float type. For small ones."""
+        ...
+
+    def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
+        """A tensor [outputs, inputs], or one [experts, outputs, inputs]: its experts, each as matrices to stack."""
+        ...
+
+
+class TensorCheckpoint:
+    """Implements Checkpoint for tensors in memory, or mapped from files."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
+        tensor = self._tensors[name]
+        return [[DenseMatrix(matrix)] for matrix in (tensor if tensor.dim() == 3 else [tensor])]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer."""
+
+    matrices: Sequence[Matrix]
+    """Their outputs follow one another; all have the same inputs."""
+    bias: Tensor | None = None  # [outputs]
+
+    @property
+    def outputs(self) -> int:
+        """Width of the result."""
+        return sum(matrix.shape[0] for matrix in self.matrices)
+
+    @property
+    def inputs(self) -> int:
+        """Width of the input."""
+        return self.matrices[0].shape[1]
+
+    @property
+    def weight(self) -> Tensor:
+        """[outputs, inputs] in memory; a copy if there are several matrices."""
+        rows = [matrix.read() for matrix in self.matrices]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNames:
+    """How checkpoints name weights that modules hold under other names."""
+
+    parts: Sequence[tuple[str, str]] = ()
+    """A part of a module's name, and what checkpoints have in its place."""
+    expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Gate, up and down of one expert, for checkpoints with a tensor for each."""
+
+
+SAME_NAMES = StoredNames()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The weights of a model, or of a part of it, which records what was looked for."""
+
+    checkpoint: Checkpoint
+    names: StoredNames = SAME_NAMES
+    prefix: str = ""
+    used: set[str] = field(default_factory=set)
+    """Tensors of the checkpoint that became a part of the model."""
+    missing: set[str] = field(default_factory=set)
+    """Names that the model needs and the checkpoint does not have."""
+    mismatched: list[str] = field(default_factory=list)
+    """Descriptions of tensors whose shapes do not fit the model."""
+
+    def below(self, path: str) -> "Parameters":
+        """The weights of a submodule."""
+        prefix = f"{self.prefix}{path}."
+        return Parameters(self.checkpoint, self.names, prefix, self.used, self.missing, self.mismatched)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a weight."""
+        return self._find(name) is not None
+
+    def tensor(self, name: str, *shape: int) -> Tensor | None:
+        """A small weight, of this shape if one is given; None if there is none."""
+        stored = self._find(name)
+        if stored is None:
+            return None
+        self.used.add(stored)
+        tensor = self.checkpoint.tensor(stored)
+        if shape and tuple(tensor.shape) != shape:
+            self.mismatched.append(f"{stored} {list(tensor.shape)} instead of {list(shape)}")
+        return tensor
+
+    def require(self, name: str, *shape: int) -> Tensor:
+        """A small weight of this shape; zeros, and a note in `missing`, if there is none."""
+        tensor = self.tensor(name, *shape)
+        if tensor is None:
+            self.missing.add(self.prefix + name)
+            return torch.zeros(shape)
+        return tensor
+
+    def linear(self, paths: Sequence[str], outputs: int | None, inputs: int) -> Linear:
+        """The linear layers at these paths as one, of this shape; None: any even number of outputs."""
+        matrices: list[Matrix] = []
+        biases: list[Tensor] = []
+        for path in paths:
+            stored = self._find(f"{path}.weight")
+            if stored is None:
+                self.missing.add(f"{self.prefix}{path}.weight")
+                return _missing_linear(outputs or 0, inputs)
+            self.used.add(stored)
+            own = self.checkpoint.matrices(stored)[0]
+            matrices += own
+            if (bias := self.tensor(f"{path}.bias")) is not None:
+                biases.append(bias)
+        linear = Linear(matrices, torch.cat(biases) if biases else None)
+        name = self.prefix + " and ".join(paths)
+        self._check(name, linear, outputs, inputs)
+        if linear.bias is not None and len(linear.bias) != linear.outputs:
+            self.mismatched.append(f"{name} with a bias for some of its outputs only")
+        return linear
+
+    def experts(self, path: str, count: int, hidden: int) -> tuple[list[Linear], list[Linear]]:
+        """Gate and up, and down, of each expert of the module at this path."""
+        gate_up, down = self._experts(f"{path}.gate_up_proj", count), self._experts(f"{path}.down_proj", count)
+        if gate_up is None or down is None:
+            names = self.names.expert
+            gate_up = [self.linear([f"{path}.{i}.{name}" for name in names[:2]], None, hidden) for i in range(count)]
+            down = [self.linear([f"{path}.{i}.{names[2]}"], hidden, gate_up[i].outputs // 2) for i in range(count)]
+        for one, other in zip(gate_up, down, strict=False):
+            self._check(f"{self.prefix}{path}.gate_up_proj", one, gate_up[0].outputs, hidden)
+            self._check(f"{self.prefix}{path}.down_proj", other, hidden, gate_up[0].outputs // 2)
+        return gate_up, down
+
+    def fault(self) -> str | None:
+        """The reason why the checkpoint does not fit the model; None if every tensor is used, and none is missing."""
+        unused = set(self.checkpoint.shapes) - self.used
+        faults = (
+            ("has no weights", self.missing),
+            ("has weights of another shape", self.mismatched),
+            ("has weights that the model does not use", unused),
+        )
+        return "; and ".join(f"{fault}: {few(names)}" for fault, names in faults if names) or None
+
+    def _experts(self, name: str, count: int) -> list[Linear] | None:
+        stored = self._find(name)
+        if stored is None:
+            return None
+        self.used.add(stored)
+        experts = self.checkpoint.matrices(stored)
+        if len(experts) != count:
+            self.mismatched.append(f"{stored} has {len(experts)} experts instead of {count}")
+        return [Linear(matrices) for matrices in experts]
+
+    def _find(self, name: str) -> str | None:
+        """The checkpoint's name of a weight."""
+        full = self.prefix + name
+        if full in self.checkpoint.shapes:
+            return full
+        for own, stored in self.names.parts:
+            if (renamed := full.replace(own, stored)) != full and renamed in self.checkpoint.shapes:
+                return renamed
+        return None
+
+    def _check(self, name: str, linear: Linear, outputs: int | None, inputs: int) -> None:
+        """Note a linear layer whose weight has another shape."""
+        shape, wanted = [linear.outputs, linear.inputs], [linear.outputs if outputs is None else outputs, inputs]
+        if shape != wanted or (outputs is None and linear.outputs % 2):
+            self.mismatched.append(f"{name} {shape} instead of {wanted}")
+
+
+def _missing_linear(outputs: int, inputs: int) -> Linear:
+    """Stands for a layer whose absence is noted, until all notes become an error."""
+    return Linear([DenseMatrix(torch.empty(outputs, inputs, device="meta"))])
+
+
+def require_faultless(parameters: Parameters, what: str) -> None:
+    """Raises UnsupportedModelError if the checkpoint lacks weights, or has others than the model."""
+    if (fault := parameters.fault()) is not None:
+        raise UnsupportedModelError(f"{what} {fault}")

@@ -1,0 +1,84 @@
+"""Finds decoder layers of the common family among transformers' modules, and replaces them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from model_runner.models.activations import EXACT, gelu_tanh, silu
+from model_runner.models.decoder_form import Activation, DecoderForm, read_form
+from model_runner.models.experts import has_usual_layout
+from model_runner.models.families import LAYER_FAMILIES, LayerFamily
+from model_runner.models.parameters import Parameters, TensorCheckpoint
+
+_FUNCTIONS: dict[Callable[[Tensor], Tensor] | None, Activation] = {silu: "silu", gelu_tanh: "gelu_tanh"}
+
+
+def recognise(layer: nn.Module) -> DecoderForm | None:
+    """Read a decoder layer of a model in memory. The form shares the layer's tensors.
+
+    Args:
+        layer: as transformers loads it, in evaluation mode, before its weights and activations are replaced.
+
+    Returns:
+        The layer's form, or None if it is not exactly a layer of the common family. It may have another class, be in
+        training mode, not be causal, or have other kinds of linears, experts or activations.
+    """
+    family = LAYER_FAMILIES.get(f"{type(layer).__module__}.{type(layer).__qualname__}")
+    attention: Any = getattr(layer, "self_attn", None)
+    if family is None or layer.training or attention is None or not attention.is_causal:
+        return None
+    tensors = {name: parameter.detach() for name, parameter in layer.named_parameters()} | dict(layer.named_buffers())
+    form = read_form(family, attention.config, attention.layer_idx, Parameters(TensorCheckpoint(tensors)))
+    return form if form is not None and _has_plain_parts(layer, family, form) else None
+
+
+def activation_of(module: nn.Module) -> Activation | None:
+    """The activation that a module computes, if native operators and kernels support it."""
+    return _FUNCTIONS.get(EXACT.get(type(module)))
+
+
+def replace_recognised(
+    model: nn.Module, make: Callable[[int, DecoderForm], nn.Module], *, with_experts: bool = False
+) -> int:
+    """Replace every recognised decoder layer by the module that `make` returns for its index and form.
+
+    Replaced layers are freed at once: memory may not hold all weights twice.
+
+    Args:
+        model: changed in place.
+        make: returns the new layer.
+        with_experts: whether layers with experts are replaced as well.
+
+    Returns:
+        How many layers were replaced.
+    """
+    replaced = 0
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for place in range(len(layers)):
+            form = recognise(layers[place])
+            if form is not None and (with_experts or form.experts is None):
+                layers[place] = make(layers[place].self_attn.layer_idx, form)  # type: ignore[arg-type, union-attr]
+                replaced += 1
+    return replaced
+
+
+def _has_plain_parts(layer: nn.Module, family: LayerFamily, form: DecoderForm) -> bool:
+    """Whether linears, experts and activations are of the family's classes: other code may have changed them."""
+    linears = [*family.qkv, family.attention_output]
+    activations = []
+    if (mixture := family.mixture) is not None and form.experts is not None:
+        experts: Any = layer.get_submodule(mixture.experts)
+        router = layer.get_submodule(mixture.router)
+        is_own = {type(module).__module__ for module in (experts, router)} == {type(layer).__module__}
+        if not is_own or not has_usual_layout(experts) or activation_of(experts.act_fn) != form.activation:
+            return False
+        linears += [] if mixture.mlp_gate is None else [mixture.mlp_gate]
+        family = replace(family, gate_up=mixture.gate_up, down=mixture.down, activation=mixture.activation)
+    if form.down is not None:
+        linears += [*family.gate_up, family.down]
+        activations = [family.activation]
+    return all(type(layer.get_submodule(name)) is nn.Linear for name in linears) and all(
+        activation_of(layer.get_submodule(name)) == form.activation for name in activations
+    )

@@ -1,0 +1,128 @@
+"""Rotary positions whose angles depend only on the position: cos and sin of a model's layers, as transformers computes
+them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_runner.kernels.interface import CPU, CData, pointer
+from model_runner.models.families import Config, ModelFamily, head_dim
+
+_POSITIONS = 1024
+"""Cos and sin are computed for this many positions at a time, starting at a multiple."""
+
+
+class RotaryTable:
+    """Cos and sin of all positions used so far."""
+
+    def __init__(self, frequencies: Tensor, factor: float = 1.0) -> None:
+        """Takes each pair's angle per position [dim / 2] float32, and the factor on cos and sin."""
+        self._frequencies = frequencies
+        self._factor = factor
+        self._cos, self._sin = self._part(0)
+        self.dim = self._cos.shape[1]
+        self.struct: CData = CPU.new("SwRotary", self._pointers())
+
+    def reach(self, length: int) -> None:
+        """Extend the table to all positions below `length`; it at least doubles."""
+        known = len(self._cos)
+        if length <= known:
+            return
+        parts = [self._part(start) for start in range(known, max(length, 2 * known), _POSITIONS)]
+        cos = torch.cat([self._cos, *(part for part, _ in parts)])
+        sin = torch.cat([self._sin, *(part for _, part in parts)])
+        self._cos, self._sin = cos, sin  # both or, if memory runs out, neither
+        self.struct.cos, self.struct.sin = self._pointers()
+
+    def _pointers(self) -> tuple[CData, CData]:
+        return pointer(self._cos, *self._cos.shape), pointer(self._sin, *self._sin.shape)
+
+    def _part(self, start: int) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(start, start + _POSITIONS)
+        half = positions[:, None].float() * self._frequencies
+        angles = torch.cat((half, half), dim=-1)
+        return angles.cos() * self._factor, angles.sin() * self._factor
+
+
+def rotary_tables(family: ModelFamily, config: Config) -> dict[str | None, RotaryTable] | None:
+    """The table of each kind of layer, or of all kinds as None.
+
+    Returns:
+        None if angles depend on more than the position.
+    """
+    kinds = sorted(set(config.layer_types)) if family.rotary_by_kind else [None]
+    tables: dict[str | None, RotaryTable] = {}
+    for kind in kinds:
+        parameters = config.rope_parameters if kind is None else config.rope_parameters[kind]
+        width = head_dim(config)
+        if parameters["rope_type"] != "default" or family.rotates_partially:
+            width = int(width * parameters.get("partial_rotary_factor", 1.0))
+        found = _frequencies(parameters, width, config.max_position_embeddings)
+        if found is None:
+            return None
+        tables[kind] = RotaryTable(*found)
+    return tables
+
+
+def _frequencies(parameters: Mapping[str, Any], width: int, max_positions: int) -> tuple[Tensor, float] | None:
+    """Each pair's angle per position [width / 2], and the factor on cos and sin; None for an unknown type."""
+    powers: Tensor = parameters["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    match parameters["rope_type"]:
+        case "default":
+            return 1.0 / powers, 1.0
+        case "linear":
+            return 1.0 / powers / parameters["factor"], 1.0
+        case "llama3":
+            return _llama3(parameters, 1.0 / powers), 1.0
+        case "yarn":
+            return _yarn(parameters, powers, max_positions)
+    return None
+
+
+def _llama3(parameters: Mapping[str, Any], frequencies: Tensor) -> Tensor:
+    """Llama 3.1's scaling: long wavelengths are divided by the factor, short ones are kept, others interpolated."""
+    factor, low, high = (parameters[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = parameters["original_max_position_embeddings"]
+    wavelengths = 2 * math.pi / frequencies
+    scaled = torch.where(wavelengths > original / low, frequencies / factor, frequencies)
+    smooth = (original / wavelengths - low) / (high - low)
+    between = (1 - smooth) * scaled / factor + smooth * scaled
+    is_between = ~(wavelengths < original / high) * ~(wavelengths > original / low)
+    return torch.where(is_between, between, scaled)
+
+
+def _yarn(parameters: Mapping[str, Any], powers: Tensor, max_positions: int) -> tuple[Tensor, float]:
+    """YaRN (Peng et al., arXiv:2309.00071)."""
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters["factor"] or max_positions / original
+    num_pairs = len(powers)
+    theta = parameters["rope_theta"]
+
+    def pair_that_turns(times: float) -> float:
+        return num_pairs * 2 * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = pair_that_turns(parameters.get("beta_fast") or 32)
+    high = pair_that_turns(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, num_pairs * 2 - 1)
+    ramp = (torch.arange(num_pairs, dtype=torch.float32) - low) / ((high if high != low else high + 0.001) - low)
+    kept = 1 - ramp.clamp(0, 1)
+    frequencies = 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept
+    return frequencies, _yarn_factor(parameters, factor)
+
+
+def _yarn_factor(parameters: Mapping[str, Any], factor: float) -> float:
+    """The factor on cos and sin."""
+    if (given := parameters.get("attention_factor")) is not None:
+        return float(given)
+
+    def at(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    scale, scale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return at(scale) / at(scale_all) if scale and scale_all else at(1.0)

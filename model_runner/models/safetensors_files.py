@@ -1,0 +1,163 @@
+"""Safetensors files as a checkpoint whose weights stay in the files until they are read.
+
+Format: eight bytes with the size of a JSON header, the header, then the tensors
+(https://github.com/huggingface/safetensors#format).
+"""
+
+import json
+import mmap
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_runner.models.parameters import Matrix
+from model_runner.models.refusal import UnsupportedModelError
+
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_SIZE_BYTES = 8
+_LARGEST_HEADER = 100 << 20
+
+
+class MappedFile:
+    """A file whose pages are read when they are needed, and can be dropped again."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if the file cannot be read, ValueError if it is empty."""
+        with path.open("rb") as file:
+            self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE)
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.size = len(self._memory)
+
+    def read(self, offset: int, size: int) -> Tensor:
+        """uint8 [size], without a copy. The content must not be changed."""
+        return self._bytes[offset : offset + size]
+
+    def drop(self, offset: int, size: int) -> None:
+        """Return the memory of these bytes to the system, until they are read again."""
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+@dataclass(frozen=True, slots=True)
+class FileMatrix:
+    """Implements Matrix for rows of one type in a file."""
+
+    file: MappedFile
+    offset: int
+    """Bytes from the beginning of the file."""
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        outputs, inputs = self.shape
+        stop = outputs if stop is None else min(stop, outputs)
+        row = inputs * self.dtype.itemsize
+        stored = self.file.read(self.offset + start * row, (stop - start) * row)
+        return _typed(stored, self.dtype).view(stop - start, inputs)
+
+    def drop(self, start: int, stop: int) -> None:
+        row = self.shape[1] * self.dtype.itemsize
+        self.file.drop(self.offset + start * row, (min(stop, self.shape[0]) - start) * row)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a file."""
+
+    file: MappedFile
+    offset: int
+    """Bytes from the beginning of the file."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class SafetensorsCheckpoint:
+    """Implements Checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UnsupportedModelError if the folder has no safetensors files, or they are damaged."""
+        self.tensors: dict[str, StoredTensor] = {}
+        for path in weight_files(folder):
+            self.tensors |= _read_header(path)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: stored.shape for name, stored in self.tensors.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        stored = self.tensors[name]
+        size = stored.dtype.itemsize * torch.Size(stored.shape).numel()
+        return _typed(stored.file.read(stored.offset, size), stored.dtype).view(stored.shape).clone()
+
+    def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
+        stored = self.tensors[name]
+        *leading, outputs, inputs = stored.shape
+        step = outputs * inputs * stored.dtype.itemsize
+        return [
+            [FileMatrix(stored.file, stored.offset + expert * step, (outputs, inputs), stored.dtype)]
+            for expert in range(leading[0] if leading else 1)
+        ]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of a folder; none if it has no safetensors."""
+    whole, index = folder / _WEIGHTS, folder / _INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        return []
+    return [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+
+
+def _typed(stored: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 [n] as numbers of a type, copied if they are not aligned."""
+    if stored.data_ptr() % dtype.itemsize:
+        stored = stored.clone()
+    return stored.view(dtype)
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file."""
+    try:
+        file = MappedFile(path)
+        (size,) = struct.unpack("<Q", bytes(file.read(0, _SIZE_BYTES).numpy()))
+        if size > min(file.size, _LARGEST_HEADER):
+            raise ValueError(f"its header of {size:,} bytes is longer than the file")
+        entries: dict[str, Any] = json.loads(bytes(file.read(_SIZE_BYTES, size).numpy()))
+        start = _SIZE_BYTES + size
+        entries.pop("__metadata__", None)
+        return {name: _stored(file, start, entry) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise UnsupportedModelError(f"{path} is damaged ({error}); download it again") from error
+
+
+def _stored(file: MappedFile, start: int, entry: dict[str, Any]) -> StoredTensor:
+    """Raises ValueError if the entry does not fit the file."""
+    shape, dtype = tuple(entry["shape"]), _TYPES[entry["dtype"]]
+    first, end = entry["data_offsets"]
+    if end - first != torch.Size(shape).numel() * dtype.itemsize or first < 0 or start + end > file.size:
+        raise ValueError("its header does not fit its size")
+    return StoredTensor(file, start + first, shape, dtype)

@@ -1,0 +1,157 @@
+"""Configurations that are read without transformers, against what transformers reads."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from model_runner.models.families import MODEL_TYPES, head_dim
+from model_runner.models.known_config import MissingEntryError, read_known_config
+from model_runner.models.model_form import read_model_form
+from model_runner.models.parameters import Checkpoint, TensorCheckpoint
+from tests.model_runner.decoder_models import CASES, tiny_model
+
+Change = Callable[[dict[str, Any]], None]
+
+
+class RecordingConfig:
+    """A configuration of transformers that notes which entries are read."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.read: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "get_text_config":
+            return lambda: self
+        value = getattr(self.config, name)
+        self.read[name] = value
+        return value
+
+
+def entries_that_are_read(case: str) -> tuple[dict[str, Any], Checkpoint]:
+    """Entries of the whole configuration that matter, with the values that transformers has for them."""
+    model = tiny_model(case)
+    checkpoint = TensorCheckpoint(model.state_dict())
+    recording = RecordingConfig(model.config.get_text_config())
+    read_model_form(recording, checkpoint)
+    return recording.read, checkpoint
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_whole_file_says_what_transformers_reads(case: str, tmp_path: Path) -> None:
+    expected, checkpoint = entries_that_are_read(case)
+    config = tiny_model(case).config.get_text_config()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    known = read_known_config(tmp_path)
+    if known is None:
+        assert case.startswith(("phi4_multimodal", "emu3"))
+        return
+    rope = expected.pop("rope_parameters")
+    assert {name for name, value in expected.items() if getattr(known, name) != value} <= {"name_or_path"}
+    assert {**rope, **known.rope_parameters} == rope
+    assert read_model_form(known, checkpoint) is not None
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_an_absent_entry_is_never_guessed(model_type: str, tmp_path: Path) -> None:
+    """Each entry in turn is left out: the same value as transformers has for it, or an error that asks transformers."""
+    if model_type in ("gemma3", "phi4_multimodal"):
+        return
+    config = AutoConfig.for_model(model_type)
+    whole = config.to_dict()
+    for left_out in whole:
+        entries = {name: value for name, value in whole.items() if name != left_out}
+        (tmp_path / "config.json").write_text(json.dumps(entries))
+        known = read_known_config(tmp_path)
+        expected = AutoConfig.from_pretrained(tmp_path) if "model_type" in entries else None
+        for name in ("head_dim", "layer_types", "sliding_window", "rope_parameters", left_out):
+            if known is None or not hasattr(expected, name):
+                continue
+            with contextlib.suppress(MissingEntryError):
+                if name == "head_dim":
+                    assert head_dim(known) == head_dim(expected)
+                else:
+                    assert (getattr(known, name) or None) == (getattr(expected, name) or None), (left_out, name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
+        ),
+    ],
+)
+def test_files_of_older_versions(old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:
+    entries = tiny_model("llama").config.to_dict()
+    del entries["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(entries | old))
+    known = read_known_config(tmp_path)
+    assert known is not None
+    assert known.rope_parameters == new
+    assert {**AutoConfig.from_pretrained(tmp_path).rope_parameters, **new} | {"type": 0} == new | {"type": 0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entries: entries.update(model_type="olmo2"),
+        lambda entries: entries.update(quantization_config={"quant_method": "fp8"}),
+        lambda entries: entries.update(text_config={}),
+        lambda entries: entries.pop("rope_parameters"),
+    ],
+)
+def test_other_files_are_left_to_transformers(change: Change, tmp_path: Path) -> None:
+    entries = tiny_model("llama").config.to_dict()
+    change(entries)
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    assert read_known_config(tmp_path) is None
+
+
+def test_a_known_model_is_loaded_without_transformers(tmp_path: Path, kernels_library: Path) -> None:
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict()))
+    code = f"""
+import sys
+from pathlib import Path
+from model_runner.config import RunnerConfig
+import model_runner.runner
+from model_runner.platforms.cpu import CpuPlatform
+platform = CpuPlatform(RunnerConfig(model=Path({str(tmp_path)!r})))
+platform.inspect(Path({str(tmp_path)!r}))
+platform.load(Path({str(tmp_path)!r}))
+assert "transformers" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_weights_are_those_of_the_file(tmp_path: Path) -> None:
+    model = tiny_model("mixtral")
+    model.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="40KB")
+    from model_runner.models.loading import open_checkpoint  # noqa: PLC0415
+
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint is not None
+    form = read_model_form(model.config, checkpoint)
+    expected = read_model_form(model.config, TensorCheckpoint(model.state_dict()))
+    assert form is not None
+    assert expected is not None
+    for one, other in zip(form.layers, expected.layers, strict=True):
+        assert torch.equal(one.qkv.weight, other.qkv.weight)
+        assert one.experts is not None
+        assert other.experts is not None
+        for expert, same in zip(one.experts.gate_up, other.experts.gate_up, strict=True):
+            assert torch.equal(expert.weight, same.weight)
+            expert.matrices[0].drop(0, 3)
+            assert torch.equal(expert.weight, same.weight)
