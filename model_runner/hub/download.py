@@ -79,9 +79,9 @@ class _Download:
         return [file for file in files if not self._repo.has(self._source.commit, file)]
 
     def _missing(self, files: Iterable[HubFile]) -> list[HubFile]:
-        """Files whose content is not there yet, each content once."""
+        """Files whose content is not there yet, or was cut off, each content once."""
         by_content = {self._repo.blob(file): file for file in files}
-        return [file for blob, file in by_content.items() if not blob.exists()]
+        return [file for blob, file in by_content.items() if not blob.exists() or blob.stat().st_size != file.size]
 
     def _check(self, paths: Sequence[str]) -> None:
         """Refuse what does not fit, or cannot be read, before its download."""
@@ -123,6 +123,9 @@ class _Download:
         """Download the content of these files, and link them into the snapshot."""
         unlinked = self._unlinked(paths)
         items = [self._item(file) for file in self._missing(unlinked)]
+        for item in items:
+            if item.target.exists() and item.target.stat().st_size != item.size:
+                item.target.unlink()
         self._digests |= fetch_all(items, self._source.client, self._console)
         for file in unlinked:
             self._repo.link(self._source.commit, file)

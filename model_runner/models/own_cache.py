@@ -29,8 +29,8 @@ class CacheKind:
 
 KINDS = (
     CacheKind("models", f"*-{_MODEL_FORM}-*", "converted GGUF files and folders"),
-    CacheKind("packed", "packed/*", "packed weights"),
     CacheKind("downloads", f"{FOLDER}/*", "GGUF files of URLs"),
+    CacheKind("kernels", "native/*.so", "native libraries"),
     CacheKind("kernels", "*.so", "native libraries"),
     CacheKind("heads", "learnt/*", "heads for speculation that a server has learnt"),
     CacheKind("hashes", "hashes", "hashes of files"),

@@ -17,7 +17,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     for name in (
         f"{MODEL}/model.safetensors",
-        "packed/one/weights",
+        "native/kernels-2.so",
         "downloads/ab12/m.gguf",
         "kernels-1.so",
         "learnt/cd34/heads-1.safetensors",
@@ -42,14 +42,14 @@ def test_every_kind_is_listed(cache: Path) -> None:
     assert rows[0] == ["name", "kind", "source", "size", "last used"]
     assert [row[:2] for row in rows[1:]] == [
         [MODEL, "models"],
-        ["packed/one", "packed"],
         ["downloads/ab12", "downloads"],
+        ["native/kernels-2.so", "kernels"],
         ["kernels-1.so", "kernels"],
         ["learnt/cd34", "heads"],
         ["hashes", "hashes"],
         ["converting-x", "unfinished"],
     ]
-    assert (rows[1][2], rows[1][3], rows[3][2]) == ("tiny", "1.0 KiB", "https://example.com/m.gguf")
+    assert (rows[1][2], rows[1][3], rows[2][2]) == ("tiny", "1.0 KiB", "https://example.com/m.gguf")
     first = json.loads(run("ls", "--json").stdout)[0]
     assert (first["name"], first["size"], first["path"]) == (MODEL, 1024, str(cache / MODEL))
 
@@ -58,7 +58,7 @@ def test_entries_are_removed_by_name(cache: Path) -> None:
     done = run("rm", MODEL, "kernels-1.so")
     assert done.stdout == "Removed 2 entries, 2.0 KiB.\n"
     assert not (cache / MODEL).exists()
-    assert (cache / "packed" / "one").exists()
+    assert (cache / "native" / "kernels-2.so").exists()
 
 
 def test_entries_are_removed_by_kind(cache: Path) -> None:

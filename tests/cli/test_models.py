@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,6 +143,15 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureF
     assert "\x1b" not in run("list").stdout
     models.print_table(("a",), [("x\x1b[31m\ty",)])
     assert capsys.readouterr().out == "a\nx[31m y\n"
+
+
+def test_a_terminal_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    run("pull", "user/repo:Q8_0")
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    head, row = (re.sub("\x1b\\[[0-9;]*m", "", line) for line in run("list").stdout.splitlines())
+    assert "\t" not in row
+    assert head.index("format") == row.index("GGUF")
 
 
 def test_ctrl_c_leaves_what_can_be_resumed(hub: FakeHub, tmp_path: Path) -> None:

@@ -106,10 +106,12 @@ def test_an_interrupted_update_leaves_the_old_one(sharded: FakeHub, console: Con
 def test_a_missing_file_is_downloaded_again(sharded: FakeHub, console: Console) -> None:
     found = fetch_model(NAME, OPEN, console)
     (found.path / "config.json").resolve().unlink()
-    shard = found.path / next(iter(SHARDS))
+    shard, other = (found.path / name for name in SHARDS)
     shard.unlink()
     shard.write_bytes(b"short")
+    other.resolve().write_bytes(b"cut")
     assert fetch_model(NAME, OPEN, console).path == found.path
+    assert other.read_bytes() == SHARDS[other.name]
     assert (found.path / "config.json").read_bytes() == CONFIG
     assert shard.read_bytes() == next(iter(SHARDS.values()))
 
