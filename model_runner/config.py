@@ -39,6 +39,9 @@ class RunnerConfig:
     quantization: Quantization = "auto"
     """auto: int8 on CPU if the native kernels can be built, otherwise none. int8 is for CPU, fp8 for CUDA,
     int4 for both."""
+    keeps_blocks: bool = False
+    """Whether weights that a checkpoint stores in blocks (GGUF, GPTQ, AWQ) are multiplied in these blocks on CPU, if
+    `quantization` and `rows` are auto."""
     rows: Rows = "auto"
     """How inputs of int8 products are rounded on CPU: to int8 after a rotation, or to int16 with 12 significant bits.
     auto: int8 with AVX-512 VNNI, int16 without it, because int8 is no faster there."""

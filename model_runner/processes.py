@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,3 +90,21 @@ def _used_memory(group: Path) -> int:
     """
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return int((group / "memory.current").read_text()) - int(stat["inactive_file"])
+
+
+def can_start_threads(count: int) -> bool:
+    """Whether the system gives this process `count` more threads at the same time."""
+    end = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=end.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
+    return True

@@ -142,6 +142,8 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         device=settings.device,
         dtype=settings.dtype,
         quantization=settings.quantization,
+        # The embedded model is small enough that int8 costs little memory, and its prompts are faster.
+        keeps_blocks=settings.model is not None,
         rows=settings.rows,
         exact=settings.exact,
         cuda_graphs=settings.cuda_graphs,

@@ -87,13 +87,14 @@ class Settings(BaseSettings):
     )
     quantization: Quantization = Field(
         "auto",
-        description="Type of the weights: int8 (CPU, the default there), fp8 (CUDA), int4, or none (the default on "
-        "CUDA). int4 takes the least memory and changes answers the most.",
+        description="Type of the weights: int8 (CPU), fp8 (CUDA), int4, or none (the default on CUDA). On CPU, auto "
+        "keeps weights that a checkpoint stores in blocks (GGUF, GPTQ, AWQ) exactly as they are, and packs others, and "
+        "the embedded model, in int8. int4 takes the least memory and changes answers the most.",
     )
     rows: Rows = Field(
         "auto",
         description="Type of the inputs of products with int8 weights on CPU. auto is int8 with AVX-512 VNNI and "
-        "int16 without. The two round differently, so their answers may differ.",
+        "int16 without. The two round differently, so their answers may differ. Setting it packs all weights in int8.",
     )
     exact: bool = Field(
         True,
@@ -389,7 +390,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 PREFIX = "SAMEWISE_"
 
 
-OTHER_VARIABLES = frozenset({"SAMEWISE_CONFIG", "SAMEWISE_CACHE"})
+OTHER_VARIABLES = frozenset({"SAMEWISE_CONFIG", "SAMEWISE_CACHE", "SAMEWISE_KERNELS"})
 """Variables with the prefix that are not settings."""
 
 

@@ -144,5 +144,5 @@ def embedded_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def kernels_library() -> Path:
-    """The library of CPU kernels, built at first use."""
-    return build_kernels(cache_folder(), COMPILER_FLAGS)
+    """The library of CPU kernels with all instruction sets, built at first use."""
+    return build_kernels(cache_folder(), COMPILER_FLAGS, os.environ | {"SAMEWISE_KERNELS": "all"})

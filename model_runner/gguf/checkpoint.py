@@ -13,7 +13,7 @@ from torch import Tensor
 from model_runner.gguf.architectures import read_config, read_parameters
 from model_runner.gguf.header import GgufTensor, read_gguf
 from model_runner.gguf.weights import Parameter, Source, block_size, unpack
-from model_runner.models.parameters import Matrix
+from model_runner.models.parameters import Blocks, Matrix
 from model_runner.models.safetensors_files import FileMatrix, MappedFile
 
 _FLOATS = {
@@ -37,14 +37,13 @@ class BlockMatrix:
     order: Tensor | None = None
     """int32 [outputs]: the stored row of each output; None: in order."""
 
-    @property
-    def blocks(self) -> Tensor:
-        """uint8 [stored rows, bytes of a row], without a copy."""
+    def blocks(self) -> Blocks:
         outputs, row = self.shape[0], self._row_bytes
-        return self.file.read(self.offset, outputs * row).view(outputs, row)
+        return Blocks(self.block_format, self.file.read(self.offset, outputs * row).view(outputs, row), self.order)
 
     def read(self, start: int = 0, stop: int | None = None) -> Tensor:
-        rows = self.blocks[start:stop] if self.order is None else self.blocks[self.order[start:stop].long()]
+        stored = self.blocks().rows
+        rows = stored[start:stop] if self.order is None else stored[self.order[start:stop].long()]
         return torch.from_numpy(unpack(rows.numpy(), self.block_format))
 
     def drop(self, start: int, stop: int) -> None:

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_runner.kernels.build import NoKernelsError
+from model_runner.kernels.compiler import NoKernelsError
+from model_runner.kernels.library_folder import loadable
 
 CData: TypeAlias = Any
 """A C value of cffi: a pointer, an array or a struct. It owns its own memory, but not the memory it points at."""
@@ -55,7 +56,8 @@ class Header:
         """
         if path not in self._libraries:
             try:
-                library = self.ffi.dlopen(str(path))
+                with loadable(path) as name:
+                    library = self.ffi.dlopen(name)
                 sizes = {name: library.sw_size_of(name.encode()) for name in self._structs()}
             except (OSError, AttributeError) as error:
                 raise NoKernelsError(f"the native library {path} cannot be loaded: {error}") from error

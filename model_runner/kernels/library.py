@@ -1,5 +1,6 @@
 """Python calls into the library of CPU kernels."""
 
+import contextlib
 import logging
 import mmap
 import weakref
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_runner.kernels.block_formats import find_block_format
+from model_runner.kernels.block_formats import BlockFormat, find_block_format
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.interface import CPU, CData, pointer
 
@@ -150,6 +151,8 @@ class Kernels:
         inputs: int,
         order: Tensor | None = None,
         bias: Tensor | None = None,
+        output_scales: Tensor | None = None,
+        input_order: Tensor | None = None,
     ) -> NativeWeight:
         """Pack rows of a stored matrix whose blocks the kernels can multiply with; every weight keeps its value.
 
@@ -159,24 +162,53 @@ class Kernels:
             inputs: weights in a row.
             order: [outputs] int32 indices of the rows to pack, in this order; by default all.
             bias: [outputs], or None.
+            output_scales: [outputs] float32 factors of the weights; 1 by default.
+            input_order: [inputs] int32, which input each column of `blocks` belongs to; by default they are in order.
 
         Raises:
             ValueError: if the format has no packed form or is unknown, rows are no whole blocks, `blocks` has rows of
-                another size, or a block has a scale that is not finite.
+                another size, a block has a scale that is not finite, or `input_order` is no order of the inputs.
             IndexError: if a row index is out of range.
         """
-        stored, kind = find_block_format(block_format), self._library.sw_repacked_kind(block_format)
-        if stored is None or kind < 0:
-            name = block_format if stored is None else stored.name
-            raise ValueError(f"weights in block format {name} cannot be packed as they are: they are not in blocks")
+        stored, kind = self._repacked_kind(block_format)
         row_bytes = stored.row_bytes(inputs)
         source = pointer(blocks, len(blocks), row_bytes)
         outputs, indices = _indices(order, len(blocks))
-        weight = self._new_weight(kind, outputs, inputs, bias)
+        weight = self._new_weight(kind, outputs, inputs, bias, input_order)
+        if output_scales is not None:
+            weight.scales.copy_(output_scales)
         packed = weight.struct.packed
         if self._call("sw_repack", block_format, source, row_bytes, indices, outputs, inputs, packed):
             raise ValueError(f"a block of weights in {stored.name} has a scale or minimum that is not a finite number")
         return weight
+
+    def can_repack(self, block_format: int) -> bool:
+        """Whether `repack` supports a block format."""
+        return find_block_format(block_format) is not None and self._library.sw_repacked_kind(block_format) >= 0
+
+    def can_unpack(self, block_format: int) -> bool:
+        """Whether `unpack` supports a block format."""
+        return find_block_format(block_format) is not None
+
+    def packed_bytes(self, kind: WeightKind, outputs: int, inputs: int) -> int:
+        """Memory of a weight that `pack` makes."""
+        code = CPU.constants("SwWeightKind")[_KINDS[kind]]
+        return int(self._library.sw_packed_size(self._context, code, outputs, inputs))
+
+    def repacked_bytes(self, block_format: int, outputs: int, inputs: int) -> int:
+        """Memory of a weight that `repack` packs. Raises ValueError as `repack` does."""
+        stored, kind = self._repacked_kind(block_format)
+        stored.row_bytes(inputs)
+        size: int = self._library.sw_packed_size(self._context, kind, outputs, inputs)
+        return size
+
+    def _repacked_kind(self, block_format: int) -> tuple[BlockFormat, int]:
+        """The format, and the SwWeightKind that it is packed as."""
+        stored, kind = find_block_format(block_format), self._library.sw_repacked_kind(block_format)
+        if stored is None or kind < 0:
+            name = block_format if stored is None else stored.name
+            raise ValueError(f"weights in block format {name} cannot be packed as they are: they are not in blocks")
+        return stored, kind
 
     def join(self, parts: Sequence[NativeWeight], bias: Tensor | None = None) -> NativeWeight:
         """One linear of the outputs of several, one after another, each packed in its own way.
@@ -190,7 +222,7 @@ class Kernels:
             ValueError: if the parts do not fit together.
         """
         rotated = CPU.constants("SwWeightKind")["SW_INT8_ROTATED"]
-        if len({(part.inputs, part.struct.kind == rotated) for part in parts}) != 1:
+        if len({(part.inputs, part.struct.kind == rotated, _order(part.struct)) for part in parts}) != 1:
             kinds = ", ".join(f"{part.inputs} inputs of kind {part.struct.kind}" for part in parts)
             raise ValueError(f"weights cannot be joined that take different rows: {kinds}")
         structs = [CPU.new("SwWeight", struct[0]) for part in parts for struct in _chain(part.struct)]
@@ -203,7 +235,9 @@ class Kernels:
             struct.next = following
         return NativeWeight(structs[0], parts[0].packed, parts[0].scales, memory)
 
-    def _new_weight(self, kind: int, outputs: int, inputs: int, bias: Tensor | None) -> NativeWeight:
+    def _new_weight(
+        self, kind: int, outputs: int, inputs: int, bias: Tensor | None, input_order: Tensor | None = None
+    ) -> NativeWeight:
         """A weight with scales of 1 and all else zero."""
         packed = self._arena.take(self._library.sw_packed_size(self._context, kind, outputs, inputs))
         scales = _padded(torch.ones(outputs))
@@ -212,7 +246,13 @@ class Kernels:
         if bias is not None:
             bias = _padded(bias)
             struct.bias = pointer(bias, len(scales))
-        return NativeWeight(struct, packed, scales, bias)
+        if input_order is not None:
+            if inputs > WIDEST_ROTATED or not torch.equal(input_order.sort().values, torch.arange(inputs)):
+                raise ValueError(
+                    f"the order of inputs does not name each of {inputs:,} inputs, at most {WIDEST_ROTATED:,}"
+                )
+            struct.input_order = pointer(input_order, inputs)
+        return NativeWeight(struct, packed, scales, (bias, input_order))
 
     def unpack(
         self, block_format: int, blocks: Tensor | NDArray[np.uint8], inputs: int, rows: Tensor | None = None
@@ -403,7 +443,7 @@ class Kernels:
         self._call("sw_move_kv", layers, len(layers), CPU.array("SwMove", moves), len(moves))
 
     def _call(self, name: str, *arguments: object) -> int:
-        """What the function returns, unless memory ran out."""
+        """Call a function of the library and return its code. Raises MemoryError if memory ran out."""
         code: int = getattr(self._library, name)(self._context, *arguments)
         if code == 1:
             raise MemoryError(f"out of memory in {name}")
@@ -438,6 +478,12 @@ def _chain(weight: CData) -> Iterator[CData]:
     while weight:
         yield weight
         weight = weight.next
+
+
+def _order(weight: CData) -> bytes:
+    """The order of a linear's inputs; empty if they are in order."""
+    order = weight.input_order
+    return bytes(CPU.ffi.buffer(order, weight.inputs * 4)) if order else b""
 
 
 def _outputs(weight: CData) -> int:
@@ -477,7 +523,8 @@ def huge_pages(num_bytes: int) -> Tensor:
     """Zeroed int8 memory [num_bytes], in huge pages if the system has them. Pages are allocated when first written."""
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel built without huge pages refuses
+            memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.int8)
     start = -whole.data_ptr() % _HUGE_PAGE
     return whole[start : start + num_bytes]

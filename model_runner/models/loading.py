@@ -1,6 +1,6 @@
 """The content of a model's folder: the weights of its checkpoint, their sizes, the classification head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ from model_runner.models.safetensors_files import SafetensorsCheckpoint
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+    from model_runner.models.model_form import ModelForm
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -49,8 +51,8 @@ class ModelShape:
     hidden: int
     vocab_size: int
     max_model_len: int
-    is_streamed: bool = False
-    """Whether weights are packed as they are read, so that they are never all in memory in another form."""
+    form: "ModelForm | None" = field(default=None, compare=False, repr=False)
+    """The model as plain data, if its weights are packed as they are read."""
 
     def packed_bytes(self, kind: WeightKind) -> int:
         """Memory of the multiplied weights when packed; weights that int4 cannot hold are int8."""

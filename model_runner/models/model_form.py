@@ -41,16 +41,25 @@ class ModelForm:
     shares_head: bool
     """Whether head and embedding are the same weight."""
 
+    @property
+    def linears(self) -> list[Linear]:
+        """All linear layers and experts, and the head, without the routers."""
+        return [*(linear for layer in self.layers for linear in _linears(layer)), self.head]
+
+    @property
+    def num_small(self) -> int:
+        """Weights of norms, biases and routers."""
+        return self.norm.numel() + sum(one.numel() for layer in self.layers for one in _small_tensors(layer))
+
     def shape(self) -> ModelShape:
         """The sizes that decide how much memory the model needs."""
-        inner = [linear for layer in self.layers for linear in _linears(layer)]
-        others = [tensor for layer in self.layers for tensor in _small_tensors(layer)]
+        *inner, _ = self.linears
         num_inner = sum(_size(linear) for linear in inner)
         num_head, num_embedding = _size(self.head), self.embedding.shape[0] * self.embedding.shape[1]
         distinct = num_embedding if self.shares_head else num_embedding + num_head
         return ModelShape(
             kv=tuple(_kv_shape(layer) for layer in self.layers),
-            num_parameters=num_inner + distinct + sum(tensor.numel() for tensor in others) + self.norm.numel(),
+            num_parameters=num_inner + distinct + self.num_small,
             num_shared=num_embedding if self.shares_head else 0,
             num_multiplied=num_inner + num_head,
             num_rotated=sum(linear.outputs * _rotated(linear.inputs) for linear in [*inner, self.head]),
@@ -59,7 +68,7 @@ class ModelForm:
             hidden=self.embedding.shape[1],
             vocab_size=self.head.outputs,
             max_model_len=self.text.max_position_embeddings,
-            is_streamed=True,
+            form=self,
         )
 
 

@@ -12,7 +12,7 @@ from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
 from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsForm
-from model_runner.models.packed import NativePacker
+from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
 
 if TYPE_CHECKING:

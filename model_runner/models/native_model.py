@@ -10,27 +10,63 @@ from torch import Tensor, nn
 
 from model_runner.attention.cpu import NativeAttention, NativeStep
 from model_runner.batch import Batch, IntArray
+from model_runner.kernels.block_formats import find_block_format
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embedding_struct
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
 from model_runner.models.model_form import ModelForm
 from model_runner.models.native_layer import FusedDecoderLayer
-from model_runner.models.packed import NativePacker, NativeProduct, PackedWeight
+from model_runner.models.native_packer import NativePacker
+from model_runner.models.packed import NativeProduct, PackedWeight
+from model_runner.models.parameters import Matrix
 from model_runner.models.rotary import rotary_tables
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
+_TABLES = (torch.float32, torch.float16, torch.bfloat16)
+"""Types of embeddings that are looked up as they are."""
 
-class ScaledEmbedding(nn.Embedding):
-    """The rows of a table, multiplied by a factor."""
 
-    def __init__(self, table: Tensor, embed_scale: float) -> None:
-        """Takes a float32 table [vocabulary, hidden]."""
-        super().__init__(len(table), table.shape[1], _weight=table, _freeze=True)
+class StoredEmbedding(nn.Module):
+    """An embedding whose rows are looked up as they are stored, and multiplied by a factor."""
+
+    def __init__(self, packer: NativePacker, matrix: Matrix, embed_scale: float) -> None:
+        """Copies the table, whose file may change later."""
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = matrix.shape
         self.embed_scale = embed_scale
+        self._kernels = packer.kernels
+        table, self._format = stored_table(packer, matrix)
+        self._table = table.clone()
+        self.struct = embedding_struct(self._table, self._format)
+        """An SwEmbedding."""
+        matrix.drop(0, self.num_embeddings)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [...] -> [..., hidden]."""
-        return super().forward(tokens) * self.embed_scale
+        """Tokens [...] -> [..., hidden] float32."""
+        wanted = tokens.flatten()
+        if self._format is None:
+            rows = self._table[wanted].float()
+        else:
+            rows = self._kernels.unpack(self._format, self._table, self.embedding_dim, wanted.int())
+        return rows.view(*tokens.shape, -1) * self.embed_scale
+
+
+def stored_table(packer: NativePacker, matrix: Matrix) -> tuple[Tensor, int | None]:
+    """The rows of an embedding as they are stored, and the format of their blocks; None for plain numbers."""
+    number = matrix.block_format
+    blocks = matrix.blocks() if number is not None and packer.kernels.can_unpack(number) else None
+    if blocks is not None and blocks.order is None and blocks.output_scales is None and blocks.input_order is None:
+        return blocks.rows, number
+    rows = matrix.read()
+    return (rows if rows.dtype in _TABLES else rows.float()).contiguous(), None
+
+
+def embedding_bytes(packer: NativePacker, matrix: Matrix) -> int:
+    """Memory of a stored embedding."""
+    number = matrix.block_format
+    stored = find_block_format(number) if number is not None and packer.kernels.can_unpack(number) else None
+    row = stored.row_bytes(matrix.shape[1]) if stored else matrix.shape[1] * matrix.read(0, 1).dtype.itemsize
+    return matrix.shape[0] * row
 
 
 class PackedHead(nn.Module):
@@ -56,13 +92,12 @@ class NativeModel:
         layers = [FusedDecoderLayer(index, layer, packer) for index, layer in enumerate(form.layers)]
         # The error of the head reaches every logit, so it stays in int8.
         head = packer.in_int8.pack(form.head)
-        table = form.embedding.read().float().contiguous()
         self.config = form.config
-        self._embedding = ScaledEmbedding(table, form.family.embedding_scale(form.text))
+        self._embedding = StoredEmbedding(packer, form.embedding, form.family.embedding_scale(form.text))
         self._head = PackedHead(kernels, head)
         self._norm = form.norm.contiguous()
         self._kernels = kernels
-        self._vocab_size, self.hidden = table.shape
+        self._vocab_size, self.hidden = form.embedding.shape
         self.num_logits = head.outputs
         """Logits per row."""
         self._known = 0
@@ -81,7 +116,7 @@ class NativeModel:
             norm_eps=form.text.rms_norm_eps,
             logits_scale=form.family.logits_scale(form.text),
             logits_softcap=form.family.logits_softcap(form.text) or 0.0,
-            embedding=embedding_struct(table)[0],
+            embedding=self._embedding.struct[0],
             norm=pointer(self._norm, self.hidden),
             head=head.struct[0],
         )
@@ -117,7 +152,7 @@ class NativeModel:
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.bind(cache)
 
-    def get_input_embeddings(self) -> ScaledEmbedding:
+    def get_input_embeddings(self) -> StoredEmbedding:
         """The embedding, as transformers' models return it."""
         return self._embedding
 

@@ -12,7 +12,8 @@ from model_runner.kernels.interface import CData
 from model_runner.models.activations import replace_activations
 from model_runner.models.experts import has_usual_gate, pack_experts
 from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
-from model_runner.models.packed import NativePacker, OneDNNPacker, Packer, pack_weights
+from model_runner.models.native_packer import NativePacker
+from model_runner.models.packed import OneDNNPacker, Packer, pack_weights
 from model_runner.models.parameters import DenseMatrix, Linear
 from model_runner.models.recognition import activation_of, replace_recognised
 from model_runner.models.refusal import UnsupportedModelError

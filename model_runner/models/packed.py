@@ -3,21 +3,15 @@
 A packed weight replaces the parameter of any module that calls F.linear, so the module needs no change.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_runner.kernels.library import INT4_GROUP, PANEL, WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
-from model_runner.models.parameters import DenseMatrix, Linear
-
-_SLAB = 1 << 24
-"""Weights that are in memory in float32 at once while a weight is packed."""
-SLAB_BYTES = 4 * _SLAB
-"""Memory that packing a weight takes, in addition to the packed weight."""
+from model_runner.kernels.library import Kernels, NativeWeight
 
 
 class Product(Protocol):
@@ -191,50 +185,3 @@ class NativeProduct:
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         result = self._kernels.linear(self.weight, rows.contiguous())
         return result if bias is None else result.add_(bias)
-
-
-@dataclass(frozen=True, slots=True)
-class NativePacker:
-    """Packs weights for the kernels; implements Packer."""
-
-    kernels: Kernels
-    kind: WeightKind
-    packs: Kernels | None = None
-    """The kernels that pack, if `kernels`, which will multiply, may be busy."""
-
-    @property
-    def in_int8(self) -> "NativePacker":
-        """A packer for weights that would lose too much in int4."""
-        return replace(self, kind="int8") if self.kind == "int4" else self
-
-    def pack(self, linear: Linear) -> NativeWeight:
-        """Pack a linear layer as this kind, or as plain int8 if its inputs do not fit the kind.
-
-        Only a slab of rows is in memory in float32 at once.
-        """
-        packs = self.packs or self.kernels
-        weight = packs.start(self._kind_for(linear.inputs), linear.outputs, linear.inputs, linear.bias)
-        first = 0
-        for rows in _slabs(linear):
-            packs.pack_rows(weight, first, rows.float().contiguous())
-            first += len(rows)
-        return weight
-
-    def _kind_for(self, inputs: int) -> WeightKind:
-        fits = {"int4": inputs % INT4_GROUP == 0, "int8_rotated": inputs <= WIDEST_ROTATED}
-        return self.kind if fits.get(self.kind, True) else "int8"
-
-    def __call__(self, weight: Tensor) -> NativeProduct:
-        return NativeProduct(self.kernels, self.pack(Linear([DenseMatrix(weight.detach())])))
-
-
-def _slabs(linear: Linear) -> Iterator[Tensor]:
-    """The rows of a weight, in whole panels except at the end."""
-    matrices = linear.matrices
-    if any(matrix.shape[0] % PANEL for matrix in matrices[:-1]):
-        matrices = [DenseMatrix(linear.weight)]
-    step = max(_SLAB // max(linear.inputs, 1) // PANEL, 1) * PANEL
-    for matrix in matrices:
-        for start in range(0, matrix.shape[0], step):
-            yield matrix.read(start, start + step)
-            matrix.drop(start, start + step)

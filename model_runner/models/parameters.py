@@ -13,12 +13,36 @@ from torch import Tensor
 from model_runner.models.refusal import UnsupportedModelError, few
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows of a weight in the blocks that a checkpoint stores them in."""
+
+    block_format: int
+    """A number of `kernels.block_formats`."""
+    rows: Tensor  # [n, bytes of a row] uint8, which may be a mapping of a file
+    order: Tensor | None = None
+    """[outputs] int32: the row of each output; None: in order."""
+    output_scales: Tensor | None = None
+    """[outputs] float32: factors of the blocks' values."""
+    input_order: Tensor | None = None
+    """[inputs] int32: the input of each column; None: in order."""
+
+
 class Matrix(Protocol):
     """A weight [outputs, inputs] that may still be in a file."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
+        ...
+
+    @property
+    def block_format(self) -> int | None:
+        """The format of the blocks that hold the weight; None for plain numbers."""
+        ...
+
+    def blocks(self) -> Blocks | None:
+        """All rows in blocks; None if the weight has none."""
         ...
 
     def read(self, start: int = 0, stop: int | None = None) -> Tensor:
@@ -35,11 +59,15 @@ class DenseMatrix:
     """Implements Matrix for a tensor [outputs, inputs], which may be a mapping of a file."""
 
     tensor: Tensor
+    block_format = None
 
     @property
     def shape(self) -> tuple[int, int]:
         outputs, inputs = self.tensor.shape
         return outputs, inputs
+
+    def blocks(self) -> None:
+        """There are none."""
 
     def read(self, start: int = 0, stop: int | None = None) -> Tensor:
         return self.tensor[start:stop]

@@ -5,15 +5,16 @@ from functools import cached_property
 
 from torch import Tensor
 
-from model_runner.models.parameters import Checkpoint, Matrix
+from model_runner.models.parameters import Blocks, Checkpoint, Matrix
 from model_runner.models.quantized_linears import LinearReader, StoredLinear
 
 
 class QuantizedMatrix:
     """Implements Matrix for a linear that is read as a whole, and kept until its last row is dropped."""
 
-    def __init__(self, shape: tuple[int, int], read: Callable[[], StoredLinear]) -> None:
+    def __init__(self, shape: tuple[int, int], block_format: int, read: Callable[[], StoredLinear]) -> None:
         self.shape = shape
+        self.block_format = block_format
         self._read = read
         self._kept: StoredLinear | None = None
 
@@ -22,6 +23,11 @@ class QuantizedMatrix:
         if self._kept is None:
             self._kept = self._read()
         return self._kept
+
+    def blocks(self) -> Blocks:
+        stored = self.stored()
+        order = None if stored.input_order is None else stored.input_order.int()
+        return Blocks(stored.block_format, stored.blocks, None, stored.output_scales, order)
 
     def read(self, start: int = 0, stop: int | None = None) -> Tensor:
         return self.stored().dense(start, stop)
@@ -71,4 +77,4 @@ class QuantizedCheckpoint:
             tensors = {part: self._stored.tensor(name) for part, name in self._names(weight).items()}
             return self._reader.read(linear, tensors)
 
-        return QuantizedMatrix(self._linears[weight], read)
+        return QuantizedMatrix(self._linears[weight], self._reader.block_format(linear), read)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
+from model_runner.kernels.block_formats import Q4_ZERO
 from model_runner.models.refusal import UnsupportedModelError
 
 logger = logging.getLogger("samewise.runner")
@@ -21,8 +22,6 @@ Shape = tuple[int, ...]
 
 Q8_0 = 8
 """Block format: 32 integers of 8 bits, after a scale in half precision."""
-Q4_ZERO = 1000
-"""Block format: 32 weights of 4 bits, after a scale in half precision and a zero of one byte."""
 _BLOCK = 32
 _HALF_BLOCK = _BLOCK // 2
 _IN_WORD = 8
@@ -73,6 +72,10 @@ class LinearReader(Protocol):
 
     def shape(self, name: str, shapes: Mapping[str, Shape]) -> tuple[int, int] | None:
         """Outputs and inputs of a linear whose tensors have these shapes; None if it is not stored quantised."""
+        ...
+
+    def block_format(self, name: str) -> int:
+        """The format of a linear's blocks."""
         ...
 
     def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
@@ -144,6 +147,9 @@ class GptqReader:
         words, outputs = shapes["qweight"]
         return outputs, words * _IN_WORD
 
+    def block_format(self, name: str) -> int:
+        return Q4_ZERO
+
     def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
         words = _tensor(tensors, name, "qweight", None, None)
         inputs, outputs = words.shape[0] * _IN_WORD, words.shape[1]
@@ -186,6 +192,9 @@ class AwqReader:
             return None
         inputs, words = shapes["qweight"]
         return words * _IN_WORD, inputs
+
+    def block_format(self, name: str) -> int:
+        return Q4_ZERO
 
     def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
         words = _tensor(tensors, name, "qweight", None, None)
@@ -287,6 +296,9 @@ class CompressedReader:
             outputs, inputs = shapes["weight"]
             return outputs, inputs
         return None
+
+    def block_format(self, name: str) -> int:
+        return Q8_0 if self._scheme(name).bits == 8 else Q4_ZERO
 
     def _scheme(self, name: str) -> _Scheme:
         ranked = [(rank, scheme) for scheme in self.schemes if (rank := scheme.rank(name)) is not None]

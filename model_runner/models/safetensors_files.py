@@ -70,6 +70,10 @@ class FileMatrix:
     """Bytes from the beginning of the file."""
     shape: tuple[int, int]
     dtype: torch.dtype
+    block_format: None = None
+
+    def blocks(self) -> None:
+        """There are none."""
 
     def read(self, start: int = 0, stop: int | None = None) -> Tensor:
         outputs, inputs = self.shape

@@ -15,7 +15,8 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
-from model_runner.kernels.build import NoKernelsError, build_kernels
+from model_runner.kernels.build import NoKernelsError, detect_isas
+from model_runner.kernels.early import kernels_library
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
 from model_runner.models.checkpoint_quantization import native_reader
@@ -26,14 +27,15 @@ from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.known_config import MissingEntryError, read_known_config
 from model_runner.models.loading import ModelShape, open_checkpoint
 from model_runner.models.model_form import ModelForm, read_model_form
-from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel
-from model_runner.models.packed import SLAB_BYTES, NativePacker, OneDNNPacker, pack_weights
+from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, embedding_bytes
+from model_runner.models.native_packer import SLAB_BYTES, NativePacker
+from model_runner.models.packed import OneDNNPacker, pack_weights
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import GIB, Room, StorageTypes
 from model_runner.platforms.platform import Platform
-from model_runner.processes import available_cores, free_memory
+from model_runner.processes import available_cores, can_start_threads, free_memory
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 
@@ -43,6 +45,8 @@ _DEVICE = torch.device("cpu")
 _CACHE_LIMIT = 4 * GIB
 """Upper limit of the KV cache's default size: other programs need memory, too."""
 _CACHE_SHARE = 0.5
+_TEAMS = 4
+"""Upper limit of threads that use torch with further threads of their own."""
 
 
 class CpuPlatform(Platform):
@@ -59,11 +63,13 @@ class CpuPlatform(Platform):
         if not config.exact:
             raise ValueError("the CPU always computes exactly; remove --no-exact")
         threads = config.threads or available_cores()
-        torch.set_num_threads(threads)
         self._kernels = _load_kernels(threads)
+        # OpenMP ends the process if it cannot start a thread, and starts as many for each thread that uses torch.
+        torch.set_num_threads(threads if can_start_threads(_TEAMS * threads) else 1)
         weights = resolve_quantization(config.quantization, self._kernels)
         kind = resolve_rows(config.rows, weights, self._kernels)
-        self._packer = NativePacker(self._kernels, kind) if self._kernels and kind else None
+        keeps_blocks = config.keeps_blocks and config.quantization == "auto" and config.rows == "auto"
+        self._packer = NativePacker(self._kernels, kind, keeps_blocks=keeps_blocks) if self._kernels and kind else None
         kv = resolve_kv_dtype(config.kv_cache_dtype, torch.float32, _DEVICE, quantized_weights=weights is not None)
         self.types = StorageTypes(torch.float32, weights, kv)
         self.presamples = self._kernels is not None
@@ -85,13 +91,24 @@ class CpuPlatform(Platform):
 
     def weight_bytes(self, shape: ModelShape) -> int:
         """Memory of a model's weights. A head that is shared with the embedding is also packed, as a copy."""
+        if shape.form is not None and self._packer is not None:
+            return _form_bytes(shape.form, self._packer)
         return _weight_bytes(shape, None if self._packer is None else self._packer.kind)
 
     def loading_bytes(self, shape: ModelShape) -> int:
-        return self.weight_bytes(shape) + SLAB_BYTES if shape.is_streamed else super().loading_bytes(shape)
+        return super().loading_bytes(shape) if shape.form is None else self.weight_bytes(shape) + SLAB_BYTES
+
+    def weights_name(self, shape: ModelShape) -> str:
+        if shape.form is None or self._packer is None:
+            return super().weights_name(shape)
+        return ", ".join(sorted(set().union(*map(self._packer.names, shape.form.linears))))
 
     def int4_bytes(self, shape: ModelShape) -> int | None:
-        return None if self._kernels is None or self.types.weights == "int4" else _weight_bytes(shape, "int4")
+        if self._kernels is None or self.types.weights == "int4":
+            return None
+        if shape.form is not None:
+            return _form_bytes(shape.form, NativePacker(self._kernels, "int4"))
+        return _weight_bytes(shape, "int4")
 
     def inspect(self, folder: Path) -> ModelShape:
         form = self._form(folder)
@@ -103,6 +120,8 @@ class CpuPlatform(Platform):
         if form is None or self._packer is None:
             return self._load_modules(folder)
         logger.info("forward    as one native call")
+        if any(map(self._packer.keeps, form.linears)):
+            self.rows = "int16"
         return NativeModel(self._packer, form)
 
     def load_again(self, loaded: LoadedModel) -> LoadedModel:
@@ -195,6 +214,12 @@ class CpuPlatform(Platform):
         return Sampler(NativeDraw(self._kernels, divides), logprobs_mode, NativeTruncations(self._kernels))
 
 
+def _form_bytes(form: ModelForm, packer: NativePacker) -> int:
+    table = embedding_bytes(packer, form.embedding)
+    layers = sum(map(packer.num_bytes, form.linears[:-1])) + packer.in_int8.num_bytes(form.head)
+    return layers + table + form.num_small * torch.float32.itemsize
+
+
 def _weight_bytes(shape: ModelShape, kind: WeightKind | None) -> int:
     num_all = shape.num_parameters + shape.num_shared
     if kind is None:
@@ -241,7 +266,17 @@ def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: K
 def _load_kernels(threads: int) -> Kernels | None:
     """The native kernels; None, with a warning, if they cannot be built."""
     try:
-        return Kernels(build_kernels(cache_folder()), threads)
+        library = kernels_library(cache_folder())
+        kernels = Kernels(library, threads)
     except NoKernelsError as error:
         logger.warning("Building the native kernels failed; the server runs in float32, much slower: %s", error)
         return None
+    if (isas := detect_isas()) and kernels.isa != isas[0]:
+        logger.warning(
+            "The kernels for %s could not be compiled, so those for %s serve, which are slower; to compile again, "
+            "update the compiler or remove %s",
+            isas[0],
+            kernels.isa,
+            library,
+        )
+    return kernels

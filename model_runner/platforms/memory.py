@@ -39,6 +39,8 @@ class Needs:
     """Weights of draft heads."""
     loading_bytes: int
     """Peak memory while the weights are loaded."""
+    weights_name: str
+    """Type of the target's weights in matrix products."""
     kv: tuple[KVShape, ...]
     """One entry per layer of all models and heads."""
     max_model_len: int
@@ -154,7 +156,7 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         num_blocks=num_blocks,
         max_model_len=min(wanted, fitting),
         device=room.device,
-        dtype=types.weights or _name(types.compute),
+        dtype=needs.weights_name,
         kv_dtype=_name(types.kv),
         learning_bytes=needs.learning_bytes,
     )
@@ -170,7 +172,7 @@ def _weights_error(needs: Needs, room: Room, types: StorageTypes, per_block: int
         "turn off --learn" if lacking <= needs.learning_bytes else "",
     ]
     return DoesNotFitError(
-        f"the weights take {_size(needs.model_bytes + needs.heads_bytes)} as {types.weights or _name(types.compute)}, "
+        f"the weights take {_size(needs.model_bytes + needs.heads_bytes)} as {needs.weights_name}, "
         f"but only {_size(max(free, 0))} are free on {room.device}{learning}; {_either(ways)}"
     )
 

@@ -61,6 +61,10 @@ class Platform(ABC):
     def weight_bytes(self, shape: ModelShape) -> int:
         """Memory of a model's weights, as this platform stores them."""
 
+    def weights_name(self, shape: ModelShape) -> str:
+        """The type of the weights in matrix products, for log lines."""
+        return self.types.weights or str(self.types.compute).removeprefix("torch.")
+
     def loading_bytes(self, shape: ModelShape) -> int:
         """Peak memory while a model is loaded. By default, weights are packed after all of them were read."""
         return shape.num_parameters * self.types.compute.itemsize

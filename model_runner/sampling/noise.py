@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_runner.sampling.logarithm import log, logs
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -65,15 +67,14 @@ def uniform(key: int, index: int) -> float:
 
 def gumbel(key: int, token: int) -> float:
     """Standard Gumbel noise of one token, between -3.6 and 36.8."""
-    return -math.log(-math.log(uniform(key, token)))
+    return -log(-log(uniform(key, token)))
 
 
 def gumbels(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Like `gumbel` for many tokens, equal up to rounding. Use it for guesses, not for sampling."""
+    """`gumbel` of many tokens."""
     hashes = _splitmixes(np.uint64(key), tokens)
     uniforms = ((hashes >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
-    result: NDArray[np.float64] = -np.log(-np.log(uniforms))
-    return result
+    return -logs(-logs(uniforms))
 
 
 def _splitmix(state: int, index: int) -> int:

@@ -19,6 +19,7 @@ from model_runner.models.heads.base import Heads
 from model_runner.models.heads.hydra import HydraHeads, NativeHydra
 from model_runner.models.heads.layer import Attend, RecurrentHeads
 from model_runner.models.heads.medusa import MedusaHeads
+from model_runner.models.native_model import StoredEmbedding
 from model_runner.models.target import LoadedModel
 from model_runner.platforms.platform import Platform
 from model_runner.speculative.draft_model import DraftKV, num_draft_blocks
@@ -252,10 +253,12 @@ class HydraProposer:
 
 
 def _native_draft(embed: Embed, limits: GrowthLimits) -> CData | None:
-    """Constant part of all native drafts; None if the embedding is not a float32 table in host memory."""
-    weight = embed.weight if isinstance(embed, nn.Embedding) else None
-    scale = 1.0 if type(embed) is nn.Embedding else getattr(embed, "embed_scale", None)
-    if weight is None or scale is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
+    """Constant part of all native drafts; None if the embedding is not a table that the kernels can read."""
+    if isinstance(embed, StoredEmbedding):
+        struct, scale = embed.struct, embed.embed_scale
+    elif type(embed) is nn.Embedding and embed.weight.dtype == torch.float32 and embed.weight.device.type == "cpu":
+        struct, scale = embedding_struct(embed.weight), 1.0
+    else:
         return None
     return CPU.new(
         "SwDraft",
@@ -266,7 +269,7 @@ def _native_draft(embed: Embed, limits: GrowthLimits) -> CData | None:
         least=limits.least,
         followed=limits.followed,
         embedding_scale=float(scale),
-        embedding=embedding_struct(weight)[0],
+        embedding=struct[0],
     )
 
 

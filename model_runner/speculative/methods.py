@@ -5,7 +5,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from model_runner.contract import Speculation
-from model_runner.kernels.build import NoKernelsError, build_suffix
+from model_runner.kernels.build import NoKernelsError
+from model_runner.kernels.early import suffix_library
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import TargetModel
 from model_runner.speculative.draft_model import BlockGenerations, DraftKV, DraftModelProposer, num_draft_blocks
@@ -68,7 +69,7 @@ def make_proposers(blocks: Blocks, draft: TargetModel | None) -> dict[str, Propo
 def load_suffix() -> SuffixLibrary | None:
     """The library of suffix automata; None, with a warning, if it cannot be built."""
     try:
-        return SuffixLibrary(build_suffix(cache_folder()))
+        return SuffixLibrary(suffix_library(cache_folder()))
     except NoKernelsError as error:
         logger.warning("The speculation method suffix is not available: %s", error)
         return None

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 
 from model_runner.config import RunnerConfig
+from model_runner.kernels.early import build_early
 from model_runner.processes import die_with_parent
 from scheduler.prefix_cache import CacheLog
 from server.engine.beam_stop_strings import StopStringWatches
@@ -54,6 +55,9 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
     """The real engine. Raises ValueError or OSError, with a message for the user, if the model cannot be served."""
     start = time.perf_counter()
     with _without_collecting():
+        from model_runner.models.repository import cache_folder  # noqa: PLC0415
+
+        build_early(cache_folder(), config.runner.device)
         from model_runner.runner import ModelRunner  # noqa: PLC0415  (brings torch)
         from scheduler.engine import Engine  # noqa: PLC0415
         from scheduler.interface import SchedulerConfig  # noqa: PLC0415

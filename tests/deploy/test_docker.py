@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import samewise
 from server.config import OTHER_VARIABLES, PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -58,12 +59,28 @@ def test_a_volume_holds_what_is_downloaded_and_never_what_the_image_brings() -> 
     assert mounts == {VOLUME: "data"}
     used = [name for service in SERVICES.values() for name in service.get("volumes", ())]
     assert {name.partition(":")[0] for name in used if name[0] != "."} == COMPOSE["compose.yaml"]["volumes"].keys()
-    folders = {name: value for name, value in image_environment().items() if value.startswith("/") and name != "PATH"}
+    folders = {
+        name: value for name, value in image_environment().items() if value.startswith("/") and "PATH" not in name
+    }
     cache = folders.pop("SAMEWISE_CACHE")
     assert not cache.startswith(VOLUME)
     assert re.search(rf"^COPY --from=build --chown=(\d+):\1 {cache} {cache}$", RUNTIME, re.MULTILINE)
     assert folders.keys() >= {"HF_HOME", "TRITON_CACHE_DIR"}
     assert all(folder.startswith(f"{VOLUME}/") for folder in folders.values())
+
+
+def test_the_packages_are_where_pip_installs_them() -> None:
+    """In both images: Ray's processes import `server` without the script's help."""
+    version = re.search(r"^FROM python:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)[1]  # type: ignore[index]
+    found = re.findall(r"PYTHONPATH=(\S+)", DOCKERFILE)
+    packages = samewise.PACKAGES.relative_to(samewise.PACKAGES.parents[1])
+    assert found == [f"/opt/samewise/venv/lib/python{version}/site-packages/{packages}"] * 2
+    copied = {
+        source for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE) for source in line.split()
+    }
+    assert copied >= {"pyproject.toml", "setup.py", "samewise", "server", "scheduler", "model_runner"}
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {f"!{source}" for source in copied - {"./"} if (ROOT / source).exists()} <= set(ignored)
 
 
 def test_the_user_of_the_image_owns_the_volume() -> None:

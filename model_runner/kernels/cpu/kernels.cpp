@@ -23,7 +23,7 @@ int32_t pack(SwContext *context, int32_t kind, const float *weight, int32_t outp
 }
 
 int64_t packed_size(const SwContext *, int32_t kind, int32_t outputs, int32_t inputs) {
-  return packed_bytes({kind, outputs, inputs, nullptr, nullptr, nullptr, nullptr});
+  return packed_bytes({kind, outputs, inputs, nullptr, nullptr, nullptr, nullptr, nullptr});
 }
 
 int32_t repack(SwContext *context, int32_t type, const uint8_t *blocks, int64_t row_bytes, const int32_t *order,

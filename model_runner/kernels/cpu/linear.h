@@ -74,7 +74,7 @@ struct Results {
   int64_t stride;
 };
 
-// What happens to the results of a product: a function object whose type is forgotten, so that products are compiled
+// The receiver of a product's results: a function object whose type is forgotten, so that products are compiled
 // once, not for each use. It must outlive this.
 class Emit {
  public:

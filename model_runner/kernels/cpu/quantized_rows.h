@@ -24,7 +24,7 @@ namespace SW_ISA {
 // additions in the same order, whatever the vector width.
 
 constexpr int kSmallestBlock = 64;
-constexpr int64_t kWidestRotated = 32768;  // inputs, so that a rotated row fits on the stack
+constexpr int64_t kWidestRotated = 32768;  // inputs, so that a rotated or reordered row fits on the stack
 
 inline int64_t rotated_size(int64_t inputs) { return round_up(inputs, kSmallestBlock); }
 
@@ -278,6 +278,11 @@ inline void quantize_rotated_row(const float *x, const SwWeight &weight, const Q
 
 // Quantises x[inputs] for a product with all parts of a linear.
 inline void quantize_row(const float *x, const SwWeight &weight, const QuantizedRows &rows, int64_t row) {
+  float ordered[kWidestRotated];
+  if (weight.input_order) {
+    for (int32_t i = 0; i < weight.inputs; ++i) ordered[i] = x[weight.input_order[i]];
+    x = ordered;
+  }
   if (weight.kind == SW_INT8_ROTATED)
     quantize_rotated_row(x, weight, rows, row);
   else

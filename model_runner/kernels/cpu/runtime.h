@@ -22,7 +22,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool &) = delete;
   ThreadPool &operator=(const ThreadPool &) = delete;
 
-  // Calls work(i) for each i below count, which is below 2^32, on any free thread including the caller's.
+  // Calls work(i) for each i below count, which is below 2^32, on any free thread including the caller's. If a call
+  // throws, memory ran out: for_each throws std::bad_alloc, at the latest when all other units are done.
   template <typename Work>
   void for_each(int64_t count, const Work &work) {
     if (count == 1 || workers_.empty()) {
@@ -54,10 +55,11 @@ class ThreadPool {
   alignas(64) std::atomic<uint32_t> wake_{0};
   std::atomic<uint32_t> asleep_{0};
   std::atomic<bool> ending_{false};
+  std::atomic<bool> failed_{false};  // a unit of the running loop has thrown
 };
 
 // The kernels of one instruction set, with the names and arguments of the C interface. kernels.cpp is compiled once for
-// each instruction set and fills one table.
+// each instruction set and fills one table; a library need not have them all, and lacking tables are at null.
 struct Kernels {
   const char *isa;
   decltype(&sw_packed_size) packed_size;
@@ -75,12 +77,14 @@ struct Kernels {
   decltype(&sw_move_kv) move_kv;
 };
 
-extern const Kernels portable_kernels;
+#define SW_OPTIONAL __attribute__((weak))
+extern const Kernels portable_kernels SW_OPTIONAL;
 #if defined(__x86_64__)
-extern const Kernels avx2_kernels;
-extern const Kernels avx512vnni_kernels;
-extern const Kernels avx512bf16_kernels;
+extern const Kernels avx2_kernels SW_OPTIONAL;
+extern const Kernels avx512vnni_kernels SW_OPTIONAL;
+extern const Kernels avx512bf16_kernels SW_OPTIONAL;
 #endif
+#undef SW_OPTIONAL
 
 }  // namespace samewise
 

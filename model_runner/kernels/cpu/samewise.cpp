@@ -14,19 +14,21 @@ namespace {
 
 using samewise::Kernels;
 
-bool supports(const Kernels &kernels) {
 #if defined(__x86_64__)
-  if (&kernels == &samewise::avx512bf16_kernels)
-    return supports(samewise::avx512vnni_kernels) && __builtin_cpu_supports("avx512bf16");
-  if (&kernels == &samewise::avx512vnni_kernels)
+bool supports(const Kernels &kernels) {
+  if (&kernels == &samewise::avx512bf16_kernels && !__builtin_cpu_supports("avx512bf16")) return false;
+  if (&kernels == &samewise::avx512bf16_kernels || &kernels == &samewise::avx512vnni_kernels)
     return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (&kernels == &samewise::avx2_kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
-#endif
-  return &kernels == &samewise::portable_kernels;
+  if (&kernels == &samewise::avx2_kernels)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return true;
 }
+#else
+bool supports(const Kernels &) { return true; }
+#endif
 
+// The best kernels of this library that the processor supports, or those that are named; null if there are none.
 const Kernels *find_kernels(const char *isa) {
   const Kernels *best_first[] = {
 #if defined(__x86_64__)
@@ -34,8 +36,18 @@ const Kernels *find_kernels(const char *isa) {
 #endif
       &samewise::portable_kernels};
   for (const Kernels *kernels : best_first)
-    if ((!std::strcmp(isa, "auto") || !std::strcmp(isa, kernels->isa)) && supports(*kernels)) return kernels;
+    if (kernels && (!std::strcmp(isa, "auto") || !std::strcmp(isa, kernels->isa)) && supports(*kernels)) return kernels;
   return nullptr;
+}
+
+// Runs work that may fail, because memory or threads ran out; then returns 1, as nothing may be thrown at C.
+template <typename Work>
+int32_t guarded(const Work &work) noexcept {
+  try {
+    return work();
+  } catch (...) {
+    return 1;
+  }
 }
 
 }  // namespace
@@ -55,13 +67,12 @@ char *SwContext::reserve(int64_t bytes) {
 }
 
 SwContext *sw_create(int32_t threads, const char *isa) {
-  const Kernels *kernels = find_kernels(isa);
-  if (!kernels) return nullptr;
-  try {
-    return new SwContext(*kernels, threads);
-  } catch (const std::bad_alloc &) {
-    return nullptr;
-  }
+  SwContext *made = nullptr;
+  guarded([&] {
+    if (const Kernels *kernels = find_kernels(isa)) made = new SwContext(*kernels, threads);
+    return 0;
+  });
+  return made;
 }
 
 void sw_destroy(SwContext *context) { delete context; }
@@ -100,7 +111,7 @@ int32_t sw_repack(SwContext *context, int32_t format, const uint8_t *blocks, int
 
 int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
                 float *scales) {
-  return context->kernels.pack(context, kind, weight, outputs, inputs, packed, scales);
+  return guarded([&] { return context->kernels.pack(context, kind, weight, outputs, inputs, packed, scales); });
 }
 
 int32_t sw_unpack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *rows,
@@ -109,46 +120,50 @@ int32_t sw_unpack(SwContext *context, int32_t format, const uint8_t *blocks, int
 }
 
 int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y) {
-  return rows == 0 ? 0 : context->kernels.linear(context, weight, x, rows, y);
+  return rows == 0 ? 0 : guarded([&] { return context->kernels.linear(context, weight, x, rows, y); });
 }
 
 int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
                      const float *query, const float *key, const float *value, float *output) {
   if (step->num_tokens == 0) return 0;
-  return context->kernels.attention(context, cache, step, attention, query, key, value, output);
+  return guarded([&] {
+    return context->kernels.attention(context, cache, step, attention, query, key, value, output);
+  });
 }
 
 int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
                          const float *sin, const float *input, float *output) {
-  return step->num_tokens == 0 ? 0 : context->kernels.decoder_layer(context, layer, step, cos, sin, input, output);
+  if (step->num_tokens == 0) return 0;
+  return guarded([&] { return context->kernels.decoder_layer(context, layer, step, cos, sin, input, output); });
 }
 
 int32_t sw_forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass) {
-  return step->num_tokens == 0 ? 0 : context->kernels.forward(context, model, step, pass);
+  return step->num_tokens == 0 ? 0 : guarded([&] { return context->kernels.forward(context, model, step, pass); });
 }
 
 int32_t sw_experts(SwContext *context, const SwExperts *experts, const float *x, const int32_t *chosen,
                    const float *weights, int32_t rows, float *output) {
-  return rows == 0 ? 0 : context->kernels.experts(context, experts, x, chosen, weights, rows, output);
+  if (rows == 0) return 0;
+  return guarded([&] { return context->kernels.experts(context, experts, x, chosen, weights, rows, output); });
 }
 
 int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const SwPick *picks, int32_t count,
                 int64_t *tokens) {
-  return context->kernels.pick(context, logits, width, picks, count, tokens);
+  return guarded([&] { return context->kernels.pick(context, logits, width, picks, count, tokens); });
 }
 
 int32_t sw_draft(SwContext *context, const SwHydra *hydra, const SwDraft *draft) {
-  return context->kernels.draft(context, hydra, draft);
+  return guarded([&] { return context->kernels.draft(context, hydra, draft); });
 }
 
 int32_t sw_truncate(SwContext *context, const float *logits, int32_t rows, int64_t width, const SwTruncation *steps,
                     const int32_t *first_step, float *output) {
-  return context->kernels.truncate(context, logits, rows, width, steps, first_step, output);
+  return guarded([&] { return context->kernels.truncate(context, logits, rows, width, steps, first_step, output); });
 }
 
 int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
                    int32_t count) {
-  return context->kernels.move_kv(context, layers, num_layers, moves, count);
+  return guarded([&] { return context->kernels.move_kv(context, layers, num_layers, moves, count); });
 }
 
 int64_t sw_size_of(const char *name) {
@@ -220,6 +235,7 @@ void ThreadPool::run(uint32_t count, Call call, const void *context) {
     else
       done_.wait(done, std::memory_order_acquire);
   }
+  if (failed_.exchange(false, std::memory_order_relaxed)) throw std::bad_alloc();
 }
 
 bool ThreadPool::take_unit(uint32_t loop) {
@@ -228,7 +244,11 @@ bool ThreadPool::take_unit(uint32_t loop) {
     if (loop_of(ticket) != loop || left_of(ticket) == 0) return false;
   } while (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire));
   const uint32_t count = count_;
-  call_(context_, count - left_of(ticket));
+  try {
+    call_(context_, count - left_of(ticket));
+  } catch (...) {
+    failed_.store(true, std::memory_order_relaxed);  // `done_` makes it visible
+  }
   if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();
   return true;
 }

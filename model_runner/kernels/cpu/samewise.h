@@ -108,7 +108,8 @@ typedef struct SwAttention {
 // block formats have small groups, too; their inputs are whole blocks. Rotated weights are multiplied by rows that are
 // rotated and rounded to 8 bits, other weights by rows of 12 bits.
 //
-// A linear whose outputs have several kinds is a chain of weights with the same inputs. Either all or none are rotated.
+// A linear whose outputs have several kinds is a chain of weights with the same inputs, in the order that the first
+// names. Either all or none are rotated.
 typedef struct SwWeight {
   int32_t kind;          // SwWeightKind
   int32_t outputs;
@@ -117,6 +118,7 @@ typedef struct SwWeight {
   const float *scales;   // [outputs], padded to a multiple of 16
   const float *bias;     // [outputs], padded as scales; null for none
   const struct SwWeight *next;  // further outputs of the same linear; null for none
+  const int32_t *input_order;   // [inputs] which input each column has, at most 32,768; null if in order
 } SwWeight;
 
 // A mixture of experts, each a gated MLP. A row goes to the experts with the highest scores, the lowest index among

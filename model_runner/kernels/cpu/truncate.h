@@ -5,12 +5,12 @@
 // only the head is read twice or sorted.
 #pragma once
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
+#include "double_math.h"
 #include "runtime.h"
 #include "samewise.h"
 
@@ -19,36 +19,8 @@ namespace truncation {
 
 constexpr int kBlock = 64;  // entries processed at a time; sums have this many parts
 
-constexpr double kLn2 = 0.69314718055994531;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kLeastExponent = -708;  // e^x is 0 below
 // Number of tail tokens that usually hold all of the tail's mass.
 constexpr double kShortTail = 4096;
-
-// e^x to about one unit in the last place, for x <= 0.
-inline double exp_not_positive(double from) {
-  constexpr double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
-  const double x = from < kLeastExponent ? kLeastExponent : from;
-  const double shifted = x * (1 / kLn2) + magic;
-  const double n = shifted - magic;
-  const double r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
-  double p = r * (1.0 / 6227020800) + 1.0 / 479001600;  // the Taylor series: |r| <= 0.35
-  p = p * r + 1.0 / 39916800;
-  p = p * r + 1.0 / 3628800;
-  p = p * r + 1.0 / 362880;
-  p = p * r + 1.0 / 40320;
-  p = p * r + 1.0 / 5040;
-  p = p * r + 1.0 / 720;
-  p = p * r + 1.0 / 120;
-  p = p * r + 1.0 / 24;
-  p = p * r + 1.0 / 6;
-  p = p * r + 0.5;
-  p = p * (r * r) + r;
-  const uint64_t power = (std::bit_cast<uint64_t>(shifted) + 1023) << 52;  // the integer is in the lowest bits
-  const double factor = std::bit_cast<double>(power);
-  const double result = p * factor + factor;
-  return from < kLeastExponent ? 0 : result;
-}
 
 // A sum of many numbers, one block at a time.
 struct BlockSum {
@@ -115,7 +87,7 @@ class TruncatedRow {
     double log_total, total;  // of e^x, where x is a logit minus the highest one
     double entropy;           // in nats
     double prob(double x) const { return exp_not_positive(x) / total; }
-    double logit_of(double prob) const { return std::log(prob) + log_total; }
+    double logit_of(double prob) const { return log(prob) + log_total; }
   };
 
   bool is_whole() const { return logits_ != left_; }
@@ -157,7 +129,7 @@ class TruncatedRow {
       for (int i = 0; i < kBlock; ++i) powers.parts[i] += power[i];
       for (int i = 0; i < kBlock; ++i) weighted.parts[i] += power[i] * (x[i] < kLeastExponent ? 0 : x[i]);
     });
-    const double total = powers.total(), log_total = std::log(total);
+    const double total = powers.total(), log_total = log(total);
     return {log_total, total, log_total - weighted.total() / total};
   }
 
@@ -282,7 +254,7 @@ class TruncatedRow {
       for (int64_t i = 0; i < count; ++i) found_[i].key = distance(found_[i]);
       const Head nearest = head(count, mass, all);
       // Entries as near as the last one are at least this probable, and so were found.
-      if (tail == kInfinity || (nearest.mass >= mass && all.entropy + nearest.last.key <= -std::log(least)))
+      if (tail == kInfinity || (nearest.mass >= mass && all.entropy + nearest.last.key <= -log(least)))
         return keep_if(find(all.logit_of(least)), [&](const Entry &one) { return distance(one) <= nearest.last.key; });
     }
   }
@@ -293,7 +265,7 @@ class TruncatedRow {
 
   void cut_by_entropy(double epsilon) {
     const Sums all = sums();
-    cut(std::min(epsilon, std::sqrt(epsilon) * std::exp(-all.entropy)), all);
+    cut(std::min(epsilon, std::sqrt(epsilon) * exp_not_positive(-all.entropy)), all);
   }
 
   void keep_most(int64_t k) {
@@ -341,8 +313,8 @@ class TruncatedRow {
   }
 
   void keep_share(double share) {
-    const double lowest = highest_ + std::log(share);
-    keep_if(find(std::log(share)), [&](const Entry &one) { return static_cast<double>(one.logit) >= lowest; });
+    const double lowest = highest_ + log(share);
+    keep_if(find(log(share)), [&](const Entry &one) { return static_cast<double>(one.logit) >= lowest; });
   }
 
   void exclude_top(double threshold) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -178,13 +177,13 @@ struct SwChoice : suffix::ChoiceDrafter {
 
 namespace {
 
-// Runs work that may allocate memory; returns 1 if memory ran out.
+// Runs work that may allocate memory; returns 1 if memory ran out, as nothing may be thrown at C.
 template <typename Work>
-int32_t guarded(const Work &work) {
+int32_t guarded(const Work &work) noexcept {
   try {
     work();
     return 0;
-  } catch (const std::bad_alloc &) {
+  } catch (...) {
     return 1;
   }
 }

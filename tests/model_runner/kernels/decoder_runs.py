@@ -23,7 +23,8 @@ from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.native_model import NativeModel, NativeTargetModel
 from model_runner.models.native_modules import bind_layers, make_native_experts, prepare
-from model_runner.models.packed import NativePacker, OneDNNPacker, pack_weights
+from model_runner.models.native_packer import NativePacker
+from model_runner.models.packed import OneDNNPacker, pack_weights
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.recognition import recognise
 from tests.model_runner.batches import Chunk, make_batch

@@ -1,5 +1,8 @@
 """Memory in huge pages."""
 
+import errno
+import mmap
+
 import pytest
 import torch
 
@@ -25,3 +28,16 @@ def test_pieces_are_aligned_and_apart() -> None:
         assert not piece.any()
         piece.fill_(value)
     assert all((piece == value).all() for value, piece in enumerate(pieces, start=1))
+
+
+def test_a_system_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux may be built without them; then madvise fails."""
+
+    class Memory(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Memory)
+    assert not huge_pages(4097).any()
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+    assert not huge_pages(4097).any()

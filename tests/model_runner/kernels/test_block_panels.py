@@ -1,4 +1,4 @@
-"""Weights from block formats keep their values, and their products are those of the values."""
+"""Weights from block formats keep their values, and so do their products."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model_runner.kernels.block_formats import BLOCK_FORMATS, Q4_ZERO, find_block_format
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
-from model_runner.models.packed import NativePacker
+from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import DenseMatrix, Linear
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel
 from tests.model_runner.kernels.int8_oracle import Floats, quantise
@@ -95,11 +95,12 @@ def product(number: int, blocks: NDArray[np.uint8], rows: Tensor) -> tuple[Float
 @pytest.mark.parametrize("number", EACH, ids=name)
 @pytest.mark.parametrize("outputs", [1, 37])
 def test_products(kernels: Kernels, kernels_library: Path, number: int, outputs: int) -> None:
-    """They are near those of the file's weights, and the same bits in any company on every instruction set."""
+    """They are near the products of the file's weights, and the same bits in any company on every instruction set."""
     inputs = inputs_of(number)
     blocks, bias = random_weight(number, outputs, inputs), random(outputs, seed=1)
     weight = kernels.repack(number, blocks, inputs)
     rows = random(max(COUNTS), inputs, seed=2)
+    assert len(weight.packed) == kernels.repacked_bytes(number, outputs, inputs)
     result = kernels.linear(weight, rows)
     expected, error = product(number, blocks, rows)
     assert (np.abs(result.double().numpy() - expected) <= error).all()
@@ -136,6 +137,23 @@ def test_rows_in_another_order(kernels: Kernels, number: int) -> None:
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:33].int()
     result = kernels.linear(kernels.repack(number, blocks, inputs, order), rows)
     assert torch.equal(result, kernels.linear(kernels.repack(number, blocks, inputs), rows)[:, order])
+
+
+def test_inputs_in_another_order_and_factors_of_outputs(kernels: Kernels) -> None:
+    blocks, rows = random_weight(Q4_ZERO, 20, 320), random(130, 320)
+    order = torch.randperm(320, generator=torch.Generator().manual_seed(0)).int()
+    factors = 2.0 ** torch.arange(-10, 10)
+    weight = kernels.repack(Q4_ZERO, blocks, 320, output_scales=factors, input_order=order)
+    plain = kernels.repack(Q4_ZERO, blocks, 320)
+    assert torch.equal(kernels.linear(weight, rows), kernels.linear(plain, rows[:, order].contiguous()) * factors)
+    same = kernels.repack(8, random_weight(8, 16, 320), 320, input_order=order.clone())
+    joined = kernels.join([weight, same])
+    assert torch.equal(kernels.linear(joined, rows)[:, :20], kernels.linear(weight, rows))
+    with pytest.raises(ValueError, match="cannot be joined"):
+        kernels.join([weight, plain])
+    for wrong in (order[:-1], torch.zeros_like(order), order + 1):
+        with pytest.raises(ValueError, match="does not name each of 320 inputs"):
+            kernels.repack(Q4_ZERO, blocks, 320, input_order=wrong)
 
 
 def test_the_largest_sums_of_levels_and_scales(kernels: Kernels) -> None:
@@ -227,8 +245,9 @@ def test_what_cannot_be_packed_is_an_error(kernels: Kernels) -> None:
         kernels.repack(1, blocks, 512)
     with pytest.raises(ValueError, match="block format 4 cannot be packed as they are"):
         kernels.repack(4, blocks, 512)
-    with pytest.raises(ValueError, match="500 inputs are no whole blocks of Q4_K"):
-        kernels.repack(12, blocks, 500)
+    for refused in (lambda: kernels.repack(12, blocks, 500), lambda: kernels.repacked_bytes(12, 20, 500)):
+        with pytest.raises(ValueError, match="500 inputs are no whole blocks of Q4_K"):
+            refused()
     with pytest.raises(ValueError, match="take contiguous numbers"):
         kernels.repack(12, blocks[:, 1:].copy(), 512)
     with pytest.raises(IndexError, match="not among the 20"):

@@ -10,7 +10,7 @@ import torch
 
 from model_runner.kernels.library import Kernels
 from model_runner.models.decoder_form import DecoderForm
-from model_runner.models.packed import NativePacker
+from model_runner.models.native_packer import NativePacker
 from tests.model_runner.decoder_models import CASES
 from tests.model_runner.decoder_oracle import with_up_first
 from tests.model_runner.kernels.decoder_runs import (

@@ -14,7 +14,7 @@ from model_runner.models.decoder_form import DecoderForm, ExpertsForm
 from model_runner.models.experts import PackedExperts
 from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
 from model_runner.models.native_modules import prepare
-from model_runner.models.packed import NativePacker
+from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import DenseMatrix, Linear
 from tests.model_runner.decoder_oracle import sum_of_experts
 from tests.model_runner.kernels.conftest import ISAS

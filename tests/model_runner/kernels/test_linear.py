@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.kernels.library import WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
-from model_runner.models.packed import NativePacker, PackedWeight
+from model_runner.models.native_packer import NativePacker
+from model_runner.models.packed import PackedWeight
 from tests.model_runner.kernels import int4_oracle, int8_oracle, rotated_oracle
 
 OUTPUTS = (1, 15, 16, 17, 100)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from model_runner.sampling.noise import GumbelMax, Stream, gumbel, noise_key, noise_keys, noise_state
+from model_runner.sampling.noise import GumbelMax, Stream, gumbel, gumbels, noise_key, noise_keys, noise_state
 
 from .harness import ALPHA, CPU, random_logits
 
@@ -61,7 +61,9 @@ def test_keys_of_many_rows_are_those_of_each():
 @pytest.mark.parametrize("key", [0, 1, key_of(7), WORD - 1, 1 << 63])
 def test_noise_of_each_token_is_the_generators_output(key):
     expected = [-math.log(-math.log(u)) for u in uniforms(key, 200)]
-    assert [gumbel(key, token) for token in range(200)] == expected
+    noise = [gumbel(key, token) for token in range(200)]
+    assert noise == pytest.approx(expected, rel=1e-14, abs=1e-15)
+    assert gumbels(key, np.arange(200)).tolist() == noise
 
 
 @pytest.mark.parametrize("key", [0, key_of(7), WORD - 1, 1 << 63])

@@ -162,6 +162,6 @@ def test_then_there_is_no_such_method(monkeypatch: pytest.MonkeyPatch, caplog: p
         return set(methods.make_proposers(methods.Blocks(8, 16, 4, BlockGenerations(8)), None))
 
     everywhere = names()
-    monkeypatch.setattr(methods, "build_suffix", build)
+    monkeypatch.setattr(methods, "suffix_library", build)
     assert everywhere - names() == {"suffix"}
     assert "suffix is not available: no C++ compiler was found" in caplog.text

@@ -1,0 +1,144 @@
+"""Packs linear layers for the native kernels, while they are read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from model_runner.kernels.block_formats import find_block_format
+from model_runner.kernels.library import INT4_GROUP, PANEL, WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
+from model_runner.models.packed import NativeProduct
+from model_runner.models.parameters import Blocks, DenseMatrix, Linear, Matrix
+
+_SLAB = 1 << 24
+"""Weights that are in memory in float32 at once."""
+SLAB_BYTES = 4 * _SLAB
+"""Memory that packing takes, in addition to the packed weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativePacker:
+    """Packs weights for the kernels; implements Packer."""
+
+    kernels: Kernels
+    kind: WeightKind
+    packs: Kernels | None = None
+    """The kernels that pack, if `kernels`, which will multiply, may be busy."""
+    keeps_blocks: bool = False
+    """Whether weights that a checkpoint stores in blocks keep them, and with them their values, whatever the kind."""
+
+    @property
+    def in_int8(self) -> "NativePacker":
+        """A packer for weights that would lose too much in int4."""
+        return replace(self, kind="int8") if self.kind == "int4" else self
+
+    def pack(self, linear: Linear) -> NativeWeight:
+        """Pack a linear layer as this kind, or as plain int8 if its inputs do not fit the kind.
+
+        If some outputs keep their blocks, outputs of plain numbers become plain int8, because rows are rounded
+        once for all outputs. Only a slab of rows is in memory in float32 at once.
+        """
+        blocks = {id(matrix): matrix.blocks() for matrix in linear.matrices if self._keeps(matrix)}
+        if not blocks or not _take_the_same_rows([blocks.get(id(matrix)) for matrix in linear.matrices]):
+            return self._pack_dense(linear.matrices, self._kind_for(linear.inputs), linear.bias)
+        parts: list[NativeWeight] = []
+        for keeps, matrices in groupby(linear.matrices, self._keeps):
+            run = list(matrices)
+            parts += [self._repack(one) for one in run] if keeps else [self._pack_dense(run, "int8")]
+        return self._packs.join(parts, linear.bias)
+
+    def num_bytes(self, linear: Linear) -> int:
+        """Memory of the packed weight."""
+        if not self.keeps(linear):
+            return self.kernels.packed_bytes(self._kind_for(linear.inputs), linear.outputs, linear.inputs)
+        return sum(
+            self.kernels.repacked_bytes(matrix.block_format or 0, *matrix.shape)
+            if self._keeps(matrix)
+            else self.kernels.packed_bytes("int8", *matrix.shape)
+            for matrix in linear.matrices
+        )
+
+    def keeps(self, linear: Linear) -> bool:
+        """Whether some of the outputs keep their blocks."""
+        return any(map(self._keeps, linear.matrices))
+
+    def names(self, linear: Linear) -> set[str]:
+        """The types that the weight is packed in, for log lines."""
+        kinds = {
+            found.name
+            for matrix in linear.matrices
+            if self._keeps(matrix) and (found := find_block_format(matrix.block_format or 0)) is not None
+        }
+        return kinds or {"int4" if self._kind_for(linear.inputs) == "int4" else "int8"}
+
+    @property
+    def _packs(self) -> Kernels:
+        return self.packs or self.kernels
+
+    def _keeps(self, matrix: Matrix) -> bool:
+        number = matrix.block_format
+        return self.keeps_blocks and number is not None and self.kernels.can_repack(number)
+
+    def _repack(self, matrix: Matrix) -> NativeWeight:
+        blocks = matrix.blocks()
+        assert blocks is not None, "matrices in a block format have blocks"
+        weight = self._packs.repack(
+            blocks.block_format,
+            blocks.rows,
+            matrix.shape[1],
+            blocks.order,
+            output_scales=blocks.output_scales,
+            input_order=blocks.input_order,
+        )
+        matrix.drop(0, matrix.shape[0])
+        return weight
+
+    def _pack_dense(self, matrices: Sequence[Matrix], kind: WeightKind, bias: Tensor | None = None) -> NativeWeight:
+        outputs, inputs = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+        weight = self._packs.start(kind, outputs, inputs, bias)
+        first = 0
+        for rows in self._slabs(matrices):
+            self._packs.pack_rows(weight, first, rows)
+            first += len(rows)
+        return weight
+
+    def _slabs(self, matrices: Sequence[Matrix]) -> Iterator[Tensor]:
+        """Rows in float32, in whole panels except at the end."""
+        if any(matrix.shape[0] % PANEL for matrix in matrices[:-1]):
+            matrices = [DenseMatrix(torch.cat([self.read(matrix) for matrix in matrices]))]
+        step = max(_SLAB // max(matrices[0].shape[1], 1) // PANEL, 1) * PANEL
+        for matrix in matrices:
+            for start in range(0, matrix.shape[0], step):
+                yield self.read(matrix, start, start + step)
+                matrix.drop(start, start + step)
+
+    def read(self, matrix: Matrix, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows [start, stop) in float32."""
+        number = matrix.block_format
+        blocks = matrix.blocks() if number is not None and self.kernels.can_unpack(number) else None
+        if blocks is None or blocks.output_scales is not None or blocks.input_order is not None:
+            return matrix.read(start, stop).float().contiguous()
+        return unpack(self._packs, blocks, matrix.shape[1], start, stop)
+
+    def _kind_for(self, inputs: int) -> WeightKind:
+        fits = {"int4": inputs % INT4_GROUP == 0, "int8_rotated": inputs <= WIDEST_ROTATED}
+        return self.kind if fits.get(self.kind, True) else "int8"
+
+    def __call__(self, weight: Tensor) -> NativeProduct:
+        return NativeProduct(self.kernels, self.pack(Linear([DenseMatrix(weight.detach())])))
+
+
+def _take_the_same_rows(blocks: Sequence[Blocks | None]) -> bool:
+    """Whether the inputs of all outputs are in the same order; plain numbers, None here, have none of their own."""
+    orders = [None if one is None else one.input_order for one in blocks]
+    first = orders[0]
+    return all(order is first if order is None or first is None else torch.equal(order, first) for order in orders)
+
+
+def unpack(kernels: Kernels, blocks: Blocks, inputs: int, start: int, stop: int | None) -> Tensor:
+    """Rows [start, stop) of blocks in float32."""
+    if blocks.order is None:
+        return kernels.unpack(blocks.block_format, blocks.rows[start:stop], inputs)
+    return kernels.unpack(blocks.block_format, blocks.rows, inputs, blocks.order[start:stop])

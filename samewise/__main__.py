@@ -1,0 +1,5 @@
+"""`python -m samewise`, the same as the script `samewise`."""
+
+from samewise import main
+
+main()

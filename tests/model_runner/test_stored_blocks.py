@@ -1,0 +1,199 @@
+"""Models whose weights keep the blocks of their GGUF file, against transformers on the unpacked weights."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from model_runner.batch import Batch
+from model_runner.config import RunnerConfig
+from model_runner.gguf.checkpoint import GgufCheckpoint
+from model_runner.models.conversion import convert_gguf
+from model_runner.models.hf_loading import load_config
+from model_runner.models.native_model import NativeModel
+from model_runner.platforms.cpu import CpuPlatform
+from tests.model_runner.batches import Chunk, make_batch
+from tests.model_runner.gguf_files import Contents, contents_of
+from tests.model_runner.test_gguf import make_config
+
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+}
+MIXED = {
+    "token_embd": "Q6_K",
+    "attn_q": "Q4_K",
+    "attn_k": "Q4_K",
+    "attn_v": "Q6_K",
+    "attn_output": "Q5_K",
+    "ffn_gate": "Q4_K",
+    "ffn_up": "IQ4_XS",
+    "ffn_down": "Q3_K",
+}
+LEGACY = {
+    "token_embd": "Q8_0",
+    "attn_q": "Q4_0",
+    "attn_k": "Q4_1",
+    "attn_v": "Q8_0",
+    "attn_output": "IQ4_NL",
+    "ffn_gate": "Q5_0",
+    "ffn_up": "Q5_1",
+    "ffn_down": "MXFP4",
+}
+EXPERTS = {
+    "token_embd": "BF16",
+    "attn_q": "Q4_K",
+    "attn_k": "Q6_K",
+    "attn_v": "Q6_K",
+    "attn_output": "Q5_K",
+    "ffn_gate_exps": "Q4_K",
+    "ffn_up_exps": "Q4_K",
+    "ffn_down_exps": "Q6_K",
+    "output": "Q6_K",
+}
+ALL_KINDS = {
+    "token_embd": "F16",
+    "attn_q": "IQ2_XS",
+    "attn_k": "IQ3_S",
+    "attn_v": "Q8_0",
+    "attn_output": "TQ2_0",
+    "ffn_gate": "Q2_K",
+    "ffn_up": "IQ3_XXS",
+    "ffn_down": "IQ2_S",
+    "output": "Q8_0",
+}
+PHI3 = {**MIXED, "attn_qkv": "Q5_K", "ffn_up": "Q4_K", "output": "Q8_0"}
+
+
+def random_blocks(kind: str, rows: int, width: int, seed: int) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+    """Blocks [rows, bytes of a row] whose weights have a deviation of about 1 / sqrt(width)."""
+    block_format = gguf.GGMLQuantizationType[kind]
+    generator = np.random.default_rng(seed)
+    if kind in ("F16", "BF16"):
+        weights = (generator.standard_normal((rows, width)) * width**-0.5).astype(np.float32)
+        return gguf.quantize(weights, block_format), block_format
+    weights, num_bytes = gguf.GGML_QUANT_SIZES[block_format]
+    blocks = generator.integers(0, 256, (rows * width // weights, num_bytes), np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = 120
+    for at in _HALVES.get(kind, ()):
+        blocks[:, at : at + 2] = np.float16(1e-3).view(np.uint16).reshape(1).view(np.uint8)
+    blocks = blocks.reshape(rows, -1)
+    spread = float(gguf.dequantize(blocks, block_format).std())
+    if kind in _HALVES:
+        scale = np.float16(1e-3 * width**-0.5 / spread).view(np.uint16).reshape(1).view(np.uint8)
+        for at in _HALVES[kind]:
+            blocks.reshape(-1, num_bytes)[:, at : at + 2] = scale
+    return blocks, block_format
+
+
+_HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_S", "IQ2_XS", "IQ1_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q6_K": (208,),
+    "Q3_K": (108,),
+    "Q2_K": (80, 82),
+    "TQ2_0": (64,),
+}
+"""Places of the scales and minimums in half precision."""
+
+
+def in_blocks(formats: Mapping[str, str]) -> Callable[[Contents], None]:
+    """Replace tensors by random blocks, by the stems of their names."""
+
+    def change(contents: Contents) -> None:
+        for number, (name, tensor) in enumerate(contents.tensors.items()):
+            if (kind := formats.get(name.split(".")[-2])) is None or not name.endswith("weight"):
+                continue
+            rows, width = int(np.prod(tensor.shape[:-1])), tensor.shape[-1]
+            blocks, contents.raw[name] = random_blocks(kind, rows, width, number)
+            contents.tensors[name] = blocks.reshape(*tensor.shape[:-1], -1)
+
+    return change
+
+
+def write(family: str, formats: Mapping[str, str], folder: Path) -> Path:
+    config = make_config(family)
+    config.update(WIDE | ({"moe_intermediate_size": 256} if hasattr(config, "moe_intermediate_size") else {}))
+    contents = contents_of(config)
+    in_blocks(formats)(contents)
+    return contents.write(folder / "model.gguf")
+
+
+def served(folder: Path, *, keeps_blocks: bool = True) -> tuple[CpuPlatform, NativeModel]:
+    platform = CpuPlatform(RunnerConfig(model=folder, keeps_blocks=keeps_blocks, kv_cache_dtype="float32"))
+    model = platform.load(folder)
+    assert isinstance(model, NativeModel)
+    return platform, model
+
+
+def logits_of(platform: CpuPlatform, model: NativeModel, batch: Batch) -> torch.Tensor:
+    shape = platform.inspect(platform_folder(model))
+    cache = platform.make_cache(shape.kv, 16, 16)
+    return platform.make_target(model, platform.attention(cache), 256).forward(batch).clone()
+
+
+def platform_folder(model: NativeModel) -> Path:
+    return Path(model.config.name_or_path)
+
+
+TOKENS = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(1))
+
+
+def whole() -> Batch:
+    return make_batch([Chunk(TOKENS.tolist(), 0, [3, 1, 2])], 16)
+
+
+@pytest.mark.parametrize(
+    ("family", "formats"),
+    [
+        ("llama with a tied head", MIXED),
+        ("llama with a tied head", LEGACY),
+        ("llama", ALL_KINDS),
+        ("phi3", PHI3),
+        ("qwen2", {**MIXED, "output": "Q6_K"}),  # with biases
+        ("mixtral", EXPERTS),
+        ("qwen3moe", EXPERTS),
+        ("gemma3", MIXED),
+    ],
+)
+def test_the_model_is_that_of_the_file(family: str, formats: Mapping[str, str], tmp_path: Path) -> None:
+    convert_gguf(write(family, formats, tmp_path), tmp_path / "model")
+    checkpoint = GgufCheckpoint(tmp_path / "model.gguf")
+    config = load_config(tmp_path / "model")
+    dense = AutoModelForCausalLM.from_config(config).eval()
+    dense.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.shapes}, strict=False)
+    expected = dense(TOKENS[None]).logits[0]
+    platform, model = served(tmp_path / "model")
+    logits = logits_of(platform, model, whole())
+    errors = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert errors.median() < 3e-3
+    packed = served(tmp_path / "model", keeps_blocks=False)
+    others = (logits_of(*packed, whole()) - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert others.median() > 2 * errors.median()  # weights that were rounded again are further away
+
+
+def test_memory_is_that_of_the_blocks(tmp_path: Path) -> None:
+    convert_gguf(write("llama with a tied head", MIXED, tmp_path), tmp_path / "model")
+    platform = CpuPlatform(RunnerConfig(model=tmp_path / "model", keeps_blocks=True))
+    shape = platform.inspect(tmp_path / "model")
+    assert platform.weights_name(shape) == "IQ4_XS, Q3_K, Q4_K, Q5_K, Q6_K"
+    num_weights = shape.num_parameters + shape.num_shared
+    assert platform.weight_bytes(shape) < num_weights * 8.8 / 8
+    assert platform.loading_bytes(shape) - platform.weight_bytes(shape) == 64 << 20
+
+
+def test_a_setting_of_rows_or_weights_packs_all_weights(tmp_path: Path) -> None:
+    convert_gguf(write("llama", MIXED, tmp_path), tmp_path / "model")
+    for settings in ({"rows": "int16"}, {"quantization": "int4"}, {"quantization": "int8"}):
+        platform = CpuPlatform(RunnerConfig(model=tmp_path / "model", keeps_blocks=True, **settings))
+        names = platform.weights_name(platform.inspect(tmp_path / "model"))
+        assert set(names.split(", ")) <= {"int4", "int8"}

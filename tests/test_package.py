@@ -1,0 +1,102 @@
+"""The installed package: the launcher, and wheels with and without compiled libraries."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import samewise
+from model_runner.kernels.build import _KERNELS, _kernels_recipe
+from server import __version__
+
+ROOT = Path(__file__).parents[1]
+_MAIN = """
+import subprocess, sys
+import server
+
+def main():
+    print(server.__file__, sys.argv[1:], flush=True)
+    subprocess.run([sys.executable, "-P", "-m", "server.child"], check=True)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A site-packages with the launcher, our `server` in its folder, and somebody else's `server`."""
+    site = tmp_path / "site"
+    shutil.copytree(ROOT / "samewise", site / "samewise", ignore=shutil.ignore_patterns("__pycache__"))
+    ours = site / "samewise" / "_packages" / "server"
+    (ours / "cli").mkdir(parents=True)
+    for package in (ours, ours / "cli"):
+        (package / "__init__.py").touch()
+    (ours / "cli" / "main.py").write_text(_MAIN)
+    (ours / "child.py").write_text("print(__file__)\n")
+    (site / "server.py").write_text("raise SystemExit('this is another server')\n")
+    return site
+
+
+def run(*command: str, site: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=site).stdout
+
+
+@pytest.mark.parametrize("start", [["-m", "samewise"], ["-c", "import samewise; samewise.main()"]])
+def test_the_launcher_finds_the_packages_and_so_do_child_processes(start: list[str], installed: Path) -> None:
+    ours = installed / "samewise" / "_packages" / "server"
+    lines = run(sys.executable, *start, "serve", site=installed).splitlines()
+    assert lines == [f"{ours / '__init__.py'} ['serve']", str(ours / "child.py")]
+
+
+def test_importing_the_launcher_changes_nothing(installed: Path) -> None:
+    code = "import sys; before = list(sys.path); import samewise; print(sys.path == before, 'server' in sys.modules)"
+    assert run(sys.executable, "-c", code, site=installed) == "True False\n"
+
+
+def test_a_clone_needs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    before = list(sys.path)
+    samewise.find_packages()
+    assert sys.path == before
+    assert os.environ["PYTHONPATH"] == "mine"
+
+
+def wheel(tmp_path: Path, compiler: str) -> tuple[str, set[str]]:
+    """Name and files of a wheel that this compiler has made."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, source)
+    for name in ("samewise", "server", "scheduler", "model_runner"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "embedded_heads"))
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", str(tmp_path / "dist")]
+    environment = {**os.environ, "CXX": compiler}
+    subprocess.run(command, cwd=source, env=environment, check=True, capture_output=True)
+    (made,) = (tmp_path / "dist").iterdir()
+    with zipfile.ZipFile(made) as archive:
+        return made.name, set(archive.namelist())
+
+
+def test_a_wheel_has_libraries_and_takes_one_name(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho library > "$2"\n')
+    compiler.chmod(0o755)
+    name, files = wheel(tmp_path, str(compiler))
+    assert name.startswith(f"samewise-{__version__}-py3-none-linux_")
+    tops = {file.partition("/")[0] for file in files}
+    assert tops == {"samewise", f"samewise-{__version__}.dist-info"}
+    title = _kernels_recipe(_KERNELS, None).title(())
+    assert f"samewise/_packages/model_runner/kernels/built/{title}.so" in files
+    assert "samewise/_packages/model_runner/kernels/cpu/samewise.h" in files
+    assert any(file.startswith("samewise/_packages/server/page/static/") for file in files)
+    assert {"samewise/__main__.py", "samewise/_packages/scheduler/engine.py"} <= files
+
+
+def test_without_a_compiler_a_wheel_fits_all_machines(tmp_path: Path) -> None:
+    name, files = wheel(tmp_path, "/nowhere/c++")
+    assert name == f"samewise-{__version__}-py3-none-any.whl"
+    assert not any("/built/" in file for file in files)
+    assert "samewise/_packages/model_runner/kernels/cpu/samewise.cpp" in files
