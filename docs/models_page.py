@@ -22,6 +22,8 @@ samewise serve ./my-model               # a folder with config.json, tokenizer a
 samewise serve ./my-model-Q4_K_M.gguf   # a GGUF file
 ```
 
+[Models](../how-to/models.md) lists all forms of names, and how models are downloaded.
+
 `GET /v1/capabilities` says what the running model can do: generate, chat, call tools, reason, embed or score.
 
 ## Families with native kernels

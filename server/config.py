@@ -38,7 +38,8 @@ class Settings(BaseSettings):
 
     model: str | None = Field(
         None,
-        description="Folder, GGUF file, or hub name such as Qwen/Qwen3-0.6B. By default the embedded SmolLM2-135M.",
+        description="Folder, GGUF file or its URL, hub name such as Qwen/Qwen3-0.6B or user/repo:Q4_K_M, "
+        "ollama:NAME:TAG or lmstudio:PUBLISHER/REPO. By default the embedded SmolLM2-135M.",
     )
     served_model_name: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_names)] = Field(
         (),

@@ -46,7 +46,8 @@ def convert_gguf(source: Path, target: Path) -> None:
     config["pad_token_id"] = file.metadata.get("tokenizer.ggml.padding_token_id")
     target.mkdir(parents=True)
     for part in parts_of(source):
-        (target / part.name).symlink_to(part.resolve())
+        name = part.name if part.suffix.lower() == ".gguf" else f"{part.name}.gguf"  # Ollama's have no ending
+        (target / name).symlink_to(part.resolve())
     made.save(str(target / "tokenizer.json"))
     _write_json(target / "config.json", config)
     _write_json(target / "tokenizer_config.json", tokenizer.read_tokenizer_config(vocabulary))

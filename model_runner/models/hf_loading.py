@@ -26,7 +26,7 @@ from model_runner.kernels.library import INT4_GROUP, ROTATED_BLOCK
 from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, is_bare, open_checkpoint
+from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, gguf_file_of, is_bare, open_checkpoint
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
 from model_runner.models.rotary import is_fixed
 
@@ -214,7 +214,7 @@ def load_model(
     """
     register_attention()
     with refused(f"{describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
-        is_gguf = any(folder.glob("*.gguf"))
+        is_gguf = gguf_file_of(folder) is not None
         loaded: Any = _class_of(config).from_pretrained(
             None if is_gguf else folder,
             state_dict=_dense_tensors(folder, dtype) if is_gguf else None,

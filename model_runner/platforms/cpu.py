@@ -34,9 +34,9 @@ from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.repository import cache_folder
 from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
-from model_runner.platforms.memory import GIB, Room, StorageTypes, free_memory
+from model_runner.platforms.memory import GIB, Room, StorageTypes
 from model_runner.platforms.platform import Platform
-from model_runner.processes import available_cores, can_start_threads
+from model_runner.processes import available_cores, can_start_threads, free_memory
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 

@@ -31,9 +31,9 @@ from model_runner.platforms.memory import (
     Needs,
     Room,
     StorageTypes,
-    free_memory,
     plan_memory,
 )
+from model_runner.processes import free_memory
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 from tests.engine import tiny_heads
