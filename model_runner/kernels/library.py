@@ -34,6 +34,8 @@ ROTATED_BLOCK = 64
 WIDEST_ROTATED = 32_768
 """Maximum number of inputs of a rotated weight."""
 _KINDS: dict[WeightKind, str] = {"int8": "SW_INT8", "int4": "SW_INT4", "int8_rotated": "SW_INT8_ROTATED"}
+_WIDEST_IN_12_BITS = 8259
+"""Inputs of an int8 weight whose rows have all 12 bits."""
 PANEL = 16
 """Outputs that are packed together. Scales and biases are padded to a multiple of it."""
 
@@ -52,6 +54,18 @@ class NativeWeight:
         self.scales = scales[: struct.outputs]
         """[outputs] float32: the value of one unit; a power of two in int4. Of the first part."""
         self._memory = (packed, scales, memory)
+
+    @property
+    def rows(self) -> tuple[int, bool, bool, bytes]:
+        """How rows are rounded for this weight; equal for weights that can be multiplied with the same rounded rows."""
+        kinds, names = {part.kind for part in _chain(self.struct)}, CPU.constants("SwWeightKind")
+        order = self.struct.input_order
+        return (
+            self.inputs,
+            names["SW_INT8_ROTATED"] in kinds,
+            names["SW_INT8"] in kinds and self.inputs > _WIDEST_IN_12_BITS,
+            bytes(CPU.ffi.buffer(order, self.inputs * 4)) if order else b"",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +257,7 @@ class Kernels:
         Raises:
             ValueError: if the parts do not fit together.
         """
-        rotated = CPU.constants("SwWeightKind")["SW_INT8_ROTATED"]
-        if len({(part.inputs, part.struct.kind == rotated, _order(part.struct)) for part in parts}) != 1:
+        if len({(inputs, rotated, order) for inputs, rotated, _, order in (part.rows for part in parts)}) != 1:
             kinds = ", ".join(f"{part.inputs} inputs of kind {part.struct.kind}" for part in parts)
             raise ValueError(f"weights cannot be joined that take different rows: {kinds}")
         structs = [CPU.new("SwWeight", struct[0]) for part in parts for struct in _chain(part.struct)]
@@ -514,12 +527,6 @@ def _chain(weight: CData) -> Iterator[CData]:
     while weight:
         yield weight
         weight = weight.next
-
-
-def _order(weight: CData) -> bytes:
-    """The order of a linear's inputs; empty if they are in order."""
-    order = weight.input_order
-    return bytes(CPU.ffi.buffer(order, weight.inputs * 4)) if order else b""
 
 
 def _outputs(weight: CData) -> int:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import parts_of
 from model_runner.kernels.library import INT4_BITS, WeightKind
 from model_runner.kv_cache import KVShape
@@ -71,21 +72,24 @@ def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpo
     Raises:
         UnsupportedModelError: if a file is damaged.
     """
-    if files := sorted(folder.glob("*.gguf")):
-        from model_runner.gguf.checkpoint import GgufCheckpoint  # noqa: PLC0415 - the package gguf takes 0.1 s
-
-        return GgufCheckpoint(files[0])
+    if (file := gguf_file_of(folder)) is not None:
+        return GgufCheckpoint(file)
     checkpoint = SafetensorsCheckpoint(folder)
     if not checkpoint.shapes:
         return None
     return checkpoint if reader is None else QuantizedCheckpoint(checkpoint, reader)
 
 
+def gguf_file_of(folder: Path) -> Path | None:
+    """The GGUF file that has a folder's weights; None if they are safetensors, also with a GGUF file next to them."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".gguf", ".safetensors"))
+    return files[0] if files and all(path.suffix.lower() == ".gguf" for path in files) else None
+
+
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The configuration of a folder that `open_checkpoint` reads, and the files that have its weights."""
-    if files := sorted(folder.glob("*.gguf")):
-        return [folder / "config.json", *parts_of(files[0])]
-    return [folder / "config.json", *weight_files(folder)]
+    """The files of a folder with its weights, as `open_checkpoint` reads them, and with its configuration."""
+    file = gguf_file_of(folder)
+    return [*sorted(folder.glob("*.json")), *(weight_files(folder) if file is None else parts_of(file))]
 
 
 def check_tokenizers(model: Path, other: Path, role: str) -> None:

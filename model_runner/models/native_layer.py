@@ -27,11 +27,22 @@ class NativeExperts:
     """Packed weights of all experts of one layer; implements experts.ExpertsSum."""
 
     def __init__(
-        self, packer: NativePacker, gate_up: Sequence[Linear], down: Sequence[Linear], activation: Activation
+        self,
+        packer: NativePacker,
+        gate_up: Sequence[Linear],
+        down: Sequence[Linear],
+        activation: Activation,
+        beside: Linear | None = None,
     ) -> None:
-        """Takes gate_up [2 * intermediate, hidden] and down [hidden, intermediate] of each expert."""
+        """Takes gate_up [2 * intermediate, hidden] and down [hidden, intermediate] of each expert.
+
+        `beside` is gate_up of an MLP on the same rows.
+        """
         self._kernels = packer.kernels
-        self._weights = [[packer.pack(weight) for weight in weights] for weights in (gate_up, down)]
+        packed = packer.pack_alike([*gate_up, *([] if beside is None else [beside])])
+        self.beside = None if beside is None else packed.pop()
+        """The MLP's gate_up."""
+        self._weights = [packed, packer.pack_alike(down)]
         self._arrays = [CPU.array("SwWeight", [weight.struct[0] for weight in weights]) for weights in self._weights]
         self.struct: CData = CPU.new(
             "SwExperts",
@@ -51,8 +62,8 @@ class NativeExperts:
 class RoutedExperts(NativeExperts):
     """Experts with their router, for a decoder layer that is one operator."""
 
-    def __init__(self, packer: NativePacker, form: ExpertsForm) -> None:
-        super().__init__(packer, form.gate_up, form.down, form.activation)
+    def __init__(self, packer: NativePacker, form: ExpertsForm, beside: Linear | None) -> None:
+        super().__init__(packer, form.gate_up, form.down, form.activation, beside)
         self._router = _router_panels(form)
         self._bias = None if form.choice_bias is None else form.choice_bias.float().contiguous()
         struct = self.struct
@@ -92,12 +103,14 @@ class FusedDecoderLayer(nn.Module):
             for name, linear in (
                 ("qkv", form.qkv),
                 ("attention_output", form.attention_output),
-                ("gate_up", form.gate_up),
+                ("gate_up", form.gate_up if form.experts is None else None),
                 ("down", form.down),
             )
             if linear is not None
         }
-        self._experts = None if form.experts is None else RoutedExperts(packer, form.experts)
+        self._experts = None if form.experts is None else RoutedExperts(packer, form.experts, form.gate_up)
+        if self._experts is not None and self._experts.beside is not None:
+            self._weights["gate_up"] = self._experts.beside
         norms = form.norms
         self._norms = {
             name: factor.float().contiguous()

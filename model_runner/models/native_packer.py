@@ -65,6 +65,18 @@ class NativePacker:
             parts += [self._repack(one) for one in run] if keeps else [self._pack_dense(run, "int8")]
         return self._packs.join(parts, linear.bias)
 
+    def pack_alike(self, linears: Sequence[Linear]) -> list[NativeWeight]:
+        """Pack linear layers that are multiplied with the same rounded rows.
+
+        If some keep their blocks, the others become plain int8. If blocks do not allow the same rows, none are kept.
+        """
+        keeps = any(map(self.keeps, linears))
+        packer = replace(self, kind="int8") if keeps and self.kind == "int8_rotated" else self
+        packed = [packer.pack(linear) for linear in linears]
+        if len({weight.rows for weight in packed}) > 1:
+            return replace(packer, keeps_blocks=False).pack_alike(linears)
+        return packed
+
     def dense_kind(self, linear: Linear) -> WeightKind | None:
         """The kind that a linear is packed as from plain numbers; None if some of its outputs keep their blocks."""
         return None if self.keeps(linear) else self._kind_for(linear.inputs)

@@ -17,6 +17,7 @@ from model_runner.models import packed_cache
 from model_runner.models.model_form import ModelForm
 from model_runner.models.native_model import NativeModel
 from model_runner.models.native_packer import NativePacker
+from model_runner.models.own_cache import list_cache
 from model_runner.models.packed_cache import Listing, cached
 from model_runner.models.repository import cache_folder
 from model_runner.platforms.cpu import CpuPlatform
@@ -127,6 +128,8 @@ def test_weights_are_a_mapping_of_the_file(
     logits_of(model)
     assert f"0.0 GiB of weights written to {folder}/tiny_llama-" in caplog.text
     (name,) = files(folder)
+    (entry,) = [entry for entry in list_cache(folder.parent) if entry.kind == "packed"]
+    assert (entry.source, entry.path) == ("tiny_llama", folder / name)
     platform = CpuPlatform(RunnerConfig(model=model))
     loaded = platform.load(model)
     assert f"0.0 GiB of weights mapped from {name} in " in caplog.text
@@ -215,14 +218,14 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     assert f"other users can write to {folder} (its mode is 0770)" in caplog.text
 
 
-@pytest.mark.parametrize("failing", ["mkstemp", "fsync"])
+@pytest.mark.parametrize("failing", ["creating", "writing"])
 def test_a_disk_that_cannot_be_written_only_costs_time(
     failing: str, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise PermissionError(30, "Read-only file system")
 
-    monkeypatch.setattr("tempfile.NamedTemporaryFile" if failing == "mkstemp" else "os.fsync", refuse)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile" if failing == "creating" else "os.fsync", refuse)
     logits_of(model)
     assert files(folder) == []
     assert "Packed weights are not cached, so the next start packs them again: [Errno 30]" in caplog.text

@@ -26,7 +26,6 @@ namespace SW_ISA {
 
 constexpr int kChunk = 256;  // inputs that are unpacked at once
 constexpr int kSubgroupPairs = kSubgroup / kPair;
-constexpr bool kHasWideVectors = kWidth > 4;  // otherwise registers hold too few weights
 
 static_assert(int64_t{256} * 32 * 128 * kRowLevels <= INT32_MAX);  // Q6_K
 static_assert(int64_t{256} * 127 * 32 * kRowLevels <= INT32_MAX);  // IQ4_XS
@@ -43,17 +42,6 @@ inline T load_as(const void *from) {
   T value;
   std::memcpy(&value, from, sizeof value);
   return value;
-}
-
-inline IntVec load_integers(const int8_t *from) {
-#if defined(__AVX512F__)
-  return (IntVec)_mm512_cvtepi8_epi32(load_as<__m128i>(from));
-#elif defined(__AVX2__)
-  return (IntVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
-#else
-  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
-  return __builtin_convertvector(load_as<Bytes>(from), IntVec);
-#endif
 }
 
 inline Shorts load_shorts(const int8_t *from) {
@@ -423,11 +411,13 @@ struct BlockPanels {
   static void multiply(const QuantizedRows &rows, int64_t row, int64_t end_row, const int8_t *panel, int64_t inputs,
                        float *totals) {
     const Block *blocks = reinterpret_cast<const Block *>(panel);
-    if constexpr (kHasWideVectors) switch (end_row - row) {
-        case 1: return multiply_few<1>(rows, row, end_row, blocks, inputs, totals);
-        case 2: return multiply_few<2>(rows, row, end_row, blocks, inputs, totals);
-        case 3: case 4: return multiply_few<4>(rows, row, end_row, blocks, inputs, totals);
-      }
+    const int64_t num_rows = end_row - row;
+    if constexpr (kWidth >= 8)
+      if (num_rows == 1) return multiply_few<1>(rows, row, end_row, blocks, inputs, totals);
+    if constexpr (kWidth >= 16) {
+      if (num_rows == 2) return multiply_few<2>(rows, row, end_row, blocks, inputs, totals);
+      if (num_rows <= 4) return multiply_few<4>(rows, row, end_row, blocks, inputs, totals);
+    }
     Chunk chunk;
     for (int64_t first = 0; first < inputs; first += kChunk) {
       const int64_t count = std::min<int64_t>(kChunk, inputs - first) / kInputs;
@@ -489,11 +479,13 @@ struct BlockPanels {
     }
   }
 
-  // As `multiply` for at most `Rows` rows, with the same results. Weights stay in registers.
+  // As `multiply` for at most `Rows` rows, with the same results. Weights stay in registers, which is faster as long as
+  // there are registers enough.
   template <int Rows>
   static void multiply_few(const QuantizedRows &rows, int64_t row, int64_t end_row, const Block *blocks, int64_t inputs,
                            float *totals) {
-    constexpr int kParts = kPanel / kWidth, kChains = std::max(4 / Rows, 2);
+    constexpr int kParts = kPanel / kWidth;
+    constexpr int kChains = kWidth == 16 ? std::max(4 / Rows, 2) : 1;  // as in multiply_tile; additions take one cycle
     Vec total[Rows][kParts] = {};
     const char *x[Rows];
     const GroupSums *sums_of_x[Rows];

@@ -197,13 +197,6 @@ inline QuantizedRows lay_out_rows(int64_t inputs, char *data, float *scales) {
   return {data, scales, row_bytes(inputs), integer_bytes(inputs)};
 }
 
-// Whether some part of a linear has weights in groups.
-inline bool has_groups(const SwWeight &weight) {
-  bool has = false;
-  for (const SwWeight *part = &weight; part; part = part->next) has |= part->kind != SW_INT8;
-  return has;
-}
-
 // The largest integer of a row that is not rotated. All products of an int8 weight are summed in 32 bits, so it is
 // smaller with more inputs if some part of the linear is int8; the sums of groups always fit.
 inline float row_levels(const SwWeight &weight) {
@@ -250,7 +243,7 @@ inline void quantize_plain_row(const float *x, const SwWeight &weight, const Qua
     for (int lane = 0; i < n; ++i, ++lane) q[i] = static_cast<int16_t>(v[lane]);
   }
   std::memset(q + n, 0, integer_bytes(n) - n * sizeof(int16_t));
-  if (has_groups(weight)) sum_groups(q, n / kGroup, rows.sums(row));
+  sum_groups(q, n / kGroup, rows.sums(row));
 }
 
 inline void quantize_rotated_row(const float *x, const SwWeight &weight, const QuantizedRows &rows, int64_t row) {

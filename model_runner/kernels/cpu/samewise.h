@@ -109,7 +109,8 @@ typedef struct SwAttention {
 // rotated and rounded to 8 bits, other weights by rows of 12 bits.
 //
 // A linear whose outputs have several kinds is a chain of weights with the same inputs, in the order that the first
-// names. Either all or none are rotated.
+// names. Either all or none are rotated. Weights take the same rows if that, their inputs and the order of these are
+// equal, and either all or none have a part in int8 where there are more than 8,259 inputs.
 typedef struct SwWeight {
   int32_t kind;          // SwWeightKind
   int32_t outputs;
@@ -133,13 +134,13 @@ typedef struct SwExperts {
   float scale;         // factor on the weights
   const float *router;       // [outputs / 16, hidden, 16], outputs padded to a multiple of 16
   const float *choice_bias;  // [num_experts] added to the scores for choosing experts, not for weights; null for none
-  const SwWeight *gate_up;   // [num_experts] outputs: gate, then up. All of the same shape and kind
-  const SwWeight *down;      // [num_experts] all of the same shape and kind
+  const SwWeight *gate_up;   // [num_experts] outputs: gate, then up. All of the same shape, for the same rows
+  const SwWeight *down;      // [num_experts] all of the same shape, for the same rows
 } SwExperts;
 
 // A decoder layer: RMSNorm, attention with rotary positions, RMSNorm, gated MLP, each with its residual connection.
-// With experts, their sum is added to the MLP's output on the same rows. Then gate_up has the kind of the experts'
-// weights, and 0 outputs if the layer has no MLP.
+// With experts, their sum is added to the MLP's output on the same rows. Then gate_up takes the experts' rows,
+// and has 0 outputs if the layer has no MLP.
 typedef struct SwDecoderLayer {
   int32_t hidden;
   int32_t intermediate;

@@ -1,6 +1,7 @@
 """Weights from block formats keep their values, and so do their products."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -13,7 +14,7 @@ from torch import Tensor
 from model_runner.kernels.block_formats import BLOCK_FORMATS, Q4_ZERO, find_block_format
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.models.native_packer import NativePacker
-from model_runner.models.parameters import DenseMatrix, Linear
+from model_runner.models.parameters import Blocks, DenseMatrix, Linear
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel
 from tests.model_runner.kernels.int8_oracle import Floats, quantise
 from tests.model_runner.kernels.test_block_formats import HALVES, QUANTISED, TWO, random_blocks, reference
@@ -206,6 +207,55 @@ def test_rows_of_joined_weights_suit_all_parts(kernels: Kernels) -> None:
     rows = torch.ones(1, inputs)
     assert torch.equal(kernels.linear(joined, rows)[:, 16:], kernels.linear(parts[0], rows))
     assert kernels.linear(joined, rows)[0, 16] == pytest.approx(inputs, rel=1e-5)
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """Implements Matrix for blocks in Q8_0."""
+
+    stored: Blocks
+    block_format = 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.stored.rows), self.stored.rows.shape[1] // 34 * 32
+
+    def blocks(self) -> Blocks:
+        return self.stored
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        numbers = torch.from_numpy(reference(8, self.stored.rows[start:stop].numpy()))
+        order = self.stored.input_order
+        return numbers if order is None else numbers[:, order.argsort()]
+
+    def drop(self, start: int, stop: int) -> None:
+        """The tensor stays."""
+
+
+def test_linears_that_share_rows(kernels: Kernels) -> None:
+    """Experts and an MLP beside them: a dense one follows those with blocks, unless these take different rows."""
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0)).int()
+    plain, ordered = (
+        Linear([StoredMatrix(Blocks(8, torch.from_numpy(random_weight(8, 16, 64)), input_order=one))])
+        for one in (None, order)
+    )
+    dense = Linear([DenseMatrix(random(16, 64))])
+    packer = NativePacker(kernels, "int8_rotated", keeps_blocks=True)
+    rows = random(3, 64, seed=1)
+
+    def products(linears: list[Linear]) -> list[Tensor]:
+        weights = packer.pack_alike(linears)
+        assert len({weight.rows for weight in weights}) == 1
+        return [kernels.linear(weight, rows) for weight in weights]
+
+    exact = kernels.linear(packer.pack(plain), rows)
+    in_12_bits = kernels.linear(kernels.pack("int8", dense.weight), rows)
+    for result, expected in zip(products([plain, dense]), (exact, in_12_bits), strict=True):
+        assert torch.equal(result, expected)
+    requantised = [kernels.linear(kernels.pack("int8", linear.weight), rows) for linear in (plain, ordered)]
+    for result, expected in zip(products([plain, ordered]), requantised, strict=True):
+        assert torch.equal(result, expected)
+    assert packer.pack_alike([dense])[0].rows[1]
 
 
 @pytest.mark.parametrize("case", ["llama with biases", "gemma2", "mixtral"])
