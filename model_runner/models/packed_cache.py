@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -34,7 +35,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
+from model_runner.kernels.library import Kernels, NativeWeight, WeightKind, huge_pages
 from model_runner.kernels.library_folder import check_owner, locked, opened
 from model_runner.models.loading import checkpoint_files
 from model_runner.models.model_form import ModelForm
@@ -59,6 +60,10 @@ _MAGIC = b"SWPACK\0\1"
 _ALIGNMENT = 4096
 _SCALES_ALIGNMENT = 64
 _NOT_CACHED = "Packed weights are not cached, so the next start packs them again: %s"
+_MAPPED_FROM = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay", "tmpfs"})
+"""File systems of this machine alone. Files of others are copied: if another machine removed one that is mapped, this
+process would end at the next page that is not in memory."""
+_MOUNTS = Path("/proc/self/mountinfo")
 _CODE = ("kernels", "models", "gguf")
 """Subpackages that lead from a checkpoint to packed weights."""
 
@@ -147,9 +152,11 @@ def _open(packer: NativePacker, form: ModelForm, listing: Listing, folder: Path)
     try:
         with opened(folder) as descriptor:
             begin = time.perf_counter()
-            if (memory := _map(plan, folder, descriptor)) is not None:
+            if (memory := _load(plan, folder, descriptor)) is not None:
                 seconds = time.perf_counter() - begin
-                logger.info("cache      %s of weights mapped from %s in %.1f s", _gib(plan.size), plan.name, seconds)
+                logger.info(
+                    "cache      %s of packed weights read from %s in %.1f s", _gib(plan.size), plan.name, seconds
+                )
                 return _Reader(packer.kernels, plan, memory)
             with locked(descriptor):
                 return _begin_writing(plan, folder)
@@ -243,7 +250,7 @@ class _Writer:
                 temporary.unlink()
             return
         size, seconds = _gib(self._plan.size), time.perf_counter() - begin
-        logger.info("cache      %s of weights written to %s in %.1f s", size, self._place, seconds)
+        logger.info("cache      %s of packed weights written to %s in %.1f s", size, self._place, seconds)
 
     def _write_all(self) -> bool:
         """Write the whole file, durably. Returns False if the model is not as planned, or its files changed."""
@@ -265,8 +272,8 @@ class _Writer:
         return True
 
 
-def _map(plan: FilePlan, folder: Path, descriptor: int) -> Tensor | None:
-    """The bytes of the model's file, all of them in memory; None if there is no file, or it is not as planned."""
+def _load(plan: FilePlan, folder: Path, descriptor: int) -> Tensor | None:
+    """The bytes of the model's file; None if there is no file, or it is not as planned."""
     path = folder / plan.name
     try:
         with open(os.open(plan.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=descriptor), "rb") as file:  # noqa: PTH123
@@ -277,16 +284,41 @@ def _map(plan: FilePlan, folder: Path, descriptor: int) -> Tensor | None:
                 return None
             with suppress(OSError):  # the time of the last use, which a folder that is only read does not keep
                 os.utime(file.fileno())
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            memory = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+            return _map(file) if _can_map(os.fstat(descriptor)) else _copy(file, plan.size)
     except FileNotFoundError:
         return None
     except OSError as error:  # also if another user can write to it, or it is a link
         logger.warning("Weights are packed again: %s", error)
         return None
+
+
+def _can_map(folder: os.stat_result) -> bool:
+    """Whether the folder's file system is one to map files from."""
+    device = f"{os.major(folder.st_dev)}:{os.minor(folder.st_dev)}"
+    with suppress(OSError):
+        for line in _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
+            place, _, system = line.partition(" - ")
+            if place.split()[2] == device:
+                return system.split()[0] in _MAPPED_FROM
+    return False
+
+
+def _map(file: BufferedReader) -> Tensor:
+    """The bytes of a file, shared with other processes and read from the disk now."""
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    memory = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of memory that cannot be written; nothing writes weights
         return torch.frombuffer(memory, dtype=torch.int8)
+
+
+def _copy(file: BufferedReader, size: int) -> Tensor:
+    """The bytes of a file in memory. Raises OSError if there are fewer."""
+    memory = huge_pages(size)
+    file.seek(0)
+    if file.readinto(memory.numpy().data) != size:
+        raise OSError(errno.EIO, "the file ends early", file.name)
+    return memory
 
 
 def _begin_writing(plan: FilePlan, folder: Path) -> _Writer | None:
