@@ -180,7 +180,7 @@ def _sections(packer: NativePacker, form: ModelForm) -> list[Section]:
 
 
 def _plan(kernels: Kernels, sections: Sequence[Section], listing: Listing) -> FilePlan:
-    """What the model's file has to be."""
+    """Describe the file that the model must have."""
     content = {
         "checkpoint": listing.digest,
         "code": _code_digest(),

@@ -101,7 +101,7 @@ def logits_of(model: Path, quantization: Quantization = "auto") -> Tensor:
 
 
 def parts_of(model: Path) -> tuple[NativePacker, ModelForm, Listing]:
-    """What `cached` takes."""
+    """The arguments of `cached`, without the folder."""
     platform = CpuPlatform(RunnerConfig(model=model))
     form = platform.inspect(model).form
     assert form is not None
