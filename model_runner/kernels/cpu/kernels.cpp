@@ -1,4 +1,4 @@
-// The kernels for the instruction set SW_ISA, which the compiler options define, except those of layers.cpp.
+// The kernels for the instruction set SW_ISA, which the compiler options define; layers.cpp has attention and layers.
 #include <algorithm>
 #include <atomic>
 
