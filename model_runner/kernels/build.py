@@ -141,15 +141,15 @@ def _kernels_recipe(sources: Path, isas: Sequence[str] | None, machine: str = pl
     """The library of the first of these instruction sets that compiles, or of all that there are."""
     flags: dict[str, tuple[str, ...]] = X86_FLAGS if machine in ("x86_64", "AMD64") else {}
     units = {
-        isa: Unit(sources / "kernels.cpp", isa, (f"-DSW_ISA={isa}", *own))
+        isa: Unit(isa, (sources / "kernels.cpp", sources / "layers.cpp"), (f"-DSW_ISA={isa}", *own))
         for isa, own in [*flags.items(), ("portable", ())]
     }
     choices = (tuple(units.values()),) if isas is None else tuple((units[isa],) for isa in isas)
-    return _Recipe("kernels", sources, (Unit(sources / "samewise.cpp", "samewise"),), choices)
+    return _Recipe("kernels", sources, (Unit("samewise", (sources / "samewise.cpp",)),), choices)
 
 
 def _suffix_recipe(sources: Path) -> _Recipe:
-    return _Recipe("suffix", sources, (Unit(sources / "suffix.cpp", "suffix"),))
+    return _Recipe("suffix", sources, (Unit("suffix", (sources / "suffix.cpp",)),))
 
 
 def _find_or_build(

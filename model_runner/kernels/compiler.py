@@ -32,11 +32,16 @@ class NoKernelsError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One compilation of a source file."""
+    """Source files that are compiled alike, and of no use without each other."""
 
-    source: Path
     name: str
+    sources: tuple[Path, ...]
     flags: tuple[str, ...] = ()
+
+    @property
+    def objects(self) -> list[str]:
+        """Names of the object files, in the order of the sources."""
+        return [f"{self.name}-{source.stem}.o" for source in self.sources]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ def compile_library(
             break
     if failed and len(linked) == len(core):
         raise failed[0]
-    objects = [f"{unit.name}.o" for unit in linked]
+    objects = [name for unit in linked for name in unit.objects]
     link = [*compiler.command, "-shared", "-pthread", *flags, *objects, "-o", "library.so"]
     done = subprocess.run(link, cwd=folder, capture_output=True, text=True, check=False)
     if (error := _failure(done.returncode, link, done.stdout + done.stderr)) is not None:
@@ -121,15 +126,18 @@ def compile_library(
 def _compile(
     command: Sequence[str], units: Sequence[Unit], flags: Sequence[str], folder: Path
 ) -> dict[Unit, NoKernelsError | None]:
-    """Compile units in parallel, each into an object file of its name; returns each one's error, or None."""
+    """Compile units in parallel, each into its object files; returns each one's first error, or None."""
     jobs = []
     for unit in units:
-        job = [*command, *FLAGS, *unit.flags, *flags, "-c", str(unit.source), "-o", f"{unit.name}.o"]
-        jobs.append(subprocess.Popen(job, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    outputs = [job.communicate()[0] for job in jobs]
-    return {
-        unit: _failure(job.returncode, job.args, output) for unit, job, output in zip(units, jobs, outputs, strict=True)
-    }
+        for source, target in zip(unit.sources, unit.objects, strict=True):
+            job = [*command, *FLAGS, *unit.flags, *flags, "-c", str(source), "-o", target]
+            process = subprocess.Popen(job, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            jobs.append((unit, process))
+    results: dict[Unit, NoKernelsError | None] = dict.fromkeys(units)
+    for unit, process in jobs:
+        output = process.communicate()[0]
+        results[unit] = results[unit] or _failure(process.returncode, process.args, output)
+    return results
 
 
 def _failure(code: int, command: object, output: str) -> NoKernelsError | None:

@@ -37,6 +37,7 @@ def sources(tmp_path: Path) -> Path:
     (folder / "answer.h").write_text("constexpr int kAnswer = 42;\n")
     (folder / "samewise.cpp").write_text('#include "answer.h"\nint answer() { return kAnswer; }\n')
     (folder / "kernels.cpp").write_text("namespace SW_ISA { int answer() { return 1; } }\n")
+    (folder / "layers.cpp").write_text("namespace SW_ISA { int layers() { return 2; } }\n")
     return folder
 
 
@@ -194,17 +195,22 @@ exec {REAL} "$@"
     return fake_compiler(tmp_path, body)
 
 
+def isas_of(tmp_path: Path) -> list[str]:
+    """The instruction sets that were compiled, in this order."""
+    return list(dict.fromkeys((tmp_path / "compiled").read_text().split()))
+
+
 def test_only_the_best_instruction_set_is_compiled(sources: Path, tmp_path: Path) -> None:
     info = cpu_info(tmp_path, AVX2)
     library = build_kernels(tmp_path, (), compiled(tmp_path, "none"), sources, info)
-    assert (tmp_path / "compiled").read_text().split() == ["avx2"]
+    assert isas_of(tmp_path) == ["avx2"]
     assert build_kernels(tmp_path, (), compiled(tmp_path, "none"), sources, cpu_info(tmp_path, VNNI)) != library
 
 
 def test_all_instruction_sets_for_a_library_that_moves(sources: Path, tmp_path: Path) -> None:
     everything = compiled(tmp_path, "none") | {"SAMEWISE_KERNELS": "all"}
     library = build_kernels(tmp_path, (), everything, sources, cpu_info(tmp_path, AVX2))
-    assert sorted((tmp_path / "compiled").read_text().split()) == ["avx2", "avx512bf16", "avx512vnni", "portable"]
+    assert sorted(isas_of(tmp_path)) == ["avx2", "avx512bf16", "avx512vnni", "portable"]
     for features in ("sse", AVX2, VNNI):  # and nothing else is built where there is this one
         assert build_kernels(tmp_path, (), NO_COMPILER, sources, cpu_info(tmp_path, features)) == library
     with pytest.raises(ValueError, match="SAMEWISE_KERNELS is 'avx2'; set it to all"):
@@ -213,7 +219,7 @@ def test_all_instruction_sets_for_a_library_that_moves(sources: Path, tmp_path: 
 
 def test_without_a_description_of_the_processor_all_are_compiled(sources: Path, tmp_path: Path) -> None:
     build_kernels(tmp_path, (), compiled(tmp_path, "none"), sources, tmp_path / "missing")
-    assert len((tmp_path / "compiled").read_text().split()) == 4
+    assert len(isas_of(tmp_path)) == 4
 
 
 def test_a_unit_that_does_not_compile_loses_only_itself(
@@ -221,7 +227,7 @@ def test_a_unit_that_does_not_compile_loses_only_itself(
 ) -> None:
     info = cpu_info(tmp_path, VNNI)
     library = build_kernels(tmp_path / "best", (), compiled(tmp_path, "*=avx512*"), sources, info)
-    assert (tmp_path / "compiled").read_text().split() == ["avx512vnni", "avx2"]
+    assert isas_of(tmp_path) == ["avx512vnni", "avx2"]
     assert "The kernels for avx512vnni do not compile and are left out: " in caplog.text
     assert "unknown option" in caplog.text
     assert build_kernels(tmp_path / "best", (), NO_COMPILER, sources, info) == library
@@ -234,6 +240,13 @@ def test_a_unit_that_does_not_compile_loses_only_itself(
     ]
     with pytest.raises(NoKernelsError, match="unknown option"):
         build_kernels(tmp_path / "none", (), compiled(tmp_path, "*SW_ISA*"), sources, info)
+
+
+def test_sources_of_a_unit_are_lost_together(sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Half an instruction set could not be linked."""
+    (sources / "layers.cpp").write_text("#ifdef __AVX2__\n#error too new\n#endif\n")
+    build_kernels(tmp_path, sources=sources, cpu_info=cpu_info(tmp_path, AVX2))
+    assert "The kernels for avx2 do not compile and are left out: " in caplog.text
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------

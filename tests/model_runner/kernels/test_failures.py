@@ -57,6 +57,7 @@ def build_throwing(folder: Path, *, pool_works: bool) -> Path:
     assert names[0] == "packed_size"
     table = ", ".join(name if pool_works and name in ("pack", "linear") else "fail" for name in names[1:])
     (folder / "kernels.cpp").write_text(_THROWING.replace("ALL_OTHERS", table))
+    (folder / "layers.cpp").touch()
     (folder / "cpuinfo").write_text("flags: none\n")
     return build_kernels(folder, sources=folder, cpu_info=folder / "cpuinfo")
 

@@ -1,0 +1,38 @@
+// Attention, decoder layers and whole forward passes for the instruction set SW_ISA, which the compiler options define.
+// They are a file of their own so that two compilers share the work.
+#include "decoder.h"
+#include "kv_cache.h"
+#include "runtime.h"
+
+namespace SW_ISA::entry {
+
+int32_t attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *options,
+                  const float *query, const float *key, const float *value, float *output) {
+  const int64_t kv_heads = cache->kv_heads, key_dim = cache->key_dim, value_dim = cache->value_dim;
+  context->pool.for_each(step->num_tokens, [&](int64_t token) {
+    write_kv(*cache, *step, token, key + token * kv_heads * key_dim, value + token * kv_heads * value_dim);
+  });
+  attend(context->pool, *cache, *step, *options, query, options->heads * key_dim, output, options->heads * value_dim);
+  return 0;
+}
+
+int32_t decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
+                      const float *sin, const float *input, float *output) {
+  char *memory = context->reserve(Scratch::lay_out(*layer, step->num_tokens, nullptr, nullptr));
+  if (!memory) return 1;
+  Scratch scratch;
+  Scratch::lay_out(*layer, step->num_tokens, memory, &scratch);
+  LayerRun(context->pool, *layer, *step, scratch).run({cos, sin, nullptr}, input, output);
+  return 0;
+}
+
+int32_t forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass) {
+  char *memory = context->reserve(PassScratch::lay_out(*model, *step, *pass, nullptr, nullptr));
+  if (!memory) return 1;
+  PassScratch scratch;
+  PassScratch::lay_out(*model, *step, *pass, memory, &scratch);
+  ForwardRun(context->pool, *model, *step, *pass, scratch).run();
+  return 0;
+}
+
+}  // namespace SW_ISA::entry
