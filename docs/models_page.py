@@ -22,6 +22,8 @@ samewise serve ./my-model               # a folder with config.json, tokenizer a
 samewise serve ./my-model-Q4_K_M.gguf   # a GGUF file
 ```
 
+[Models](../how-to/models.md) lists all forms of names, and how models are downloaded.
+
 `GET /v1/capabilities` says what the running model can do: generate, chat, call tools, reason, embed or score.
 
 ## Families with native kernels
@@ -43,9 +45,61 @@ linear layers and experts. It gives the same guarantees and is slower. These are
 |---|---|
 | encoder-decoder, such as T5 | The scheduler has no encoder step. |
 | layers other than full or sliding attention, such as Mamba | The paged KV cache holds keys and values only. |
-| rotary scaling that depends on the longest request, such as `dynamic` | The same request would get other answers. |
+| rotary scaling of type `dynamic`, which depends on the longest request | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
+| a head for another task, such as token classification | Its text would come from random weights. |
 | images and audio | Only text is read. A multimodal model is served for its text. |
+
+## LongRoPE
+
+Phi-3.5, Phi-4-mini and others with rotary scaling of type `longrope` (also `su`) have two sets of factors. The server
+chooses one set at startup and logs which:
+
+| `--max-model-len` | factors |
+|---|---|
+| at most `original_max_position_embeddings`, 4096 for Phi-3.5 | short |
+| more, or not set | long |
+
+So the length of no request changes an answer. Transformers instead switches to the long factors when a text grows
+beyond the original length, and keeps the keys that it computed with the short ones. With the original length as
+`--max-model-len`, answers equal those that `generate` gives.
+
+## Tokenizers
+
+| file in the folder | read by |
+|---|---|
+| `tokenizer.json` | the tokenizers library |
+| `tekken.json` (Mistral) | Samewise; the tokens are mistral-common's |
+| `tokenizer.model` (sentencepiece, BPE) | Samewise; the tokens are sentencepiece's |
+| another `.model` file, such as sentencepiece's unigram | transformers, which needs `sentencepiece` and `protobuf` |
+| `vocab.json` or `vocab.txt` | transformers |
+
+The first file of this list that exists is used. The others are converted to a `tokenizer.json` in the cache once.
+
+A tokenizer_config.json with `legacy: false` puts sentencepiece's space only before the first word of a text, as in
+transformers; otherwise it comes before the first word after each special token, too.
+
+## Chat templates
+
+The first of these places counts; `--chat-template` replaces them all:
+
+1. `chat_template.jinja`, with `additional_chat_templates/*.jinja`
+2. `chat_template` in `tokenizer_config.json`: one template, or several with names
+3. `chat_template.json`, then `processor_config.json`
+
+A GGUF file has them in `tokenizer.chat_template` and `tokenizer.chat_template.NAME`. A request with tools uses the
+template `tool_use` if there is one, and all others use `default`. Templates with other names are not used.
+
+## End of an answer
+
+An answer ends at any of these tokens, unless the request sets `ignore_eos`:
+
+- `eos_token_id` of `generation_config.json`; if that names none, of `config.json` or its `text_config`
+- `eos_token` of `tokenizer_config.json`
+- the token that the chat template writes directly after an answer, if it is a usual one such as `<|im_end|>`,
+  `<|eot_id|>`, `<end_of_turn>` or `<|end|>`
+
+`GET /tokenizer_info` lists them as `eos_token_ids`.
 
 ## Quantised checkpoints
 

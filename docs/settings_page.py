@@ -87,7 +87,7 @@ def _default(field: FieldInfo) -> str:
 
 def _commands() -> Iterator[str]:
     """The options of all commands except `serve`."""
-    for name, command in COMMANDS.items():
+    for name, command in _flat(COMMANDS):
         if name == "serve" or command.hidden:
             continue
         rows = [
@@ -97,6 +97,15 @@ def _commands() -> Iterator[str]:
         ]
         yield f"## samewise {name}\n\n{command.help.split(chr(10) * 2)[0]}\n"
         yield table(("option", "default", "description"), rows)
+
+
+def _flat(commands: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
+    """All commands, also the ones in groups, by the words that are typed."""
+    for name, command in commands.items():
+        if hasattr(command, "commands"):
+            yield from _flat(command.commands, f"{name} ")
+        else:
+            yield f"{group}{name}", command
 
 
 def _spelt(parameter: Any) -> str:

@@ -1,4 +1,4 @@
-"""Processes: usable cores, and child processes that start isolated and end with their parent."""
+"""Processes: usable cores and memory, and child processes that start isolated and end with their parent."""
 
 import ctypes
 import math
@@ -58,7 +58,8 @@ class Backoff:
         return float(min(self.first_s * 2 ** (failures - 1), self.longest_s))
 
 
-_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+_CPU_LIMIT = _CONTROL_GROUP / "cpu.max"
 
 
 def available_cores(limit_file: Path = _CPU_LIMIT) -> int:
@@ -69,6 +70,26 @@ def available_cores(limit_file: Path = _CPU_LIMIT) -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, math.floor(int(quota) / int(period))))
+
+
+def free_memory(group: Path = _CONTROL_GROUP) -> int:
+    """Bytes of the host's memory that can be allocated now, within the control group's limit (version 2)."""
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(meminfo["MemAvailable"].split()[0]) * 1024
+    limit = group / "memory.max"
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        free = min(free, int(text) - _used_memory(group))
+    return free
+
+
+def _used_memory(group: Path) -> int:
+    """Bytes that the control group cannot reclaim.
+
+    Its current usage includes cached file content, such as a downloaded model; the kernel reclaims inactive file pages
+    on demand.
+    """
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int((group / "memory.current").read_text()) - int(stat["inactive_file"])
 
 
 def can_start_threads(count: int) -> bool:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from model_runner.config import RunnerConfig
-from model_runner.models.repository import HubAccess, ModelFolder, ModelNotFoundError, resolve_heads, resolve_model
+from model_runner.hub.access import HubAccess, ModelNotFoundError
+from model_runner.models.repository import ModelFolder, resolve_heads, resolve_model
+from model_runner.processes import free_memory
 from server.config import Settings
 from server.engine.client import EngineClient
 from server.engine.messages import EngineConfig
@@ -49,7 +51,8 @@ def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
     Raises ModelNotFoundError, and StartError if the chat template cannot be used.
     """
     template = _read_chat_template(settings.chat_template)
-    hub = HubAccess(None if settings.hub_token is None else settings.hub_token.get_secret_value())
+    token = None if settings.hub_token is None else settings.hub_token.get_secret_value()
+    hub = HubAccess(token, max_bytes=free_memory() if _is_on_cpu(settings) else None)
     model = resolve_model(settings.model, console, replace(hub, revision=settings.revision))
     with _setting("draft_model"):
         draft = None if settings.draft_model is None else resolve_model(settings.draft_model, console, hub).path
@@ -58,6 +61,11 @@ def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
     with _setting("aux_model"):
         aux = None if settings.aux_model is None else resolve_model(settings.aux_model, console, hub)
     return Checkpoints(model, draft, named or model.heads, aux, template)
+
+
+def _is_on_cpu(settings: Settings) -> bool:
+    """Whether the model certainly runs from this machine's own memory; without a driver there is no GPU."""
+    return settings.device == "cpu" or (settings.device == "auto" and not Path("/dev/nvidiactl").exists())
 
 
 @contextmanager
@@ -84,10 +92,12 @@ def make_app(engine: EngineClient, settings: Settings, checkpoints: Checkpoints)
     """
     from server.api.body_worker import WorkerPool  # noqa: PLC0415
     from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
+    from server.text.chat_template import TemplateSources  # noqa: PLC0415
     from server.text.tokenizer import Tokenizer  # noqa: PLC0415
 
+    replaced = None if checkpoints.chat_template is None else TemplateSources(checkpoints.chat_template)
     try:
-        tokenizer = Tokenizer.from_folder(checkpoints.model.path, checkpoints.chat_template)
+        tokenizer = Tokenizer.from_folder(checkpoints.model.path, replaced)
         return create_app(engine, tokenizer, settings, checkpoints.model, checkpoints.aux_model, workers=WorkerPool())
     except OSError as error:
         raise StartError(f"{_setting_of(error, settings)}{describe_error(error)}") from None

@@ -38,7 +38,8 @@ class Settings(BaseSettings):
 
     model: str | None = Field(
         None,
-        description="Folder, GGUF file, or hub name such as Qwen/Qwen3-0.6B. By default the embedded SmolLM2-135M.",
+        description="Folder, GGUF file or its URL, hub name such as Qwen/Qwen3-0.6B or user/repo:Q4_K_M, "
+        "ollama:NAME:TAG or lmstudio:PUBLISHER/REPO. By default the embedded SmolLM2-135M.",
     )
     served_model_name: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_names)] = Field(
         (),
@@ -108,7 +109,7 @@ class Settings(BaseSettings):
         None,
         ge=1,
         description="Maximum tokens of prompt and answer together. By default the model's own; lower it when the KV "
-        "cache does not fit.",
+        "cache does not fit. It also chooses the factors of models with LongRoPE.",
     )
     kv_cache_gib: float | None = Field(
         None, gt=0, description="Memory for the KV cache in GiB. By default a share of what is free after the weights."

@@ -111,6 +111,9 @@ _WITHOUT_SUFFIX = (".experts.gate_up_proj", ".experts.down_proj", ".e_score_corr
 """Ends of paths that are parameters, and not modules with a weight."""
 _AROUND = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROPE_FACTORS = "rope_freqs.weight"
+_SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+_IN_CONFIG = {_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS}
+"""Tensors that become a part of the configuration."""
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -133,7 +136,7 @@ _SHARED_MLP = {
 # -- configurations ----------------------------------------------------------------------------------------------------
 
 
-def _base(keys: Metadata, file: GgufFile, rope_factors: np.ndarray | None) -> Config:
+def _base(keys: Metadata, file: GgufFile) -> Config:
     """The configuration that most architectures share."""
     keys.require("attention.head_count")
     heads = keys.same_in_layers("attention.head_count")
@@ -156,7 +159,7 @@ def _base(keys: Metadata, file: GgufFile, rope_factors: np.ndarray | None) -> Co
         "max_position_embeddings": context,
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "rope_parameters": _rope(keys, rotated, context, rope_factors),
+        "rope_parameters": _rope(keys, file, rotated, context),
         "hidden_act": "silu",
     }
     if (epsilon := keys.get("attention.layer_norm_rms_epsilon")) is not None:
@@ -166,8 +169,9 @@ def _base(keys: Metadata, file: GgufFile, rope_factors: np.ndarray | None) -> Co
     return config
 
 
-def _rope(keys: Metadata, rotated: int, context: int, factors: np.ndarray | None) -> Config:
+def _rope(keys: Metadata, file: GgufFile, rotated: int, context: int) -> Config:
     """Rotary parameters, of all layers or of those that see everything."""
+    factors = _read_factors(file, _ROPE_FACTORS)
     theta = keys.get("rope.freq_base", 10000.0)
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 1.0)) or 1.0
     kind = keys.get("rope.scaling.type", "linear" if factor != 1 else "none")
@@ -177,6 +181,8 @@ def _rope(keys: Metadata, rotated: int, context: int, factors: np.ndarray | None
         if kind != "none":
             raise UnsupportedModelError(f"its rotary positions are scaled twice: by {kind} and by {_ROPE_FACTORS}")
         return rope | _llama3(factors, theta, rotated)
+    if not file.tensors.keys().isdisjoint((_SHORT_FACTORS, _LONG_FACTORS)) and kind in ("none", "longrope"):
+        return rope | _long_rope(keys, file, rotated, original)
     if kind == "linear" and factor != 1:
         return rope | {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
@@ -184,6 +190,26 @@ def _rope(keys: Metadata, rotated: int, context: int, factors: np.ndarray | None
     if kind not in ("none", "linear"):
         raise UnsupportedModelError(f"rotary scaling of type {kind} is not supported")
     return rope
+
+
+def _read_factors(file: GgufFile, name: str) -> np.ndarray | None:
+    return read_tensor(file.tensors[name]) if name in file.tensors else None
+
+
+def _long_rope(keys: Metadata, file: GgufFile, rotated: int, original: int) -> Config:
+    """LongRoPE (arXiv:2402.13753), with one factor for each pair of dimensions."""
+    short, long = (_read_factors(file, name) for name in (_SHORT_FACTORS, _LONG_FACTORS))
+    if short is None or long is None or short.shape != (rotated // 2,) or long.shape != short.shape:
+        names = f"{_SHORT_FACTORS} and {_LONG_FACTORS}"
+        raise UnsupportedModelError(f"one of {names} is missing, or does not have the shape [{rotated // 2}]")
+    rope = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": original,
+        "short_factor": short.tolist(),
+        "long_factor": long.tolist(),
+    }
+    attention = keys.get("rope.scaling.attn_factor")
+    return rope if attention is None else rope | {"attention_factor": attention}
 
 
 def _yarn(keys: Metadata, factor: float, original: int) -> Config:
@@ -473,8 +499,7 @@ def read_config(file: GgufFile) -> Config:
     """
     architecture = architecture_of(file)
     keys = Metadata(file)
-    factors = read_tensor(file.tensors[_ROPE_FACTORS]) if _ROPE_FACTORS in file.tensors else None
-    base = _base(keys, file, factors)
+    base = _base(keys, file)
     own = {"model_type": architecture.model_type, "architectures": [architecture.model_class]}
     config = base | own | architecture.config(keys, base)
     keys.check_all_read()
@@ -494,7 +519,7 @@ def read_parameters(file: GgufFile, config: Config) -> dict[str, Parameter]:
         path = _path(name, architecture)
         if path is not None:
             sources.setdefault(path, []).append(_source(name, path, architecture, config))
-        elif name != _ROPE_FACTORS:
+        elif name not in _IN_CONFIG:
             unused.append(name)
     if unused:
         raise UnsupportedModelError(f"it has tensors that nothing is loaded from: {few(unused)}")

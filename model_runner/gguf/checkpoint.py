@@ -7,21 +7,16 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from model_runner.gguf.architectures import read_config, read_parameters
 from model_runner.gguf.header import GgufTensor, read_gguf
-from model_runner.gguf.weights import Parameter, Source, block_size, unpack
+from model_runner.gguf.weights import Parameter, Source, unpack
+from model_runner.kernels.block_formats import BF16, BLOCK_FORMATS, F16, F32
 from model_runner.models.parameters import Blocks, Matrix
 from model_runner.models.safetensors_files import FileMatrix, MappedFile
 
-_FLOATS = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
-}
-"""Formats without blocks."""
+_FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +50,7 @@ class BlockMatrix:
 
     @property
     def _row_bytes(self) -> int:
-        weights, num_bytes = block_size(self.block_format)
-        return self.shape[1] // weights * num_bytes
+        return BLOCK_FORMATS[self.block_format].row_bytes(self.shape[1])
 
 
 class GgufCheckpoint:
@@ -105,9 +99,8 @@ class GgufCheckpoint:
         if tensor.file not in self._files:
             self._files[tensor.file] = MappedFile(tensor.file)
         file, width = self._files[tensor.file], tensor.shape[-1] if tensor.shape else 1
-        weights, num_bytes = block_size(tensor.block_format)
-        offset = tensor.offset + start * (width // weights * num_bytes)
-        dtype = _FLOATS.get(GGMLQuantizationType(tensor.block_format))
+        offset = tensor.offset + start * BLOCK_FORMATS[tensor.block_format].row_bytes(width)
+        dtype = _FLOATS.get(tensor.block_format)
         if dtype is not None and (not source.halves or len(tensor.shape) < 2):
             return FileMatrix(file, offset, (rows, width), dtype)
         order = _order(source, rows) if source.halves else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model_runner.models.damage import is_lfs_pointer
 from model_runner.models.refusal import UnsupportedModelError, few
 
 _MAGIC = b"GGUF"
@@ -94,23 +95,47 @@ def read_gguf(path: Path) -> GgufFile:
     return GgufFile(first.metadata, tensors)
 
 
+class IncompleteHeadError(UnsupportedModelError):
+    """The content ends before the head does."""
+
+
+def parse_head(content: bytes | mmap.mmap, path: Path) -> GgufFile:
+    """Read the head of one file from its first bytes.
+
+    Args:
+        content: the whole file, or at least its head.
+        path: the file, for errors and for its tensors.
+
+    Raises:
+        IncompleteHeadError: if the content ends before the head does, or is damaged.
+        UnsupportedModelError: if it is not a GGUF file of a known version, or is damaged.
+    """
+    if content[: len(_MAGIC)] != _MAGIC:
+        raise UnsupportedModelError(f"{path.name} is not a GGUF file; download it again")
+    try:
+        return _HeaderReader(content, path).read()
+    except (struct.error, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        raise IncompleteHeadError(
+            f"{path.name} is damaged or incomplete: it ends before its weights begin; download it again"
+        ) from error
+
+
 def _read_part(path: Path) -> GgufFile:
     with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
+        if is_lfs_pointer(path):
+            raise UnsupportedModelError(
+                f"{path.name} is a Git LFS pointer, not the file itself; run `git lfs pull` in {path.parent}"
+            )
+        if not file.read(1):
             raise UnsupportedModelError(f"{path.name} is not a GGUF file; download it again")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            try:
-                return _HeaderReader(content, path).read()
-            except (struct.error, OverflowError, MemoryError, UnicodeDecodeError) as error:
-                raise UnsupportedModelError(
-                    f"{path.name} is damaged or incomplete: it ends before its weights begin; download it again"
-                ) from error
+            return parse_head(content, path)
 
 
 class _HeaderReader:
     """Reads one value after the other; raises struct.error where the file ends too early."""
 
-    def __init__(self, content: mmap.mmap, path: Path) -> None:
+    def __init__(self, content: bytes | mmap.mmap, path: Path) -> None:
         self._content = content
         self._path = path
         self._at = len(_MAGIC)

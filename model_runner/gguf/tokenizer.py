@@ -1,17 +1,17 @@
 """The tokenizer of a GGUF file as tokenizer.json: byte-level BPE, and BPE of sentencepiece."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
 from model_runner.gguf.header import GgufFile
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.vocabulary import SPACE, add_known, make_bpe, make_sentencepiece, split_bytes, surround
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Types of tokens; all others are ordinary."""
-_SPACE = "\u2581"
-"""Stands for a space in the vocabularies of sentencepiece."""
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
@@ -65,22 +65,57 @@ _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "
 """Control tokens that end an output wherever a vocabulary has them."""
 
 
-def make_tokenizer(file: GgufFile) -> Tokenizer:
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a file."""
+
+    file: GgufFile
+    tokens: Sequence[str]
+    types: Sequence[int]
+    """One for each token, by the numbers of sentencepiece."""
+
+    @property
+    def kind(self) -> object:
+        return self.file.metadata.get("tokenizer.ggml.model")
+
+    def special(self, name: str) -> int | None:
+        """The id of a special token, such as "bos"; None if the file names none."""
+        token: int | None = self.file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return token
+
+
+def read_vocabulary(file: GgufFile) -> Vocabulary:
+    """The tokens that a file has. Raises UnsupportedModelError if there are none, or some without a type."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens[:1]):
+        raise UnsupportedModelError("it has no vocabulary: tokenizer.ggml.tokens is missing")
+    if _is_gemma(file):
+        tokens = [SPACE * len(token) if token and set(token) == {" "} else token for token in tokens]
+    types = file.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if len(types) != len(tokens):
+        raise UnsupportedModelError(f"it has types for {len(types)} of its {len(tokens)} tokens")
+    return Vocabulary(file, tokens, types)
+
+
+def _is_gemma(file: GgufFile) -> bool:
+    """Gemma's files spell tokens of several spaces with spaces, and their scores are not the order of merges."""
+    return file.architecture.startswith("gemma") and file.metadata.get("tokenizer.ggml.model") == "llama"
+
+
+def make_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     """The tokenizer that a file describes.
 
     Raises:
         UnsupportedModelError: if its kind, or how it splits text, is unknown, or if it is incomplete.
     """
-    kind = file.metadata.get("tokenizer.ggml.model")
-    tokens = _tokens(file)
-    if kind == "gpt2":
-        tokenizer = _byte_level(file, tokens)
-    elif kind == "llama":
-        tokenizer = _sentencepiece(file, tokens)
+    if vocabulary.kind == "gpt2":
+        tokenizer = _byte_level(vocabulary)
+    elif vocabulary.kind == "llama":
+        tokenizer = _sentencepiece(vocabulary)
     else:
-        raise UnsupportedModelError(f"its tokenizer is of the kind {kind}; gpt2 and llama can be read")
-    _add_tokens(file, tokenizer, tokens)
-    _set_ends(file, tokenizer, tokens)
+        raise UnsupportedModelError(f"its tokenizer is of the kind {vocabulary.kind}; gpt2 and llama can be read")
+    add_known(tokenizer, _added_tokens(vocabulary))
+    _set_ends(vocabulary, tokenizer)
     return tokenizer
 
 
@@ -97,135 +132,81 @@ def split_text(name: str, tokenizer: Tokenizer) -> None:
     elif split == _DIGITS:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     else:
-        bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        words = pre_tokenizers.Split(Regex(split), behavior="isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_only])
+        split_bytes(tokenizer, split)
     tokenizer.model.ignore_merges = name in _WHOLE_PIECES
 
 
-def read_tokenizer_config(file: GgufFile) -> dict[str, Any]:
+def read_tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:
     """The content of tokenizer_config.json: the texts of special tokens, and the chat template, or several by name."""
-    default = file.metadata.get("tokenizer.chat_template")
-    names = file.metadata.get("tokenizer.chat_templates") or []
-    named = {name: file.metadata.get(f"tokenizer.chat_template.{name}") for name in names} | {"default": default}
+    metadata = vocabulary.file.metadata
+    default = metadata.get("tokenizer.chat_template")
+    names = metadata.get("tokenizer.chat_templates") or []
+    named = {name: metadata.get(f"tokenizer.chat_template.{name}") for name in names} | {"default": default}
     templates = [{"name": name, "template": text} for name, text in named.items() if text is not None]
     template = default if len(templates) <= 1 else templates
     given = {"chat_template": template} if template is not None else {}
-    return {"tokenizer_class": "PreTrainedTokenizerFast"} | _special_tokens(file) | given
+    return {"tokenizer_class": "PreTrainedTokenizerFast"} | _special_tokens(vocabulary) | given
 
 
-def _special_tokens(file: GgufFile) -> dict[str, str]:
-    tokens = _tokens(file)
+def _special_tokens(vocabulary: Vocabulary) -> dict[str, str]:
+    tokens = vocabulary.tokens
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
+    ids = {name: vocabulary.special(key) for name, key in keys.items()}
     return {name: tokens[token] for name, token in ids.items() if token is not None and token < len(tokens)}
 
 
-def end_tokens(file: GgufFile) -> list[int]:
+def end_tokens(vocabulary: Vocabulary) -> list[int]:
     """The tokens that end an output: the file's own, and those that end a turn in every model that has them."""
-    keys = ("eos", "eot", "eom")
-    own = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
-    tokens, types = _tokens(file), _types(file)
-    known = [token for token, text in enumerate(tokens) if text in _ENDS and types[token] == _CONTROL]
-    return list(dict.fromkeys(token for token in (*own, *known) if token is not None))
+    own = [vocabulary.special(key) for key in ("eos", "eot", "eom")]
+    words = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+    known = {text: token for token, (text, kind) in words if kind == _CONTROL and text in _ENDS}
+    if "<|return|>" in known:
+        known.pop("<|end|>", None)  # harmony's end of a message, after which the same answer goes on
+    return list(dict.fromkeys(token for token in (*own, *known.values()) if token is not None))
 
 
-def _tokens(file: GgufFile) -> Sequence[str]:
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens[:1]):
-        raise UnsupportedModelError("it has no vocabulary: tokenizer.ggml.tokens is missing")
-    if _is_gemma(file):
-        return [_SPACE * len(token) if token and set(token) == {" "} else token for token in tokens]
-    return tokens
-
-
-def _is_gemma(file: GgufFile) -> bool:
-    """Gemma's files spell tokens of several spaces with spaces, and their scores are not the order of merges."""
-    return file.architecture.startswith("gemma") and file.metadata.get("tokenizer.ggml.model") == "llama"
-
-
-def _types(file: GgufFile) -> Sequence[int]:
-    tokens = _tokens(file)
-    types = file.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    if len(types) != len(tokens):
-        raise UnsupportedModelError(f"it has types for {len(types)} of its {len(tokens)} tokens")
-    return types
-
-
-def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
+def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     """GPT-2's kind: every byte is a letter of the vocabulary, and merges are given."""
-    merges = [tuple(merge.split(" ")) for merge in file.metadata.get("tokenizer.ggml.merges") or ()]
-    tokenizer = _with_model(tokens, merges)
-    split_text(str(file.metadata.get("tokenizer.ggml.pre", "")), tokenizer)
+    metadata = vocabulary.file.metadata
+    merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges") or ()]
+    tokenizer = make_bpe(vocabulary.tokens, merges)
+    split_text(str(metadata.get("tokenizer.ggml.pre", "")), tokenizer)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _sentencepiece(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
-    """Sentencepiece's BPE: merges follow from the tokens' scores, and rare characters become bytes."""
-    if _is_gemma(file):
+def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
+    """Sentencepiece's BPE: merges follow from the tokens' scores."""
+    metadata, tokens = vocabulary.file.metadata, vocabulary.tokens
+    if _is_gemma(vocabulary.file):
         scores: Sequence[float] = [-float(index) for index in range(len(tokens))]
     else:
-        scores = file.metadata.get("tokenizer.ggml.scores") or []
+        scores = metadata.get("tokenizer.ggml.scores") or []
     if len(scores) != len(tokens):
         raise UnsupportedModelError(f"it has scores for {len(scores)} of its {len(tokens)} tokens")
-    unknown = _special_tokens(file).get("unk_token")
-    tokenizer = _with_model(tokens, _merges(tokens, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    begins_with_space = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
-    spaces = normalizers.Replace(" ", _SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if begins_with_space else spaces
-    strip = [decoders.Strip(" ", 1, 0)] if begins_with_space else []
-    parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    tokenizer.decoder = decoders.Sequence(parts)
-    return tokenizer
+    begins_with_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    unknown = _special_tokens(vocabulary).get("unk_token")
+    return make_sentencepiece(tokens, scores, unknown, begins_with_space=begins_with_space)
 
 
-def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, the best token first."""
-    ids = {token: index for index, token in enumerate(tokens)}
-    found = []
-    for token, score in zip(tokens, scores, strict=True):
-        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        found += [(-score, ids[left], ids[right]) for left, right in pairs if left in ids and right in ids]
-    return [(tokens[left], tokens[right]) for _, left, right in sorted(found)]
-
-
-def _with_model(tokens: Sequence[str], merges: Sequence[Any], **options: Any) -> Tokenizer:
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    try:
-        return Tokenizer(models.BPE(vocabulary, merges, **options))
-    except Exception as error:  # the library raises nothing more special
-        raise UnsupportedModelError(f"its vocabulary and merges do not fit: {error}") from error
-
-
-def _add_tokens(file: GgufFile, tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
+def _added_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
     """Tokens that are found in text whole."""
     special = {_CONTROL: True, _UNKNOWN: True, _USER_DEFINED: False}
-    added = [
+    return [
         # Spaces are found as Gemma's tokens of several spaces after the normalizer has spelled them so.
-        AddedToken(token, normalized=set(token) == {_SPACE}, special=special[kind])
-        for token, kind in zip(tokens, _types(file), strict=True)
+        AddedToken(token, normalized=set(token) == {SPACE}, special=special[kind])
+        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
         if kind in special and token
     ]
-    before = tokenizer.get_vocab_size()
-    tokenizer.add_tokens(added)
-    if tokenizer.get_vocab_size() != before:
-        raise UnsupportedModelError("it has added tokens that are not in its vocabulary")
 
 
-def _set_ends(file: GgufFile, tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
+def _set_ends(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
     """The tokens that are put around a prompt, which the file may say."""
-    kind, name = file.metadata.get("tokenizer.ggml.model"), file.metadata.get("tokenizer.ggml.pre")
-    begins = file.metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or name in _BEGINS)
-    ends = file.metadata.get("tokenizer.ggml.add_eos_token", False)
-    ids = {"bos": begins, "eos": ends}
-    around: Mapping[str, int | None] = {
-        key: file.metadata.get(f"tokenizer.ggml.{key}_token_id") if wanted else None for key, wanted in ids.items()
-    }
-    bos, eos = (None if token is None else (tokens[token], token) for token in around.values())
-    if bos is None and eos is None:
-        return
-    single = [*(() if bos is None else (f"{bos[0]}:0",)), "$A:0", *(() if eos is None else (f"{eos[0]}:0",))]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, pair=[*single, "$B:1"], special_tokens=[token for token in (bos, eos) if token is not None]
-    )
+    metadata = vocabulary.file.metadata
+    begins_always = vocabulary.kind == "llama" or metadata.get("tokenizer.ggml.pre") in _BEGINS
+    begins = metadata.get("tokenizer.ggml.add_bos_token", begins_always)
+    ends = metadata.get("tokenizer.ggml.add_eos_token", False)
+    ids: Mapping[str, bool] = {"bos": begins, "eos": ends}
+    around = (vocabulary.special(key) if wanted else None for key, wanted in ids.items())
+    bos, eos = (None if token is None else (vocabulary.tokens[token], token) for token in around)
+    surround(tokenizer, bos, eos)

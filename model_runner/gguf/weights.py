@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from model_runner.gguf.header import GgufFile, GgufTensor
+from model_runner.kernels.block_formats import BLOCK_FORMATS, F32
 from model_runner.models.refusal import UnsupportedModelError, few
 
 Array = npt.NDArray[Any]
@@ -35,15 +35,15 @@ class Parameter:
 def check_formats(file: GgufFile) -> None:
     """Raise UnsupportedModelError unless every tensor is in a format that can be unpacked, and whole in its file."""
     formats = {tensor.block_format for tensor in file.tensors.values()}
-    if unknown := sorted(number for number in formats if not _can_unpack(number)):
+    if unknown := sorted(formats - BLOCK_FORMATS.keys()):
         names = [name for name, tensor in file.tensors.items() if tensor.block_format == unknown[0]]
         raise UnsupportedModelError(f"it has tensors in a block format that is not known ({unknown[0]}): {few(names)}")
     sizes = {part: part.stat().st_size for part in {tensor.file for tensor in file.tensors.values()}}
     for name, tensor in file.tensors.items():
-        weights, num_bytes = block_size(tensor.block_format)
-        if tensor.shape and tensor.shape[-1] % weights:
+        stored = BLOCK_FORMATS[tensor.block_format]
+        if (tensor.shape[-1] if tensor.shape else 1) % stored.weights:
             raise UnsupportedModelError(f"the rows of its tensor {name} are no whole blocks: {list(tensor.shape)}")
-        if (end := tensor.offset + tensor.size // weights * num_bytes) > sizes[tensor.file]:
+        if (end := tensor.offset + stored.row_bytes(tensor.size)) > sizes[tensor.file]:
             raise UnsupportedModelError(
                 f"{tensor.file.name} ends before the weights of {name} do: it has {sizes[tensor.file]:,} bytes, and "
                 f"needs {end:,}; download it again"
@@ -52,28 +52,16 @@ def check_formats(file: GgufFile) -> None:
 
 def read_tensor(tensor: GgufTensor) -> Array:
     """A whole tensor in float32. For small ones."""
-    weights, num_bytes = block_size(tensor.block_format)
-    stored = np.fromfile(tensor.file, np.uint8, tensor.size // weights * num_bytes, offset=tensor.offset)
+    size = BLOCK_FORMATS[tensor.block_format].row_bytes(tensor.size)
+    stored = np.fromfile(tensor.file, np.uint8, size, offset=tensor.offset)
     return unpack(stored[None], tensor.block_format).reshape(tensor.shape)
 
 
 def unpack(rows: npt.NDArray[np.uint8], block_format: int) -> Array:
-    """uint8 [n, bytes of a row] -> float32 [n, width]."""
+    """uint8 [n, bytes of a row] -> float32 [n, width], where the kernels cannot do it."""
+    if block_format == F32:
+        return rows.view(np.float32)
+    from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415 - takes 0.1 s, and is hardly ever needed
+
     unpacked: Array = dequantize(rows, GGMLQuantizationType(block_format))
     return unpacked.astype(np.float32, copy=False)
-
-
-def _can_unpack(number: int) -> bool:
-    """Tried with one block."""
-    try:
-        kind = GGMLQuantizationType(number)
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-    except (ValueError, KeyError, NotImplementedError):
-        return False
-    return True
-
-
-def block_size(number: int) -> tuple[int, int]:
-    """Weights and bytes of a block."""
-    sizes: tuple[int, int] = GGML_QUANT_SIZES[GGMLQuantizationType(number)]
-    return sizes

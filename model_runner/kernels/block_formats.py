@@ -22,10 +22,13 @@ class BlockFormat:
         return inputs // self.weights * self.num_bytes
 
 
+F32, F16, BF16 = 0, 1, 30
+"""Formats of plain numbers."""
+
 BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
     {
-        0: BlockFormat("F32", 1, 4),
-        1: BlockFormat("F16", 1, 2),
+        F32: BlockFormat("F32", 1, 4),
+        F16: BlockFormat("F16", 1, 2),
         2: BlockFormat("Q4_0", 32, 18),
         3: BlockFormat("Q4_1", 32, 20),
         6: BlockFormat("Q5_0", 32, 22),
@@ -45,7 +48,7 @@ BLOCK_FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
         22: BlockFormat("IQ2_S", 256, 82),
         23: BlockFormat("IQ4_XS", 256, 136),
         29: BlockFormat("IQ1_M", 256, 56),
-        30: BlockFormat("BF16", 1, 2),
+        BF16: BlockFormat("BF16", 1, 2),
         34: BlockFormat("TQ1_0", 256, 54),
         35: BlockFormat("TQ2_0", 256, 66),
         39: BlockFormat("MXFP4", 32, 17),

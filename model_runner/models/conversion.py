@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from model_runner.models.refusal import UnsupportedModelError, refused
@@ -34,32 +35,46 @@ def convert_gguf(source: Path, target: Path) -> None:
     weights.check_formats(file)
     config = architectures.read_config(file)
     architectures.read_parameters(file, config)
-    made = tokenizer.make_tokenizer(file)
+    vocabulary = tokenizer.read_vocabulary(file)
+    made = tokenizer.make_tokenizer(vocabulary)
     if made.get_vocab_size() > config["vocab_size"]:
         raise UnsupportedModelError(
             f"it has {made.get_vocab_size()} tokens, and its embedding only {config['vocab_size']} rows"
         )
-    ends = tokenizer.end_tokens(file)
+    ends = tokenizer.end_tokens(vocabulary)
     config |= {"bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"), "eos_token_id": ends or None}
     config["pad_token_id"] = file.metadata.get("tokenizer.ggml.padding_token_id")
     target.mkdir(parents=True)
     for part in parts_of(source):
-        (target / part.name).symlink_to(part.resolve())
+        name = part.name if part.suffix.lower() == ".gguf" else f"{part.name}.gguf"  # Ollama's have no ending
+        (target / name).symlink_to(part.resolve())
     made.save(str(target / "tokenizer.json"))
     _write_json(target / "config.json", config)
-    _write_json(target / "tokenizer_config.json", tokenizer.read_tokenizer_config(file))
+    _write_json(target / "tokenizer_config.json", tokenizer.read_tokenizer_config(vocabulary))
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def convert_tokenizer(source: Path, target: Path) -> None:
-    """Make a folder that links to the files of `source` and adds the missing tokenizer.json."""
-    from transformers import AutoTokenizer  # noqa: PLC0415
+    """Make a folder that links to the files of `source` and adds the missing tokenizer.json.
 
+    Raises:
+        UnsupportedModelError: if a file of the tokenizer is damaged or of another kind.
+        OSError: if one cannot be read, or the disk is full.
+    """
+    from model_runner.models.tokenizer_files import read_tokenizer  # noqa: PLC0415
+
+    made = read_tokenizer(source)
     target.mkdir(parents=True)
-    AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(target)
+    if made is not None:
+        made.tokenizer.save(str(target / "tokenizer.json"))
+        _write_json(target / "tokenizer_config.json", made.config)
+    else:
+        from transformers import AutoTokenizer  # noqa: PLC0415
+
+        AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(target)
     for file in source.iterdir():
         if not (target / file.name).exists():
             (target / file.name).symlink_to(file.resolve())

@@ -1,5 +1,6 @@
 """Loads models by transformers: configuration, sizes, and modules with their weights."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    __version__,
+)
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as hf_logging
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
@@ -17,10 +26,9 @@ from model_runner.kernels.library import INT4_GROUP, ROTATED_BLOCK
 from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
-from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, is_bare, open_checkpoint
-from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, refused
-
-_POSITION_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, gguf_file_of, is_bare, open_checkpoint
+from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
+from model_runner.models.rotary import is_fixed
 
 
 class _RecordingAttention(AttentionBackend[None]):
@@ -43,11 +51,12 @@ class _RecordingAttention(AttentionBackend[None]):
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
-def _rope_types(text: Any) -> set[str]:
-    """The types of rotary scaling in a text configuration, for all layers or for each kind of layer."""
+def _changing_rope(text: Any) -> set[str]:
+    """The types of rotary scaling, in any layer of a text configuration, whose frequencies depend on the length."""
     parameters = getattr(text, "rope_parameters", None) or {}
     kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return {str(kind["rope_type"]) for kind in kinds if "rope_type" in kind}
+    changing = (kind for kind in kinds if kind.get("rope_type") == "longrope" and not is_fixed(kind))
+    return {"longrope" for _ in changing} | {"dynamic" for kind in kinds if kind.get("rope_type") == "dynamic"}
 
 
 def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
@@ -56,14 +65,15 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
         raise UnsupportedModelError(
             f"{describe_model(config)} is an encoder-decoder model; only decoder-only ones are supported; {SEE_MODELS}"
         )
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModelError(f"{describe_model(config)} generates no text; {SEE_MODELS}")
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise UnsupportedModelError(
             f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
             f"{SEE_MODELS}"
         )
-    scaling = _rope_types(text) & _POSITION_DEPENDENT_ROPE
-    if scaling:
+    if scaling := _changing_rope(text):
         raise UnsupportedModelError(
             f"{describe_model(config)} uses rotary scaling of type {', '.join(sorted(scaling))}, whose frequencies "
             "depend on the longest request in the batch: the same request would get different answers"
@@ -123,13 +133,34 @@ def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
 def _make_model(config: PretrainedConfig) -> Any:
     """Raises TypeError if the architecture only supports its own attention."""
     try:
-        return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, trust_remote_code=False, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
         ).eval()
     except KeyError as error:
         if error.args != (ATTENTION_NAME,):
             raise
         raise TypeError("it only supports its own kinds of attention") from error
+    _adapt(model)
+    return model
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    """Replace GPT-2's Conv1D, and stop transformers from searching the tokens for padding: a batch has none."""
+    make_linear(model)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config.pad_token_id = None
+
+
+def make_linear(model: nn.Module) -> None:
+    """Replace every Conv1D of GPT-2, whose weight is [in, out], by an equal linear layer."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Conv1D):
+                linear = nn.Linear(child.nx, child.nf, device="meta")
+                linear.weight = nn.Parameter(child.weight.data.t().contiguous(), requires_grad=False)
+                linear.bias = child.bias
+                setattr(parent, name, linear)
 
 
 def _padded(weight: Tensor) -> int:
@@ -142,10 +173,23 @@ def load_config(folder: Path) -> PretrainedConfig:
     """Read config.json.
 
     Raises:
-        UnsupportedModelError: if transformers does not know the architecture.
+        UnsupportedModelError: if transformers does not know the architecture, or its head is for another task.
     """
     with refused(f"{folder} holds no model that transformers can read", advice=SEE_MODELS), naming_damage(folder):
+        entries = json.loads((folder / "config.json").read_bytes())
+        kind = entries.get("model_type")
+        if "auto_map" not in entries and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
+            raise UnsupportedModelError(
+                f"{folder} has the model type {str(kind)[:80]!r} in config.json, which transformers {__version__} does "
+                f"not know; {SEE_MODELS}"
+            )
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if (task := other_task(config.architectures)) is not None:
+        raise UnsupportedModelError(
+            f"{describe_model(config)} has a head for {task} ({few(config.architectures or [])}); classes that end in "
+            "ForCausalLM, ForConditionalGeneration and ForSequenceClassification, and in Model for embeddings, are "
+            "supported; give another checkpoint"
+        )
     return config
 
 
@@ -170,7 +214,7 @@ def load_model(
     """
     register_attention()
     with refused(f"{describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
-        is_gguf = any(folder.glob("*.gguf"))
+        is_gguf = gguf_file_of(folder) is not None
         loaded: Any = _class_of(config).from_pretrained(
             None if is_gguf else folder,
             state_dict=_dense_tensors(folder, dtype) if is_gguf else None,
@@ -184,6 +228,7 @@ def load_model(
         )
         model, report = loaded
         check_report(folder, model, report)
+    _adapt(model)
     result: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
     return result
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from model_runner.models.families import MODEL_TYPES
+from model_runner.models.refusal import other_task
 
 _NONE_IF_ABSENT = frozenset({"architectures", "num_nextn_predict_layers", "quantization_config"})
 _DERIVES_HEAD_DIM = frozenset({"granite", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "smollm3"})
@@ -48,7 +49,7 @@ def read_known_config(folder: Path) -> KnownConfig | None:
 
     Returns:
         None if transformers has to read it: another family, or one of several parts, such as with images; quantised
-        weights; entries in a form of older versions.
+        weights; a head that is not served; entries in a form of older versions.
     """
     try:
         entries = json.loads((folder / "config.json").read_bytes())
@@ -57,6 +58,8 @@ def read_known_config(folder: Path) -> KnownConfig | None:
     if not isinstance(entries, dict) or "text_config" in entries or "quantization_config" in entries:
         return None
     family = MODEL_TYPES.get(str(entries.get("model_type")))
+    if other_task(entries.get("architectures")) is not None:
+        return None
     if family is None or (folder / "hf_quant_config.json").exists():
         return None
     rope = None if family.model.rotary_by_kind else _rope_parameters(entries)
@@ -79,9 +82,15 @@ def _rope_parameters(entries: Mapping[str, Any]) -> dict[str, Any] | None:
     rope = dict(entries.get("rope_parameters") or entries.get("rope_scaling") or {})
     old_type = rope.pop("type", None)
     rope["rope_type"] = rope.get("rope_type") or old_type or "default"
+    if entries["model_type"] == "phi3" and rope["rope_type"] in ("su", "yarn"):  # older names
+        rope["rope_type"] = "longrope"
     needed, optional = {"rope_theta"}, {"partial_rotary_factor"}
     if rope["rope_type"] in ("llama3", "yarn"):
         needed |= {"factor", "original_max_position_embeddings"}
+    if rope["rope_type"] == "longrope":
+        needed |= {"short_factor", "long_factor", "original_max_position_embeddings"}
+        if "original_max_position_embeddings" in entries:  # takes precedence
+            rope["original_max_position_embeddings"] = entries["original_max_position_embeddings"]
     for name in needed | optional:
         if name not in rope and name in entries:
             rope[name] = entries[name]

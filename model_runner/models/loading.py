@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.kernels.library import INT4_BITS, WeightKind
 from model_runner.kv_cache import KVShape
 from model_runner.models.parameters import Checkpoint
@@ -70,14 +71,18 @@ def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpo
     Raises:
         UnsupportedModelError: if a file is damaged.
     """
-    if files := sorted(folder.glob("*.gguf")):
-        from model_runner.gguf.checkpoint import GgufCheckpoint  # noqa: PLC0415 - the package gguf takes 0.1 s
-
-        return GgufCheckpoint(files[0])
+    if (file := gguf_file_of(folder)) is not None:
+        return GgufCheckpoint(file)
     checkpoint = SafetensorsCheckpoint(folder)
     if not checkpoint.shapes:
         return None
     return checkpoint if reader is None else QuantizedCheckpoint(checkpoint, reader)
+
+
+def gguf_file_of(folder: Path) -> Path | None:
+    """The GGUF file that has a folder's weights; None if they are safetensors, also with a GGUF file next to them."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".gguf", ".safetensors"))
+    return files[0] if files and all(path.suffix.lower() == ".gguf" for path in files) else None
 
 
 def check_tokenizers(model: Path, other: Path, role: str) -> None:

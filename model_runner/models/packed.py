@@ -87,8 +87,8 @@ class PackedWeight(Tensor):
 def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
     """Replace every weight that the model multiplies with by a packed one.
 
-    These are the 2-D `weight` parameters of all modules except embeddings. If the embedding shares a weight, it is
-    copied, and the embedding keeps it.
+    These are the 2-D `weight` parameters of all modules except embeddings and norms (Cohere's head norms have a weight
+    of [heads, dim]). If the embedding shares a weight, it is copied, and the embedding keeps it.
 
     Args:
         model: changed in place.
@@ -97,7 +97,8 @@ def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
     """
     for module in list(model.modules()):
         weight = module._parameters.get("weight")
-        if weight is None or weight.dim() != 2 or isinstance(module, nn.Embedding):
+        is_other = isinstance(module, nn.Embedding) or type(module).__name__.endswith("Norm")
+        if weight is None or weight.dim() != 2 or is_other:
             continue
         del module._parameters["weight"]
         module.weight = PackedWeight(weight.data, pack if isinstance(module, nn.Linear) else pack_others)

@@ -1,6 +1,7 @@
 """Errors for models that are not supported. Imports no torch."""
 
 import logging
+import re
 import textwrap
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 logger = logging.getLogger("samewise.runner")
+
+_TASK = re.compile(r"For([A-Z]\w*)$|(DoubleHeads|RewardModel|ValueHead)\w*$")
+"""Finds what the head of a model class is for, such as TokenClassification."""
+_SERVED_TASKS = ("CausalLM", "ConditionalGeneration", "SequenceClassification", "ImageTextToText", "VisionText2Text")
 
 _LONGEST_REASON = 400
 """Characters: transformers may answer with the list of all models that it knows."""
@@ -21,6 +26,17 @@ SEE_MODELS = "docs/reference/models.md lists the supported models"
 
 class UnsupportedModelError(ValueError):
     """The model is not supported; the message is one line that names the model and the reason."""
+
+
+def other_task(architectures: Collection[str] | None) -> str | None:
+    """The task of a checkpoint's head, by its first class, if it neither generates, classifies texts nor embeds.
+
+    Served without its head, such a model would generate from random weights.
+    """
+    first = str(next(iter(architectures or ()), ""))
+    found = _TASK.search(first)
+    task = None if found is None else found[1] or found[2]
+    return None if task is None or task.startswith(_SERVED_TASKS) else task
 
 
 @contextmanager

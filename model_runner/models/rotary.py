@@ -2,6 +2,7 @@
 them.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.models.families import Config, ModelFamily, head_dim
+
+logger = logging.getLogger("samewise.runner")
 
 _POSITIONS = 1024
 """Cos and sin are computed for this many positions at a time, starting at a multiple."""
@@ -80,7 +83,47 @@ def _frequencies(parameters: Mapping[str, Any], width: int, max_positions: int) 
             return _llama3(parameters, 1.0 / powers), 1.0
         case "yarn":
             return _yarn(parameters, powers, max_positions)
+        case "longrope" if is_fixed(parameters):
+            factors = torch.tensor(parameters["long_factor"], dtype=torch.float32)
+            return 1.0 / (factors * powers), _long_rope_factor(parameters, max_positions)
     return None
+
+
+def fix_long_rope(config: Any, max_model_len: int | None) -> None:
+    """Choose LongRoPE's factors (Ding et al., arXiv:2402.13753) for good, so that they depend on no request's length.
+
+    They are the long ones if requests may be longer than the model was first trained for, otherwise the short ones.
+
+    Args:
+        config: a model's configuration; its rotary parameters are changed in place.
+        max_model_len: the most tokens of a request; None is the most that the model supports.
+    """
+    text = config.get_text_config()
+    parameters = getattr(text, "rope_parameters", None) or {}
+    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    for kind in kinds:
+        if kind.get("rope_type") == "longrope" and not is_fixed(kind):
+            longest = max_model_len or text.max_position_embeddings
+            original = kind["original_max_position_embeddings"]
+            chosen = "long" if longest > original else "short"
+            kind["long_factor"] = kind["short_factor"] = kind[f"{chosen}_factor"]
+            logger.info(
+                "positions  LongRoPE's %s factors, for up to %d tokens (%d at first)", chosen, longest, original
+            )
+
+
+def is_fixed(parameters: Mapping[str, Any]) -> bool:
+    """Whether LongRoPE's factors are the same for every length."""
+    return "long_factor" in parameters and bool(parameters["long_factor"] == parameters["short_factor"])
+
+
+def _long_rope_factor(parameters: Mapping[str, Any], max_positions: int) -> float:
+    """The factor on cos and sin."""
+    if (given := parameters.get("attention_factor")) is not None:
+        return float(given)
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters.get("factor") or max_positions / original
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _llama3(parameters: Mapping[str, Any], frequencies: Tensor) -> Tensor:

@@ -32,10 +32,11 @@ from model_runner.models.native_packer import SLAB_BYTES, NativePacker
 from model_runner.models.packed import OneDNNPacker, pack_weights
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.repository import cache_folder
+from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
-from model_runner.platforms.memory import GIB, Room, StorageTypes, free_memory
+from model_runner.platforms.memory import GIB, Room, StorageTypes
 from model_runner.platforms.platform import Platform
-from model_runner.processes import available_cores, can_start_threads
+from model_runner.processes import available_cores, can_start_threads, free_memory
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 
@@ -62,6 +63,7 @@ class CpuPlatform(Platform):
             raise ValueError(f"dtype {config.dtype} is not supported on CPU; use float32 or auto")
         if not config.exact:
             raise ValueError("the CPU always computes exactly; remove --no-exact")
+        self.max_model_len = config.max_model_len
         threads = config.threads or available_cores()
         self._kernels = _load_kernels(threads)
         # OpenMP ends the process if it cannot start a thread, and starts as many for each thread that uses torch.
@@ -144,10 +146,12 @@ class CpuPlatform(Platform):
         known = read_known_config(folder)
         if known is not None and (checkpoint := open_checkpoint(folder)) is not None:
             with suppress(MissingEntryError):
+                fix_long_rope(known, self.max_model_len)
                 return read_model_form(known, checkpoint)
         from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
 
         config = load_config(folder)
+        fix_long_rope(config, self.max_model_len)
         if (reader := native_reader(folder, config)) is None:
             config = self.read_config(folder)
         if reader is None and getattr(config, "quantization_config", None) is not None:

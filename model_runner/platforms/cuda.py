@@ -76,6 +76,7 @@ class CudaPlatform(Platform):
             num_programs: how many programs of a kernel run at once; None: as many as the device can run.
         """
         self.device = device
+        self.max_model_len = config.max_model_len
         if config.threads is not None:
             raise ValueError("threads only applies to CPU kernels; remove --threads on CUDA")
         if config.rows != "auto":

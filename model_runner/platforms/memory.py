@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -12,7 +11,6 @@ from model_runner.config import RunnerConfig, Sizes
 from model_runner.kv_cache import KVShape
 
 GIB = 1 << 30
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 class DoesNotFitError(ValueError):
@@ -205,26 +203,6 @@ def _cache_bytes(left: int, useful: int, config: RunnerConfig, room: Room, needs
         return asked
     shared = min(useful, int(left * room.cache_share))
     return shared if room.cache_limit is None else min(shared, room.cache_limit)
-
-
-def free_memory(group: Path = _CONTROL_GROUP) -> int:
-    """Bytes of the host's memory that can be allocated now, within the control group's limit (version 2)."""
-    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(meminfo["MemAvailable"].split()[0]) * 1024
-    limit = group / "memory.max"
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        free = min(free, int(text) - _used_memory(group))
-    return free
-
-
-def _used_memory(group: Path) -> int:
-    """Bytes that the control group cannot reclaim.
-
-    Its current usage includes cached file content, such as a downloaded model; the kernel reclaims inactive file pages
-    on demand.
-    """
-    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int((group / "memory.current").read_text()) - int(stat["inactive_file"])
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -17,6 +17,7 @@ from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
 from model_runner.models.features import Feature
 from model_runner.models.loading import ModelShape
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import Measured, Room, StorageTypes
 from model_runner.sampling.fused_sampling import PickAllowed
@@ -39,6 +40,8 @@ class Platform(ABC):
     """Whether the host can compute grammar masks and launch the next step while the device computes."""
     pick_allowed: PickAllowed | None = None
     """Samples tokens of rows with grammars; None if the general sampler is as fast."""
+    max_model_len: int | None = None
+    """The most tokens of a request by the settings; None is the most that the model supports."""
     rows: str
     """Type that the inputs of matrix products are rounded to."""
     kernels: str
@@ -81,7 +84,9 @@ class Platform(ABC):
         """
         from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
 
-        return as_served(folder, load_config(folder), self.device, exact=self.exact)
+        config = load_config(folder)
+        fix_long_rope(config, self.max_model_len)
+        return as_served(folder, config, self.device, exact=self.exact)
 
     def inspect(self, folder: Path) -> ModelShape:
         """The sizes of a model, before its weights are read.

@@ -166,8 +166,8 @@ class BodyWorker:
     def _pickled_context(self, info: RunnerInfo | None) -> bytes:
         if self._pickled is None or self._pickled[0] is not info:
             template = self._tokenizer.chat_template
-            source = None if template is None else template.source  # the server's: its file may have changed since
-            self._pickled = info, pickle.dumps((self._folder, source, self._model, info, self._settings))
+            sources = None if template is None else template.sources  # the server's: files may have changed since
+            self._pickled = info, pickle.dumps((self._folder, sources, self._model, info, self._settings))
         return self._pickled[1]
 
 

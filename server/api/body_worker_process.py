@@ -21,6 +21,7 @@ from server.api.body_worker import BodyContext, Errand, Limits, Outcome, too_muc
 from server.errors import ApiError
 from server.generation.constraints.check import grammar_error
 from server.generation.constraints.json_schema import loose_fragment, strict_fragment
+from server.text.chat_template import TemplateSources
 from server.text.tokenizer import Tokenizer
 
 _LARGE_BYTES = 1 << 30
@@ -118,8 +119,8 @@ def _context(pickled: bytes) -> BodyContext:
 
 
 @lru_cache(_MODELS)
-def _tokenizer(folder: Path, chat_template: str | None) -> Tokenizer:
-    return Tokenizer.from_folder(folder, chat_template)
+def _tokenizer(folder: Path, templates: TemplateSources | None) -> Tokenizer:
+    return Tokenizer.from_folder(folder, templates)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ async def capabilities(request: Request, services: ServicesDep) -> Response:
         embedding=_embedding(services.model.abilities.embedding, info.hidden_size),
         scoring=_scoring(services.model.abilities.scoring),
         chat=template is not None,
-        chat_template_variables=sorted(template.variables) if template is not None else [],
+        chat_template_variables=[] if template is None else sorted(template.variables | template.with_tools.variables),
         tool_format=services.model.formats.tool_format,
         max_required_calls=MAX_REQUIRED_CALLS,
         tool_formats=sorted(TOOL_FORMATS),

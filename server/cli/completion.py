@@ -1,8 +1,9 @@
 """Shell completion of values: choices, models in the hub's cache, folders and GGUF files. Imports nothing heavy."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from model_runner.hub.access import hub_cache
 
 _CACHED = "models--"
 """Start of a model's folder in the hub's cache, as in models--Qwen--Qwen3-0.6B."""
@@ -23,9 +24,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def _cached_models() -> Iterator[str]:
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    for folder in sorted(cache.glob(f"{_CACHED}*")):
+    for folder in sorted(hub_cache().glob(f"{_CACHED}*")):
         yield folder.name.removeprefix(_CACHED).replace("--", "/")
 
 

@@ -12,13 +12,13 @@ KEPT = "\n\t\u200d"
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """Print an error in one line on stderr, and end the command with this exit code."""
-    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    typer.secho(f"error: {printable(message)}", fg=typer.colors.RED, err=True)
     raise typer.Exit(code)
 
 
 def warn(message: str) -> None:
     """Print a warning in one line on stderr."""
-    typer.secho(f"warning: {message}", fg=typer.colors.YELLOW, err=True)
+    typer.secho(f"warning: {printable(message)}", fg=typer.colors.YELLOW, err=True)
 
 
 def address_of(url: str) -> str:

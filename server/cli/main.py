@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from server import __version__
-from server.cli import bench, chat, page, serve, train_heads, verify
+from server.cli import bench, cache, chat, models, page, serve, train_heads, verify
 
 _NEXT = """\
 Samewise {version}: an OpenAI-compatible server for language models in which speed never changes the answer.
@@ -17,6 +17,10 @@ Start a server with the embedded model. Then talk to it from another terminal, o
 Next:
   samewise serve MODEL       serve a folder, a GGUF file or a model from the hub
   samewise serve --help      list all settings
+  samewise list              list the models on this machine, also those of Ollama and LM Studio
+  samewise pull MODEL        download a model, or its newest commit
+  samewise show MODEL        say what a model is, and what memory it needs
+  samewise cache ls          list what this server keeps; `cache rm` removes it
   samewise verify URL        test whether a server gives the same answer every time
   samewise bench             measure latency and throughput of any OpenAI-compatible server
   samewise page              show the page for any OpenAI-compatible server
@@ -54,6 +58,8 @@ def root(
 
 serve.register(app)
 chat.register(app)
+models.register(app)
+cache.register(app)
 verify.register(app)
 bench.register(app)
 page.register(app)

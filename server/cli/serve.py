@@ -103,7 +103,7 @@ def run(settings: Settings) -> None:
     """Serve until a signal ends it. If it cannot start, exit with 1 and one line that says why."""
     started = time.perf_counter()
     end_start_on_signals()
-    from model_runner.models.repository import ModelNotFoundError  # noqa: PLC0415
+    from model_runner.hub.access import ModelNotFoundError  # noqa: PLC0415
     from server.assembly import StartError  # noqa: PLC0415
     from server.cli.lifecycle import serve  # noqa: PLC0415
 

@@ -94,7 +94,8 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     """Train draft heads for a model, on its own answers. After an interruption, the same command continues."""
     from rich.console import Console  # noqa: PLC0415
 
-    from model_runner.models.repository import ModelNotFoundError, resolve_model  # noqa: PLC0415
+    from model_runner.hub.access import ModelNotFoundError  # noqa: PLC0415
+    from model_runner.models.repository import resolve_model  # noqa: PLC0415
     from model_runner.training.loop import LoopOptions  # noqa: PLC0415  (brings torch)
     from model_runner.training.pipeline import TrainingOptions, train_heads  # noqa: PLC0415
 

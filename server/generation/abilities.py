@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from server.errors import InvalidRequestError
-from server.text.tokenizer import Tokenizer, read_json
+from server.text.template_files import read_json
+from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

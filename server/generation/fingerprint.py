@@ -12,6 +12,9 @@ from model_runner.runner_interface import RunnerInfo
 from server import __version__
 from server.config import Settings
 
+_ARITHMETIC = "2"
+"""Increase it if a change of arithmetic changes answers, because the version stays the same until the next release."""
+
 
 class Fingerprint:
     """The fingerprint of a server, from the content of its models' files and the settings that affect answers.
@@ -27,7 +30,10 @@ class Fingerprint:
         self._settings = settings
         self._replaced = (f"template={chat_template}",) if chat_template else ()
         self._files = [
-            (index, path) for index, folder in enumerate(folders) for path in sorted(folder.iterdir()) if path.is_file()
+            (index, path)
+            for index, folder in enumerate(folders)
+            for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*.jinja")))
+            if path.is_file()
         ]
         self._digest: Future[str] = Future()
         self._digest.set_running_or_notify_cancel()  # cancelled waiters must not cancel it
@@ -53,8 +59,9 @@ class Fingerprint:
         digest = self._digest.result() if self._digest.done() else await asyncio.wrap_future(self._digest)
         engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.rows, info.kernels)
         sizes = (str(info.block_size), str(info.max_model_len))
-        settings = (f"exact={self._settings.exact}", self._settings.logprobs)
-        parts = (__version__, digest, *engine, *sizes, *settings, *self._replaced)
+        # LongRoPE's factors follow from the limit that is set, not from the one that fits in memory.
+        settings = (f"exact={self._settings.exact}", self._settings.logprobs, str(self._settings.max_model_len))
+        parts = (__version__, _ARITHMETIC, digest, *engine, *sizes, *settings, *self._replaced)
         return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def _run(self) -> None:

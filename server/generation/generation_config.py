@@ -1,13 +1,14 @@
 """Defaults from a model's generation_config.json."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from server.generation.settings import DecodingSettings, facts_of
-from server.text.tokenizer import Tokenizer, read_json
+from server.text.template_files import read_json
+from server.text.tokenizer import Tokenizer
 
 _FILE = "generation_config.json"
 _KEYS: Mapping[str, str] = {
@@ -46,6 +47,13 @@ _NEUTRAL: Mapping[str, object] = {
 }
 """Transformers' defaults of all other keys, where they are not null, false or empty."""
 
+_TURN_ENDS = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>"),
+    *("<|end_of_turn|>", "<|endofturn|>", "<|END_OF_TURN_TOKEN|>", "[|endofturn|]"),
+    *("<|end_of_text|>", "<|endoftext|>", "<|eos|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>"),
+)
+"""Tokens that count as an end where a chat template writes them directly after an answer."""
+
 logger = logging.getLogger("samewise.model")
 
 
@@ -70,23 +78,23 @@ class GenerationDefaults:
 def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
     """The defaults in a model folder. Logs a warning about other keys that would change answers.
 
-    EOS tokens come from generation_config.json, otherwise from config.json, otherwise from the tokenizer. Raises
-    ValueError for an invalid value.
+    EOS tokens come from generation_config.json, otherwise from config.json. Two are added to them: the tokenizer's
+    `eos_token`, and the token with which the chat template ends an answer, if it is a usual one.
+
+    Raises:
+        ValueError: for an invalid value.
     """
     generation = read_json(folder / _FILE)
     if unused := not_taken(generation):
         logger.warning("%s sets %s, which this server ignores", _FILE, ", ".join(unused))
-    eos = _token_ids(generation) or _token_ids(read_json(folder / "config.json"))
-    if not eos:
-        token = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", ""))
-        eos = () if token is None else (token,)
+    eos = _token_ids(generation, _FILE) or _of_config(read_json(folder / "config.json"))
     values = {name: _value(generation, name, key) for name, key in _KEYS.items()}
     if generation.get("do_sample") is False:
         values["temperature"] = 0.0
     return GenerationDefaults(
         values={name: value for name, value in values.items() if value is not None},
         max_tokens=_integer(generation, "max_new_tokens", least=1),
-        eos_token_ids=eos,
+        eos_token_ids=tuple(dict.fromkeys((*eos, *_of_tokenizer(tokenizer)))),
     )
 
 
@@ -100,9 +108,28 @@ def not_taken(generation: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _of_config(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """EOS tokens of config.json, where a multimodal model keeps them with its text part."""
+    text = config.get("text_config")
+    return _token_ids(config, "config.json") or _token_ids(text if isinstance(text, dict) else {}, "config.json")
+
+
+def _of_tokenizer(tokenizer: Tokenizer) -> Iterator[int]:
+    """EOS tokens that the tokenizer and its chat template know."""
+    own = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", ""))
+    if own is not None:
+        yield own
+    after = "" if tokenizer.chat_template is None else tokenizer.chat_template.after_answer().lstrip()
+    ends = (tokenizer.token_id(end) for end in _TURN_ENDS if after.startswith(end))
+    yield from (token for token in ends if token is not None and token in tokenizer.control_ids)
+
+
+def _token_ids(config: Mapping[str, Any], file: str) -> tuple[int, ...]:
     value = config.get("eos_token_id")
-    return () if value is None else (value,) if isinstance(value, int) else tuple(value)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise ValueError(f"{file}: eos_token_id is {value!r}, but must be one or several integers.")
+    return tuple(ids)
 
 
 def _value(config: Mapping[str, Any], field: str, key: str) -> object:

@@ -55,12 +55,13 @@ class ModelFormats:
         Raises ValueError for an unknown name, and for a format of calls that the model will not write.
         """
         _check_name("tool_parser", tools, TOOL_FORMATS)
-        if template is not None and not template.knows_tools and tools not in (None, generic_tools.FORMAT):
+        for_tools = None if template is None else template.with_tools
+        if for_tools is not None and not for_tools.knows_tools and tools not in (None, generic_tools.FORMAT):
             taught = f"so calls are written in the format {generic_tools.FORMAT!r} and {tools!r} would not find them"
             raise ValueError(f"tool_parser: the model's chat template does not support tools, {taught}")
         _check_name("reasoning_parser", reasoning, {**REASONING_TAGS, NONE: None})
         source = "" if template is None else template.source
-        found = tool_format(source) if template is not None and template.knows_tools else None
+        found = tool_format(for_tools.source) if for_tools is not None and for_tools.knows_tools else None
         tags = reasoning_tags(source)
         by_template = None if tags is None else tags.name
         return cls(

@@ -137,6 +137,7 @@ def render(
     if conversation.continue_last and not conversation.messages[-1]["content"]:
         message = "'continue_final_message' needs a final message with content."
         raise InvalidRequestError(message, param="continue_final_message", code="invalid_value")
+    template = template.with_tools if conversation.tools else template
     variables, notices = template_variables(template, conversation)
     try:
         with_tools = _with_tools(template, conversation, variables)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -49,11 +50,20 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateSources:
+    """A model's chat templates as Jinja sources."""
+
+    default: str
+    tool_use: str | None = None
+    """For requests with tools; None if the default takes them."""
+
+
 class ChatTemplate:
     """A compiled chat template. Rendering runs in a sandbox and has no side effects."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises ValueError if the source is not a valid template."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None) -> None:
+        """`tool_use` is the source for requests with tools. Raises ValueError if a source is not a valid template."""
         environment = _environment()
         try:
             self._template = environment.from_string(source)
@@ -65,10 +75,17 @@ class ChatTemplate:
         self.knows_tools = "tools" in variables
         """Whether the template shows tools to the model."""
         self.source = source
+        self.with_tools = self if tool_use is None else ChatTemplate(tool_use, special_tokens)
+        """The template for requests with tools."""
         self.knows_pairs = self.names_role("query") and self.names_role("document")
         """Whether the template takes a query and a document, as messages with these roles."""
         self._special_tokens = dict(special_tokens)
         self._knows_developer = "developer" in source
+
+    @property
+    def sources(self) -> TemplateSources:
+        """The sources of this template and of the one for tools."""
+        return TemplateSources(self.source, None if self.with_tools is self else self.with_tools.source)
 
     def render(
         self,
@@ -110,6 +127,15 @@ class ChatTemplate:
         if not found:
             raise ChatTemplateError("it does not show the final message as it is, so that it cannot be continued")
         return head
+
+    def after_answer(self) -> str:
+        """The text after the content of an assistant's last message; empty if the template does not show it."""
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CUT_HERE}]
+        try:
+            text = self.render(messages, add_generation_prompt=False, variables={})
+        except ChatTemplateError:
+            return ""
+        return text.rpartition(_CUT_HERE)[2] if _CUT_HERE in text else ""
 
     def ignores(self, key: str, role: str, messages: Sequence[Message], *, variables: Mapping[str, Any]) -> bool:
         """Whether the prompt is the same without this key of the role's messages; False if one is refused."""

@@ -1,6 +1,5 @@
 """Text to tokens and back, from a model folder. Uses only the `tokenizers` library, and so starts quickly."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
@@ -10,9 +9,11 @@ from typing import Any
 from tokenizers import Tokenizer as TokenizerModel
 
 from model_runner.contract import Breaker
-from server.text.chat_template import ChatTemplate
+from model_runner.models.vocabulary import byte_characters
+from server.text.chat_template import ChatTemplate, TemplateSources
 from server.text.dry_breakers import BreakerSpellings
 from server.text.fill_in import FillInTokens
+from server.text.template_files import read_json, read_templates
 
 _LONG = 1 << 11
 """Characters from which a text is encoded by the library's batch function, which releases the GIL."""
@@ -26,7 +27,7 @@ _PATH_NAMES = ("_file", "name_or_path")
 class Tokenizer:
     """A model's tokenizer with its special tokens and its chat template."""
 
-    def __init__(self, model: TokenizerModel, config: Mapping[str, Any], chat_template: str | None) -> None:
+    def __init__(self, model: TokenizerModel, config: Mapping[str, Any], templates: TemplateSources | None) -> None:
         """`config` is the content of tokenizer_config.json. The file's truncation and padding are turned off."""
         model.no_truncation()
         model.no_padding()
@@ -43,14 +44,16 @@ class Tokenizer:
         }
         """Tokens that never spell text, by llguidance's rule: special tokens, and tags such as Qwen's for reasoning and
         tool calls."""
-        self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template is not None else None
+        self.chat_template = (
+            ChatTemplate(templates.default, self.special_tokens, templates.tool_use) if templates is not None else None
+        )
         self.fill_in = FillInTokens.of({token.content: i for i, token in added.items()})
         """Tokens for filling in the middle. None if the tokenizer has none that are known here."""
         self._token_bytes = _ByteReader(model)
 
     @classmethod
-    def from_folder(cls, folder: Path, chat_template: str | None = None) -> "Tokenizer":
-        """Load a model folder. A chat template given here replaces the folder's.
+    def from_folder(cls, folder: Path, templates: TemplateSources | None = None) -> "Tokenizer":
+        """Load a model folder. Chat templates given here replace the folder's.
 
         Raises OSError or ValueError if a file is missing or invalid.
         """
@@ -59,8 +62,11 @@ class Tokenizer:
             raise FileNotFoundError(f"{folder} has no tokenizer.json.")
         config = read_json(folder / "tokenizer_config.json")
         config = {**read_json(folder / "special_tokens_map.json"), **config}
-        template = _read_template(folder, config) if chat_template is None else chat_template
-        return cls(TokenizerModel.from_file(str(path)), config, template)
+        try:
+            model = TokenizerModel.from_file(str(path))
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"{path} is damaged ({error}); download it again.") from error
+        return cls(model, config, templates or read_templates(folder, config))
 
     @cached_property
     def vocab_size(self) -> int:
@@ -246,24 +252,6 @@ class _ByteReader:
         return self._model.decode([token_id], skip_special_tokens=False).encode()
 
 
-def byte_characters() -> str:
-    """The printable character for each byte in a byte-level vocabulary (GPT-2's table)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = (byte for byte in range(256) if byte not in printable)
-    stand_in = {byte: 256 + index for index, byte in enumerate(others)}
-    return "".join(chr(stand_in.get(byte, byte)) for byte in range(256))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Empty if there is no file; raises ValueError if it holds anything else."""
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object.")
-    return content
-
-
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by name. Each is given as a string, or as an object with its content."""
     tokens = {}
@@ -273,15 +261,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(text, str):
             tokens[name] = text
     return tokens
-
-
-def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template: from its own file, or from the configuration, where it may be one of several by name."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    entry = config.get("chat_template")
-    if isinstance(entry, list):
-        named = {item["name"]: item["template"] for item in entry}
-        entry = named.get("default")
-    return entry if isinstance(entry, str) else None

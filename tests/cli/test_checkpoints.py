@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from model_runner.config import RunnerConfig
-from model_runner.models.repository import ModelFolder, ModelNotFoundError
+from model_runner.hub.access import HubAccess, ModelNotFoundError
+from model_runner.models.repository import ModelFolder
 from server.assembly import Checkpoints, engine_config, find_checkpoints, warn_if_unused
 from server.cli.lifecycle import describe_speculation
 from server.config import Settings
@@ -99,3 +100,20 @@ def test_who_learns_what_few_will_use_is_told(
     warn_if_unused(Settings(learn=True, speculation=speculation))  # type: ignore[arg-type]
     warn_if_unused(Settings(speculation=speculation))  # type: ignore[arg-type]
     assert [f"speculation is {speculation}" in message for message in caplog.messages] == [True] * is_told
+
+
+@pytest.mark.parametrize(("device", "is_limited"), [("cpu", True), ("cuda", False)])
+def test_memory_limits_downloads_on_a_cpu(
+    device: str, is_limited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[HubAccess] = []
+
+    def resolve(name: str, console: Console, hub: HubAccess) -> ModelFolder:
+        asked.append(hub)
+        return ModelFolder(tmp_path, name)
+
+    monkeypatch.setattr("server.assembly.resolve_model", resolve)
+    find_checkpoints(Settings(model="x", device=device, revision="v1", hub_token="hush"), CONSOLE)  # type: ignore[arg-type]
+    (access,) = asked
+    assert (access.token, access.revision, access.updates) == ("hush", "v1", False)
+    assert (access.max_bytes is not None) == is_limited

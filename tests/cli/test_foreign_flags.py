@@ -102,7 +102,7 @@ def test_an_option_with_an_equal_here_is_translated(
 @pytest.mark.parametrize("name", sorted(FOREIGN))
 def test_nothing_is_ignored_in_silence(name: str) -> None:
     result = invoke(name, "1")
-    is_model = name in ("--model", "-m", "-hf", "--hf-repo")
+    is_model = name in ("--model", "-m", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url")
     assert is_model or name in result.output
     assert "Traceback" not in result.output
 

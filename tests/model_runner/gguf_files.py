@@ -1,5 +1,6 @@
 """GGUF files of tiny random models, written by llama.cpp's own library in the way of its converter."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +114,12 @@ _NAMED = {
 
 
 def _scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
+    if rope["rope_type"] == "longrope":
+        attention = math.sqrt(1 + math.log(rope["factor"]) / math.log(rope["original_max_position_embeddings"]))
+        return {
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.attn_factor": attention,
+        }
     if rope["rope_type"] not in ("linear", "yarn"):
         return {}
     keys = {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
@@ -149,6 +156,9 @@ def _tensors(model: Any, architecture: str) -> Weights:
             tensors[f"{names.get_name(stem)}.{suffix}"] = _stored(name, weight, architecture, config)
     if (factors := _rope_factors(model)) is not None:
         tensors["rope_freqs.weight"] = factors
+    for length in ("short", "long"):
+        if (values := config.rope_parameters.get(f"{length}_factor")) is not None:
+            tensors[f"rope_factors_{length}.weight"] = np.array(values, np.float32)
     return tensors
 
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import read_gguf
-from model_runner.gguf.tokenizer import end_tokens, split_text
+from model_runner.gguf.tokenizer import end_tokens, read_vocabulary, split_text
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.refusal import UnsupportedModelError
@@ -56,6 +56,10 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 512,
     "rope_theta": 500000.0,
+}
+_LONG = {
+    **{"rope_type": "longrope", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 64},
+    **{"short_factor": [1.0 + 0.125 * pair for pair in range(8)], "long_factor": [1.0 + pair for pair in range(8)]},
 }
 _LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
 _GEMMA = {"query_pre_attn_scalar": 16, "sliding_window": 40}
@@ -104,6 +108,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmo2": ("olmo2", {}),
     "phi3": ("phi3", {"sliding_window": 40}),
+    "phi3 with LongRoPE": ("phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 64}),
     "qwen2": ("qwen2", {}),
     "qwen2 with YaRN": ("qwen2", {"rope_parameters": _YARN}),
     "qwen2moe": ("qwen2_moe", {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 44}),
@@ -324,9 +329,20 @@ def test_what_is_put_around_a_prompt(
     assert tokenizer.encode("a").tokens == expected
 
 
+def test_the_end_of_a_message_does_not_end_an_output_of_harmony(write: Callable[..., Path]) -> None:
+    def ends(*last: str) -> list[int]:
+        words = vocabulary(320)
+        words["tokenizer.ggml.tokens"][-len(last) :] = last
+        words["tokenizer.ggml.token_type"][-len(last) :] = [3] * len(last)
+        return end_tokens(read_vocabulary(read_gguf(write(change=lambda contents: contents.keys.update(words)))))
+
+    assert ends("<|end|>") == [2, 319]
+    assert ends("<|end|>", "<|call|>", "<|return|>") == [2, 318, 319]
+
+
 def test_every_token_that_ends_a_turn_ends_an_output(write: Callable[..., Path], tmp_path: Path) -> None:
     path = write(change=lambda contents: contents.keys.update(vocabulary(320, last="<end_of_turn>")))
-    assert end_tokens(read_gguf(path)) == [2, 319]
+    assert end_tokens(read_vocabulary(read_gguf(path))) == [2, 319]
     convert_gguf(path, tmp_path / "converted")
     assert json.loads((tmp_path / "converted" / "config.json").read_text())["eos_token_id"] == [2, 319]
 
@@ -468,7 +484,12 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "factors of longrope": (
         "phi3",
         tensor("rope_factors_long.weight", 8),
-        r"nothing is loaded from: rope_factors_long",
+        r"rope_factors_short\.weight and rope_factors_long\.weight is missing, or does not have the shape \[8\]",
+    ),
+    "factors of longrope for other heads": (
+        "phi3 with LongRoPE",
+        tensor("rope_factors_long.weight", 9),
+        r"does not have the shape \[8\]",
     ),
     "bidirectional attention": ("llama", keys(llama__attention__causal=False), r"causal is False; only True"),
     "values of another size": ("llama", keys(llama__attention__value_length=8), r"value_length is 8; only 16"),

@@ -1,6 +1,7 @@
 """Linears of GPTQ, AWQ and compressed-tensors against the definition of their formats, in float64."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_runner.kernels.library import Kernels
 from model_runner.models.quantized_linears import Q4_ZERO, Q8_0, StoredLinear, linear_reader
 from model_runner.models.refusal import UnsupportedModelError
 from tests.model_runner.quantized_linears import AWQ, GPTQ, Weight, awq, compressed, compressed_config, gptq, packed
@@ -48,6 +50,29 @@ def read(config: dict[str, Any], tensors: dict[str, Tensor]) -> StoredLinear:
 def test_other_linears_are_not_quantised() -> None:
     for config in (GPTQ, AWQ, compressed_config()):
         assert linear_reader(config).shape(NAME, {"weight": (48, 64), "bias": (48,)}) is None
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_kernels_multiply_with_the_same_weights(bits: int, kernels_library: Path) -> None:
+    """Rows of small integers are not rounded, so that only sums in float32 differ."""
+    if bits == 4:
+        linear = read(GPTQ | {"sym": False}, gptq(Weight.random(), 1))
+    else:
+        weight = torch.randint(-128, 128, (48, 256), dtype=torch.int8, generator=torch.Generator().manual_seed(0))
+        scales = torch.rand(48, 1, generator=torch.Generator().manual_seed(1))
+        config = compressed_config("int-quantized", num_bits=8, strategy="channel")
+        linear = read(config, {"weight": weight, "weight_scale": scales})
+    kernels = Kernels(kernels_library, threads=1)
+    unpacked = kernels.unpack(linear.block_format, linear.blocks, linear.inputs)
+    assert torch.equal(unpacked * linear.output_scales[:, None], linear.dense())
+    packed = kernels.repack(linear.block_format, linear.blocks, linear.inputs)
+    packed.scales.mul_(linear.output_scales)
+    rows = torch.randint(-2047, 2048, (5, 256), generator=torch.Generator().manual_seed(2)).float()
+    rows[:, 0] = 2047
+    expected = rows.double().numpy() @ values(linear).T
+    np.testing.assert_allclose(
+        kernels.linear(packed, rows).numpy(), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
+    )
 
 
 @pytest.mark.parametrize("size", [32, 64, 128, -1])

@@ -183,52 +183,6 @@ def test_a_head_may_be_missing_only_where_none_is_needed(changed: Callable[..., 
     load(folder)
 
 
-# -- damaged files -----------------------------------------------------------------------------------------------------
-
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "reason"),
-    [
-        (
-            "model.safetensors",
-            lambda whole: POINTER,
-            r"^\S+\.safetensors is a Git LFS pointer.*`git lfs pull` in /",
-        ),
-        (
-            "model.safetensors",
-            lambda whole: whole[:-9],
-            r"\.safetensors has [\d,]+ bytes instead of [\d,]+; download",
-        ),
-        (
-            "model.safetensors",
-            lambda whole: b"<html>Not found</html>",
-            "damaged: its header cannot be read; download",
-        ),
-        ("config.json", lambda whole: whole[:-9], r"config\.json is not valid JSON \(.*\); download it again$"),
-        ("config.json", lambda whole: POINTER, "is a Git LFS pointer"),
-        (
-            "model.safetensors.index.json",
-            lambda whole: b'{"metadata": {}, "weight_map": {"model.norm.weight": "model-1-of-2.safetensors"}}',
-            r"model-1-of-2\.safetensors is missing; download the model again$",
-        ),
-    ],
-    ids=["pointer", "truncated", "a page", "half a configuration", "a pointer for one", "a missing shard"],
-)
-def test_a_damaged_file_is_named(
-    name: str, damage: Callable[[bytes], bytes], reason: str, tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    for file in tiny_model("llama").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    if name.endswith("index.json"):
-        (tmp_path / "model.safetensors").unlink()
-    path = tmp_path / name
-    path.write_bytes(damage(path.read_bytes() if path.exists() else b""))
-    with pytest.raises(UnsupportedModelError, match=reason):
-        load(tmp_path)
-
-
 # -- code that a checkpoint brings -------------------------------------------------------------------------------------
 
 

@@ -10,21 +10,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from model_runner.hub.access import HubAccess, ModelNotFoundError
 from model_runner.models import repository
-from model_runner.models.repository import (
-    EMBEDDED_NAME,
-    HubAccess,
-    ModelNotFoundError,
-    embedded_file,
-    resolve_heads,
-    resolve_model,
-)
+from model_runner.models.repository import EMBEDDED_NAME, embedded_file, resolve_heads, resolve_model
 
 
 @pytest.fixture
@@ -151,51 +144,33 @@ def test_what_is_no_model_is_refused(make: str, tmp_path: Path, console: Console
         resolve_model(str(path), console)
 
 
-def test_heads_are_a_folder_or_a_hub_name(tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-
-    def download(name: str, *, allow_patterns: list[str], **_: object) -> str:
-        asked.append(allow_patterns)
-        return f"/hub/{name}"
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+def test_heads_are_a_folder(tmp_path: Path, console: Console) -> None:
     (tmp_path / "heads").mkdir()
     assert resolve_heads(str(tmp_path / "heads"), console) == tmp_path / "heads"
-    assert not asked
-    assert resolve_heads("some/heads", console) == Path("/hub/some/heads")
-    assert "*.safetensors" in asked[0]
-    assert "*.pt" in asked[0]
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(ModelNotFoundError, match="is a file; give the folder"):
         resolve_heads(str(tmp_path / "file"), console)
 
 
-def test_unknown_hub_name_is_refused(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(name: str, **_: object) -> str:
-        raise OSError(f"cannot reach the hub for {name}\nmore")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(
-        ModelNotFoundError, match=r"^some/name is not a folder or GGUF file .* \(cannot reach the hub for some/name\)"
-    ):
-        resolve_model("some/name", console)
+def test_a_folder_of_gguf_files(tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = converter(monkeypatch)
+    for name in ("mmproj.gguf", "model-F16.gguf", "model-Q8_0.gguf"):
+        (tmp_path / name).write_bytes(b"x")
+    assert resolve_model(str(tmp_path), console).name == "model-Q8_0"
+    assert calls[0][-2] == str(tmp_path / "model-Q8_0.gguf")
 
 
-def test_token_and_revision_go_to_the_hub(console: Console, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[dict[str, object]] = []
+def test_a_link_to_a_file_keeps_its_name(tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the hub's cache, it is the parts' names that are links."""
+    calls = converter(monkeypatch)
+    (tmp_path / "ab12").write_bytes(b"x")
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "ab12")
+    assert resolve_model(str(tmp_path / "model.gguf"), console).path.name.startswith("model-")
+    assert calls[0][-2] == str(tmp_path / "model.gguf")
 
-    def download(name: str, **options: object) -> str:
-        asked.append(options)
-        (tmp_path / "tokenizer.json").touch()
-        return str(tmp_path)
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    hub = HubAccess("hf_hush", "v1.0")
-    assert resolve_model("some/name", console, hub).path == tmp_path
-    assert (asked[0]["token"], asked[0]["revision"]) == ("hf_hush", "v1.0")
-    assert "hush" not in repr(hub)
-    resolve_model("some/name", console)
-    assert (asked[1]["token"], asked[1]["revision"]) == (None, None)
+def test_a_token_is_not_shown() -> None:
+    assert "hush" not in repr(HubAccess("hf_hush", "v1.0"))
 
 
 @pytest.mark.parametrize(("name", "what"), [(None, "the embedded model"), ("here", "here on this machine")])
@@ -206,44 +181,6 @@ def test_a_revision_of_what_is_not_from_the_hub_is_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFoundError, match=f"^revision v1 applies to models of the hub, not to {what}; leave"):
         resolve_model(name, console, HubAccess(revision="v1"))
-
-
-def refusal(kind: str) -> Exception:
-    from huggingface_hub import errors  # noqa: PLC0415
-
-    if kind == "HFValidationError":
-        return errors.HFValidationError("Repo id must be in the form")
-    if kind == "LocalEntryNotFoundError":
-        return errors.LocalEntryNotFoundError("Got: ConnectError: no route")
-    response = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
-    found: Exception = getattr(errors, kind)("403", response=response)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (
-            "GatedRepoError",
-            r"^some/name is gated on the hub: accept its terms at https://huggingface.co/some/name,",
-        ),
-        ("GatedRepoError", r"--hub-token or the variable HF_TOKEN"),
-        ("RevisionNotFoundError", r"^some/name has no revision v1 on the hub"),
-        ("RepositoryNotFoundError", r"the hub has no such model; if it is private, set --hub-token"),
-        ("HFValidationError", r"not a hub name such as Qwen/Qwen3-0.6B"),
-        ("LocalEntryNotFoundError", r"the hub cannot be reached \(ConnectError: no route\); check the network"),
-        ("HfHubHTTPError", r"its download from the hub failed \(403\)"),
-    ],
-)
-def test_what_the_hub_refuses_says_what_to_do(
-    kind: str, message: str, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def download(name: str, **_: object) -> str:
-        raise refusal(kind)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(ModelNotFoundError, match=message):
-        resolve_model("some/name", console, HubAccess(revision="v1"))
 
 
 def test_a_pointer_of_git_lfs_is_not_taken_for_a_tokenizer(tmp_path: Path, console: Console) -> None:

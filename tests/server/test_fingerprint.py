@@ -34,9 +34,9 @@ async def test_answers_of_the_same_server_have_the_same(make_app: Callable[..., 
     first = await of(make_app())
     assert first == await of(make_app(max_waiting=7, served_model_name="tiny"))
     aux = ModelFolder(write_folder(tmp_path / "a"), "a")
-    others = [make_app(logprobs="processed"), make_app(exact=False), make_app(aux=aux)]
+    others = [make_app(logprobs="processed"), make_app(exact=False), make_app(aux=aux), make_app(max_model_len=64)]
     others.append(make_app(write_folder(tmp_path / "m", generation={"temperature": 0.5})))
-    assert len({first, *[await of(app) for app in others]}) == 5
+    assert len({first, *[await of(app) for app in others]}) == 6
 
 
 async def test_how_the_model_runs(folder: Path):

@@ -69,7 +69,7 @@ async def test_defaults_of_the_model(make_app: Callable[..., FastAPI], engine: F
     async with client_of(make_app(folder)) as client:
         got = await sampling(client, engine)
         assert (got.temperature, got.top_p, got.top_k, got.repetition_penalty, got.min_p) == (0.6, 0.9, 20, 1.1, 0.0)
-        assert got.stop_token_ids == (EOS,)
+        assert got.stop_token_ids == (EOS, END)  # the file's, and the end of an answer in the template
         got = await sampling(client, engine, temperature=0, top_k=0)
         assert (got.temperature, got.top_k, got.top_p) == (0.0, 0, 0.9)
         fields = (await client.get("/v1/capabilities")).json()["endpoints"][CHAT]
@@ -111,10 +111,10 @@ async def test_end_of_sequence_without_generation_config(tmp_path: Path, make_ap
     folder = write_folder(tmp_path / "m")
     (folder / "generation_config.json").unlink()
     async with client_of(make_app(folder)) as client:
-        assert (await sampling(client, engine)).stop_token_ids == (2,)
+        assert (await sampling(client, engine)).stop_token_ids == (2, EOS, END)
     (folder / "config.json").unlink()
     async with client_of(make_app(folder)) as client:
-        assert (await sampling(client, engine)).stop_token_ids == (EOS,)
+        assert (await sampling(client, engine)).stop_token_ids == (EOS, END)
 
 
 async def test_max_tokens(client: httpx.AsyncClient, engine: FakeEngine):

@@ -449,16 +449,13 @@ inline const BlockFormat *find_block_format(int32_t type) {
 
 // Writes the weights of a decoded block.
 inline void write_weights(const BlockFormat &format, const DecodedBlock &block, float *to) {
-  typedef int8_t Levels __attribute__((vector_size(kWidth)));
   for (int first = 0; first < format.weights; first += kSubgroup) {
     const int group = first / kSubgroup;
     const Vec scale = broadcast(block.d * static_cast<float>(block.scales[group]));
     const Vec minimum =
         format.has_minimums ? broadcast(block.dmin * static_cast<float>(block.minimums[group])) : Vec{};
     for (int i = first; i < first + kSubgroup; i += kWidth) {
-      Levels levels;
-      std::memcpy(&levels, block.levels + i, sizeof levels);
-      const Vec product = scale * __builtin_convertvector(__builtin_convertvector(levels, IntVec), Vec);
+      const Vec product = scale * __builtin_convertvector(load_integers(block.levels + i), Vec);
       store(to + i, format.has_minimums ? product + minimum : product);  // adding 0 would change -0
     }
   }

@@ -44,17 +44,6 @@ inline T load_as(const void *from) {
   return value;
 }
 
-inline IntVec load_integers(const int8_t *from) {
-#if defined(__AVX512F__)
-  return (IntVec)_mm512_cvtepi8_epi32(load_as<__m128i>(from));
-#elif defined(__AVX2__)
-  return (IntVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
-#else
-  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
-  return __builtin_convertvector(load_as<Bytes>(from), IntVec);
-#endif
-}
-
 inline Shorts load_shorts(const int8_t *from) {
 #if defined(__AVX512BW__)
   return (Shorts)_mm512_cvtepi8_epi16(load_as<__m256i>(from));

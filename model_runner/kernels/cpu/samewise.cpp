@@ -106,7 +106,9 @@ int32_t sw_repacked_kind(int32_t format) {
 
 int32_t sw_repack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *order,
                   int32_t outputs, int32_t inputs, int8_t *packed) {
-  return context->kernels.repack(context, format, blocks, row_bytes, order, outputs, inputs, packed);
+  return guarded([&] {
+    return context->kernels.repack(context, format, blocks, row_bytes, order, outputs, inputs, packed);
+  });
 }
 
 int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
@@ -116,7 +118,9 @@ int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t o
 
 int32_t sw_unpack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *rows,
                   int32_t count, int32_t inputs, float *y) {
-  return context->kernels.unpack(context, format, blocks, row_bytes, rows, count, inputs, y);
+  return guarded([&] {
+    return context->kernels.unpack(context, format, blocks, row_bytes, rows, count, inputs, y);
+  });
 }
 
 int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y) {

@@ -45,6 +45,20 @@ inline Vec from_bits(IntVec b) {
   return v;
 }
 
+// kWidth integers of 8 bits. GCC would convert them one by one.
+inline IntVec load_integers(const int8_t *from) {
+#if defined(__AVX512F__)
+  return (IntVec)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+#elif defined(__AVX2__)
+  return (IntVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, IntVec);
+#endif
+}
+
 inline Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

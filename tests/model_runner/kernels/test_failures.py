@@ -1,15 +1,18 @@
 """Kernels that fail: nothing is thrown through the C interface, and no process ends."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from model_runner.kernels import build
 from model_runner.kernels.build import build_kernels
+from model_runner.kernels.interface import CPU
 from model_runner.kernels.library import Kernels
 from model_runner.kernels.library_folder import loadable
 
@@ -20,11 +23,14 @@ _THROWING = """
 #include "runtime.h"
 
 namespace {
-int32_t pack(SwContext *, int32_t kind, const float *, int32_t, int32_t, int8_t *, float *) {
-  if (kind == 0) throw std::bad_alloc();
-  if (kind == 1) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
-  return 0;
+template <typename... Any>
+int32_t fail(Any...) {
+  static int calls = 0;
+  if (calls++ % 2) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  throw std::bad_alloc();
 }
+int64_t packed_size(const SwContext *, int32_t, int32_t, int32_t) { return 64; }
+int32_t pack(SwContext *, int32_t, const float *, int32_t, int32_t, int8_t *, float *) { return 0; }
 int32_t linear(SwContext *context, const SwWeight *, const float *, int32_t rows, float *y) {
   context->pool.for_each(rows, [&](int64_t row) {
     if (row % 5 == 3) throw std::bad_alloc();
@@ -32,51 +38,59 @@ int32_t linear(SwContext *context, const SwWeight *, const float *, int32_t rows
   });
   return 0;
 }
-int32_t move_kv(SwContext *context, const SwKvCache *, int32_t, const SwMove *, int32_t count) {
-  context->pool.for_each(count, [](int64_t) {});
-  return 0;
-}
 }  // namespace
 
 namespace samewise {
 extern const Kernels portable_kernels;
-extern const Kernels portable_kernels = [] {
-  Kernels kernels{};
-  kernels.isa = "portable";
-  kernels.pack = pack;
-  kernels.linear = linear;
-  kernels.move_kv = move_kv;
-  return kernels;
-}();
+extern const Kernels portable_kernels = {
+    "portable", packed_size, ALL_OTHERS
+};
 }  // namespace samewise
 """
 
 
-@pytest.fixture(scope="module")
-def throwing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library's real interface and threads, on kernels that throw."""
-    folder = tmp_path_factory.mktemp("throwing")
+def build_throwing(folder: Path, *, pool_works: bool) -> Path:
+    """The library's real interface and threads, on kernels that throw; or on a product whose work throws."""
     for name in ("samewise.cpp", "samewise.h", "runtime.h"):
         (folder / name).write_bytes((_CPU / name).read_bytes())
-    (folder / "kernels.cpp").write_text(_THROWING)
+    names = re.findall(r"decltype\(&sw_\w+\) (\w+);", (_CPU / "runtime.h").read_text())
+    assert names[0] == "packed_size"
+    table = ", ".join(name if pool_works and name in ("pack", "linear") else "fail" for name in names[1:])
+    (folder / "kernels.cpp").write_text(_THROWING.replace("ALL_OTHERS", table))
     (folder / "cpuinfo").write_text("flags: none\n")
     return build_kernels(folder, sources=folder, cpu_info=folder / "cpuinfo")
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_what_kernels_throw_becomes_an_error(throwing: Path, threads: int) -> None:
-    kernels = Kernels(throwing, threads)
-    assert kernels.isa == "portable"
-    for kind in ("int8", "int4"):  # of the two errors
-        with pytest.raises(MemoryError, match="out of memory in sw_pack"):
-            kernels.pack(kind, torch.zeros(16, 64))  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def throwing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_throwing(tmp_path_factory.mktemp("throwing"), pool_works=True)
+
+
+def test_what_kernels_throw_becomes_an_error(tmp_path: Path) -> None:
+    """In every function of the interface that has a context and reports errors."""
+    library = CPU.load(build_throwing(tmp_path, pool_works=False))
+    context = library.sw_create(1, b"auto")
+    names = re.findall(r"\b(sw_\w+)\(SwContext \*context, ", (_CPU / "samewise.h").read_text())
+    assert {"sw_pack", "sw_repack", "sw_unpack", "sw_linear", "sw_forward", "sw_pick", "sw_move_kv"} <= set(names)
+    for name in names:
+        function = getattr(library, name)
+        arguments = [argument_for(kind) for kind in CPU.ffi.typeof(function).args[1:]]
+        assert [function(context, *arguments) for _ in range(2)] == [1, 1], name
+    library.sw_destroy(context)
+
+
+def argument_for(kind: Any) -> Any:
+    """One where that is a number, a step of one token, and null."""
+    if kind.kind == "primitive":
+        return 1
+    return CPU.new("SwStep", num_tokens=1) if kind.item.cname == "SwStep" else CPU.ffi.NULL
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_a_thread_of_the_pool_throws_becomes_an_error(throwing: Path, threads: int) -> None:
     """And the pool is as it was."""
     kernels = Kernels(throwing, threads)
-    weight = kernels.pack("int8_rotated", torch.zeros(1, 64))
+    weight = kernels.pack("int8", torch.zeros(1, 64))
     for _ in range(200):
         with pytest.raises(MemoryError, match="out of memory in sw_linear"):
             kernels.linear(weight, torch.zeros(50, 64))

@@ -20,7 +20,7 @@ from model_runner.models.features import LAST, layer_input
 from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.rotary import RotaryTable, rotary_tables
+from model_runner.models.rotary import RotaryTable, fix_long_rope, rotary_tables
 from tests.model_runner.decoder_models import CASES, tiny_model
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel, step_batch
 
@@ -176,6 +176,31 @@ def test_angles_with_scaling_are_those_of_transformers(rope: dict[str, Any]) -> 
     assert tables is not None
     assert torch.equal(tables[None]._cos, expected[0][0])
     assert torch.equal(tables[None]._sin, expected[1][0])
+
+
+@pytest.mark.parametrize("limit", [64, 65, None])
+@pytest.mark.parametrize("rope", [{}, {"factor": 6.0}, {"attention_factor": 1.2}, {"partial_rotary_factor": 0.8}])
+def test_angles_of_long_rope_are_those_of_transformers(rope: dict[str, Any], limit: int | None) -> None:
+    pairs = int(20 * rope.get("partial_rotary_factor", 1.0)) // 2
+    factors = {"short_factor": [1 + 0.1 * pair for pair in range(pairs)], "long_factor": [2.0] * pairs}
+    config = AutoConfig.for_model(
+        "llama",
+        rope_parameters={
+            **{"rope_type": "longrope", "rope_theta": 500.0, "original_max_position_embeddings": 64},
+            **factors,
+            **rope,
+        },
+        head_dim=20,
+        max_position_embeddings=1024,
+    )
+    length = 64 if limit == 64 else 1024  # transformers chooses by the length
+    expected = LlamaRotaryEmbedding(config)(torch.empty(0), torch.arange(length)[None])
+    assert rotary_tables(MODEL_TYPES["llama"].model, config) is None
+    fix_long_rope(config, limit)
+    tables = rotary_tables(MODEL_TYPES["llama"].model, config)
+    assert tables is not None
+    assert torch.equal(tables[None]._cos[:length], expected[0][0])
+    assert torch.equal(tables[None]._sin[:length], expected[1][0])
 
 
 @pytest.mark.parametrize("steps", [[1], [1024, 1025], [5000], [3, 2000, 4100, 9000]])

@@ -1,0 +1,113 @@
+"""Finds models in the hub's cache, without the network."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from model_runner.hub.access import MAIN, ModelNotFoundError
+from model_runner.hub.choice import (
+    INDEX,
+    PREFERRED,
+    SINGLE,
+    Wanted,
+    choose_gguf,
+    choose_small,
+    choose_weights,
+    chooses_gguf,
+)
+from model_runner.hub.store import RepoCache
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model on disk."""
+
+    path: Path
+    """The folder of a snapshot, or a GGUF file (the first of its parts)."""
+    commit: str | None = None
+    """The commit of the hub that it is from."""
+    digests: dict[Path, str] = field(default_factory=dict)
+    """SHA-256 of the files that were downloaded for it just now."""
+
+
+def find_cached(repo: RepoCache, revision: str, wanted: Wanted, *, anyhow: bool = False) -> Found | None:
+    """The model at a revision if all of its files are there.
+
+    Args:
+        repo: the cached files of its repository.
+        revision: branch, tag or commit.
+        wanted: which model.
+        anyhow: the hub cannot be asked: take files that are complete as far as can be seen, and for the main branch
+            any commit.
+    """
+    commit = repo.commit_of(revision)
+    commits = [] if commit is None else [commit]
+    if anyhow and revision == MAIN:
+        commits += [one for one in repo.snapshots() if one != commit]
+    for one in commits:
+        try:
+            found = _find_at(repo, one, wanted, anyhow=anyhow)
+        except ModelNotFoundError:
+            continue  # there may be more on the hub
+        if found is not None:
+            return Found(found, one)
+    return None
+
+
+def needed_files(repo: RepoCache, commit: str, paths: Collection[str], wanted: Wanted, where: str) -> list[str] | None:
+    """The files that the model consists of; None if its index must be downloaded first to know them.
+
+    Raises:
+        ModelNotFoundError: if the repository has no such model.
+    """
+    if chooses_gguf(paths, wanted):
+        return choose_gguf(paths, wanted, where)
+    small = choose_small(paths, wanted)
+    if wanted.is_heads:
+        return small
+    index = None
+    if INDEX in paths and SINGLE not in paths:
+        index = repo.snapshot(commit) / INDEX
+        if not repo.holds(index):
+            return None
+    weights = choose_weights(paths, index, where)
+    return [*small, *weights]
+
+
+def model_path(repo: RepoCache, commit: str, files: Collection[str]) -> Path:
+    """The path to serve: the GGUF file if these are its parts, otherwise the snapshot's folder."""
+    first = next(iter(files))
+    return repo.snapshot(commit) / (first if first.lower().endswith(".gguf") else "")
+
+
+def _find_at(repo: RepoCache, commit: str, wanted: Wanted, *, anyhow: bool) -> Path | None:
+    listing = repo.read_listing(commit)
+    if listing is not None:
+        files = needed_files(repo, commit, listing.keys(), wanted, str(repo.folder))
+        if files and all(repo.has(commit, listing[file]) for file in files):
+            return model_path(repo, commit, files)
+        if not anyhow:
+            return None
+    present = repo.files_of(commit)
+    if not present:
+        return None
+    files = needed_files(repo, commit, present.keys(), wanted, str(repo.folder))
+    if not files or not (anyhow or _is_certain(present, wanted)):
+        return None
+    is_complete = "config.json" in present or chooses_gguf(present.keys(), wanted)
+    return model_path(repo, commit, files) if is_complete else None
+
+
+def _is_certain(present: Collection[str], wanted: Wanted) -> bool:
+    """Whether files that another program downloaded are the ones that the hub's listing would choose."""
+    if wanted.names_gguf:
+        return True
+    if chooses_gguf(present, wanted):
+        try:
+            choose_gguf(present, Wanted(PREFERRED[0]), "")
+        except ModelNotFoundError:
+            return False
+        return True
+    return not wanted.is_heads and any(name in present for name in _TOKENIZERS)

@@ -1,0 +1,177 @@
+"""Describes a model by the heads of its files, without loading it."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from model_runner.gguf.header import GgufFile, read_gguf
+from model_runner.hub.access import ModelNotFoundError
+from model_runner.hub.choice import INDEX, choose_weights
+from model_runner.hub.remote_heads import (
+    end_of_head,
+    least_bytes_of_gguf,
+    least_bytes_of_safetensors,
+    parse_safetensors_head,
+    stored_bytes,
+)
+from model_runner.models.refusal import UnsupportedModelError
+
+_KV_BYTES = 2
+"""Bytes of a number in a KV cache of 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A model, as far as its files tell."""
+
+    format: str
+    architecture: str
+    parameters: int
+    """Weights in all tensors."""
+    size: int
+    """Bytes of all files with weights."""
+    types: Mapping[str, int] = field(default_factory=dict)
+    """Weights by the type that they are stored in."""
+    context: int | None = None
+    """Tokens that the model was made for."""
+    vocabulary: int | None = None
+    has_chat_template: bool = False
+    quantization: str | None = None
+    """Method of a quantised checkpoint of safetensors."""
+    least_memory: int = 0
+    """Bytes that the weights need at least: as stored, or in int4."""
+    kv_bytes_per_token: int | None = None
+    """Bytes of the KV cache for a token, in 16 bits, without sliding windows."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def describe(path: Path) -> Description:
+    """Describe a GGUF file or the folder of a model.
+
+    Raises:
+        ModelNotFoundError: if it cannot be read.
+    """
+    try:
+        return describe_gguf([read_gguf(path)]) if path.is_file() else _describe_folder(path)
+    except UnsupportedModelError as error:
+        raise ModelNotFoundError(f"{path}: {error}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {error}; download it again") from error
+
+
+def describe_gguf(files: Sequence[GgufFile], size: int | None = None) -> Description:
+    """Describe a model by the heads of its GGUF files.
+
+    Args:
+        files: one for each part, or one that has all tensors.
+        size: bytes of the files; None: of the tensors.
+
+    Raises:
+        UnsupportedModelError: if a type of weights is unknown.
+    """
+    from gguf import GGMLQuantizationType  # noqa: PLC0415
+
+    first = files[0]
+    tensors = [tensor for file in files for tensor in file.tensors.values()]
+    types: dict[str, int] = {}
+    stored = 0
+    for tensor in tensors:
+        stored += stored_bytes(tensor)
+        name = GGMLQuantizationType(tensor.block_format).name
+        types[name] = types.get(name, 0) + tensor.size
+    tokens = first.metadata.get("tokenizer.ggml.tokens")
+    return Description(
+        format="GGUF",
+        architecture=first.architecture,
+        parameters=sum(tensor.size for tensor in tensors),
+        size=stored if size is None else size,
+        types=_by_share(types),
+        context=_number(first, "context_length"),
+        vocabulary=len(tokens) if isinstance(tokens, list) else None,
+        has_chat_template="tokenizer.chat_template" in first.metadata,
+        least_memory=least_bytes_of_gguf(files),
+        kv_bytes_per_token=_kv_of_gguf(first),
+    )
+
+
+def describe_safetensors(
+    heads: Iterable[Mapping[str, Any]], config: Mapping[str, Any], size: int, *, has_chat_template: bool
+) -> Description:
+    """Describe a model by the heads of its safetensors and its config.json."""
+    types: dict[str, int] = {}
+    heads = list(heads)
+    for head in heads:
+        for entry in head.values():
+            name = str(entry["dtype"])
+            types[name] = types.get(name, 0) + math.prod(entry["shape"])
+    text = config.get("text_config") or config
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    return Description(
+        format="safetensors",
+        architecture=", ".join(map(str, config.get("architectures") or [config.get("model_type", "unknown")])),
+        parameters=sum(types.values()),
+        size=size,
+        types=_by_share(types),
+        context=text.get("max_position_embeddings"),
+        vocabulary=text.get("vocab_size"),
+        has_chat_template=has_chat_template,
+        quantization=None if method is None else str(method),
+        least_memory=least_bytes_of_safetensors(heads),
+        kv_bytes_per_token=_kv_of_config(text),
+    )
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether a folder has a chat template, in one of the places where transformers looks."""
+    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    path = folder / "tokenizer_config.json"
+    return path.is_file() and bool(json.loads(path.read_bytes()).get("chat_template"))
+
+
+def _describe_folder(folder: Path) -> Description:
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    index = folder / INDEX
+    weights = [folder / name for name in choose_weights(names, index if index.is_file() else None, str(folder))]
+    heads = []
+    for path in weights:
+        with path.open("rb") as file:
+            start = file.read(8)
+            heads.append(parse_safetensors_head(start + file.read(end_of_head(start) - 8)))
+    config = json.loads((folder / "config.json").read_bytes())
+    size = sum(path.stat().st_size for path in weights)
+    return describe_safetensors(heads, config, size, has_chat_template=has_chat_template(folder))
+
+
+def _by_share(types: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(types.items(), key=lambda item: -item[1]))
+
+
+def _number(file: GgufFile, key: str) -> int | None:
+    value = file.metadata.get(f"{file.architecture}.{key}")
+    return value if isinstance(value, int) else None
+
+
+def _kv_of_gguf(file: GgufFile) -> int | None:
+    layers, width = _number(file, "block_count"), _number(file, "embedding_length")
+    heads = _number(file, "attention.head_count")
+    kept: Any = file.metadata.get(f"{file.architecture}.attention.head_count_kv", heads)
+    if not layers or not width or not heads or not kept:
+        return None
+    key = _number(file, "attention.key_length") or width // heads
+    value = _number(file, "attention.value_length") or width // heads
+    return (sum(kept) if isinstance(kept, list) else layers * kept) * (key + value) * _KV_BYTES
+
+
+def _kv_of_config(text: Mapping[str, Any]) -> int | None:
+    layers, heads, width = (text.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    if not layers or not heads or not width:
+        return None
+    head_dim = text.get("head_dim") or width // heads
+    kept = text.get("num_key_value_heads") or heads
+    return int(layers * kept * head_dim * 2 * _KV_BYTES)

@@ -1,0 +1,57 @@
+"""Models of the hub: from its cache if they are complete there, otherwise downloaded.
+
+The HTTP client is imported only for a download.
+
+A start never asks the network for a model that is complete on disk; only HubAccess.updates looks for a newer commit.
+"""
+
+from rich.console import Console
+
+from model_runner.hub.access import MAIN, HubAccess, ModelNotFoundError, hub_cache, is_offline
+from model_runner.hub.cached import Found, find_cached
+from model_runner.hub.choice import Wanted
+from model_runner.hub.names import HubName
+from model_runner.hub.store import RepoCache
+
+
+def fetch_model(name: HubName, access: HubAccess, console: Console, *, is_heads: bool = False) -> Found:
+    """The files of a model, or of trained heads, of the hub.
+
+    Raises:
+        ModelNotFoundError: if there is no such model, it does not fit, or it cannot be downloaded.
+    """
+    wanted = Wanted(name.tag, name.file, is_heads)
+    revision = revision_of(name, access)
+    repo = RepoCache(hub_cache(), name.repo)
+    updates = access.updates and not is_offline()
+    if not updates and (found := find_cached(repo, revision, wanted)) is not None:
+        return found
+    if is_offline():
+        if (found := find_cached(repo, revision, wanted, anyhow=True)) is not None:
+            return found
+        raise ModelNotFoundError(
+            f"{name} is not a folder or GGUF file on this machine, the hub's cache {hub_cache()} does not have all of "
+            "it, and HF_HUB_OFFLINE forbids its download; unset it, or give a folder"
+        )
+    from model_runner.hub.download import download_model  # noqa: PLC0415 - brings the HTTP client
+    from model_runner.hub.transfer import UnreachableError  # noqa: PLC0415
+
+    try:
+        return download_model(name, revision, wanted, access, console)
+    except UnreachableError as error:
+        if not updates and (found := find_cached(repo, revision, wanted, anyhow=True)) is not None:
+            console.print(f"The hub cannot be reached; using commit {found.commit} on disk.", highlight=False)
+            return found
+        raise ModelNotFoundError(
+            f"{name} is not a folder or GGUF file on this machine, and the hub cannot be reached ({error}); check the "
+            "network, or give a folder"
+        ) from error
+
+
+def revision_of(name: HubName, access: HubAccess) -> str:
+    """The revision that the name or the settings ask for. Raises ModelNotFoundError if they ask for different ones."""
+    if name.revision and access.revision and name.revision != access.revision:
+        raise ModelNotFoundError(
+            f"{name} is asked for at {name.revision} by its URL, and at {access.revision} by --revision; leave one out"
+        )
+    return name.revision or access.revision or MAIN

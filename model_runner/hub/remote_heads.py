@@ -1,0 +1,110 @@
+"""Heads of weight files that are still on a server: what the model is and needs, before it is downloaded."""
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from model_runner.gguf.header import GgufFile, GgufTensor, IncompleteHeadError, parse_head
+from model_runner.hub.transfer import Answer, TransferError, get
+from model_runner.kernels.block_formats import BLOCK_FORMATS
+from model_runner.models.refusal import UnsupportedModelError
+
+_FIRST = 1 << 21
+_LARGEST = 1 << 27
+"""Bytes: no head is larger. One with 150,000 tokens and their merges has 8 MiB."""
+_LEAST_BITS = 5
+"""Bits of a weight in the smallest form that this server packs weights into (int4 with its scales)."""
+_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
+
+
+def read_gguf_head(client: httpx.Client, url: str, headers: Mapping[str, str], path: Path) -> tuple[GgufFile, Answer]:
+    """The head of a GGUF file, and the answer that it came with.
+
+    Args:
+        client: the client to ask with.
+        url: address of the file.
+        headers: further headers.
+        path: its name, for errors.
+
+    Raises:
+        UnsupportedModelError: if it is not a GGUF file, or is damaged.
+        TransferError: if it cannot be read.
+    """
+    size = _FIRST
+    while True:
+        answer = get(client, url, {**headers, **_range(0, size)}, path.name, size)
+        try:
+            return parse_head(answer.content, path), answer
+        except IncompleteHeadError:
+            if len(answer.content) < size or size >= _LARGEST:
+                raise
+            size *= 4
+
+
+def read_safetensors_head(client: httpx.Client, url: str, headers: Mapping[str, str], name: str) -> dict[str, Any]:
+    """The head of a safetensors file: type and shape of each tensor. Raises TransferError."""
+    content = get(client, url, {**headers, **_range(0, _FIRST)}, name, _FIRST).content
+    try:
+        end = end_of_head(content)
+        if end > len(content):
+            content = get(client, url, {**headers, **_range(0, end)}, name, end).content
+        return parse_safetensors_head(content[:end])
+    except ValueError as error:
+        raise TransferError(f"{name} is not a safetensors file ({error})") from error
+
+
+def end_of_head(content: bytes) -> int:
+    """Bytes of the head of a safetensors file, from its first 8. Raises ValueError if it is none."""
+    try:
+        (length,) = struct.unpack_from("<Q", content)
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+    if length > _LARGEST:
+        raise ValueError(f"its head would have {length:,} bytes")
+    return 8 + int(length)
+
+
+def parse_safetensors_head(content: bytes) -> dict[str, Any]:
+    """Type and shape of each tensor, from a whole head. Raises ValueError if it is damaged."""
+    head = json.loads(content[8:])
+    if not isinstance(head, dict):
+        raise ValueError("its head is no object")
+    tensors = {name: entry for name, entry in head.items() if name != "__metadata__"}
+    for name, entry in tensors.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list) or "dtype" not in entry:
+            raise ValueError(f"its tensor {name[:80]!r} has no shape")
+        if not all(isinstance(size, int) and size >= 0 for size in entry["shape"]):
+            raise ValueError(f"its tensor {name[:80]!r} has a wrong shape")
+    return tensors
+
+
+def _range(start: int, end: int) -> dict[str, str]:
+    return {"range": f"bytes={start}-{end - 1}", "accept-encoding": "identity"}
+
+
+def least_bytes_of_gguf(files: Iterable[GgufFile]) -> int:
+    """Bytes of memory that the weights certainly need: as stored, or packed to int4, whichever is smaller."""
+    tensors = [tensor for file in files for tensor in file.tensors.values()]
+    return sum(min(stored_bytes(tensor), tensor.size * _LEAST_BITS // 8) for tensor in tensors)
+
+
+def stored_bytes(tensor: GgufTensor) -> int:
+    """Bytes of a tensor in its file. Raises UnsupportedModelError if its type is unknown."""
+    if (stored := BLOCK_FORMATS.get(tensor.block_format)) is None:
+        raise UnsupportedModelError(f"{tensor.file.name} has weights of the unknown type {tensor.block_format}")
+    return tensor.size // stored.weights * stored.num_bytes
+
+
+def least_bytes_of_safetensors(heads: Iterable[Mapping[str, Any]]) -> int:
+    """As for GGUF files. Types that are unknown count as the smallest."""
+    total = 0
+    for head in heads:
+        for entry in head.values():
+            bits = min(_BITS.get(entry["dtype"], _LEAST_BITS), _LEAST_BITS)
+            total += math.prod(entry["shape"]) * bits // 8
+    return total

@@ -1,0 +1,103 @@
+"""Lists and removes what Samewise keeps in its cache folder. Other files there are never touched."""
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from model_runner.hub.url_cache import FOLDER, SOURCE
+
+_MODEL_FORM = "[0-9a-f]" * 16
+"""The part of a converted model's name that is its hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """One kind of entries."""
+
+    name: str
+    pattern: str
+    """Where its entries are, below the cache folder."""
+    what: str
+    """The source of its entries, for people."""
+
+
+KINDS = (
+    CacheKind("models", f"*-{_MODEL_FORM}-*", "converted GGUF files and folders"),
+    CacheKind("downloads", f"{FOLDER}/*", "GGUF files of URLs"),
+    CacheKind("kernels", "native/*.so", "native libraries"),
+    CacheKind("kernels", "*.so", "native libraries"),
+    CacheKind("heads", "learnt/*", "heads for speculation that a server has learnt"),
+    CacheKind("hashes", "hashes", "hashes of files"),
+    CacheKind("unfinished", "converting-*", "conversions that were interrupted, or still run"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """Something that can be made or downloaded again, except learnt heads."""
+
+    name: str
+    kind: str
+    source: str
+    size: int
+    used: float
+    """When it was last read or written, in seconds since 1970, as far as the file system keeps it."""
+    path: Path
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"path": str(self.path)}
+
+
+def list_cache(folder: Path) -> list[CacheEntry]:
+    """The entries of a cache folder, by kind and name."""
+    entries = []
+    for kind in KINDS:
+        for path in sorted(folder.glob(kind.pattern)):
+            with contextlib.suppress(OSError):  # another process may remove it
+                entries.append(_entry(folder, path, kind))
+    return entries
+
+
+def remove_entries(folder: Path, is_meant: Callable[[CacheEntry], bool]) -> list[CacheEntry]:
+    """Remove entries, and return them. A server that uses one keeps it until it ends. Raises OSError."""
+    removed = [entry for entry in list_cache(folder) if is_meant(entry)]
+    for entry in removed:
+        if entry.path.is_dir() and not entry.path.is_symlink():
+            shutil.rmtree(entry.path)
+        else:
+            entry.path.unlink()
+    return removed
+
+
+def _entry(folder: Path, path: Path, kind: CacheKind) -> CacheEntry:
+    stats = [path.lstat(), *(one.lstat() for one in _files(path))]
+    return CacheEntry(
+        name=path.relative_to(folder).as_posix(),
+        kind=kind.name,
+        source=_source(path, kind),
+        size=sum(one.st_size for one in stats if stat.S_ISREG(one.st_mode)),
+        used=max(max(one.st_atime, one.st_mtime) for one in stats),
+        path=path,
+    )
+
+
+def _source(path: Path, kind: CacheKind) -> str:
+    """The source of an entry: a converted model's file or folder, a download's address."""
+    if kind.name == "models":
+        return path.name.rsplit("-", 2)[0]
+    if kind.name == "downloads":
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            return str(json.loads((path / SOURCE).read_bytes())["url"])
+    return kind.what
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The files below a folder."""
+    for parent, _, names in () if path.is_symlink() else os.walk(path):
+        yield from (Path(parent) / name for name in names)

@@ -1,0 +1,71 @@
+"""Families that run their own transformers modules, where a module is unlike Llama's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, CohereConfig, GPT2Config, PretrainedConfig
+
+from model_runner.config import Quantization, RunnerConfig
+from model_runner.kernels.library import Kernels
+from model_runner.models.hf_loading import inspect_model, load_config, load_model
+from model_runner.models.native_modules import prepare
+from model_runner.models.native_packer import NativePacker
+from model_runner.models.packed import PackedWeight
+from model_runner.runner import ModelRunner
+from scheduler.interface import EngineRequest
+from tests.engine.conftest import GREEDY, Harness
+from tests.engine.test_oracle import check, prompts
+
+TOKENS = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2}
+GPT2 = {**TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
+COHERE = {**TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+
+FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    "gpt2": lambda: GPT2Config(**GPT2),
+    "gpt2, scaled by layer": lambda: GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True, n_inner=50),
+    "command-r-plus": lambda: CohereConfig(**COHERE, use_qk_norm=True, num_key_value_heads=2),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A random model with norms and biases unlike a fresh one's."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(FAMILIES[request.param]())
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1 or "q_norm" in name or "k_norm" in name:
+            torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.3)
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_answers_are_those_of_generate(folder: Path) -> None:
+    runner = ModelRunner.load(RunnerConfig(folder, device="cpu", kv_cache_gib=0.01, quantization="none"))
+    texts = prompts(6, 64, (1, 90), seed=2)
+    check(Harness(runner), folder, [EngineRequest(f"{i}", text, GREEDY, 12) for i, text in enumerate(texts)])
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_packed_weights_answer_the_same_alone_and_in_a_crowd(folder: Path, quantization: Quantization) -> None:
+    harness = Harness(
+        ModelRunner.load(RunnerConfig(folder, device="cpu", kv_cache_gib=0.01, quantization=quantization))
+    )
+    requests = [EngineRequest(f"{i}", text, GREEDY, 8) for i, text in enumerate(prompts(6, 64, (1, 90), seed=3))]
+    crowd = harness.run(harness.engine(chunk=64), requests)
+    for request in requests:
+        assert harness.run(harness.engine(), [request])[request.request_id, 0] == crowd[request.request_id, 0]
+
+
+def test_only_weights_that_are_multiplied_are_packed(folder: Path, kernels_library: Path) -> None:
+    model = load_model(folder, load_config(folder), torch.float32)
+    prepare(model, NativePacker(Kernels(kernels_library, threads=1), "int8"))
+    dense = [name for name, weight in model.named_parameters() if weight.dim() == 2]
+    assert all("embed" in name or "norm" in name or "wte" in name or "wpe" in name for name in dense)
+    assert isinstance(model.get_output_embeddings().weight, PackedWeight)
+
+
+def test_inputs_and_outputs_of_a_conv1d_are_counted_as_those_of_a_linear() -> None:
+    shape = inspect_model(GPT2Config(**GPT2 | {"n_embd": 24}, n_inner=64))  # of all inputs, only 64 are whole groups
+    assert shape.num_groupable == 2 * 24 * 64
