@@ -244,9 +244,10 @@ def test_plan_counts_weights_and_cache() -> None:
 
 
 def test_plan_says_what_is_stored_in_fewer_bits() -> None:
-    made = plan(64 * GIB, types=StorageTypes(torch.float32, "int4", torch.bfloat16))
+    needs = replace(NEEDS, weights_name="Q4_K, Q6_K")
+    made = plan(64 * GIB, needs=needs, types=StorageTypes(torch.float32, "int8", torch.bfloat16))
     assert made.kv_bytes_per_token == PER_TOKEN // 2
-    assert made.lines()[0].endswith("as int4 on cpu")
+    assert made.lines()[0].endswith("as Q4_K, Q6_K on cpu")
 
 
 def test_plan_counts_all_models(
