@@ -233,7 +233,7 @@ class StoredMatrix:
 
 
 def test_linears_that_share_rows(kernels: Kernels) -> None:
-    """Experts and an MLP beside them: a dense one follows those with blocks, unless these take different rows."""
+    """A dense MLP of a layer follows its experts in blocks, unless the blocks take different rows."""
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0)).int()
     plain, ordered = (
         Linear([StoredMatrix(Blocks(8, torch.from_numpy(random_weight(8, 16, 64)), input_order=one))])

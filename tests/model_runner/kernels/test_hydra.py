@@ -15,6 +15,9 @@ from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint
 from model_runner.models.heads.loading import load_heads, save_heads
+from model_runner.models.native_model import StoredEmbedding
+from model_runner.models.native_packer import NativePacker
+from model_runner.models.parameters import DenseMatrix
 from model_runner.sampling.noise import gumbel
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.heads import HydraProposer
@@ -186,13 +189,8 @@ def test_hidden_states_may_be_much_larger_than_embeddings(kernels: Kernels, tmp_
 
 def test_the_embedding_is_scaled(kernels: Kernels) -> None:
     case = CASES[0]
-
-    class Scaled(nn.Embedding):
-        embed_scale = torch.tensor(3.0)
-
     plain = random_embedding(case)
-    scaled = Scaled(*plain.weight.shape)
-    scaled.weight = plain.weight
+    scaled = StoredEmbedding(NativePacker(kernels, "int8"), DenseMatrix(plain.weight.detach()), 3.0)
     tripled = nn.Embedding.from_pretrained(plain.weight * 3)
     heads, step = prepared(kernels, random_heads(case)), target_step(many_choices(), random_features(case))
     trees = [HydraProposer(heads, embed, GrowthLimits(3)).propose(step) for embed in (plain, scaled, tripled)]
