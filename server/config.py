@@ -88,8 +88,8 @@ class Settings(BaseSettings):
     quantization: Quantization = Field(
         "auto",
         description="Type of the weights: int8 (CPU), fp8 (CUDA), int4, or none (the default on CUDA). On CPU, auto "
-        "keeps weights that a checkpoint stores in blocks (GGUF, GPTQ, AWQ) exactly as they are, and packs others, and "
-        "the embedded model, in int8. int4 takes the least memory and changes answers the most.",
+        "keeps blocks of GGUF, GPTQ and AWQ as they are, and packs other weights and the embedded model in int8. int4 "
+        "changes answers the most.",
     )
     rows: Rows = Field(
         "auto",
