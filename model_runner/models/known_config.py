@@ -48,14 +48,14 @@ def read_known_config(folder: Path) -> KnownConfig | None:
     """Read config.json of a known family.
 
     Returns:
-        None if transformers has to read it: another family, or one of several parts, such as with images; quantised
-        weights; a head that is not served; entries in a form of older versions.
+        None if transformers has to read it: another family, or one of several parts, such as with images; a head
+        that is not served; entries in a form of older versions.
     """
     try:
         entries = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return None
-    if not isinstance(entries, dict) or "text_config" in entries or "quantization_config" in entries:
+    if not isinstance(entries, dict) or "text_config" in entries:
         return None
     family = MODEL_TYPES.get(str(entries.get("model_type")))
     if other_task(entries.get("architectures")) is not None:

@@ -106,7 +106,6 @@ def test_files_of_older_versions(old: dict[str, Any], new: dict[str, Any], tmp_p
     "change",
     [
         lambda entries: entries.update(model_type="olmo2"),
-        lambda entries: entries.update(quantization_config={"quant_method": "fp8"}),
         lambda entries: entries.update(text_config={}),
         lambda entries: entries.pop("rope_parameters"),
     ],
