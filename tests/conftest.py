@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from model_runner.kernels.build import build_kernels
+from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.repository import cache_folder, resolve_model
 from tests import tiny_vocabulary
 
@@ -140,6 +141,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def embedded_folder() -> Path:
     """The embedded model, converted at first use."""
     return resolve_model(None, Console(stderr=True)).path
+
+
+def load_dense(folder: Path) -> Any:
+    """A model of transformers in float32 with its own attention, of safetensors or a GGUF file."""
+    model = load_model(folder, load_config(folder), torch.float32)
+    model.set_attn_implementation("eager")
+    return model
 
 
 @pytest.fixture(scope="session")

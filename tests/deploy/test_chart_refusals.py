@@ -101,7 +101,7 @@ def test_capitals_matter_to_a_variable_as_little_as_to_the_server(monkeypatch: p
 
 
 def test_the_server_has_no_variables_but_these() -> None:
-    assert {PREFIX + name.upper() for name in ("config", "cache")} == OTHER_VARIABLES
+    assert {PREFIX + name.upper() for name in ("config", "cache", "kernels")} == OTHER_VARIABLES
 
 
 @pytest.mark.parametrize("name", ["SAMEWISE_API_KEY", "SAMEWISE_HUB_TOKEN"])

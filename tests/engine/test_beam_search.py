@@ -15,6 +15,7 @@ from model_runner.contract import Breaker, Dry, SamplingParams
 from model_runner.sampling.rows import SamplingState
 from scheduler.engine import Engine
 from scheduler.interface import BeamScore, BeamSearch, ChoiceState, EngineRequest
+from tests.conftest import load_dense
 from tests.engine.conftest import SMALL_VOCAB, Harness
 
 SETTINGS = list(product([0.0, 0.6, 1.0, 2.0], [True, False, "never"], [False, True]))
@@ -118,7 +119,7 @@ def test_the_embedded_models_are_too(load: Callable[..., Harness], embedded_fold
         for number, (width, (penalty, early, penalised)) in enumerate(zip([2, 4, 6], SETTINGS[3::8], strict=True))
     ]
     found = run(load("embedded", "none").engine(), requests)
-    model = AutoModelForCausalLM.from_pretrained(embedded_folder, dtype=torch.float32)
+    model = load_dense(embedded_folder)
     for request in requests:
         check(found[request.request_id], generate(model, request))
 

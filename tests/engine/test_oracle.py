@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from scheduler.interface import EngineRequest
+from tests.conftest import load_dense
 from tests.engine.conftest import GREEDY, Harness
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"]
@@ -25,7 +25,7 @@ def check(harness: Harness, folder: Path, requests: list[EngineRequest]) -> None
     """Run the requests together and compare each with generate() on the same device."""
     answers = harness.run(harness.engine(chunk=256), requests)
     device = harness.runner.info.device
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    model = load_dense(folder).to(device)
     for request in requests:
         prompt = torch.tensor([list(request.prompt)], device=device)
         expected = model.generate(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModel
 
+from tests.conftest import load_dense
 from tests.served.conftest import Server
 
 pytestmark = pytest.mark.embedded
@@ -26,7 +26,7 @@ def vectors(server: Server, texts: Sequence[str], **fields: object) -> list[list
 
 def test_they_are_those_of_transformers(server: Server, embedded_folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(embedded_folder / "tokenizer.json"))
-    model = AutoModel.from_pretrained(embedded_folder, dtype=torch.float32)
+    model = load_dense(embedded_folder).model
     for text, ours in zip(TEXTS, vectors(server, TEXTS), strict=True):
         with torch.inference_mode():
             state = model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0, -1]

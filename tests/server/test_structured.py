@@ -14,7 +14,7 @@ from openai import BadRequestError, OpenAI
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine, scripted
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, events_of, refused, requested
-from tests.server.tiny_model import write_folder
+from tests.server.tiny_model import TEMPLATE, write_folder
 
 SCHEMA = {
     "type": "object",
@@ -250,7 +250,8 @@ async def test_stop_strings_are_not_looked_for(
 
 
 async def test_a_model_without_a_token_that_ends_outputs(make_app: Callable[..., FastAPI], tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "endless", generation={"eos_token_id": []})
+    template = TEMPLATE.replace("<|end|>", "")  # a template that ends an answer with it makes it an EOS
+    folder = write_folder(tmp_path / "endless", template=template, generation={"eos_token_id": []})
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Tiny"}')
     async with client_of(make_app(folder)) as client:

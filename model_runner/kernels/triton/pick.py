@@ -5,6 +5,8 @@ chunk's best score, which needs the row's highest logit; the best of all chunks.
 lowest token id among equals, so neither the order of work nor other rows affect it.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +25,10 @@ _LAST = tl.constexpr(0xFFFFFFFF)
 _LEAST = tl.constexpr(-(1 << 63))
 _NOT_A_NUMBER = tl.constexpr(0x7FFFFFFF)  # as int32 above every number's bits; also a NaN's bits
 _NO_TOKEN = tl.constexpr(-1)
+_HALF = tl.constexpr(0x3FE0000000000000)  # the bits of 0.5
+_ROOT_OF_HALF = tl.constexpr(math.sqrt(0.5))
+_LN2_HIGH = tl.constexpr(0.693147180369123816490)
+_LN2_LOW = tl.constexpr(1.90821492927058770002e-10)
 
 
 def pick(logits: Tensor, keys: Tensor, temperatures: Tensor, out: Tensor | None = None) -> Tensor:
@@ -50,7 +56,7 @@ def pick(logits: Tensor, keys: Tensor, temperatures: Tensor, out: Tensor | None 
     _find_leaders[chunks](logits, logits.stride(0), size, leaders, CHUNK=_CHUNK, num_warps=4)
     _draw_from_chunks[chunks](
         logits, logits.stride(0), size, keys, temperatures, leaders, scores, tokens,
-        CHUNK=_CHUNK, CHUNKS=width, num_warps=8,
+        CHUNK=_CHUNK, CHUNKS=width, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     _merge[(num_rows,)](temperatures, leaders, scores, tokens, num_chunks, out, CHUNKS=width, num_warps=1)
     return out
@@ -100,7 +106,26 @@ def _hash(key, token):
 def _gumbel(word):
     """The Gumbel noise of a hash, float64."""
     uniform = ((word >> 12).to(tl.float64) + 0.5) * _UNIT
-    return -tl.log(-tl.log(uniform))
+    return -_log(-_log(uniform))
+
+
+@triton.jit
+def _log(x):
+    """The logarithm of positive, finite float64, with the bits of sampling/logarithm.py if nothing is fused."""
+    bits = x.to(tl.int64, bitcast=True)
+    m = ((bits & _ALL_BITS) | _HALF).to(tl.float64, bitcast=True)  # from 1/2 to 1
+    n = ((bits >> 52) - 1022).to(tl.float64)
+    is_low = m < tl.full((), _ROOT_OF_HALF, tl.float64)
+    m, n = tl.where(is_low, 2 * m, m), tl.where(is_low, n - 1, n)
+    f = m - 1
+    s = f / (2 + f)
+    z = s * s
+    half = 0.5 * f * f
+    p = tl.full((), 2.0 / 21, tl.float64)
+    for i in tl.static_range(1, 10):
+        p = p * z + tl.full((), 2.0 / (21 - 2 * i), tl.float64)
+    low = tl.full((), _LN2_LOW, tl.float64)
+    return n * tl.full((), _LN2_HIGH, tl.float64) - ((half - (s * (half + p * z) + n * low)) - f)
 
 
 @triton.jit
