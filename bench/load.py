@@ -28,7 +28,7 @@ from rich.table import Table
 from bench.local_server import process_family, started
 
 _POLL_S = 0.02
-_FIRST_ANSWER = {"model": "any", "prompt": "One, two,", "max_tokens": 4, "temperature": 0}
+_FIRST_ANSWER = {"prompt": "One, two,", "max_tokens": 4, "temperature": 0}
 HEADINGS = ("model", "server", "start", "seconds", "private MiB", "with mapped files MiB", "cache MiB")
 
 
@@ -67,7 +67,8 @@ async def measure(command: Sequence[str], ready_path: str, cache: Path) -> Start
     begin = time.perf_counter()
     async with _watched() as peaks, started(command, ready_path, {"SAMEWISE_CACHE": str(cache)}) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=600, trust_env=False) as client:
-            (await client.post("/v1/completions", json=_FIRST_ANSWER)).raise_for_status()
+            name = (await client.get("/v1/models")).json()["data"][0]["id"]
+            (await client.post("/v1/completions", json={"model": name, **_FIRST_ANSWER})).raise_for_status()
         seconds = time.perf_counter() - begin
     return Start(seconds, peaks.private / 1024, peaks.mapped / 1024)
 

@@ -146,7 +146,7 @@ def embedded_folder() -> Path:
 def load_dense(folder: Path) -> Any:
     """A model of transformers in float32 with its own attention, of safetensors or a GGUF file."""
     model = load_model(folder, load_config(folder), torch.float32)
-    model.set_attn_implementation("eager")
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     return model
 
 
