@@ -71,8 +71,10 @@ CONFIGURATIONS: tuple[tuple[Quantization, Rows, KVCacheDType], ...] = (
     ("int8", "int8", "int8"),
     ("int4", "auto", "float32"),
     ("int4", "auto", "bfloat16"),
+    ("auto", "auto", "float32"),
+    ("auto", "auto", "bfloat16"),
 )
-"""Types of weights, rows and KV cache; the first configuration is the reference."""
+"""Types of weights, rows and KV cache; the first configuration is the reference. auto keeps blocks of GGUF files."""
 CHUNK = 512
 """Tokens of a text that perplexity is computed on."""
 PROMPT = 64
@@ -167,7 +169,15 @@ def quantisation(folder: Path, num_texts: int, console: Console) -> list[Quality
     """Compare every configuration with float32."""
     texts = longest_topics(Tokenizer.from_file(str(folder / "tokenizer.json")), num_texts, CHUNK)
     configs = [
-        RunnerConfig(folder, device="cpu", quantization=quantization, rows=rows, kv_cache_dtype=kv, kv_cache_gib=1.0)
+        RunnerConfig(
+            folder,
+            device="cpu",
+            quantization=quantization,
+            keeps_blocks=True,
+            rows=rows,
+            kv_cache_dtype=kv,
+            kv_cache_gib=1.0,
+        )
         for quantization, rows, kv in CONFIGURATIONS
     ]
     compared = texts[:NUM_DIVERGENCE]
