@@ -222,10 +222,6 @@ class Kernels:
         """Whether `repack` supports a block format."""
         return find_block_format(block_format) is not None and self._library.sw_repacked_kind(block_format) >= 0
 
-    def can_unpack(self, block_format: int) -> bool:
-        """Whether `unpack` supports a block format."""
-        return find_block_format(block_format) is not None
-
     def packed_bytes(self, kind: WeightKind, outputs: int, inputs: int) -> int:
         """Memory of a weight that `pack` makes."""
         code = CPU.constants("SwWeightKind")[_KINDS[kind]]

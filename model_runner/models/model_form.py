@@ -4,7 +4,7 @@ Weights may still be in files: a form is read in milliseconds, and says how much
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from model_runner.models.families import MODEL_TYPES, Config, Family, ModelFamil
 from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, is_bare
 from model_runner.models.parameters import SAME_NAMES, Checkpoint, Linear, Matrix, Parameters
 from model_runner.models.refusal import UnsupportedModelError, describe_model
-from model_runner.models.rotary import rotary_tables
+from model_runner.models.rotary import Frequencies, rotary_frequencies
 
 _HEADS = ("lm_head", "language_model.lm_head")
 """Names of the head in checkpoints."""
@@ -36,6 +36,8 @@ class ModelForm:
     family: ModelFamily
     embedding: Matrix  # [vocabulary, hidden]
     layers: Sequence[DecoderForm]
+    frequencies: Mapping[str | None, Frequencies]
+    """Rotary frequencies of each kind of layer, or of all kinds as None."""
     norm: Tensor  # [hidden], the factor
     head: Linear
     shares_head: bool
@@ -98,7 +100,8 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
         for index in range(text.num_hidden_layers)
     ]
     known = [layer for layer in layers if layer is not None]
-    if len(known) < len(layers) or not known or not _has_static_positions(family.model, text):
+    frequencies = rotary_frequencies(family.model, text)
+    if len(known) < len(layers) or not known or frequencies is None:
         return None
     embedding = decoder.linear(["embed_tokens"], text.vocab_size, text.hidden_size)
     norm = decoder.require("norm.weight", text.hidden_size).float()
@@ -112,14 +115,11 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
         family=family.model,
         embedding=embedding.matrices[0],
         layers=known,
+        frequencies=frequencies,
         norm=1 + norm if family.model.norm_adds_one else norm,
         head=head,
         shares_head=head is embedding,
     )
-
-
-def _has_static_positions(family: ModelFamily, text: Config) -> bool:
-    return rotary_tables(family, text) is not None
 
 
 def _read_head(config: Any, text: Config, parameters: Parameters, embedding: Linear) -> Linear:

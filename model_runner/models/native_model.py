@@ -19,7 +19,7 @@ from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import NativeProduct, PackedWeight
 from model_runner.models.parameters import Matrix
-from model_runner.models.rotary import rotary_tables
+from model_runner.models.rotary import RotaryTable
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
 _TABLES = (torch.float32, torch.float16, torch.bfloat16)
@@ -35,7 +35,7 @@ class StoredEmbedding(nn.Module):
         self.num_embeddings, self.embedding_dim = matrix.shape
         self.embed_scale = embed_scale
         self._kernels = packer.kernels
-        table, self._format = stored_table(packer, matrix)
+        table, self._format = stored_table(matrix)
         self._table = table.clone()
         self.struct = embedding_struct(self._table, self._format)
         """An SwEmbedding."""
@@ -51,20 +51,19 @@ class StoredEmbedding(nn.Module):
         return rows.view(*tokens.shape, -1) * self.embed_scale
 
 
-def stored_table(packer: NativePacker, matrix: Matrix) -> tuple[Tensor, int | None]:
+def stored_table(matrix: Matrix) -> tuple[Tensor, int | None]:
     """The rows of an embedding as they are stored, and the format of their blocks; None for plain numbers."""
-    number = matrix.block_format
-    blocks = matrix.blocks() if number is not None and packer.kernels.can_unpack(number) else None
+    blocks = matrix.blocks()
     if blocks is not None and blocks.order is None and blocks.output_scales is None and blocks.input_order is None:
-        return blocks.rows, number
+        return blocks.rows, blocks.block_format
     rows = matrix.read()
     return (rows if rows.dtype in _TABLES else rows.float()).contiguous(), None
 
 
-def embedding_bytes(packer: NativePacker, matrix: Matrix) -> int:
+def embedding_bytes(matrix: Matrix) -> int:
     """Memory of a stored embedding."""
     number = matrix.block_format
-    stored = find_block_format(number) if number is not None and packer.kernels.can_unpack(number) else None
+    stored = None if number is None else find_block_format(number)
     row = stored.row_bytes(matrix.shape[1]) if stored else matrix.shape[1] * matrix.read(0, 1).dtype.itemsize
     return matrix.shape[0] * row
 
@@ -102,8 +101,7 @@ class NativeModel:
         """Logits per row."""
         self._known = 0
         """Positions that all tables cover."""
-        tables = rotary_tables(form.family, form.text)
-        assert tables is not None, "the form has static rotary positions"
+        tables = {kind: RotaryTable(*frequencies) for kind, frequencies in form.frequencies.items()}
         self._tables = list(tables.values())
         self._rotaries = [
             tables[form.text.layer_types[index] if form.family.rotary_by_kind else None] if layer.uses_rotary else None

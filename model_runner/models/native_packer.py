@@ -148,8 +148,7 @@ class NativePacker:
 
     def read(self, matrix: Matrix, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows [start, stop) in float32."""
-        number = matrix.block_format
-        blocks = matrix.blocks() if number is not None and self.kernels.can_unpack(number) else None
+        blocks = matrix.blocks()
         if blocks is None or blocks.output_scales is not None or blocks.input_order is not None:
             return matrix.read(start, stop).float().contiguous()
         return unpack(self._packs, blocks, matrix.shape[1], start, stop)

@@ -51,14 +51,18 @@ class RotaryTable:
         return angles.cos() * self._factor, angles.sin() * self._factor
 
 
-def rotary_tables(family: ModelFamily, config: Config) -> dict[str | None, RotaryTable] | None:
-    """The table of each kind of layer, or of all kinds as None.
+Frequencies = tuple[Tensor, float]
+"""Each pair's angle per position [dim / 2] float32, and the factor on cos and sin."""
+
+
+def rotary_frequencies(family: ModelFamily, config: Config) -> dict[str | None, Frequencies] | None:
+    """The frequencies of each kind of layer, or of all kinds as None.
 
     Returns:
         None if angles depend on more than the position.
     """
     kinds = sorted(set(config.layer_types)) if family.rotary_by_kind else [None]
-    tables: dict[str | None, RotaryTable] = {}
+    frequencies: dict[str | None, Frequencies] = {}
     for kind in kinds:
         parameters = config.rope_parameters if kind is None else config.rope_parameters[kind]
         width = head_dim(config)
@@ -67,12 +71,12 @@ def rotary_tables(family: ModelFamily, config: Config) -> dict[str | None, Rotar
         found = _frequencies(parameters, width, config.max_position_embeddings)
         if found is None:
             return None
-        tables[kind] = RotaryTable(*found)
-    return tables
+        frequencies[kind] = found
+    return frequencies
 
 
-def _frequencies(parameters: Mapping[str, Any], width: int, max_positions: int) -> tuple[Tensor, float] | None:
-    """Each pair's angle per position [width / 2], and the factor on cos and sin; None for an unknown type."""
+def _frequencies(parameters: Mapping[str, Any], width: int, max_positions: int) -> Frequencies | None:
+    """The frequencies of a rotated width; None for an unknown type."""
     powers: Tensor = parameters["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     match parameters["rope_type"]:
         case "default":

@@ -114,7 +114,9 @@ class SafetensorsCheckpoint:
     def tensor(self, name: str) -> Tensor:
         stored = self.tensors[name]
         size = stored.dtype.itemsize * torch.Size(stored.shape).numel()
-        return _typed(stored.file.read(stored.offset, size), stored.dtype).view(stored.shape).clone()
+        copied = _typed(stored.file.read(stored.offset, size), stored.dtype).view(stored.shape).clone()
+        stored.file.drop(stored.offset, size)
+        return copied
 
     def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
         stored = self.tensors[name]

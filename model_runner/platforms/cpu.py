@@ -231,7 +231,7 @@ def _open_natively(folder: Path, config: Any) -> Checkpoint | None:
 
 
 def _form_bytes(form: ModelForm, packer: NativePacker) -> int:
-    table = embedding_bytes(packer, form.embedding)
+    table = embedding_bytes(form.embedding)
     layers = sum(map(packer.num_bytes, form.linears[:-1])) + packer.in_int8.num_bytes(form.head)
     return layers + table + form.num_small * torch.float32.itemsize
 

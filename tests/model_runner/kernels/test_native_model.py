@@ -15,12 +15,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from model_runner.kernels.interface import CPU
 from model_runner.kernels.library import Kernels
-from model_runner.models.families import MODEL_TYPES, Family
+from model_runner.models.families import MODEL_TYPES, Family, ModelFamily
 from model_runner.models.features import LAST, layer_input
 from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.rotary import RotaryTable, fix_long_rope, rotary_tables
+from model_runner.models.rotary import RotaryTable, fix_long_rope, rotary_frequencies
 from tests.model_runner.decoder_models import CASES, tiny_model
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel, step_batch
 
@@ -121,6 +121,11 @@ def test_layers_that_are_not_there_are_refused(kernels: Kernels) -> None:
     model = FusedModel("llama", kernels)
     with pytest.raises(UnsupportedModelError, match="need the input of layer 9, but the model has only 4 layers"):
         model.targets((layer_input(9),))
+
+
+def rotary_tables(family: ModelFamily, config: Any) -> dict[str | None, RotaryTable] | None:
+    frequencies = rotary_frequencies(family, config)
+    return None if frequencies is None else {kind: RotaryTable(*one) for kind, one in frequencies.items()}
 
 
 def family_of(case: str) -> Family:
