@@ -44,7 +44,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     ends = tokenizer.end_tokens(vocabulary)
     config |= {"bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"), "eos_token_id": ends or None}
     config["pad_token_id"] = file.metadata.get("tokenizer.ggml.padding_token_id")
-    target.mkdir(parents=True)
+    target.mkdir()
     for part in parts_of(source):
         name = part.name if part.suffix.lower() == ".gguf" else f"{part.name}.gguf"  # Ollama's have no ending
         (target / name).symlink_to(part.resolve())
@@ -67,7 +67,7 @@ def convert_tokenizer(source: Path, target: Path) -> None:
     from model_runner.models.tokenizer_files import read_tokenizer  # noqa: PLC0415
 
     made = read_tokenizer(source)
-    target.mkdir(parents=True)
+    target.mkdir()
     if made is not None:
         made.tokenizer.save(str(target / "tokenizer.json"))
         _write_json(target / "tokenizer_config.json", made.config)

@@ -250,11 +250,14 @@ def _convert(source: Path, target: Path) -> None:
         ModelNotFoundError: with the converter's last line of output; a debug line has all output.
     """
     command = [*isolated_module("model_runner.models.conversion"), str(os.getpid()), str(source), str(target)]
-    done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    if done.returncode == 0:
-        return
-    logger.debug("the conversion of %s failed: %s", source, done.stdout)
-    lines = done.stdout.splitlines() if done.returncode > 0 else []
+    with tempfile.TemporaryFile("w+") as output:  # a pipe would break if a signal ends the start, and the child complain
+        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=output)
+        if done.returncode == 0:
+            return
+        output.seek(0)
+        text = output.read()
+    logger.debug("the conversion of %s failed: %s", source, text)
+    lines = text.splitlines() if done.returncode > 0 else []
     reason = lines[-1] if lines else f"the converting process ended with code {done.returncode}"
     raise ModelNotFoundError(f"{source} cannot be converted: {reason}")
 
