@@ -140,7 +140,7 @@ class _Weights:
 
 def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     target = platform.inspect(config.model)
-    fitting = TargetShape(target.hidden, target.vocab_size, len(target.kv))
+    fitting = TargetShape(target.hidden, target.vocab_size, target.num_layers)
     heads = [load_heads(folder, fitting) for folder in config.heads]
     _check_methods(config.heads, heads)
     draft = _inspect_companion(config, platform, config.draft_model, "draft")
