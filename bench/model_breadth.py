@@ -56,7 +56,9 @@ def try_type(model_type: str) -> Outcome:
         try:
             write_tiny_model(model_type, folder)
         except Exception as error:
-            return Outcome(model_type, "crashed", f"tiny model: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+            return Outcome(
+                model_type, "crashed", f"tiny model: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+            )
         try:
             engines = Engines(RunnerConfig(folder, device="cpu", kv_cache_gib=0.02, quantization="none", threads=1))
         except UnsupportedModelError as error:
@@ -95,13 +97,18 @@ def load_reference(folder: Path) -> Any:
 def greedy(model: Any, prompt: list[int]) -> tuple[int, ...]:
     tokens = torch.tensor([prompt])
     output = model.generate(
-        input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_NEW_TOKENS, do_sample=False, eos_token_id=None
+        input_ids=tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=_NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
     )
     return tuple(output[0, len(prompt) :].tolist())
 
 
 def _child(model_type: str, pipe: Connection) -> None:
     import sys
+
     sys.stdout = open(os.devnull, "w")
     try:
         outcome = try_type(model_type)
@@ -139,12 +146,13 @@ def main() -> None:
     torch.set_num_threads(1)
     outcomes = []
     import time
+
     for model_type in arguments.types or model_types():
-        t=time.time()
+        t = time.time()
         outcome = try_apart(model_type)
         outcomes.append(outcome)
         r = outcome.reason if arguments.v else outcome.reason[:300].replace("\n", " | ")
-        print(f"{model_type:28}{outcome.verdict:9}{time.time()-t:5.1f}s  {r}", flush=True)
+        print(f"{model_type:28}{outcome.verdict:9}{time.time() - t:5.1f}s  {r}", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
     print(Counter(o.verdict for o in outcomes))

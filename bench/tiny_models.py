@@ -39,7 +39,12 @@ _BASE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 40}
 _FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -68,7 +73,13 @@ _SHARED_BLOCKS = {
 }
 _GPT = {"n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": 1024}
 
-_PART = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+_PART = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+}
 _LOCAL = {**_PART, "hidden_size_global": 64}
 
 _CASES: Mapping[str, dict[str, Any]] = {
@@ -118,7 +129,14 @@ _CASES: Mapping[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "hc_mult": 2,
     },
-    "dots1": {**_ROUTED, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "layer_types": _ALTERNATING, "sliding_window": 16},
+    "dots1": {
+        **_ROUTED,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "layer_types": _ALTERNATING,
+        "sliding_window": 16,
+    },
     "exaone4": _WINDOWS,
     "falcon_h1": {"mamba_d_ssm": 128, **_MAMBA2},
     "falcon_mamba": {"state_size": 16},
@@ -221,7 +239,11 @@ _CASES: Mapping[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
     },
     "minicpm3": _LATENT,
-    "minimax": {**_FOUR, "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"], "block_size": 16},
+    "minimax": {
+        **_FOUR,
+        "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+        "block_size": 16,
+    },
     "minimax_m3_vl_text": {
         **_FOUR,
         "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "full_attention"],

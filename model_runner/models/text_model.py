@@ -144,9 +144,7 @@ def watch_calls(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
             prefix = next(name for name, module in model.named_modules() if module is base)
             parts |= {f"{prefix}.{name}": child for name, child in base.named_children()}
         idle = {name: part for name, part in parts.items() if called.isdisjoint(part.modules())}
-        used = {
-            id(weight) for name, part in parts.items() if name not in idle for weight in part.parameters()
-        }
+        used = {id(weight) for name, part in parts.items() if name not in idle for weight in part.parameters()}
         return [
             name
             for name, part in idle.items()
