@@ -99,8 +99,10 @@ typedef struct SwStep {
 typedef struct SwAttention {
   int32_t heads;
   int32_t window;  // number of last positions a query sees, including its own; 0 for all
+  int32_t chunk;   // a query at position p sees no position before p / chunk * chunk; 0 for no such limit
   float scale;
-  float softcap;  // scores s become softcap * tanh(s / softcap); 0 for none
+  float softcap;       // scores s become softcap * tanh(s / softcap); 0 for none
+  const float *sinks;  // [heads] a logit of each head that takes part in its softmax and has no value; null for none
 } SwAttention;
 
 // A linear layer's weight. int8 has one scale per output, either plain or rotated; rotated weights have at most 32,768
