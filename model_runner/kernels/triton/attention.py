@@ -291,7 +291,7 @@ def _add_tile(split, scores, value, value_scales, spoils, seen, MASKED: tl.const
 
 @triton.jit
 def _walk(
-    state, first, last, queries, row_positions, lowest, where, end, head, layer, scoring,
+    state, first, last, queries, row_positions, where, end, head, layer, scoring, limits,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -320,7 +320,8 @@ def _walk(
         products = tl.dot(queries, tl.trans(key), input_precision=PRECISION)
         if SCALED:
             products *= tl.load(key_scales + at, mask=is_key, other=0.0)[None, :]
-        seen = (positions[None, :] <= row_positions[:, None]) & (positions[None, :] >= lowest[:, None])
+        first_seen = _first_seen(row_positions, limits[0], limits[1])  # here, so that it takes no registers elsewhere
+        seen = (positions[None, :] <= row_positions[:, None]) & (positions[None, :] >= first_seen[:, None])
         scores = _scores(products, rescale, cap, CAPPED)
         split = _add_tile(split, scores, value, scales_of_values, spoils, seen, MASKED, SCALED, PRECISION)
     return whole, split
@@ -360,13 +361,11 @@ def _attend_item(
 
     # The kernel that merges partial sums begins with the sinks.
     state = _before(sinks, has_sinks, part < 0, head, rows, GROUP, DV), _nothing(BLOCK_M, DV)
-    row_positions = position + rows // GROUP
-    lowest = _first_seen(row_positions, window, chunk)
     bounds = first_tile, all_from, all_to, last_tile
     for phase in tl.static_range(3):
         state = _walk(
-            state, bounds[phase], bounds[phase + 1], queries, row_positions, lowest, where, end, head, layer, scoring,
-            KEY_DIM, VALUE_DIM, DV, BLOCK_SIZE, CAPPED, SCALED, PRECISION, phase != 1,
+            state, bounds[phase], bounds[phase + 1], queries, position + rows // GROUP, where, end, head, layer,
+            scoring, (window, chunk), KEY_DIM, VALUE_DIM, DV, BLOCK_SIZE, CAPPED, SCALED, PRECISION, phase != 1,
         )  # fmt: skip
     result = _merge(state[0], state[1])
     if part < 0:
