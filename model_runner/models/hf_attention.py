@@ -113,6 +113,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     *,
     attention: StepAttention | None = None,
     dropout: float = 0.0,
@@ -129,6 +130,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         scaling: factor on the scores; None: 1 / sqrt(dim).
         sliding_window: positions that a query sees, including its own; None: all.
         softcap: soft cap of the scores.
+        s_aux: [heads] attention sinks, logits that take part in the softmax and have no value.
         attention: the step's attention; None where the family's layers drop it: the module has it, too.
         dropout: 0, because the model is in evaluation mode.
         extra: other arguments of the model's family.
@@ -144,7 +146,8 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         raise ValueError(f"the model's attention needs {', '.join(unknown) or 'a mask or dropout'}: not supported")
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
-    options = AttentionOptions(scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap)
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    options = AttentionOptions(scale, sliding_window, softcap, sinks=s_aux)
     step: StepAttention = attention or getattr(module, _STEP).attention
     output = step(
         query[0].transpose(0, 1),

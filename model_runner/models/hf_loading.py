@@ -19,6 +19,7 @@ from model_runner.kernels.library import INT4_GROUP, ROTATED_BLOCK
 from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
+from model_runner.models.interleaved_experts import as_modules
 from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, gguf_file_of, is_bare, open_checkpoint
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
 from model_runner.models.rotary import is_fixed
@@ -246,7 +247,8 @@ def _dense_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """All weights of a folder in memory."""
     checkpoint = open_checkpoint(folder)
     assert checkpoint is not None, "the folder has a GGUF file"
-    return {name: checkpoint.tensor(name).to(dtype) for name in checkpoint.shapes}
+    tensors = {name: checkpoint.tensor(name).to(dtype) for name in checkpoint.shapes}
+    return as_modules(tensors) if any(name.endswith(".experts.gate_up_proj_bias") for name in tensors) else tensors
 
 
 def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import parts_of
 from model_runner.kernels.library import INT4_BITS, WeightKind
 from model_runner.kv_cache import KVShape
+from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.parameters import Checkpoint
 from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
 from model_runner.models.quantized_linears import LinearReader
@@ -79,7 +80,7 @@ def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpo
     checkpoint = SafetensorsCheckpoint(folder)
     if not checkpoint.shapes:
         return None
-    return checkpoint if reader is None else QuantizedCheckpoint(checkpoint, reader)
+    return with_usual_experts(checkpoint) if reader is None else QuantizedCheckpoint(checkpoint, reader)
 
 
 def gguf_file_of(folder: Path) -> Path | None:
