@@ -82,9 +82,88 @@ _PART = {
 }
 _LOCAL = {**_PART, "hidden_size_global": 64}
 
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SECTIONS = {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}
+_DECODER = {"is_decoder": True}
+
 _CASES: Mapping[str, dict[str, Any]] = {
-    "apertus1p5_text": {},
-    "axk1": {**_LATENT, **_GROUPED, "first_k_dense_replace": 1},
+    **dict.fromkeys(
+        (
+            "bert",
+            "bert-generation",
+            "camembert",
+            "data2vec-text",
+            "electra",
+            "ernie",
+            "megatron-bert",
+            "reformer",
+            "rembert",
+            "roberta",
+            "roberta-prelayernorm",
+            "roc_bert",
+            "roformer",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+        ),
+        _DECODER,
+    ),
+    **dict.fromkeys(
+        (
+            "cosmos3_edge_text",
+            "hunyuan_vl_text",
+            "paddleocr_vl_text",
+            "qwen2_5_omni_text",
+            "qwen2_5_vl_text",
+            "qwen2_vl_text",
+        ),
+        _SECTIONS,
+    ),
+    **dict.fromkeys(
+        ("glm4v_text", "glm_ocr_text"),
+        {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0}},
+    ),
+    "glm4v_moe_text": {
+        **_ROUTED,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+    },
+    "glm5_next_text": {**_LATENT, **_GROUPED, **_INDEXED, "layer_types": ["linear_attention", "indexed_attention"] * 2},
+    "xmod": {**_DECODER, "default_language": "en_XX", "languages": ["en_XX"]},
+    "apertus1p5": {"image_token_offset": 0, "audio_token_offset": 131072},
+    "aya_vision": {
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_attention_heads": 2,
+        }
+    },
+    "chameleon": {"vocabulary_map": {"<image>": 10}},
+    "emu3": {"vocabulary_map": {"<image>": 10}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
+    "deepseek_ocr2_text": {**_ROUTED, "num_key_value_heads": 4},
+    "diffusion_gemma_text": {**_WINDOWS, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 40},
+    "ernie4_5_vl_moe_text": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": [40, 40],
+        "rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]},
+    },
+    "granite_docling": {"vision_config": {"out_hidden_size": 64}},
+    "granite4_vision": {"deepstack_layer_map": [], "spatial_target_layers": [], "downsample_rate": "1/1"},
+    "muse_spark": {"audio_config": {"out_hidden_size": 64}},
+    "mistral4": {**_LATENT, **_ROUTED, "head_dim": 8},
+    "youtu": {**_LATENT, "head_dim": 8},
+    "dory": {"recurrent_kv_cache_mode": "per_loop"},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
+    },
+    "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16},
+    "axk1": {**_LATENT, **_GROUPED, "first_k_dense_replace": 1, "head_dim": 8},
     "axk2": {**_LATENT, **_GROUPED, **_INDEXED, "first_k_dense_replace": 1},
     "bailing_hybrid": {
         **_LATENT,

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Distribution
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -94,7 +93,11 @@ def adapt(model: PreTrainedModel) -> None:
     make_linear(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            module.config.pad_token_id = None
+            module.warn_if_padding_and_no_attention_mask = _search_nothing  # type: ignore[assignment]
+
+
+def _search_nothing(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """Replaces transformers' search for padding."""
 
 
 def make_linear(model: nn.Module) -> None:

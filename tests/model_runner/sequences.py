@@ -42,6 +42,7 @@ def lowest_seen(position: int, options: AttentionOptions) -> int:
     by_chunk = 0 if options.chunk is None else position // options.chunk * options.chunk
     return max(0, by_window, by_chunk)
 
+
 LENGTHS = [83, 40, 1, 17]
 CROWD = [
     [(0, 0, 7), (3, 0, 1)],
