@@ -12,7 +12,7 @@ from model_runner.batch import Batch
 Metadata = TypeVar("Metadata")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionOptions:
     """Attention parameters of a layer."""
 
@@ -22,6 +22,12 @@ class AttentionOptions:
     """Number of last positions a query sees, including its own; None for all."""
     softcap: float | None = None
     """Scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118)."""
+    chunk: int | None = None
+    """A query at position p sees no position before p // chunk * chunk (Llama 4); None for no such limit."""
+    sinks: Tensor | None = None
+    """[heads] a logit of each query head that takes part in its softmax and has no value (gpt-oss, arXiv:2309.17453).
+
+    Neither the scale nor the soft cap applies to it. None for no sinks."""
 
 
 class AttentionBackend(ABC, Generic[Metadata]):
@@ -53,7 +59,7 @@ class AttentionBackend(ABC, Generic[Metadata]):
             query: [tokens, heads, key_dim], rotary embedding applied.
             key: [tokens, kv_heads, key_dim], rotary embedding applied.
             value: [tokens, kv_heads, value_dim].
-            options: scale, window and soft cap of this layer.
+            options: parameters of this layer; sinks are on the device of the query.
             metadata: the result of `prepare` for this step.
 
         Returns:

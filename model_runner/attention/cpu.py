@@ -41,8 +41,10 @@ def make_step(batch: Batch) -> NativeStep:
 
 
 def attention_struct(heads: int, options: AttentionOptions) -> CData:
-    """A layer's options as an SwAttention."""
-    return CPU.new("SwAttention", (heads, options.window or 0, options.scale, options.softcap or 0.0))
+    """A layer's options as an SwAttention, which points into the sinks: float32, and contiguous."""
+    sinks = CPU.ffi.NULL if options.sinks is None else pointer(options.sinks, heads)
+    limits = options.window or 0, options.chunk or 0
+    return CPU.new("SwAttention", (heads, *limits, options.scale, options.softcap or 0.0, sinks))
 
 
 class NativeAttention(AttentionBackend[NativeStep]):

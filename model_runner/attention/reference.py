@@ -44,12 +44,12 @@ class RowTiles:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceMetadata:
-    """The batch and its tiles for each window size."""
+    """The batch and its tiles for each window and chunk size."""
 
     batch: Batch
     block_of: Tensor  # [tokens] as in Batch
     offset_of: Tensor  # [tokens]
-    tiles: dict[int | None, list[RowTiles]] = field(default_factory=dict)
+    tiles: dict[tuple[int | None, int | None], list[RowTiles]] = field(default_factory=dict)
 
 
 class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
@@ -61,7 +61,7 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         self._cache = cache
 
     def prepare(self, batch: Batch) -> ReferenceMetadata:
-        """Tiles are made when the first layer with their window needs them."""
+        """Tiles are made when the first layer with their window and chunk needs them."""
         device = self._cache.keys[0].device
         block_of, offset_of = (torch.from_numpy(of).to(device) for of in (batch.block_of, batch.offset_of))
         return ReferenceMetadata(batch, block_of, offset_of)
@@ -81,10 +81,11 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: ReferenceMetadata) -> Tensor:
         """Attend without writing keys and values to the cache."""
         batch = metadata.batch
-        tiles = metadata.tiles.get(options.window)
+        limits = options.window, options.chunk
+        tiles = metadata.tiles.get(limits)
         if tiles is None:
-            tiles = _make_tiles(batch, self._cache.block_size, options.window, query.device)
-            metadata.tiles[options.window] = tiles
+            tiles = _make_tiles(batch, self._cache.block_size, options, query.device)
+            metadata.tiles[limits] = tiles
         output = query.new_empty(*query.shape[:2], self._cache.shapes[layer].value_dim)  # [tokens, heads, value_dim]
         for part in tiles:
             output[part.rows] = self._attend(layer, query, part, options)
@@ -104,8 +105,13 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         scores = scores.view(pairs, kv_heads, group, block_size).add_(part.bias)
 
         highest = _fold(scores.amax(-1), part.widths, torch.maximum)  # [rows, kv_heads, group]
+        if options.sinks is not None:
+            sinks = options.sinks.float().view(kv_heads, group)
+            highest = torch.maximum(highest, sinks)
         weights = scores.sub_(highest.index_select(0, part.pair_row).unsqueeze(-1)).exp_()
         total = _fold(weights.sum(-1), part.widths, torch.add)
+        if options.sinks is not None:
+            total += (sinks - highest).exp_()
         weighted = _batched_product(
             weights.view(-1, group, block_size).to(values.dtype), values.view(pairs * kv_heads, block_size, -1)
         )
@@ -141,10 +147,10 @@ def _fold(pairs: Tensor, widths: list[int], combine: Callable[..., Tensor]) -> T
     return result
 
 
-def _make_tiles(batch: Batch, block_size: int, window: int | None, device: torch.device) -> list[RowTiles]:
+def _make_tiles(batch: Batch, block_size: int, options: AttentionOptions, device: torch.device) -> list[RowTiles]:
     """Pair all rows of the batch with the blocks they see, in parts of bounded size."""
-    last = batch.positions // block_size
-    first = np.zeros_like(last) if window is None else np.maximum(batch.positions - window + 1, 0) // block_size
+    lowest = _lowest_seen(batch.positions, options)
+    last, first = batch.positions // block_size, lowest // block_size
     counts = last - first + 1
     order = np.argsort(-counts, kind="stable")
     table = batch.block_table()
@@ -152,25 +158,37 @@ def _make_tiles(batch: Batch, block_size: int, window: int | None, device: torch
     while start < len(order):
         fitting = max(1, _PAIRS_AT_ONCE // int(counts[order[start]]))
         rows = order[start : start + fitting]
-        parts.append(_make_part(batch, table, rows, first[rows], counts[rows], block_size, window).to(device))
+        parts.append(_make_part(batch, table, rows, lowest[rows], counts[rows], block_size).to(device))
         start += fitting
     return parts
+
+
+def _lowest_seen(positions: IntArray, options: AttentionOptions) -> IntArray:
+    """The first position that a query at each of these positions sees."""
+    lowest = np.zeros_like(positions)
+    if options.window is not None:
+        lowest = np.maximum(lowest, positions - options.window + 1)
+    if options.chunk is not None:
+        lowest = np.maximum(lowest, positions - positions % options.chunk)
+    return lowest
 
 
 def _make_part(
     batch: Batch,
     table: Int32Array,
     rows: IntArray,
-    first: IntArray,
+    lowest: IntArray,
     counts: IntArray,
     block_size: int,
-    window: int | None,
 ) -> RowTiles:
-    """The tiles of `rows`, which are sorted by descending number of blocks. `table` is the batch's block table."""
+    """The tiles of `rows`, which are sorted by descending number of blocks.
+
+    `table` is the batch's block table; each row sees the positions from its `lowest` to its own.
+    """
     widths = (counts[None, :] > np.arange(counts[0])[:, None]).sum(axis=1)
     ordinal = np.repeat(np.arange(counts[0]), widths)
     pair_row = np.concatenate([np.arange(width) for width in widths])
-    index = first[pair_row] + ordinal  # logical block of each pair
+    index = lowest[pair_row] // block_size + ordinal  # logical block of each pair
     token = rows[pair_row]
     position = batch.positions[token, None]
     key_position = index[:, None] * block_size + np.arange(block_size)
@@ -180,9 +198,7 @@ def _make_part(
     else:
         place = _places(batch.paths, token, position, key_position)
         block, offset = table[owner[:, None], place // block_size], place % block_size
-    seen = key_position <= position
-    if window is not None:
-        seen &= key_position > position - window
+    seen = (key_position <= position) & (key_position >= lowest[pair_row, None])
     bias = torch.zeros(len(index), 1, 1, block_size)
     bias.masked_fill_(torch.from_numpy(~seen).view_as(bias), -torch.inf)
     return RowTiles(

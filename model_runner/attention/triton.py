@@ -10,7 +10,7 @@ from torch import Tensor
 from model_runner.attention.attention_plan import AttentionPlan, Tiling, empty_items, longest_run, make_plan
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
-from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, Step, attend, padded
+from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, Scoring, Step, attend, padded
 from model_runner.kernels.triton.kv_write import CacheLayer, write_kv
 from model_runner.kv_cache import LARGEST, KVCache
 
@@ -202,7 +202,8 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         )
         out = rows.new_empty(*rows.shape[:2], cache.values[layer].shape[3])
         kv = LayerKV(cache.keys[layer], cache.values[layer], *scales)
-        attend(rows, kv, step, options.scale, options.window, options.softcap, out)
+        scoring = Scoring(options.scale, options.window, options.softcap, options.chunk, options.sinks)
+        attend(rows, kv, step, scoring, out)
         return out.to(query.dtype)
 
     def _metadata(self, max_tokens: int, num_numbers: int, block_m: int) -> TritonMetadata:

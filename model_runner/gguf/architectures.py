@@ -107,7 +107,8 @@ _LAYER = {
     "ffn_down_exps": "mlp.experts.down_proj",
 }
 """Paths below a layer; two tensors with the same path are its rows, one after the other."""
-_WITHOUT_SUFFIX = (".experts.gate_up_proj", ".experts.down_proj", ".e_score_correction_bias")
+_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+_WITHOUT_SUFFIX = (*_EXPERTS, ".e_score_correction_bias", ".sinks")
 """Ends of paths that are parameters, and not modules with a weight."""
 _AROUND = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -419,6 +420,22 @@ def _dots1(keys: Metadata, base: Config) -> Config:
     }
 
 
+def _gpt_oss(keys: Metadata, base: Config) -> Config:
+    keys.expect("rope.freq_base_swa", base["rope_parameters"]["rope_theta"])
+    if base["rope_parameters"]["rope_type"] == "yarn":  # files do not say that its bounds are no whole dimensions
+        base["rope_parameters"]["truncate"] = False
+    return {
+        "attention_bias": True,
+        "intermediate_size": keys.get("expert_feed_forward_length", base["intermediate_size"]),
+        "num_local_experts": keys.require("expert_count"),
+        "num_experts_per_tok": keys.require("expert_used_count"),
+        "sliding_window": keys.require("attention.sliding_window"),
+        "layer_types": _layer_types([layer % 2 == 0 for layer in range(base["num_hidden_layers"])]),
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    }
+
+
 def _starcoder2(keys: Metadata, base: Config) -> Config:
     return {
         "norm_epsilon": keys.require("attention.layer_norm_epsilon"),
@@ -441,12 +458,19 @@ _SHARED_EXPERTS = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
 
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.router",
+}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "dots1": Architecture("dots1", "Dots1ForCausalLM", _dots1, _SHARED_EXPERTS),
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", _exaone4, _POST_NORMS),
     "gemma": Architecture("gemma", "GemmaForCausalLM", _gemma, norm_adds_one=True),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _gemma2, _SANDWICH, norm_adds_one=True),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _gemma3, _SANDWICH, norm_adds_one=True),
+    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _gpt_oss, _GPT_OSS),
     "granite": Architecture("granite", "GraniteForCausalLM", _granite, pairs=True),
     "granitemoe": Architecture(
         "granitemoeshared", "GraniteMoeSharedForCausalLM", _granite_experts, _GRANITE_EXPERTS | _SHARED_MLP, pairs=True
@@ -545,6 +569,8 @@ def _path(name: str, architecture: Architecture) -> str | None:
     if block != "blk" or not layer.isdecimal() or path is None:
         return None
     name = f"model.layers.{layer}.{path}"
+    if suffix == "bias" and path.endswith(_EXPERTS):
+        return f"{name}_bias"
     return name if path.endswith(_WITHOUT_SUFFIX) else f"{name}.{suffix}"
 
 
@@ -562,6 +588,8 @@ def _shape(file: GgufFile, path: str, parts: list[Source]) -> tuple[int, ...]:
     """The shape of a parameter: rows of all its tensors together."""
     shapes = [file.tensors[part.name].shape for part in parts]
     first = shapes[0]
+    if path.endswith("_proj_bias") and all(len(shape) == 2 and shape[0] == first[0] for shape in shapes):
+        return first[0], sum(shape[1] for shape in shapes)
     if any(len(shape) < 2 or shape[:-2] + shape[-1:] != first[:-2] + first[-1:] for shape in shapes[1:]):
         raise UnsupportedModelError(f"its tensors for {path} have shapes that do not fit: {shapes}")
     if len(shapes) > 1:

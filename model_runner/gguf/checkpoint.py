@@ -81,7 +81,8 @@ class GgufCheckpoint:
             rows = self._matrix(tensor, source, 0, math.prod(tensor.shape[:-1])).read()
             rows = rows.reshape(-1)[_order(source, tensor.size).long()] if _is_permuted_vector(source, tensor) else rows
             parts.append(rows.float() - 1 if source.minus_one else rows)
-        return torch.cat(parts).reshape(parameter.shape)
+        # Each expert has the biases of gate and up; all else is rows, one after the other.
+        return torch.cat(parts, 1 if name.endswith("_proj_bias") else 0).reshape(parameter.shape)
 
     def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
         parameter = self._parameters[name]

@@ -58,6 +58,12 @@ def is_quantized(config: "PretrainedConfig") -> bool:
     return stored is not None and not stored.get("dequantize", False)
 
 
+def has_plain_tensors(config: "PretrainedConfig") -> bool:
+    """Whether a checkpoint's weights are plain numbers, or MXFP4, which only experts have (`interleaved_experts`)."""
+    stored = _stored(config)
+    return stored is None or stored.get("quant_method") == "mxfp4"
+
+
 def native_reader(folder: Path, config: "PretrainedConfig") -> LinearReader | None:
     """The reader of a checkpoint's quantised linears, for models that are not loaded by transformers.
 

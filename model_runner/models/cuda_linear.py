@@ -24,7 +24,7 @@ from model_runner.kernels.triton.linear import (
 )
 from model_runner.kernels.triton.linear_int4 import Int4Weight, int4_shape_for, linear_int4
 from model_runner.kernels.triton.tiles import TileShape
-from model_runner.models.experts import take_expert_weights
+from model_runner.models.experts import ExpertWeights, activation_between, take_expert_weights
 
 
 class GpuProduct(Protocol):
@@ -204,11 +204,11 @@ def register_grouped_experts() -> None:
 class GroupedExperts:
     """The weights of all experts of one layer."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, kind: GpuWeightKind | None, *, one_shape: bool = False) -> None:
-        """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
-        self.gate_up = make_tiled_product(gate_up, kind, one_shape=one_shape)
-        self.down = make_tiled_product(down, kind, one_shape=one_shape)
-        self.bounds = torch.arange(len(gate_up) + 1, device=gate_up.device)
+    def __init__(self, weights: ExpertWeights, kind: GpuWeightKind | None, *, one_shape: bool = False) -> None:
+        self.up = make_tiled_product(weights.up.contiguous(), kind, one_shape=one_shape)
+        self.down = make_tiled_product(weights.down.contiguous(), kind, one_shape=one_shape)
+        self.biases = weights.up_bias, weights.down_bias
+        self.bounds = torch.arange(len(weights.up) + 1, device=weights.up.device)
 
 
 def grouped_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -233,8 +233,9 @@ def grouped_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     rows = hidden[order // top_k_index.shape[1]]  # [tokens * k, hidden]
-    gated = module._apply_gate(grouped.gate_up(rows, experts=experts))  # type: ignore[operator]
-    outputs = grouped.down(gated, experts=experts)
+    up_bias, down_bias = (None if bias is None else bias[sorted_index] for bias in grouped.biases)
+    gated = activation_between(module)(grouped.up(rows, residual=up_bias, experts=experts))
+    outputs = grouped.down(gated, residual=down_bias, experts=experts)
     return expert_sum(
         outputs, places.view(top_k_index.shape), top_k_weights.contiguous(), hidden.new_empty(hidden.shape)
     )
@@ -246,8 +247,8 @@ def group_experts(model: nn.Module, kind: GpuWeightKind | None, *, one_shape: bo
     Raises:
         ValueError: if the layout of the experts is not supported.
     """
-    for module, gate_up, down in take_expert_weights(model):
-        module.grouped = GroupedExperts(gate_up, down, kind, one_shape=one_shape)
+    for module, weights in take_expert_weights(model):
+        module.grouped = GroupedExperts(weights, kind, one_shape=one_shape)
 
 
 _WIDE_GROUP = 128

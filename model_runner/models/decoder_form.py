@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionOptions
-from model_runner.models.families import Config, LayerFamily, Mixture, head_dim
+from model_runner.models.families import ClampedGate, Config, LayerFamily, Mixture, head_dim
 from model_runner.models.parameters import Linear, Parameters
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -39,13 +39,16 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsForm:
-    """A mixture of experts, each a gated MLP: the weighted sum of the `top_k` experts with the highest scores."""
+    """A mixture of experts, each a gated MLP: the weighted sum of the `top_k` experts with the highest scores.
+
+    An activation gates by activation(gate) * up.
+    """
 
     gate_up: Sequence[Linear]  # of each expert [2 * intermediate, hidden], gate first
     down: Sequence[Linear]  # of each expert [hidden, intermediate]
     router: Tensor  # [experts, hidden]
     top_k: int
-    activation: Activation
+    activation: Activation | ClampedGate
     scoring: Scoring
     """How scores are computed from the router's logits: softmax over all experts, or each expert's sigmoid. The scores
     of the chosen experts are their weights in the sum."""
@@ -55,6 +58,7 @@ class ExpertsForm:
     """Factor on all weights, after normalisation."""
     choice_bias: Tensor | None  # [experts], added to the scores only to choose experts
     mlp_gate: Tensor | None  # [hidden]: the sigmoid of its product with a row scales the MLP's output
+    router_bias: Tensor | None = None  # [experts], added to the router's logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class DecoderForm:
     """
     residual_scale: float
     experts: ExpertsForm | None = None
+    halves_angles: bool = False
+    """Whether cos and sin of the model's modules have one number for each pair of dimensions, not two."""
 
     @property
     def intermediate(self) -> int:
@@ -118,6 +124,7 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
     hidden, width = config.hidden_size, head_dim(config)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     gate_up = parameters.linear(family.gate_up, None, hidden) if family.gate_up else None
+    sinks = None if family.sinks is None else parameters.require(family.sinks, heads).float().contiguous()
     return DecoderForm(
         hidden=hidden,
         heads=heads,
@@ -129,10 +136,13 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
         down=None if gate_up is None else parameters.linear([family.down], hidden, gate_up.outputs // 2),
         norms=_norms(family, config, width, parameters),
         activation=activation,
-        attention=AttentionOptions(family.scale(config), family.window(config, layer), family.softcap(config)),
+        attention=AttentionOptions(
+            family.scale(config), family.window(config, layer), family.softcap(config), sinks=sinks
+        ),
         uses_rotary=family.uses_rotary(config, layer),
         residual_scale=family.residual_scale(config),
         experts=experts,
+        halves_angles=family.halves_angles,
     )
 
 
@@ -157,12 +167,13 @@ def _read_experts(
         down=down,
         router=router,
         top_k=top_k,
-        activation=activation,
+        activation=mixture.gate(config) or activation,
         scoring=mixture.scoring,
         normalised=mixture.normalised(config),
         scale=mixture.scale(config),
         choice_bias=None if mixture.choice_bias is None else parameters.require(mixture.choice_bias, len(router)),
         mlp_gate=None if gate is None else gate[0],
+        router_bias=parameters.tensor(f"{mixture.router}.bias", len(router)),
     )
 
 

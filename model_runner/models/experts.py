@@ -1,6 +1,7 @@
 """Mixture of experts with packed weights: each expert multiplies the tokens routed to it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +21,18 @@ class ExpertsSum(Protocol):
         ...
 
 
-MakeExperts = Callable[[nn.Module, Tensor, Tensor], ExpertsSum | None]
-"""Takes a module with experts, and its gate_up and down; returns None if it does not support the module."""
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The weights of all experts of a module, with its own order of outputs."""
+
+    up: Tensor  # [experts, outputs, hidden]; with a gate, the outputs are those of gate and up
+    down: Tensor  # [experts, hidden, intermediate]
+    up_bias: Tensor | None = None  # [experts, outputs]
+    down_bias: Tensor | None = None  # [experts, hidden]
+
+
+MakeExperts = Callable[[nn.Module, ExpertWeights], ExpertsSum | None]
+"""Takes a module with experts and their weights; returns None if it does not support the module."""
 
 
 def register_experts() -> None:
@@ -32,18 +43,21 @@ def register_experts() -> None:
 class PackedExperts:
     """Packed weights of all experts of one layer; its module applies the gate."""
 
-    def __init__(self, module: Any, gate_up: Tensor, down: Tensor, pack: Packer) -> None:
-        """Takes gate_up [experts, 2 * intermediate, hidden] and down [experts, hidden, intermediate]."""
-        self._apply_gate: Callable[[Tensor], Tensor] = module._apply_gate
-        self._gate_up = [PackedWeight(weight, pack) for weight in gate_up]
-        self._down = [PackedWeight(weight, pack) for weight in down]
+    def __init__(self, module: Any, weights: ExpertWeights, pack: Packer) -> None:
+        self._activate = activation_between(module)
+        self._up = [PackedWeight(weight, pack) for weight in weights.up]
+        self._down = [PackedWeight(weight, pack) for weight in weights.down]
+        nothing = [None] * len(self._up)
+        self._up_bias = nothing if weights.up_bias is None else weights.up_bias
+        self._down_bias = nothing if weights.down_bias is None else weights.down_bias
 
     def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         outputs = hidden.new_empty(*chosen.shape, hidden.shape[-1])  # [tokens, k, hidden]
         for expert in torch.unique(chosen).tolist():
             token, rank = torch.where(chosen == expert)
-            gated = self._apply_gate(self._gate_up[expert].linear(hidden[token]))
-            outputs[token, rank] = self._down[expert].linear(gated) * weights[token, rank, None]
+            gated = self._activate(self._up[expert].linear(hidden[token], self._up_bias[expert]))
+            output = self._down[expert].linear(gated, self._down_bias[expert])
+            outputs[token, rank] = output * weights[token, rank, None]
         result = torch.zeros_like(hidden)
         for of_rank in outputs.unbind(1):
             result += of_rank
@@ -77,42 +91,42 @@ def pack_experts(model: nn.Module, pack: Packer, make: MakeExperts | None = None
     Raises:
         ValueError: if the layout of the experts is not supported.
     """
-    for module, gate_up, down in take_expert_weights(model):
-        at_once = None if make is None else make(module, gate_up, down)
-        module.packed = at_once or PackedExperts(module, gate_up, down, pack)
+    for module, weights in take_expert_weights(model):
+        at_once = None if make is None else make(module, weights)
+        module.packed = at_once or PackedExperts(module, weights, pack)
 
 
-def has_usual_layout(module: Any) -> bool:
-    """Whether the module stores gate_up [experts, 2 * intermediate, hidden], gate first, and down.
-
-    Down is [experts, hidden, intermediate]. There are no biases, and the gate is applied by activation and product.
-    """
-    weights = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")]
-    return None not in weights and _is_supported(module) and has_usual_gate(module)
+def activation_between(module: Any) -> Callable[[Tensor], Tensor]:
+    """The module's function between up and down: a gate, or an activation alone."""
+    return module._apply_gate if module.has_gate else lambda rows: module.act_fn(rows)
 
 
 def has_usual_gate(module: Any) -> bool:
-    """Whether the module computes activation(gate) * up."""
-    return type(module)._apply_gate is _default_apply_gate
+    """Whether the module computes activation(gate) * up, and the outputs of the gate come first."""
+    return module.has_gate and module.is_concatenated and type(module)._apply_gate is _default_apply_gate
 
 
-def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, Tensor, Tensor]]:
-    """Yield each module with experts, its gate_up and its down; the weights are removed from the module.
+def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, ExpertWeights]]:
+    """Yield each module with experts and their weights, which are removed from the module.
 
     Raises:
         ValueError: if the layout of the experts is not supported.
     """
     for name, module in model.named_modules():
-        gate_up, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
-        if gate_up is None or down is None:
+        own = module._parameters
+        up = "gate_up_proj" if "gate_up_proj" in own else "up_proj"
+        if up not in own or "down_proj" not in own:
             continue
         if not _is_supported(module):
             raise ValueError(f"the layout of the experts in {name} is not supported")
-        del module._parameters["gate_up_proj"], module._parameters["down_proj"]
-        yield module, gate_up.data, down.data
+        first, down = own.pop(up).data, own.pop("down_proj").data
+        if module.is_transposed:
+            first, down = first.transpose(1, 2), down.transpose(1, 2)
+        biases = (own[f"{one}_bias"].data if module.has_bias else None for one in (up, "down_proj"))
+        yield module, ExpertWeights(first, down, *biases)
 
 
 def _is_supported(module: Any) -> bool:
+    """Whether transformers calls our function for the module's experts, and it says how they are stored."""
     # The last one needs transformers 5.18 or later.
-    unusual = module.is_transposed or module.has_bias or getattr(module, "has_post_expert_norm", False)
-    return not unusual and module.is_concatenated and module.has_gate
+    return hasattr(module, "is_transposed") and not getattr(module, "has_post_expert_norm", False)

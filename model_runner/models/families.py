@@ -3,7 +3,7 @@
 A layer can be in the table if it computes only this: RMSNorm, attention with rotary positions and grouped heads,
 RMSNorm, gated MLP or experts. `LayerFamily` and `Mixture` name possible variations. The two dimensions of a rotated
 pair must be half the rotated width apart. Not supported are other norms, interleaved rotary positions, norms over all
-heads at once, gated attention, attention sinks, and queries scaled by position.
+heads at once, gated attention, and queries scaled by position.
 
 A model can be in the table if the rest is only this: an embedding, rotary cos and sin, the layers in order, an RMS norm
 and a linear head. `ModelFamily` names possible factors.
@@ -40,6 +40,14 @@ Config = Any
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """The gate of gpt-oss: (up + 1) * gate * sigmoid(alpha * gate), with gate at most and up within ± limit."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Mixture:
     """How the experts of a layer are read. Names are paths below the layer; functions take the configuration."""
 
@@ -62,6 +70,8 @@ class Mixture:
     """Path of the linear layer that gates that MLP."""
     names: StoredNames = SAME_NAMES
     """How checkpoints name these weights."""
+    gate: Callable[[Config], ClampedGate | None] = lambda config: None
+    """The experts' gate if it is not activation(gate) * up. Experts with such a gate are stored as gpt-oss's."""
 
 
 def _head_dim_scale(config: Config) -> float:
@@ -98,6 +108,10 @@ class LayerFamily:
     """False for layers of the same class without standard causal attention."""
     mixture: Mixture | None = None
     """How experts are read, for layers that have them."""
+    sinks: str | None = None
+    """Path of the attention sinks."""
+    halves_angles: bool = False
+    """Whether the model's modules compute cos and sin of each pair once, not for both of its dimensions."""
 
 
 def head_dim(config: Config) -> int:
@@ -172,6 +186,12 @@ _DEEPSEEK3_MIXTURE = Mixture(
     gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     down="mlp.shared_experts.down_proj",
     activation="mlp.shared_experts.act_fn",
+)
+_GPT_OSS_LAYER = LayerFamily(
+    window=_layer_window,
+    mixture=Mixture(router="mlp.router", gate=lambda config: ClampedGate(config.swiglu_alpha, config.swiglu_limit)),
+    sinks="self_attn.sinks",
+    halves_angles=True,
 )
 _GRANITE_LAYER = LayerFamily(scale=_attention_multiplier, residual_scale=_residual_multiplier)
 _GRANITE_MOE_LAYER = replace(_GRANITE_LAYER, mixture=_GRANITE_MIXTURE)
@@ -283,6 +303,7 @@ _KNOWN = (
     Family("gemma2", "Gemma2", _GEMMA2_LAYER, _CAPPED_GEMMA_MODEL),
     Family("gemma3", "Gemma3", _GEMMA3_LAYER, _GEMMA3_MODEL, "gemma3_text"),
     Family("gemma3", "Gemma3", _GEMMA3_LAYER, _GEMMA3_WITH_IMAGES, model_class="ForConditionalGeneration"),
+    Family("gpt_oss", "GptOss", _GPT_OSS_LAYER),
     Family("granite", "Granite", _GRANITE_LAYER, _GRANITE_MODEL),
     Family("granitemoe", "GraniteMoe", _GRANITE_MOE_LAYER, _GRANITE_MODEL),
     Family("granitemoehybrid", "GraniteMoeHybrid", _GRANITE_HYBRID_LAYER, _GRANITE_MODEL),

@@ -13,6 +13,7 @@ from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import parts_of
 from model_runner.kernels.library import INT4_BITS, WeightKind
 from model_runner.kv_cache import KVShape
+from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.parameters import Checkpoint
 from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
 from model_runner.models.quantized_linears import LinearReader
@@ -37,7 +38,9 @@ class ModelShape:
     """Sizes that decide how much memory the model needs."""
 
     kv: tuple[KVShape, ...]
-    """Shape of the KV of each layer."""
+    """Shape of the KV of each call of the attention in a pass: of each layer, in most models."""
+    num_layers: int
+    """Decoder layers."""
     num_parameters: int
     """Distinct weights; a head shared with the embedding counts once."""
     num_shared: int
@@ -77,7 +80,7 @@ def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpo
     checkpoint = SafetensorsCheckpoint(folder)
     if not checkpoint.shapes:
         return None
-    return checkpoint if reader is None else QuantizedCheckpoint(checkpoint, reader)
+    return with_usual_experts(checkpoint) if reader is None else QuantizedCheckpoint(checkpoint, reader)
 
 
 def gguf_file_of(folder: Path) -> Path | None:

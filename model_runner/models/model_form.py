@@ -61,6 +61,7 @@ class ModelForm:
         distinct = num_embedding if self.shares_head else num_embedding + num_head
         return ModelShape(
             kv=tuple(_kv_shape(layer) for layer in self.layers),
+            num_layers=len(self.layers),
             num_parameters=num_inner + distinct + self.num_small,
             num_shared=num_embedding if self.shares_head else 0,
             num_multiplied=num_inner + num_head,
@@ -154,9 +155,9 @@ def _small_tensors(layer: DecoderForm) -> list[Tensor]:
     """Norms, biases and routers."""
     norms = layer.norms
     tensors = [norms.attention, norms.attention_post, norms.mlp, norms.mlp_post, norms.query, norms.key]
-    tensors += [linear.bias for linear in _linears(layer)]
+    tensors += [layer.attention.sinks, *(linear.bias for linear in _linears(layer))]
     if (experts := layer.experts) is not None:
-        tensors += [experts.router, experts.choice_bias, experts.mlp_gate]
+        tensors += [experts.router, experts.router_bias, experts.choice_bias, experts.mlp_gate]
     return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
 
 

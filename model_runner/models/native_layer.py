@@ -12,6 +12,7 @@ from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
 from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsForm
+from model_runner.models.families import ClampedGate
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
 
@@ -31,7 +32,7 @@ class NativeExperts:
         packer: NativePacker,
         gate_up: Sequence[Linear],
         down: Sequence[Linear],
-        activation: Activation,
+        activation: Activation | ClampedGate,
         beside: Linear | None = None,
     ) -> None:
         """Takes gate_up [2 * intermediate, hidden] and down [hidden, intermediate] of each expert.
@@ -47,7 +48,7 @@ class NativeExperts:
         self.struct: CData = CPU.new(
             "SwExperts",
             num_experts=len(gate_up),
-            activation=native_activation(activation),
+            **_gate(activation),
             gate_up=self._arrays[0],
             down=self._arrays[1],
         )
@@ -75,6 +76,19 @@ class RoutedExperts(NativeExperts):
         struct.router = pointer(self._router, *self._router.shape)
         if self._bias is not None:
             struct.choice_bias = pointer(self._bias, len(form.gate_up))
+        if form.router_bias is not None:
+            self._router_bias = F.pad(
+                form.router_bias.float(), (0, self._router.shape[0] * _ROUTER_PANEL - len(form.router_bias))
+            )
+            struct.router_bias = pointer(self._router_bias, len(self._router_bias))
+
+
+def _gate(activation: Activation | ClampedGate) -> dict[str, float]:
+    """The fields of an SwExperts that describe the gate."""
+    if isinstance(activation, ClampedGate):
+        number = CPU.constants("SwActivation")["SW_CLAMPED_SILU"]
+        return {"activation": number, "gate_alpha": activation.alpha, "gate_limit": activation.limit}
+    return {"activation": native_activation(activation)}
 
 
 def native_activation(activation: Activation) -> int:
@@ -98,6 +112,8 @@ class FusedDecoderLayer(nn.Module):
         self.index = index
         self._kernels = packer.kernels
         self.uses_rotary = form.uses_rotary
+        self._halves_angles = form.halves_angles
+        self._options = form.attention  # the struct points into the sinks
         self._weights = {
             name: packer.pack(linear)
             for name, linear in (
@@ -151,6 +167,7 @@ class FusedDecoderLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
+        attention.num_calls += 1
         cos, sin = self._rotation(position_embeddings, hidden_states.shape[1])
         self.struct.rotary_dim = cos.shape[-1]
         output = self._kernels.decoder_layer(self.struct, attention.metadata.struct, cos, sin, hidden_states[0])
@@ -161,8 +178,10 @@ class FusedDecoderLayer(nn.Module):
         if not self.uses_rotary:
             return torch.empty(count, 0), torch.empty(count, 0)
         assert position_embeddings is not None, "the model has rotary positions"
-        cos, sin = position_embeddings  # each [1, T, rotary_dim]
-        return cos[0].contiguous(), sin[0].contiguous()
+        cos, sin = (angles[0] for angles in position_embeddings)  # each [T, rotary_dim], or half of that
+        if self._halves_angles:
+            cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
+        return cos.contiguous(), sin.contiguous()
 
 
 def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> CData:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from model_runner.kernels.interface import CData
 from model_runner.models.activations import replace_activations
-from model_runner.models.experts import has_usual_gate, pack_experts
+from model_runner.models.experts import ExpertWeights, has_usual_gate, pack_experts
 from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import OneDNNPacker, Packer, pack_weights
@@ -47,14 +47,21 @@ def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
     pack_weights(model, pack, onednn)
 
 
-def make_native_experts(packer: NativePacker, module: Any, gate_up: Tensor, down: Tensor) -> NativeExperts | None:
+def make_native_experts(packer: NativePacker, module: Any, weights: ExpertWeights) -> NativeExperts | None:
     """The experts of a module whose activation is not replaced yet; None if the kernels do not support them."""
     act_fn = getattr(module, "act_fn", None)
     activation = activation_of(act_fn) if isinstance(act_fn, nn.Module) and has_usual_gate(module) else None
     if activation is None:
         return None
-    linears = ([Linear([DenseMatrix(weight)]) for weight in weights] for weights in (gate_up, down))
-    return NativeExperts(packer, next(linears), next(linears), activation)
+    parts = (weights.up, weights.up_bias), (weights.down, weights.down_bias)
+    return NativeExperts(packer, *(_linears(*part) for part in parts), activation)
+
+
+def _linears(weights: Tensor, biases: Tensor | None) -> list[Linear]:
+    """The linear layer of each expert, of weights [experts, outputs, inputs] and biases [experts, outputs]."""
+    nothing = [None] * len(weights)
+    of_each = zip(weights, nothing if biases is None else biases, strict=True)
+    return [Linear([DenseMatrix(weight)], bias) for weight, bias in of_each]
 
 
 def fuse_layers(model: nn.Module, packer: NativePacker) -> int:

@@ -89,7 +89,10 @@ class Checkpoint(Protocol):
         ...
 
     def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
-        """A tensor [outputs, inputs], or one [experts, outputs, inputs]: its experts, each as matrices to stack."""
+        """A tensor [outputs, inputs], or one [experts, outputs, inputs]: its experts, each as matrices to stack.
+
+        Further dimensions, as of blocks, are parts of the inputs.
+        """
         ...
 
 
@@ -105,7 +108,7 @@ class TensorCheckpoint:
 
     def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
         tensor = self._tensors[name]
-        return [[DenseMatrix(matrix)] for matrix in (tensor if tensor.dim() == 3 else [tensor])]
+        return [[DenseMatrix(matrix)] for matrix in (tensor.flatten(2) if tensor.dim() > 2 else [tensor])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +242,8 @@ class Parameters:
         experts = self.checkpoint.matrices(stored)
         if len(experts) != count:
             self.mismatched.append(f"{stored} has {len(experts)} experts instead of {count}")
-        return [Linear(matrices) for matrices in experts]
+        biases = self.tensor(f"{name}_bias", len(experts), sum(matrix.shape[0] for matrix in experts[0]))
+        return [Linear(matrices, None if biases is None else biases[i]) for i, matrices in enumerate(experts)]
 
     def _find(self, name: str) -> str | None:
         """The checkpoint's name of a weight."""

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from model_runner.models.activations import EXACT, gelu_tanh, silu
 from model_runner.models.decoder_form import Activation, DecoderForm, read_form
-from model_runner.models.experts import has_usual_layout
+from model_runner.models.experts import has_usual_gate
 from model_runner.models.families import LAYER_FAMILIES, LayerFamily
+from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.parameters import Parameters, TensorCheckpoint
 
 _FUNCTIONS: dict[Callable[[Tensor], Tensor] | None, Activation] = {silu: "silu", gelu_tanh: "gelu_tanh"}
@@ -30,7 +31,8 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
     if family is None or layer.training or attention is None or not attention.is_causal:
         return None
     tensors = {name: parameter.detach() for name, parameter in layer.named_parameters()} | dict(layer.named_buffers())
-    form = read_form(family, attention.config, attention.layer_idx, Parameters(TensorCheckpoint(tensors)))
+    checkpoint = with_usual_experts(TensorCheckpoint(tensors))
+    form = read_form(family, attention.config, attention.layer_idx, Parameters(checkpoint))
     return form if form is not None and _has_plain_parts(layer, family, form) else None
 
 
@@ -64,6 +66,11 @@ def replace_recognised(
     return replaced
 
 
+def _has_usual_gate(experts: Any, activation: Activation) -> bool:
+    is_plain = has_usual_gate(experts) and not (experts.is_transposed or experts.has_bias)
+    return is_plain and activation_of(experts.act_fn) == activation
+
+
 def _has_plain_parts(layer: nn.Module, family: LayerFamily, form: DecoderForm) -> bool:
     """Whether linears, experts and activations are of the family's classes: other code may have changed them."""
     linears = [*family.qkv, family.attention_output]
@@ -72,7 +79,7 @@ def _has_plain_parts(layer: nn.Module, family: LayerFamily, form: DecoderForm) -
         experts: Any = layer.get_submodule(mixture.experts)
         router = layer.get_submodule(mixture.router)
         is_own = {type(module).__module__ for module in (experts, router)} == {type(layer).__module__}
-        if not is_own or not has_usual_layout(experts) or activation_of(experts.act_fn) != form.activation:
+        if not is_own or not (mixture.gate(experts.config) or _has_usual_gate(experts, form.activation)):
             return False
         linears += [] if mixture.mlp_gate is None else [mixture.mlp_gate]
         family = replace(family, gate_up=mixture.gate_up, down=mixture.down, activation=mixture.activation)

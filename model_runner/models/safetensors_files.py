@@ -121,6 +121,8 @@ class SafetensorsCheckpoint:
     def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
         stored = self.tensors[name]
         *leading, outputs, inputs = stored.shape
+        if len(leading) > 1:  # blocks of experts
+            leading, outputs, inputs = leading[:1], leading[1], outputs * inputs
         step = outputs * inputs * stored.dtype.itemsize
         return [
             [FileMatrix(stored.file, stored.offset + expert * step, (outputs, inputs), stored.dtype)]

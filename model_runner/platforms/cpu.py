@@ -19,11 +19,12 @@ from model_runner.kernels.build import NoKernelsError, detect_isas
 from model_runner.kernels.early import kernels_library
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
-from model_runner.models.checkpoint_quantization import native_reader
+from model_runner.models.checkpoint_quantization import has_plain_tensors, native_reader
 from model_runner.models.damage import naming_damage
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature
 from model_runner.models.heads.hydra import HydraHeads
+from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.known_config import MissingEntryError, read_known_config
 from model_runner.models.loading import ModelShape, open_checkpoint
 from model_runner.models.model_form import ModelForm, read_model_form
@@ -172,11 +173,14 @@ class CpuPlatform(Platform):
         register_experts()
         model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
         if self._packer is not None:
-            form = read_model_form(model.config, TensorCheckpoint(model.state_dict()))
+            form = read_model_form(model.config, with_usual_experts(TensorCheckpoint(model.state_dict())))
             if form is not None:
                 return NativeModel(self._packer, form)
         prepare(model, self._packer)
         return model
+
+    def may_mix(self, model: LoadedModel) -> bool:
+        return not isinstance(model, NativeModel)  # every part of a native model is known, and computes by rows
 
     def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
         return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels)
@@ -225,7 +229,7 @@ class CpuPlatform(Platform):
 def _open_natively(folder: Path, config: Any) -> Checkpoint | None:
     """The weights of a folder; None if transformers has to read them, as it does to dequantise some."""
     reader = native_reader(folder, config)
-    if reader is None and getattr(config, "quantization_config", None) is not None:
+    if reader is None and not has_plain_tensors(config):
         return None
     return open_checkpoint(folder, reader)
 

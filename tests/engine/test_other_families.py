@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, CohereConfig, GPT2Config, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    FlintConfig,
+    GPT2Config,
+    GptOssConfig,
+    GraniteMoeSWAConfig,
+    GraniteSWAConfig,
+    MiMoV2FlashConfig,
+    PretrainedConfig,
+)
 
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.kernels.library import Kernels
@@ -22,10 +32,30 @@ TOKENS = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id"
 GPT2 = {**TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
 COHERE = {**TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 
+SINKS = {
+    **TOKENS,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 16,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MIMO = {"v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "gpt2": lambda: GPT2Config(**GPT2),
     "gpt2, scaled by layer": lambda: GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True, n_inner=50),
     "command-r-plus": lambda: CohereConfig(**COHERE, use_qk_norm=True, num_key_value_heads=2),
+    "gpt-oss": lambda: GptOssConfig(**SINKS | EXPERTS, swiglu_limit=2.0),
+    "granite with sinks": lambda: GraniteSWAConfig(**SINKS),
+    "granite with sinks and experts": lambda: GraniteMoeSWAConfig(**SINKS | EXPERTS),
+    "flint": lambda: FlintConfig(**SINKS),
+    "mimo": lambda: MiMoV2FlashConfig(**SINKS | MIMO),
 }
 
 
@@ -35,7 +65,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(FAMILIES[request.param]())
     for name, weight in model.named_parameters():
-        if weight.dim() == 1 or "q_norm" in name or "k_norm" in name:
+        if weight.dim() == 1 or "q_norm" in name or "k_norm" in name or name.endswith("_bias"):
             torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.3)
     model.save_pretrained(tmp_path)
     return tmp_path

@@ -100,6 +100,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma": {"hidden_act": "gelu_pytorch_tanh", "attention_bias": True},
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 2.0},
     "gemma3_text": {**_GEMMA, "attn_logit_softcapping": 2.0},
+    "gpt_oss": {
+        **_EXPERTS,
+        "layer_types": _ALTERNATING,
+        "sliding_window": 16,
+        "rope_parameters": {**_YARN_ROPE, "truncate": False},
+        "swiglu_limit": 1.0,  # so small that it shows
+    },
     "granite": {**_GRANITE, "mlp_bias": True},
     "granitemoe": {**_GRANITE, **_EXPERTS},
     "granitemoehybrid": _GRANITE_HYBRID,

@@ -1,5 +1,6 @@
 """Reference implementation of a DecoderForm in plain torch and float64."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.models.decoder_form import DecoderForm, ExpertsForm
+from model_runner.models.families import ClampedGate
 from model_runner.models.parameters import DenseMatrix, Linear
 
 
@@ -37,7 +39,7 @@ def _attention(form: DecoderForm, x: Tensor, cos_sin: tuple[Tensor, Tensor] | No
     key = _norm(key, form.norms.key, form.norms.eps)
     if form.uses_rotary:
         assert cos_sin is not None
-        cos, sin = cos_sin[0].double(), cos_sin[1].double()
+        cos, sin = (angles.repeat(1, 2 if form.halves_angles else 1).double() for angles in cos_sin)
         query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     group = form.heads // form.kv_heads
     scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) * form.attention.scale  # [heads, tokens, tokens]
@@ -46,7 +48,10 @@ def _attention(form: DecoderForm, x: Tensor, cos_sin: tuple[Tensor, Tensor] | No
     places = torch.arange(len(x), device=x.device)
     distance = places[:, None] - places
     seen = (distance >= 0) & (distance < (form.attention.window or len(x)))
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if (sinks := form.attention.sinks) is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(x), 1)], dim=-1)
+    weights = scores.softmax(-1)[..., : len(x)]
     mixed = weights @ value.repeat_interleave(group, 0)
     return _linear(form.attention_output, mixed.transpose(0, 1).flatten(1))
 
@@ -57,6 +62,8 @@ _ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")
 def route(experts: ExpertsForm, x: Tensor) -> tuple[Tensor, Tensor]:
     """ExpertsForm of rows x [tokens, hidden] and their weights; both [tokens, top_k]."""
     logits = x.double() @ experts.router.double().T
+    if experts.router_bias is not None:
+        logits += experts.router_bias.double()
     scores = logits.softmax(-1) if experts.scoring == "softmax" else logits.sigmoid()
     bias = 0 if experts.choice_bias is None else experts.choice_bias.double()
     chosen = (scores + bias).topk(experts.top_k).indices
@@ -69,9 +76,25 @@ def sum_of_experts(experts: ExpertsForm, x: Tensor, chosen: Tensor, weights: Ten
     gate_up, down = (
         torch.stack([linear.weight.double() for linear in linears]) for linears in (experts.gate_up, experts.down)
     )
-    gate, up = torch.einsum("th,tkoh->tko", x.double(), gate_up[chosen]).chunk(2, dim=-1)
-    gated = _ACTIVATIONS[experts.activation](gate) * up
-    return torch.einsum("tki,tkhi,tk->th", gated, down[chosen], weights.double())
+    gate, up = (torch.einsum("th,tkoh->tko", x.double(), gate_up[chosen]) + _biases(experts.gate_up)[chosen]).chunk(
+        2, dim=-1
+    )
+    outputs = torch.einsum("tki,tkhi->tkh", _gated(experts, gate, up), down[chosen]) + _biases(experts.down)[chosen]
+    return torch.einsum("tkh,tk->th", outputs, weights.double())
+
+
+def _biases(linears: Sequence[Linear]) -> Tensor:
+    """[experts, outputs] in float64."""
+    nothing = torch.zeros(linears[0].outputs)
+    return torch.stack([nothing if linear.bias is None else linear.bias for linear in linears]).double()
+
+
+def _gated(experts: ExpertsForm, gate: Tensor, up: Tensor) -> Tensor:
+    if not isinstance(experts.activation, ClampedGate):
+        return _ACTIVATIONS[experts.activation](gate) * up
+    alpha, limit = experts.activation.alpha, experts.activation.limit
+    gate = gate.clamp(max=limit)
+    return (up.clamp(-limit, limit) + 1) * gate * (alpha * gate).sigmoid()
 
 
 def run_experts(experts: ExpertsForm, x: Tensor, beside: Tensor) -> Tensor:

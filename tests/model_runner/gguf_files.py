@@ -17,6 +17,7 @@ Weights = dict[str, np.ndarray]
 _CONTROL, _NORMAL = 3, 1
 _ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
     "granitemoeshared": "granitemoe",
     "mistral": "llama",
     "mixtral": "llama",
@@ -151,8 +152,11 @@ def _tensors(model: Any, architecture: str) -> Weights:
     for parameter_name, parameter in model.state_dict().items():
         if parameter_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for name, weight in _apart(parameter_name, parameter.numpy()):
+        apart = _experts_apart if ".experts." in parameter_name and architecture == "gpt-oss" else _apart
+        for name, weight in apart(parameter_name, parameter.numpy()):
             stem, _, suffix = name.rpartition(".")
+            if suffix == "sinks":
+                stem, suffix = name, "weight"
             tensors[f"{names.get_name(stem)}.{suffix}"] = _stored(name, weight, architecture, config)
     if (factors := _rope_factors(model)) is not None:
         tensors["rope_freqs.weight"] = factors
@@ -186,6 +190,16 @@ def _apart(name: str, weight: np.ndarray) -> list[tuple[str, np.ndarray]]:
     if name.endswith("experts.down_proj"):
         return [(f"{name}.weight", weight)]
     return [(name.replace("e_score_correction_bias", "e_score_correction.bias"), weight)]
+
+
+def _experts_apart(name: str, weight: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """The same of gpt-oss's experts: inputs come before outputs, and those of gate and up alternate."""
+    stem, suffix = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
+    weight = weight if suffix == "bias" else weight.swapaxes(1, 2)
+    if stem.endswith("down_proj"):
+        return [(f"{stem}.{suffix}", weight)]
+    base = stem.removesuffix("gate_up_proj")
+    return [(f"{base}{part}_proj.{suffix}", weight[:, place::2]) for place, part in enumerate(("gate", "up"))]
 
 
 def _rope_factors(model: Any) -> np.ndarray | None:

@@ -23,6 +23,26 @@ OPTIONS = [
     AttentionOptions(0.25, window=40, softcap=2.0),
 ]
 
+SINKS = AttentionOptions(0.25, sinks=torch.tensor([1.5, -2.0, 0.5, 4.0, -0.5, 2.5, 1.0, -30.0, 3.0]))
+"""For layers with up to 9 heads; `sinks_of` takes those of fewer."""
+WINDOW_AND_SINKS = replace(SINKS, window=20, softcap=2.0)
+CHUNKS = AttentionOptions(0.25, chunk=32)
+SMALL_CHUNKS_AND_SINKS = replace(SINKS, chunk=11)
+LIMITED = [SINKS, WINDOW_AND_SINKS, CHUNKS, SMALL_CHUNKS_AND_SINKS]
+
+
+def sinks_of(options: AttentionOptions, heads: int, device: torch.device = CPU) -> AttentionOptions:
+    """The options for a layer with this number of heads, on a device."""
+    return options if options.sinks is None else replace(options, sinks=options.sinks[:heads].to(device))
+
+
+def lowest_seen(position: int, options: AttentionOptions) -> int:
+    """The first position that a query at this position sees."""
+    by_window = 0 if options.window is None else position - options.window + 1
+    by_chunk = 0 if options.chunk is None else position // options.chunk * options.chunk
+    return max(0, by_window, by_chunk)
+
+
 LENGTHS = [83, 40, 1, 17]
 CROWD = [
     [(0, 0, 7), (3, 0, 1)],
@@ -120,6 +140,7 @@ class Sequences:
     ) -> list[torch.Tensor]:
         """Outputs of all rows when the steps run one after the other; NaN for those that none computes."""
         attention = make(storage.cache(self.shape))
+        options = sinks_of(options, self.query[0].shape[1], storage.device)
         tables = storage.tables([len(q) for q in self.query])
         outputs = [q.new_full((*q.shape[:2], self.shape.value_dim), torch.nan) for q in self.query]
         for step in steps:
@@ -144,19 +165,22 @@ class Sequences:
         return [self.attend([step], options, make, storage)[s] for s, step in enumerate(wholes)]
 
     def definition(self, sequence: int, options: AttentionOptions, dtype: torch.dtype = torch.float32) -> np.ndarray:
-        """softmax(cap(scale q k)) v in float64 over the visible positions; keys and values as dtype stores them."""
+        """softmax(cap(scale q k), sink) (v, 0) in float64 over the visible positions; keys and values as stored."""
         q = self.query[sequence].double().numpy()
         k, v = (stored_as(t[sequence], dtype) for t in (self.key, self.value))
         group = q.shape[1] // k.shape[1]
         result = np.zeros((*q.shape[:2], v.shape[2]))
         for position in range(len(q)):
-            low = 0 if options.window is None else max(0, position - options.window + 1)
+            low = lowest_seen(position, options)
             for head in range(q.shape[1]):
                 scores = k[low : position + 1, head // group] @ q[position, head] * options.scale
                 if options.softcap is not None:
                     scores = options.softcap * np.tanh(scores / options.softcap)
-                weights = np.exp(scores - scores.max())
-                result[position, head] = weights @ v[low : position + 1, head // group] / weights.sum()
+                sink = -np.inf if options.sinks is None else float(options.sinks[head])
+                highest = max(scores.max(), sink)
+                weights = np.exp(scores - highest)
+                total = weights.sum() + np.exp(sink - highest)
+                result[position, head] = weights @ v[low : position + 1, head // group] / total
         return result
 
     def rounded_definition(self, sequence: int, options: AttentionOptions, block_size: int) -> np.ndarray:
@@ -171,11 +195,13 @@ class Sequences:
         group = q.shape[1] // k.shape[1]
         result = np.zeros((*q.shape[:2], v.shape[2]))
         for position, head in np.ndindex(*q.shape[:2]):
-            low = 0 if options.window is None else max(0, position - options.window + 1)
+            low = lowest_seen(position, options)
             powers = k[: position + 1, head // group] @ q[position, head]
             if options.softcap is not None:
                 powers = options.softcap * np.tanh(powers / options.softcap) / np.log(2)
             highest, total = -np.inf, 0.0
+            if options.sinks is not None:
+                highest, total = float(options.sinks[head]) / np.log(2), 1.0
             for start in range(low - low % block_size, position + 1, block_size):
                 seen = slice(max(low, start), min(position + 1, start + block_size))
                 before, highest = highest, max(highest, powers[seen].max())

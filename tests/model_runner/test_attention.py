@@ -6,11 +6,22 @@ import torch
 
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
-from tests.model_runner.sequences import CROWD, LENGTHS, OPTIONS, Sequences, Sizes, Storage, check_trees
+from tests.model_runner.sequences import (
+    CHUNKS,
+    CROWD,
+    LENGTHS,
+    LIMITED,
+    OPTIONS,
+    SINKS,
+    Sequences,
+    Sizes,
+    Storage,
+    check_trees,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", [*OPTIONS, *LIMITED])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (7, 1), (1, 1)])
 def test_equals_the_definition(options: AttentionOptions, heads: int, kv_heads: int, dtype: torch.dtype) -> None:
     sequences = Sequences.random([1, 70, 16], Sizes(heads, kv_heads))
@@ -19,7 +30,7 @@ def test_equals_the_definition(options: AttentionOptions, heads: int, kv_heads: 
         np.testing.assert_allclose(output.numpy(), sequences.definition(index, options, dtype), atol=2e-6)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", [*OPTIONS, *LIMITED])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (7, 1), (1, 1)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
@@ -38,9 +49,16 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", [*OPTIONS, *LIMITED])
 def test_a_branch_of_a_tree_is_a_chain(options: AttentionOptions, dtype: torch.dtype) -> None:
     check_trees(Sequences.random([70, 30, 20], Sizes(6, 2)), options, ReferenceAttention, Storage(dtype))
+
+
+@pytest.mark.parametrize("wrong", [SINKS, CHUNKS])
+def test_options_that_are_ignored_would_be_found_out(wrong: AttentionOptions) -> None:
+    sequences = Sequences.random([70], Sizes(4, 2))
+    errors = np.abs(sequences.definition(0, OPTIONS[0]) - sequences.definition(0, wrong)).max((1, 2))
+    assert (errors[40:] > 0.01).all()
 
 
 def test_long_rows_are_cut_into_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import activations as hf
 
 from model_runner.models.activations import ExactActivation, replace_activations
-from model_runner.models.experts import PackedExperts, packed_experts
+from model_runner.models.experts import ExpertWeights, PackedExperts, packed_experts
 from model_runner.models.packed import (
     ExactnessError,
     OneDNNPacker,
@@ -146,11 +146,13 @@ def test_unknown_activation_is_refused() -> None:
 class Experts(nn.Module):
     """As transformers lays them out."""
 
+    has_gate = True
+
     def __init__(self, experts: int, hidden: int, intermediate: int) -> None:
         super().__init__()
         self.gate_up = random(experts, 2 * intermediate, hidden)
         self.down = random(experts, hidden, intermediate, seed=1)
-        self.packed = PackedExperts(self, self.gate_up, self.down, OneDNNPacker())
+        self.packed = PackedExperts(self, ExpertWeights(self.gate_up, self.down), OneDNNPacker())
 
     def _apply_gate(self, gated: torch.Tensor) -> torch.Tensor:
         gate, up = gated.chunk(2, dim=-1)

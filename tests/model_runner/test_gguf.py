@@ -92,6 +92,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 40},
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
     "granite": ("granite", _GRANITE),
     "granitemoe": (
         "granitemoeshared",
@@ -131,7 +138,7 @@ def stir(model: Any) -> None:
     """Weights that begin as ones or zeros, as norms and biases do, become others."""
     with torch.no_grad():
         for parameter in model.state_dict().values():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or not parameter.any():
                 parameter.add_(0.1 * torch.randn_like(parameter))
 
 

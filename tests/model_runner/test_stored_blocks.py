@@ -14,6 +14,7 @@ from model_runner.config import RunnerConfig
 from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config
+from model_runner.models.interleaved_experts import as_modules
 from model_runner.models.native_model import NativeModel
 from model_runner.platforms.cpu import CpuPlatform
 from tests.model_runner.batches import Chunk, make_batch
@@ -163,6 +164,7 @@ def whole() -> Batch:
         ("mixtral", EXPERTS),
         ("qwen3moe", EXPERTS),
         ("gemma3", MIXED),
+        ("gpt-oss", {**EXPERTS, "ffn_gate_exps": "MXFP4", "ffn_up_exps": "MXFP4", "ffn_down_exps": "MXFP4"}),
     ],
 )
 def test_the_model_is_that_of_the_file(family: str, formats: Mapping[str, str], tmp_path: Path) -> None:
@@ -170,7 +172,8 @@ def test_the_model_is_that_of_the_file(family: str, formats: Mapping[str, str], 
     checkpoint = GgufCheckpoint(tmp_path / "model.gguf")
     config = load_config(tmp_path / "model")
     dense = AutoModelForCausalLM.from_config(config).eval()
-    dense.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.shapes}, strict=False)
+    tensors = {name: checkpoint.tensor(name) for name in checkpoint.shapes}
+    dense.load_state_dict(as_modules(tensors) if family == "gpt-oss" else tensors, strict=False)
     expected = dense(TOKENS[None]).logits[0]
     platform, model = served(tmp_path / "model")
     logits = logits_of(platform, model, whole())

@@ -73,7 +73,9 @@ struct Row {
 
 inline Row row_of(const SwStep &step, const SwAttention &options, int token) {
   const int last = step.positions[token];
-  Row row{token, options.window ? std::max(0, last - options.window + 1) : 0, last, last + 1};
+  int first = options.window ? std::max(0, last - options.window + 1) : 0;
+  if (options.chunk) first = std::max(first, last - last % options.chunk);
+  Row row{token, first, last, last + 1};
   if (step.path_start) {
     const int32_t *places = step.path_places + step.path_first[token];
     row.own_end = step.path_start[token];
@@ -214,7 +216,14 @@ class Attender {
       take_query(query + head * shape_.key_dim, p.query);
       std::fill_n(p.totals, kLanes, 0.0f);
       std::fill_n(p.output, memory_.output_stride, 0.0f);
+      if (options_.sinks) begin_with_sink(options_.sinks[int64_t{unit_.kv_head} * group_ + head], p);
     }
+  }
+
+  // The softmax begins with one score that has no value, and with weight 1 for it.
+  void begin_with_sink(float sink, Pair &pair) {
+    pair.highest = std::max(kLowest, std::is_same_v<T, Bfloat16> ? sink * kLog2E : sink);
+    pair.totals[0] = 1;
   }
 
   void take_query(const float *from, float *to) {

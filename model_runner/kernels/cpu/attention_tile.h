@@ -40,7 +40,7 @@ struct Pair {
   float *query;   // [key_dim], scaled; with a bfloat16 cache it holds Factors
   float *totals;  // [kLanes] partial sums of the weights; their sum is the divisor
   float *output;  // [value_dim] sum of weighted values so far
-  float highest;  // highest score so far, initially the lowest finite number
+  float highest;  // highest score so far, initially the sink or else the lowest finite number
   int low, high;  // places of the current tile that the row sees: low <= place < high
 };
 

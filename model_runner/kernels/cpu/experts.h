@@ -88,6 +88,8 @@ inline int32_t next_choice(const SwExperts &experts, const float *scores, const 
 inline void choose(const SwExperts &experts, float *scores, int32_t *chosen, float *weights, float *mlp_factor) {
   const int64_t outputs = router_outputs(experts);
   const int32_t count = experts.num_experts, top_k = experts.top_k;
+  if (experts.router_bias)
+    for (int64_t i = 0; i < outputs; i += kWidth) store(scores + i, load(scores + i) + load(experts.router_bias + i));
   if (experts.gates_mlp) {
     float gate[kWidth];
     store(gate, sigmoid(broadcast(scores[count])));
@@ -192,7 +194,10 @@ class ExpertsRun {
     each(assignments, [&](int64_t place) { copy_row(rows, scratch_.row_of[place], place); });
     multiply_all(experts_.gate_up);
     each(assignments, [&](int64_t place) {
-      gate_row(experts_.activation, result(place), intermediate);
+      if (experts_.activation == SW_CLAMPED_SILU)
+        gate_clamped_row(experts_.gate_alpha, experts_.gate_limit, result(place), intermediate);
+      else
+        gate_row(experts_.activation, result(place), intermediate);
       quantize_row(result(place), experts_.down[0], scratch_.rows, place);
     });
     multiply_all(experts_.down);

@@ -257,25 +257,35 @@ inline Vec gelu_tanh(Vec x) {
   return 0.5f * x * (tanh(inner) + 1.0f);
 }
 
-// gate[i] = activation(gate[i]) * up[i].
-template <Vec (*Activation)(Vec)>
-inline void gated(float *gate, const float *up, int64_t n) {
+// gate[i] = both(gate[i], up[i]).
+template <typename Both>
+inline void gated(float *gate, const float *up, int64_t n, const Both &both) {
   int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(gate + i, Activation(load(gate + i)) * load(up + i));
+  for (; i + kWidth <= n; i += kWidth) store(gate + i, both(load(gate + i), load(up + i)));
   if (i == n) return;
   float g[kWidth] = {}, u[kWidth] = {};
   std::memcpy(g, gate + i, (n - i) * sizeof(float));
   std::memcpy(u, up + i, (n - i) * sizeof(float));
-  store(g, Activation(load(g)) * load(u));
+  store(g, both(load(g), load(u)));
   std::memcpy(gate + i, g, (n - i) * sizeof(float));
 }
 
 // Activates a row [2 * n], gate first: gate[i] = activation(gate[i]) * up[i].
 inline void gate_row(int32_t activation, float *row, int64_t n) {
   if (activation == SW_SILU)
-    gated<silu>(row, row + n, n);
+    gated(row, row + n, n, [](Vec gate, Vec up) { return silu(gate) * up; });
   else
-    gated<gelu_tanh>(row, row + n, n);
+    gated(row, row + n, n, [](Vec gate, Vec up) { return gelu_tanh(gate) * up; });
+}
+
+// Activates a row [2 * n] as SW_CLAMPED_SILU does. NaN stays NaN.
+inline void gate_clamped_row(float alpha, float limit, float *row, int64_t n) {
+  gated(row, row + n, n, [=](Vec gate, Vec up) {
+    const Vec high = broadcast(limit), low = broadcast(-limit);
+    gate = gate > high ? high : gate;
+    up = up > high ? high : up < low ? low : up;
+    return (up + 1.0f) * gate / (exp(gate * -alpha) + 1.0f);
+  });
 }
 
 }  // namespace SW_ISA

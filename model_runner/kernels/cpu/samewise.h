@@ -61,7 +61,7 @@ enum SwBlockFormat {
   // 32 weights scale * (level - zero) of other files: scale in half precision, zero in one byte, nibbles as in Q4_0.
   SW_Q4_ZERO = 1000
 };
-enum SwActivation { SW_SILU = 0, SW_GELU_TANH = 1 };
+enum SwActivation { SW_SILU = 0, SW_GELU_TANH = 1, SW_CLAMPED_SILU = 2 };  // the last one for experts alone
 enum SwScoring { SW_SOFTMAX = 0, SW_SIGMOID = 1 };
 
 // The paged cache of one layer. In int8 every key and value vector has one scale per token and head. In bfloat16, two
@@ -99,8 +99,10 @@ typedef struct SwStep {
 typedef struct SwAttention {
   int32_t heads;
   int32_t window;  // number of last positions a query sees, including its own; 0 for all
+  int32_t chunk;   // a query at position p sees no position before p / chunk * chunk; 0 for no such limit
   float scale;
-  float softcap;  // scores s become softcap * tanh(s / softcap); 0 for none
+  float softcap;       // scores s become softcap * tanh(s / softcap); 0 for none
+  const float *sinks;  // [heads] a logit of each head that takes part in its softmax and has no value; null for none
 } SwAttention;
 
 // A linear layer's weight. int8 has one scale per output, either plain or rotated; rotated weights have at most 32,768
@@ -132,7 +134,10 @@ typedef struct SwExperts {
   int32_t normalised;  // whether a row's weights are divided by their sum
   int32_t gates_mlp;   // whether the sigmoid of one more router output scales the MLP's output
   float scale;         // factor on the weights
+  float gate_alpha;    // SW_CLAMPED_SILU: (up + 1) * gate * sigmoid(gate_alpha * gate), with gate at most gate_limit
+  float gate_limit;    // and up from -gate_limit to gate_limit
   const float *router;       // [outputs / 16, hidden, 16], outputs padded to a multiple of 16
+  const float *router_bias;  // [outputs] added to the router's outputs, padded as these; null for none
   const float *choice_bias;  // [num_experts] added to the scores for choosing experts, not for weights; null for none
   const SwWeight *gate_up;   // [num_experts] outputs: gate, then up. All of the same shape, for the same rows
   const SwWeight *down;      // [num_experts] all of the same shape, for the same rows

@@ -46,8 +46,9 @@ sum, and first row of the tile to merge."""
 _BLOCK_N, _SPLIT = tl.constexpr(BLOCK_N), tl.constexpr(SPLIT)
 _HEADER, _ITEM, _MERGE = tl.constexpr(HEADER), tl.constexpr(ITEM), tl.constexpr(MERGE)
 _LOG2_E = 1.4426950408889634
+_LOG2_OF_E = tl.constexpr(_LOG2_E)
 _EVERYTHING = 2**30
-"""A window that reaches back to the first position."""
+"""A window or chunk that reaches back to the first position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,29 @@ class LayerKV:
     value_scales: Tensor | None
 
 
-def attend(
-    query: Tensor, layer: LayerKV, step: Step, scale: float, window: int | None, softcap: float | None, out: Tensor
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How the scores of a row's keys are found, and which keys it sees."""
+
+    scale: float
+    """Factor on the products."""
+    window: int | None = None
+    """Number of last positions a row sees; None for all."""
+    softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap)."""
+    chunk: int | None = None
+    """A row at position p sees no position before p // chunk * chunk; None for no such limit."""
+    sinks: Tensor | None = None  # [heads] logits without a value, in a float type
+
+
+def attend(query: Tensor, layer: LayerKV, step: Step, scoring: Scoring, out: Tensor) -> None:
     """Write attention output for all items of a plan.
 
     Args:
         query: [tokens, heads, key_dim]; the last dimension is contiguous.
         layer: keys and values, in the type of the query or a type with scales.
         step: the plan and its buffers. Items of tokens beyond the query are ignored.
-        scale: factor on the products.
-        window: number of last positions a row sees; None for all.
-        softcap: scores s become softcap * tanh(s / softcap).
+        scoring: how scores are found. The sinks are on the same device.
         out: [tokens, heads, value_dim], contiguous. Rows without an item are unchanged.
     """
     num_tokens, heads, key_dim = query.shape
@@ -97,7 +109,10 @@ def attend(
         return
     shape = {"GROUP": heads // kv_heads, "VALUE_DIM": value_dim, "DV": padded(value_dim)}
     scales = (layer.values if s is None else s for s in (layer.key_scales, layer.value_scales))  # unused without scales
-    back, grid = _EVERYTHING if window is None else window, (step.programs, kv_heads)
+    limits = scoring.window or _EVERYTHING, scoring.chunk or _EVERYTHING
+    sinks = step.peaks if scoring.sinks is None else scoring.sinks  # unused without sinks
+    softmax = *limits, sinks, int(scoring.sinks is not None)
+    softcap, grid = scoring.softcap, (step.programs, kv_heads)
     _attend_kernel[grid](
         query,
         layer.keys,
@@ -110,9 +125,9 @@ def attend(
         num_tokens,
         *query.stride()[:2],
         step.part_rows,
-        scale * _LOG2_E if softcap is None else scale / softcap * 2 * _LOG2_E,
+        scoring.scale * _LOG2_E if softcap is None else scoring.scale / softcap * 2 * _LOG2_E,
         0.0 if softcap is None else softcap * _LOG2_E,
-        back,
+        *softmax,
         **shape,
         KEY_DIM=key_dim,
         DK=padded(key_dim),
@@ -131,7 +146,7 @@ def attend(
             step.plan,
             num_tokens,
             step.part_rows,
-            back,
+            *softmax,
             **shape | {"ROWS": MERGED_ROWS, "num_warps": 1, "enable_fp_fusion": False},
         )
 
@@ -156,6 +171,21 @@ def _launch_options(dtype: torch.dtype, dim: int, block_m: int) -> dict[str, int
 def _nothing(M: tl.constexpr, DV: tl.constexpr):
     """Softmax state over no keys: highest score [M], sum of weights [M], weighted values [M, DV]."""
     return tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, DV], tl.float32)
+
+
+@triton.jit
+def _before(sinks, has_sinks, is_taken, head, rows, GROUP: tl.constexpr, DV: tl.constexpr):
+    """Softmax state of rows [M] before the first split: over their sinks, or over nothing where none are taken."""
+    is_sink = (rows >= 0) & (has_sinks != 0) & is_taken
+    sink = tl.load(sinks + head * GROUP + rows % GROUP, mask=is_sink, other=float("-inf"))
+    nothing, _, summed = _nothing(rows.shape[0], DV)
+    return tl.where(is_sink, sink.to(tl.float32) * _LOG2_OF_E, nothing), is_sink.to(tl.float32), summed
+
+
+@triton.jit
+def _first_seen(position, window, chunk):
+    """The first position that rows at these positions see."""
+    return tl.maximum(tl.maximum(position - window + 1, position // chunk * chunk), 0)
 
 
 @triton.jit
@@ -261,7 +291,7 @@ def _add_tile(split, scores, value, value_scales, spoils, seen, MASKED: tl.const
 
 @triton.jit
 def _walk(
-    state, first, last, queries, row_positions, where, end, head, layer, scoring,
+    state, first, last, queries, row_positions, where, end, head, layer, scoring, limits,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -271,7 +301,7 @@ def _walk(
     """
     whole, split = state
     keys, values, key_scales, value_scales = layer
-    rescale, cap, window = scoring
+    rescale, cap = scoring
     for tile in tl.range(first, last, disable_licm=True):
         if tile * _BLOCK_N % _SPLIT == 0:
             whole = _merge(whole, split)
@@ -290,8 +320,8 @@ def _walk(
         products = tl.dot(queries, tl.trans(key), input_precision=PRECISION)
         if SCALED:
             products *= tl.load(key_scales + at, mask=is_key, other=0.0)[None, :]
-        behind = row_positions[:, None] - positions[None, :]
-        seen = (behind >= 0) & (behind < window)
+        first_seen = _first_seen(row_positions, limits[0], limits[1])  # here, so that it takes no registers elsewhere
+        seen = (positions[None, :] <= row_positions[:, None]) & (positions[None, :] >= first_seen[:, None])
         scores = _scores(products, rescale, cap, CAPPED)
         split = _add_tile(split, scores, value, scales_of_values, spoils, seen, MASKED, SCALED, PRECISION)
     return whole, split
@@ -300,6 +330,7 @@ def _walk(
 @triton.jit
 def _attend_item(
     item, paths, tables, query, out, sums, peaks, num_tokens, token_stride, head_stride, part_rows, layer, scoring,
+    softmax,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -319,21 +350,22 @@ def _attend_item(
     queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
 
     # Key tiles that some row sees, and among them those that all rows see completely.
+    window, chunk, sinks, has_sinks = softmax
     end = position + count
-    lowest = position - scoring[2] + 1  # of the positions that the first row sees
     last_tile = tl.minimum(last * _SPLIT // _BLOCK_N, tl.cdiv(end, _BLOCK_N))
-    first_tile = tl.maximum(first * _SPLIT // _BLOCK_N, tl.maximum(lowest, 0) // _BLOCK_N)
-    all_from = tl.maximum(first_tile, tl.cdiv(tl.maximum(lowest + count - 1, 0), _BLOCK_N))
+    first_tile = tl.maximum(first * _SPLIT // _BLOCK_N, _first_seen(position, window, chunk) // _BLOCK_N)
+    all_from = tl.maximum(first_tile, tl.cdiv(_first_seen(end - 1, window, chunk), _BLOCK_N))
     all_to = tl.minimum(last_tile, (position + 1) // _BLOCK_N)
     all_from = tl.minimum(all_from, last_tile)
     all_to = tl.maximum(all_from, all_to)
 
-    state = _nothing(BLOCK_M, DV), _nothing(BLOCK_M, DV)
+    # The kernel that merges partial sums begins with the sinks.
+    state = _before(sinks, has_sinks, part < 0, head, rows, GROUP, DV), _nothing(BLOCK_M, DV)
     bounds = first_tile, all_from, all_to, last_tile
     for phase in tl.static_range(3):
         state = _walk(
             state, bounds[phase], bounds[phase + 1], queries, position + rows // GROUP, where, end, head, layer,
-            scoring, KEY_DIM, VALUE_DIM, DV, BLOCK_SIZE, CAPPED, SCALED, PRECISION, phase != 1,
+            scoring, (window, chunk), KEY_DIM, VALUE_DIM, DV, BLOCK_SIZE, CAPPED, SCALED, PRECISION, phase != 1,
         )  # fmt: skip
     result = _merge(state[0], state[1])
     if part < 0:
@@ -343,29 +375,29 @@ def _attend_item(
         _write_partial(sums, peaks, at, is_row, result, DV)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "window"], do_not_specialize_on_alignment=["plan"])
+@triton.jit(do_not_specialize=["num_tokens", "window", "chunk", "has_sinks"], do_not_specialize_on_alignment=["plan"])
 def _attend_kernel(
     query, keys, values, key_scales, value_scales, out, sums, peaks, plan, num_tokens, token_stride,
-    head_stride, part_rows, rescale, cap, window,
+    head_stride, part_rows, rescale, cap, window, chunk, sinks, has_sinks,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Process the items; program p of P for a key-value head takes items p, p + P and so on."""
     layer = keys, values, key_scales, value_scales
-    scoring = rescale, cap, window
+    scoring, softmax = (rescale, cap), (window, chunk, sinks, has_sinks)
     paths, tables = plan + tl.load(plan + 3), plan + tl.load(plan + 4)
     for index in tl.range(tl.program_id(0), tl.load(plan), tl.num_programs(0), disable_licm=True):
         _attend_item(
             plan + _HEADER + index * _ITEM, paths, tables, query, out, sums, peaks, num_tokens, token_stride,
-            head_stride, part_rows, layer, scoring, GROUP, KEY_DIM, VALUE_DIM, DK, DV, BLOCK_SIZE, BLOCK_M, CAPPED,
-            SCALED, PRECISION,
+            head_stride, part_rows, layer, scoring, softmax, GROUP, KEY_DIM, VALUE_DIM, DK, DV, BLOCK_SIZE, BLOCK_M,
+            CAPPED, SCALED, PRECISION,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_tokens", "window"], do_not_specialize_on_alignment=["plan"])
+@triton.jit(do_not_specialize=["num_tokens", "window", "chunk", "has_sinks"], do_not_specialize_on_alignment=["plan"])
 def _merge_kernel(
-    out, sums, peaks, plan, num_tokens, part_rows, window,
+    out, sums, peaks, plan, num_tokens, part_rows, window, chunk, sinks, has_sinks,
     GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Merge the partial sums of ROWS rows at a time, in the order of the splits."""
@@ -377,8 +409,9 @@ def _merge_kernel(
         num_splits, part = tl.load(merge + 3), tl.load(merge + 4)
         rows = tl.load(merge + 5) + tl.arange(0, ROWS)
         is_row = rows < count * GROUP
-        result = _nothing(ROWS, DV)
-        for split in tl.range(tl.maximum(position - window + 1, 0) // _SPLIT, num_splits, loop_unroll_factor=8):
+        result = _before(sinks, has_sinks, True, head, rows, GROUP, DV)
+        first = _first_seen(position, window, chunk) // _SPLIT
+        for split in tl.range(first, num_splits, loop_unroll_factor=8):
             at = head.to(tl.int64) * part_rows + part + split * count * GROUP + rows
             result = _merge(result, _read_partial(sums, peaks, at, is_row, DV))
         _write_output(out, token, num_tokens, rows, is_row, result, GROUP, VALUE_DIM, DV)

@@ -19,6 +19,7 @@ from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_exp
 from model_runner.models.features import Feature
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 from model_runner.models.hf_target import HFTargetModel
+from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.native_model import NativeModel, NativeTargetModel
@@ -121,7 +122,7 @@ def layer_errors(
 
 def model_form_of(model: PreTrainedModel) -> ModelForm:
     """The form of a whole model, which must be known."""
-    form = read_model_form(model.config, TensorCheckpoint(model.state_dict()))
+    form = read_model_form(model.config, with_usual_experts(TensorCheckpoint(model.state_dict())))
     assert form is not None
     return form
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.decoder_form import DecoderForm, ExpertsForm
-from model_runner.models.experts import PackedExperts
+from model_runner.models.experts import ExpertWeights, PackedExperts
 from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
 from model_runner.models.native_modules import prepare
 from model_runner.models.native_packer import NativePacker
@@ -94,6 +94,8 @@ def test_the_weighted_sum_of_the_chosen_experts(
 class Gated:
     """The attributes of a module that PackedExperts need."""
 
+    has_gate = True
+
     def _apply_gate(self, gated: Tensor) -> Tensor:
         gate, up = gated.chunk(2, dim=-1)
         return gate / (1 + (-gate).exp()) * up
@@ -104,7 +106,9 @@ def test_the_same_as_one_product_after_the_other(kind: WeightKind, kernels: Kern
     form, rows, chosen = some_experts(), random(ROWS, HIDDEN, seed=3), choices("mixed")
     weights, packer = random(*chosen.shape, seed=5), NativePacker(kernels, kind)
     result = native(form, packer)(rows, chosen, weights)
-    expected = PackedExperts(Gated(), stacked(form.gate_up), stacked(form.down), packer)(rows, chosen, weights)
+    expected = PackedExperts(Gated(), ExpertWeights(stacked(form.gate_up), stacked(form.down)), packer)(
+        rows, chosen, weights
+    )
     errors = (result - expected).norm(dim=1) / expected.norm(dim=1)
     # Activations differ in the last bit, which now and then is another integer in a quantised row.
     assert errors.median() < 2e-6

@@ -24,7 +24,16 @@ from tests.model_runner.kernels.drafting import (
     random_heads,
     target_step,
 )
-from tests.model_runner.sequences import CROWD, OPTIONS, Sequences, Sizes, Storage, random_tree
+from tests.model_runner.sequences import (
+    CROWD,
+    OPTIONS,
+    SMALL_CHUNKS_AND_SINKS,
+    WINDOW_AND_SINKS,
+    Sequences,
+    Sizes,
+    Storage,
+    random_tree,
+)
 
 PLAIN, NARROW, ONE_BLOCK, CAPPED = OPTIONS
 SIZES: dict[WeightKind, dict[str, int]] = {
@@ -76,6 +85,8 @@ def test_linears(teams: list[Kernels], kind: WeightKind, inputs: int) -> None:
         (Sizes(6, 2, key_dim=25, value_dim=37), 48, NARROW),
         (Sizes(9, 3, key_dim=64, value_dim=64), 32, PLAIN),
         (Sizes(7, 1, key_dim=96, value_dim=80), 64, ONE_BLOCK),
+        (Sizes(9, 3, key_dim=64, value_dim=64), 32, WINDOW_AND_SINKS),
+        (Sizes(6, 2, key_dim=20, value_dim=100), 16, SMALL_CHUNKS_AND_SINKS),
     ],
 )
 def test_attention(

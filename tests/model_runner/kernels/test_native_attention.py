@@ -13,7 +13,21 @@ from model_runner.attention.reference import ReferenceAttention
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache, KVShape
 from tests.model_runner.batches import Chunk, make_batch
-from tests.model_runner.sequences import CPU, CROWD, LENGTHS, OPTIONS, Sequences, Sizes, Storage, check_trees
+from tests.model_runner.sequences import (
+    CHUNKS,
+    CPU,
+    CROWD,
+    LENGTHS,
+    LIMITED,
+    OPTIONS,
+    SINKS,
+    SMALL_CHUNKS_AND_SINKS,
+    WINDOW_AND_SINKS,
+    Sequences,
+    Sizes,
+    Storage,
+    check_trees,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 PLAIN, NARROW, ONE_BLOCK, CAPPED = OPTIONS
@@ -26,11 +40,15 @@ CASES = [  # sizes, block size, options
     (Sizes(9, 3, key_dim=64, value_dim=64), 32, CAPPED),
     (Sizes(6, 2, key_dim=25, value_dim=37), 16, NARROW),
     (Sizes(31, 1, key_dim=16, value_dim=33), 64, CAPPED),  # more heads than a unit of work usually has
+    (Sizes(9, 3, key_dim=64, value_dim=64), 32, SINKS),
+    (Sizes(6, 2, key_dim=20, value_dim=100), 16, WINDOW_AND_SINKS),
+    (Sizes(7, 1, key_dim=25, value_dim=37), 48, SMALL_CHUNKS_AND_SINKS),
+    (Sizes(6, 2, key_dim=64, value_dim=64), 32, CHUNKS),
 ]
 
 Make = Callable[[KVCache], NativeAttention]
 by_dtype = pytest.mark.parametrize("dtype", DTYPES)
-by_options = pytest.mark.parametrize("options", OPTIONS)
+by_options = pytest.mark.parametrize("options", [*OPTIONS, *LIMITED])
 by_case = pytest.mark.parametrize(("sizes", "block_size", "options"), CASES)
 
 
@@ -72,7 +90,7 @@ def test_unrounded_attention_would_be_found_out() -> None:
 
 
 @by_dtype
-@pytest.mark.parametrize("options", [PLAIN, CAPPED])
+@pytest.mark.parametrize("options", [PLAIN, CAPPED, WINDOW_AND_SINKS])
 def test_equals_the_reference_over_many_steps(make: Make, options: AttentionOptions, dtype: torch.dtype) -> None:
     sequences = Sequences.random(LENGTHS, Sizes(6, 2))
     outputs = [sequences.attend(CROWD, options, kind, Storage(dtype)) for kind in (make, ReferenceAttention)]
@@ -116,7 +134,7 @@ def test_a_branch_of_a_tree_is_a_chain(
 
 
 @by_dtype
-@pytest.mark.parametrize("options", [PLAIN, CAPPED])
+@pytest.mark.parametrize("options", [PLAIN, CAPPED, SMALL_CHUNKS_AND_SINKS])
 def test_what_is_left_in_a_block_does_not_leak(make: Make, options: AttentionOptions, dtype: torch.dtype) -> None:
     sequences = Sequences.random(LENGTHS, Sizes(6, 2, key_dim=20, value_dim=36))
     clean = sequences.attend(CROWD, options, make, Storage(dtype))

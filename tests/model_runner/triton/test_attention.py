@@ -18,7 +18,19 @@ from model_runner.attention.triton import TritonAttention, TritonMetadata
 from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache, KVShape
 from tests.model_runner.batches import Chunk, make_batch
-from tests.model_runner.sequences import CPU, OPTIONS, Sequences, Sizes, Storage, check_trees
+from tests.model_runner.sequences import (
+    CHUNKS,
+    CPU,
+    OPTIONS,
+    SINKS,
+    SMALL_CHUNKS_AND_SINKS,
+    WINDOW_AND_SINKS,
+    Sequences,
+    Sizes,
+    Storage,
+    check_trees,
+    sinks_of,
+)
 from tests.model_runner.triton.hopper import compiled_in
 
 FP8 = torch.float8_e4m3fn
@@ -40,6 +52,10 @@ CASES = [  # sizes, type of the queries, of the cache, options
     (Sizes(6, 2, 64, 64), torch.bfloat16, torch.int8, PLAIN),
     (Sizes(6, 2, 64, 64), torch.float32, FP8, PLAIN),
     (Sizes(6, 2, 64, 64), torch.float16, FP8, CAPPED),
+    (Sizes(6, 2, 24, 36), torch.float32, torch.float32, SINKS),
+    (Sizes(8, 2, 64, 64), torch.bfloat16, torch.bfloat16, WINDOW_AND_SINKS),
+    (Sizes(6, 2, 64, 64), torch.bfloat16, torch.int8, SMALL_CHUNKS_AND_SINKS),
+    (Sizes(6, 2, 24, 36), torch.float32, torch.float32, CHUNKS),
 ]
 
 Make = Callable[[KVCache], TritonAttention]
@@ -74,7 +90,7 @@ def test_equals_the_definition(
         np.testing.assert_allclose(output.double().numpy(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("options", [PLAIN, CAPPED])
+@pytest.mark.parametrize("options", [PLAIN, CAPPED, WINDOW_AND_SINKS])
 @pytest.mark.parametrize("stored", [torch.float32, torch.int8])
 def test_equals_the_reference_over_many_steps(storage: Storage, options: AttentionOptions, stored: torch.dtype) -> None:
     sequences = Sequences.random(LENGTHS, SMALL)
@@ -85,7 +101,7 @@ def test_equals_the_reference_over_many_steps(storage: Storage, options: Attenti
 
 
 @by_storage
-@pytest.mark.parametrize("options", [PLAIN, CAPPED])
+@pytest.mark.parametrize("options", [PLAIN, CAPPED, SMALL_CHUNKS_AND_SINKS])
 def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
     storage: Storage, dtype: torch.dtype, stored: torch.dtype, options: AttentionOptions
 ) -> None:
@@ -98,7 +114,10 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
 
 
 @by_storage
-@pytest.mark.parametrize("options", [PLAIN, AttentionOptions(0.25, window=300, softcap=3.0)])
+@pytest.mark.parametrize(
+    "options",
+    [PLAIN, AttentionOptions(0.25, window=300, softcap=3.0), replace(SINKS, window=300), replace(SINKS, chunk=500)],
+)
 def test_rows_do_not_depend_on_how_their_splits_are_shared_out(
     monkeypatch: pytest.MonkeyPatch,
     storage: Storage,
@@ -111,6 +130,7 @@ def test_rows_do_not_depend_on_how_their_splits_are_shared_out(
     storage = replace(storage, dtype=stored, num_blocks=60)
     [table] = storage.tables([650])
     query = sequences.query[0].to(storage.device)
+    options = sinks_of(options, 3, storage.device)
     outputs = []
     for programs, parts, room in ((64, [640, 650], 0), (1, [640, 641, 650], 2**20), (64, [640, 645, 649, 650], 2**20)):
         monkeypatch.setattr(backend, "_PARTIAL_SUMS", room)
@@ -150,7 +170,7 @@ def test_tiles_are_cut_where_programs_would_wait(monkeypatch: pytest.MonkeyPatch
 
 
 @by_storage
-@pytest.mark.parametrize("options", [CAPPED])
+@pytest.mark.parametrize("options", [CAPPED, SMALL_CHUNKS_AND_SINKS])
 def test_a_branch_of_a_tree_is_a_chain(
     storage: Storage, dtype: torch.dtype, stored: torch.dtype, options: AttentionOptions
 ) -> None:

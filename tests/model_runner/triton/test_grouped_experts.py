@@ -17,6 +17,7 @@ from model_runner.models.cuda_linear import (
     make_tiled_product,
     register_grouped_experts,
 )
+from model_runner.models.experts import ExpertWeights
 from tests.conftest import tiny_config
 from tests.model_runner.triton.linear_oracle import check_product, random
 
@@ -58,9 +59,11 @@ def test_bias_and_residual_of_grouped_rows_and_float32(device: torch.device) -> 
 class Module(nn.Module):
     """As transformers lays them out."""
 
+    has_gate = True
+
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, kind: GpuWeightKind | None) -> None:
         super().__init__()
-        self.grouped = GroupedExperts(gate_up, down, kind)
+        self.grouped = GroupedExperts(ExpertWeights(gate_up, down), kind)
 
     def _apply_gate(self, gated: torch.Tensor) -> torch.Tensor:
         gate, up = gated.chunk(2, dim=-1)
@@ -111,14 +114,14 @@ def test_models_run_as_with_transformers_own_experts(family: str, device: torch.
 
 def test_kinds_of_weights(device: torch.device) -> None:
     weights = random(2, 64, 128, seed=0, device=device), random(2, 128, 32, seed=0, device=device)
-    assert isinstance(GroupedExperts(*weights, "fp8").down, Fp8Product)
-    assert isinstance(GroupedExperts(*weights, "int4").down, Int4Product)
+    assert isinstance(GroupedExperts(ExpertWeights(*weights), "fp8").down, Fp8Product)
+    assert isinstance(GroupedExperts(ExpertWeights(*weights), "int4").down, Int4Product)
 
 
 def test_unusual_layouts_are_refused(device: torch.device) -> None:
     module = nn.Module()
     module.gate_up_proj, module.down_proj = (nn.Parameter(torch.zeros(2, 4, 4, device=device)) for _ in range(2))
-    module.is_transposed, module.has_bias, module.has_post_expert_norm = True, False, False
+    module.is_transposed, module.has_bias, module.has_post_expert_norm = False, False, True
     module.is_concatenated = module.has_gate = True
     with pytest.raises(ValueError, match=r"layout of the experts in mlp\.experts is not supported"):
         group_experts(nn.ModuleDict({"mlp": nn.ModuleDict({"experts": module})}), None)
