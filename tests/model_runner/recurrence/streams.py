@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ SHAPES = {"gdn": GDN, "kda": KDA, "ssd": SSD, "odd": ODD, "odd_kda": ODD_KDA}
 CONV = ConvShape(20, 4)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Inputs:
     """Inputs of both layers, one row for each token."""
 
@@ -34,7 +35,8 @@ class Inputs:
     x: Tensor
 
     @classmethod
-    def random(cls, shape: RecurrentShape, count: int, seed: int, dtype: torch.dtype = torch.float32) -> "Inputs":
+    @cache
+    def random(cls, shape: RecurrentShape, count: int, seed: int) -> "Inputs":
         """Normalised keys, and decays of all strengths: some forget all within a block."""
         g = torch.Generator().manual_seed(seed)
 
@@ -51,7 +53,7 @@ class Inputs:
             torch.sigmoid(normal(count, shape.heads)),
             normal(count, CONV.channels),
         )
-        return cls(*(t.to(dtype) for t in numbers))
+        return cls(*(t.float() for t in numbers))
 
     def __getitem__(self, rows: slice | list[int]) -> "Inputs":
         return Inputs(*(getattr(self, f.name)[rows] for f in fields(self)))
