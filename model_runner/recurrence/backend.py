@@ -134,9 +134,7 @@ class ConvMemory:
 class StateCache:
     """Rows blocks and pages of all recurrent layers of a model, in float32.
 
-    A rows block, and a page, is contiguous for all layers together. Decays that every head has one of leave the keys
-    transposed in memory on the CPU, [key_dim, BLOCK], so that the products of a key with all keys of a block need no
-    sums across lanes.
+    A rows block, and a page, is contiguous for all layers together.
     """
 
     def __init__(
@@ -204,12 +202,7 @@ class StateCache:
         return list(torch.tensor(pairs, device=self.device).T)
 
     def _take(self, shape: RecurrentShape, layers: int, rows: "_Pieces", pages: "_Pieces") -> RecurrentMemory:
-        heads, places, dim = shape.keys
-        if self.device.type == "cpu" and not shape.per_channel:
-            keys = rows.take(layers, heads, dim, places).mT
-        else:
-            keys = rows.take(layers, heads, places, dim)
-        decays, updates = rows.take(layers, *shape.decays), rows.take(layers, *shape.updates)
+        keys, decays, updates = (rows.take(layers, *part) for part in (shape.keys, shape.decays, shape.updates))
         return RecurrentMemory(keys, decays, updates, pages.take(layers, *shape.state))
 
 

@@ -53,8 +53,8 @@ class Plan:
     paths: Int32Array
     """[., BLOCK] slots of a draft's rows from the start of its block to itself, then anything; or of a whole block."""
     sources: "_Sources"
-    written: list[tuple[int, Int32Array]]
-    """Pages to write, and for each the slots of its block's rows."""
+    written: list[tuple[int, int]]
+    """Pages to write, and for each the rows block that it follows."""
     inputs: dict[int, Int32Array] = field(default_factory=dict)
 
     def inputs_of(self, kernel: int) -> Int32Array:
@@ -155,7 +155,7 @@ class _Layout:
         self.first_segment = [0]
         self.paths: list[IntArray] = []
         self.draft_paths: dict[int, IntArray] = {}
-        self.written: list[tuple[int, Int32Array]] = []
+        self.written: list[tuple[int, int]] = []
 
     def add(self, choice: int, tokens: range) -> None:
         """Add the segments of a choice's tokens."""
@@ -194,7 +194,7 @@ class _Layout:
             if is_folded:
                 covered = block + 1
             if block in pages:
-                self.written.append((pages[block], np.arange(BLOCK, dtype=np.int32) + rows_block * BLOCK))
+                self.written.append((pages[block], rows_block))
             if count > 0 or is_folded:
                 count = max(count, 0)
                 self.order.extend(known[:count])

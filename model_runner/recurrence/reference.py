@@ -112,9 +112,8 @@ class ReferenceRecurrence(RecurrenceBackend[ReferenceMetadata]):
             total += bias.float()
         if has_silu(activation):
             total /= total.neg().exp_().add_(1)
-        for page, slots in metadata.plan.written:
-            last = self._to_device(slots[BLOCK + 1 - kernel :])
-            memory.last[page] = memory.inputs[last // BLOCK, last % BLOCK]
+        for page, block in metadata.plan.written:
+            memory.last[page] = memory.inputs[block, BLOCK + 1 - kernel :]
         return total.to(x.dtype)
 
     def _to_device(self, array: NDArray[np.int32]) -> Tensor:

@@ -127,7 +127,7 @@ class ExactnessTests:
         assert_same(other, whole(shape, make, inputs)[50:])
 
     def test_a_broken_neighbour_stays_alone(self, shape: RecurrentShape, make: MakeBackend) -> None:
-        inputs, broken = Inputs.random(shape, 40, 0), Inputs.random(shape, 40, 1)
+        inputs, broken = Inputs.random(shape, 40, 0), joined([Inputs.random(shape, 40, 1)])
         for numbers in (broken.query, broken.key, broken.value, broken.log_decay, broken.beta, broken.x):
             numbers[5:] = torch.nan
         outputs = run([inputs, broken], [[40], [40]], World(shape, make))
