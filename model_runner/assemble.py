@@ -14,6 +14,7 @@ import torch
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
+from model_runner.contract import CacheGroup, smallest_group
 from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
@@ -193,13 +194,14 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     """The memory that all models need, before anything is loaded."""
     models, heads, learned = shapes.models(), shapes.heads, shapes.learned
     spare_bytes = 0 if learned is None else learned.spare_bytes
+    of_heads = [kv for one in heads for kv in heads_kv(one)]
     in_int4 = [platform.int4_bytes(model) for model in shapes.distinct]
     return Needs(
         model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
         loading_bytes=sum(platform.loading_bytes(model) for model in shapes.distinct),
         weights_name=platform.weights_name(shapes.target),
-        kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
+        kv=(*shapes.target.kv, *(replace(kv, window=None) for model in models[1:] for kv in model.kv), *of_heads),
         max_model_len=shapes.target.max_model_len,
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
         int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
@@ -219,7 +221,7 @@ def _put_together(
 ) -> tuple[RunnerParts, int]:
     """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
-    target = _with_cache(platform, loaded.target, shapes.target, blocks)
+    target = _with_cache(platform, loaded.target, shapes.target, blocks, plan.groups)
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
     aux = _with_cache(platform, loaded.aux, shapes.aux, blocks)
     assert target is not None
@@ -250,7 +252,14 @@ def _put_together(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
         kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
         state=RunnerState(
-            blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.generations, learning
+            blocks.max_num_seqs,
+            config.block_size,
+            sampling,
+            speculator,
+            search,
+            blocks.generations,
+            learning,
+            plan.groups,
         ),
         speculator=speculator,
         controller=controller,
@@ -289,12 +298,16 @@ class _Loaded:
 
 
 def _with_cache(
-    platform: Platform, model: LoadedModel | None, shape: ModelShape | None, blocks: Blocks
+    platform: Platform,
+    model: LoadedModel | None,
+    shape: ModelShape | None,
+    blocks: Blocks,
+    groups: Sequence[CacheGroup] = (),
 ) -> _Loaded | None:
     """The model with its own KV cache."""
     if model is None or shape is None:
         return None
-    kv_cache = platform.make_cache(shape.kv, blocks.with_scratch, blocks.block_size)
+    kv_cache = platform.make_cache(shape.kv, blocks.with_scratch, blocks.block_size, groups)
     attention = platform.attention(kv_cache)
     platform.try_attention(attention, kv_cache)
     return _Loaded(model, kv_cache, attention)
@@ -314,7 +327,7 @@ def _refuse_mixing(
     """
     if not platform.may_mix(model):
         return
-    cache = ProbedCache(plan.num_blocks, plan.block_size, plan.max_model_len)
+    cache = ProbedCache(smallest_group(plan.num_blocks, plan.groups), plan.block_size, plan.max_model_len)
     if mixes_tokens(target, state, cache, model.get_input_embeddings().num_embeddings, exact=platform.exact):
         raise UnsupportedModelError(
             f"{describe_model(model.config)} computes other logits in chunks next to another request than alone: its "
@@ -360,4 +373,5 @@ def _describe(
         software=f"torch {torch.__version__}, transformers {version('transformers')}",
         hidden_size=shape.hidden,
         num_early_exits=num_early_exits,
+        groups=plan.groups,
     )

@@ -90,6 +90,16 @@ class TreePaths:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTables:
+    """The blocks of a cache group, for T tokens of C choices."""
+
+    block_tables: Sequence[Sequence[int]]
+    """[C] block table of each choice. An entry without meaning stands where blocks were given back."""
+    block_of: IntArray
+    """[T] block that stores the token's key and value."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateTables:
     """Where recurrent layers find and leave their states, for each of C choices. A block is 32 positions.
 
@@ -134,6 +144,15 @@ class Batch:
     pooled: Sequence[PooledRows] = ()
     states: StateTables | None = None
     """None if the model has no recurrent layer."""
+    groups: Sequence[GroupTables] = ()
+    """The blocks of layers that have a cache group of their own, from group 1 on. Empty: they have those above."""
+
+    def in_group(self, number: int) -> "Batch":
+        """The batch with the blocks of a cache group; 0 are the choices' own."""
+        if number == 0 or not self.groups:
+            return self
+        tables = self.groups[number - 1]
+        return replace(self, block_tables=tables.block_tables, block_of=tables.block_of)
 
     def only(self, choices: Sequence[int]) -> "Batch":
         """The batch of these choices alone, in ascending order, with logits only where their next tokens are drawn."""
@@ -156,6 +175,10 @@ class Batch:
             prompt_rows=[],
             paths=None if self.paths is None else self.paths.only(tokens),
             states=None if self.states is None else self.states.only(choices),
+            groups=[
+                GroupTables([group.block_tables[choice] for choice in choices], group.block_of[tokens])
+                for group in self.groups
+            ],
         )
 
     def block_table(self) -> Int32Array:

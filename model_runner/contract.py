@@ -362,12 +362,17 @@ class CacheGroup:
         return min(width * each + in_step, width * of_length)
 
 
+def smallest_group(num_blocks: int, groups: Sequence[CacheGroup]) -> int:
+    """How many blocks every layer has, if choices have `num_blocks` of their own."""
+    return min(num_blocks, *(group.num_blocks for group in groups if group.kind == "window"), num_blocks)
+
+
 class PlacedBlock(NamedTuple):
     """A block of a cache group that now belongs to a choice."""
 
     group: int
     """Index of the group, from 1: group 0 are the choice's own blocks, `blocks` and `new_blocks`."""
-    index: int
+    at: int
     """Which of the choice's blocks it covers."""
     block: int
 
@@ -454,9 +459,14 @@ class StepPlan:
         """Keys of the scheduled choices."""
         return [entry.key for entry in self.scheduled]
 
-    def fresh_blocks(self, block_size: int) -> list[int]:
-        """Blocks with stale content: all that the plan hands out, except shared ones and targets of copies."""
-        return self._blocks_from(lambda num_computed: -(-num_computed // block_size))
+    def fresh_blocks(self, block_size: int) -> list[tuple[int, int]]:
+        """Blocks with stale content, as (group, block): all new ones, except shared ones and targets of copies."""
+        fresh = [(0, block) for block in self._blocks_from(lambda num_computed: -(-num_computed // block_size))]
+        fresh += [(placed.group, placed.block) for entry in self.scheduled for placed in entry.placed]
+        for admitted in self.admitted:
+            first = -(-admitted.num_computed // block_size)
+            fresh += [(placed.group, placed.block) for placed in admitted.placed if placed.at >= first]
+        return fresh
 
     def written_blocks(self, block_size: int) -> list[int]:
         """Blocks that will be written to: all blocks that the plan hands out, except shared ones, which are full."""

@@ -8,9 +8,11 @@ from itertools import islice
 import numpy as np
 import torch
 
-from model_runner.batch import Batch, IntArray, PooledRows, PromptRows, SampleRows, TreePaths
+from model_runner.batch import Batch, GroupTables, IntArray, PooledRows, PromptRows, SampleRows, TreePaths
 from model_runner.contract import (
     AdmittedRequest,
+    CacheGroup,
+    PlacedBlock,
     Pooling,
     SamplingParams,
     ScheduledRequest,
@@ -38,6 +40,8 @@ class RunningChoice:
     num_computed: int
     blocks: "array[int]"  # numpy reads it without a Python object for each item
     sampling: SamplingParams
+    groups: Sequence["array[int]"] = ()
+    """For each cache group its blocks by index, 0 where it has none."""
     verify: Verification = "match"
     guides: str | None = None
     """Key of the choice that this one guides (`AdmittedRequest.guides`)."""
@@ -60,7 +64,9 @@ class RunnerState:
         search: ContrastiveSearch,
         generations: BlockGenerations,
         learning: Learning = NO_LEARNING,
+        groups: Sequence[CacheGroup] = (),
     ) -> None:
+        self._groups = groups
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._choices: dict[str, RunningChoice] = {}
         self._block_size = block_size
@@ -86,6 +92,8 @@ class RunnerState:
         scheduled = [self._choices[entry.key] for entry in plan.scheduled]
         for choice, entry in zip(scheduled, plan.scheduled, strict=True):
             choice.blocks.extend(entry.new_blocks)
+            if self._groups:
+                _place(choice, entry.placed)
             if entry.chosen is not None:
                 choice.num_computed = len(choice.tokens)
                 choice.tokens.append(entry.chosen)
@@ -100,11 +108,13 @@ class RunnerState:
             num_prompt=admitted.num_prompt,
             num_computed=admitted.num_computed,
             blocks=array("i", admitted.blocks),
+            groups=[array("i") for _ in self._groups],
             sampling=admitted.sampling,
             verify=admitted.speculation.verify if admitted.speculation else "match",
             guides=admitted.guides,
             sampler_state=admitted.sampler_state,
         )
+        _place(choice, admitted.placed)
         self._choices[admitted.key] = choice
         self._begin_sampling(choice, admitted.forked_from)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
@@ -149,6 +159,7 @@ class RunnerState:
             prompt_rows=layout.prompt_rows,
             paths=_tree_paths(layout, positions) if any(trees) else None,
             pooled=layout.pooled,
+            groups=self._group_tables(choices, layout.choice_of, layout.places),
         )
 
     def gather_ahead(self, choices: Sequence[RunningChoice]) -> Batch:
@@ -166,7 +177,23 @@ class RunnerState:
             logits_index=rows,
             samples=[SampleRows(row, row, NO_DRAFT, choice.verify) for row, choice in enumerate(choices)],
             prompt_rows=[],
+            groups=self._group_tables(choices, range(len(choices)), positions),
         )
+
+    def _group_tables(
+        self, choices: Sequence[RunningChoice], choice_of: Sequence[int], places: Sequence[int] | IntArray
+    ) -> list[GroupTables]:
+        """The blocks of cache groups for tokens of these choices at these places."""
+        tables = []
+        for number, group in enumerate(self._groups if all(choice.groups for choice in choices) else ()):
+            if group.kind == "window":
+                of_choice = [choice.groups[number] for choice in choices]
+                block_of = [
+                    of_choice[choice][place // self._block_size]
+                    for choice, place in zip(choice_of, places, strict=True)
+                ]
+                tables.append(GroupTables(of_choice, np.array(block_of, dtype=np.int64)))
+        return tables
 
     def begin_masks(self, batch: Batch, choices: Sequence[RunningChoice]) -> None:
         """Compute, while the step runs, which tokens the grammars of the ready choices allow next."""
@@ -197,11 +224,25 @@ class RunnerState:
         choice.tokens.extend(tokens)
         choice.num_computed = min(choice.num_computed + num_computed + len(nodes), len(choice.tokens) - 1)
         choice.sampler_state = self._sampling.sampler_state(choice.slot)
-        places = ((end + node, end + depth) for depth, node in enumerate(nodes))
-        return [Move(*self._slot_of(choice, old), *self._slot_of(choice, new)) for old, new in places if old != new]
+        places = [(end + node, end + depth) for depth, node in enumerate(nodes) if node != depth]
+        return [
+            Move(*self._slot_of(table, old), *self._slot_of(table, new), group)
+            for group, table in enumerate([choice.blocks, *choice.groups])
+            if not group or self._groups[group - 1].kind != "page"
+            for old, new in places
+        ]
 
-    def _slot_of(self, choice: RunningChoice, place: int) -> tuple[int, int]:
-        return choice.blocks[place // self._block_size], place % self._block_size
+    def _slot_of(self, table: Sequence[int], place: int) -> tuple[int, int]:
+        return table[place // self._block_size], place % self._block_size
+
+
+def _place(choice: RunningChoice, placed: Sequence[PlacedBlock]) -> None:
+    """Enter new blocks of cache groups into the choice's tables."""
+    for group, at, block in placed:
+        table = choice.groups[group - 1]
+        if at >= len(table):
+            table.extend([0] * (at + 1 - len(table)))
+        table[at] = block
 
 
 class _Layout:

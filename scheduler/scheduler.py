@@ -218,7 +218,7 @@ class Scheduler:
         self.clock = clock
         self._config = config
         self._blocks = BlockGroups(num_blocks, config.block_size, groups, config.snapshot_every, cache_log)
-        self._groups = tuple(groups)
+        self.groups = tuple(groups)
         self._sharing = KVSharing(self._blocks, config.block_size, config.prefix_caching)
         self._waiting = make_queue(config.policy)
         self._counts_service = config.policy == "fair"  # other policies ignore service
@@ -249,7 +249,7 @@ class Scheduler:
         """Raise ValueError if the request id is in use or the request can never run."""
         if request.request_id in self._choices or request.request_id in self._searches:
             raise ValueError(f"request id {request.request_id!r} is already in use")
-        check_request(request, self._config, self.num_blocks, self._groups)
+        check_request(request, self._config, self.num_blocks, self.groups)
         if request.beam_search is not None and request.beam_search.stop and self._watch_text is None:
             raise ValueError(f"request {request.request_id!r} has stop strings, but this scheduler has no text watch")
 
@@ -355,7 +355,7 @@ class Scheduler:
                     self._waiting.note_service(request, num_output=num_output)
         self._counters.count_result(prefills, len(results) - len(prefills))
         outputs = self._choices.advance(plan.scheduled, results, now) + self._searches.advance(results, now)
-        if self._groups:
+        if self.groups:
             for key in results:
                 if (request := self._running.get(key)) is not None:
                     self._blocks.give_back(request)
@@ -445,7 +445,7 @@ class Scheduler:
     def _has_room(self, request: Request) -> bool:
         """Whether a request has the blocks for its next token, without a look into the cache groups."""
         block_size = self._config.block_size
-        if self._groups:
+        if self.groups:
             num_full, rest = divmod(request.num_computed, block_size)
             if rest in (0, block_size - 1) or num_full > request.num_folded:
                 return False  # it begins a block, or completes a page, or accepted drafts did

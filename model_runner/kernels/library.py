@@ -480,7 +480,7 @@ class Kernels:
         return output
 
     def move_kv(self, layers: CData, moves: Sequence[tuple[int, int, int, int]]) -> None:
-        """Copy keys and values of tokens in all layers. A move is (from block, offset, to block, offset).
+        """Copy keys and values of tokens in all of some layers. A move is (from block, offset, to block, offset).
 
         Moves are made in order, and none reads a place that an earlier one has written. `layers` is an array of
         SwKvCache.

@@ -55,7 +55,8 @@ class _RecordingAttention(AttentionBackend[None]):
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: None
     ) -> Tensor:
-        self.shapes.append(KVShape(key.shape[1], key.shape[2], value.shape[2], query.shape[1] // key.shape[1]))
+        group = query.shape[1] // key.shape[1]
+        self.shapes.append(KVShape(key.shape[1], key.shape[2], value.shape[2], group, options.reach))
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 

@@ -15,6 +15,7 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
+from model_runner.contract import CacheGroup
 from model_runner.kernels.build import NoKernelsError, detect_isas
 from model_runner.kernels.early import kernels_library
 from model_runner.kernels.library import Kernels, WeightKind
@@ -182,8 +183,10 @@ class CpuPlatform(Platform):
     def may_mix(self, model: LoadedModel) -> bool:
         return not isinstance(model, NativeModel)  # every part of a native model is known, and computes by rows
 
-    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
-        return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels)
+    def make_cache(
+        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, groups: Sequence[CacheGroup] = ()
+    ) -> KVCache:
+        return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels, groups=groups)
 
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         return ReferenceAttention(cache) if self._kernels is None else NativeAttention(self._kernels, cache)

@@ -15,6 +15,7 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
+from model_runner.contract import CacheGroup
 from model_runner.kernels.triton.linear import FP8
 from model_runner.kernels.triton.pick import pick
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
@@ -127,8 +128,10 @@ class CudaPlatform(Platform):
         self._prepare(model)
         return model
 
-    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
-        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, whole_keys=True)
+    def make_cache(
+        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, groups: Sequence[CacheGroup] = ()
+    ) -> KVCache:
+        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, whole_keys=True, groups=groups)
 
     def attention(self, cache: KVCache) -> TritonAttention:
         num_heads = max(shape.num_heads * shape.group for shape in cache.shapes)

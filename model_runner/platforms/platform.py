@@ -11,6 +11,7 @@ from torch import nn
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.trial import first_difference
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
+from model_runner.contract import CacheGroup
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
@@ -142,9 +143,11 @@ class Platform(ABC):
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
         """The sampler that draws tokens on the device."""
 
-    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
+    def make_cache(
+        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, groups: Sequence[CacheGroup] = ()
+    ) -> KVCache:
         """A KV cache for layers of these shapes."""
-        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device)
+        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, groups=groups)
 
     def make_target(
         self,

@@ -67,7 +67,7 @@ class Harness:
             prefix_caching=prefix_caching,
         )
         runner = SharedRunner(self.runner, num_blocks or info.num_blocks, self.known)
-        return Engine(Scheduler(config, runner.num_blocks), runner)
+        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups), runner)
 
     def matrix(self, features: Mapping[str, Feature] = FEATURES) -> Matrix:
         """Methods by features, on fresh engines."""

@@ -76,6 +76,7 @@ typedef struct SwKvCache {
   int32_t kv_heads;
   int32_t key_dim;
   int32_t value_dim;
+  int32_t group;  // whose blocks these are: 0 for the step's own, otherwise those of its groups[group - 1]
 } SwKvCache;
 
 // The T tokens of a step, of C choices. The tokens of a choice are consecutive.
@@ -94,6 +95,7 @@ typedef struct SwStep {
   const int32_t *path_start;   // [T]
   const int32_t *path_first;   // [T + 1]
   const int32_t *path_places;  // [path_first[T]]
+  const struct SwStep *groups;  // the same tokens with the blocks of further cache groups; null for none
 } SwStep;
 
 typedef struct SwAttention {
