@@ -109,7 +109,8 @@ def assemble(
         logger.info(line)
     if shapes.aux is not None:
         _check_length(plan, shapes.aux)
-    blocks = Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs, BlockGenerations(plan.num_blocks))
+    generations = BlockGenerations(plan.num_blocks)
+    blocks = Blocks(plan.num_blocks, config.block_size, plan.max_num_seqs, generations, plan.groups)
     parts, num_early_exits = _put_together(config, HeadsRoom(platform, blocks), plan, shapes, loaded, make_link)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
@@ -221,7 +222,7 @@ def _put_together(
 ) -> tuple[RunnerParts, int]:
     """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
-    target = _with_cache(platform, loaded.target, shapes.target, blocks, plan.groups)
+    target = _with_cache(platform, loaded.target, shapes.target, blocks, blocks.groups)
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
     aux = _with_cache(platform, loaded.aux, shapes.aux, blocks)
     assert target is not None
@@ -251,16 +252,7 @@ def _put_together(
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
         kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
-        state=RunnerState(
-            blocks.max_num_seqs,
-            config.block_size,
-            sampling,
-            speculator,
-            search,
-            blocks.generations,
-            learning,
-            plan.groups,
-        ),
+        state=RunnerState(blocks, sampling, speculator, search, learning),
         speculator=speculator,
         controller=controller,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),
@@ -362,7 +354,7 @@ def _describe(
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
-        max_num_seqs=sizes.max_num_seqs,
+        max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         device=plan.device,
         dtype=plan.dtype,

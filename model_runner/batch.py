@@ -145,7 +145,7 @@ class Batch:
     states: StateTables | None = None
     """None if the model has no recurrent layer."""
     groups: Sequence[GroupTables] = ()
-    """The blocks of layers that have a cache group of their own, from group 1 on. Empty: they have those above."""
+    """The blocks of layers with windows that have a cache group, from group 1 on. Empty: they have those above."""
 
     def in_group(self, number: int) -> "Batch":
         """The batch with the blocks of a cache group; 0 are the choices' own."""

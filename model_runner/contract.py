@@ -345,7 +345,9 @@ class CacheGroup:
     window: int = 0
     """Positions that a query sees, including its own."""
 
-    def most_held(self, *, width: int, length: int, budget: int, block_size: int, snapshot_every: int = 0) -> int:
+    def most_held(
+        self, *, width: int, length: int, budget: int, block_size: int, extra: int = 0, snapshot_every: int = 0
+    ) -> int:
         """The most blocks that sequences hold that run alone.
 
         Args:
@@ -353,18 +355,20 @@ class CacheGroup:
             length: positions of each.
             budget: positions that all of them together compute in a step.
             block_size: positions of a block.
+            extra: rows that each computes beyond its known positions.
             snapshot_every: positions between pages of long prompts; 0 for none.
         """
-        in_step, of_length = -(-budget // block_size), -(-length // block_size)
+        in_step, of_length, of_extra = (-(-count // block_size) for count in (budget, length, extra))
         if self.kind == "page":
             return 2 * width + 2 + (budget // snapshot_every if snapshot_every else 0)
-        each = 2 if self.kind == "rows" else -(-self.window // block_size) + 1
-        return min(width * each + in_step, width * of_length)
+        if self.kind == "rows":
+            return width * (2 + of_extra)
+        return min(width * (-(-self.window // block_size) + 1) + in_step, width * (of_length + of_extra))
 
 
 def smallest_group(num_blocks: int, groups: Sequence[CacheGroup]) -> int:
     """How many blocks every layer has, if choices have `num_blocks` of their own."""
-    return min(num_blocks, *(group.num_blocks for group in groups if group.kind == "window"), num_blocks)
+    return min(num_blocks, *(group.num_blocks for group in groups if group.kind != "page"), num_blocks)
 
 
 class PlacedBlock(NamedTuple):

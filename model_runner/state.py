@@ -3,15 +3,14 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import torch
 
-from model_runner.batch import Batch, GroupTables, IntArray, PooledRows, PromptRows, SampleRows, TreePaths
+from model_runner.batch import Batch, GroupTables, IntArray, PooledRows, PromptRows, SampleRows, StateTables, TreePaths
 from model_runner.contract import (
     AdmittedRequest,
-    CacheGroup,
     PlacedBlock,
     Pooling,
     SamplingParams,
@@ -26,7 +25,7 @@ from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.sampling.fused_sampling import FusedSamplingPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
-from model_runner.speculative.draft_model import BlockGenerations
+from model_runner.speculative.methods import Blocks
 from model_runner.speculative.speculator import Speculator
 
 
@@ -41,7 +40,9 @@ class RunningChoice:
     blocks: "array[int]"  # numpy reads it without a Python object for each item
     sampling: SamplingParams
     groups: Sequence["array[int]"] = ()
-    """For each cache group its blocks by index, 0 where it has none."""
+    """For each cache group its blocks by index; where it has none, 0 in windows and otherwise -1."""
+    num_folded: int = 0
+    """Blocks whose effect is in the newest page of recurrent states."""
     verify: Verification = "match"
     guides: str | None = None
     """Key of the choice that this one guides (`AdmittedRequest.guides`)."""
@@ -57,23 +58,22 @@ class RunnerState:
 
     def __init__(
         self,
-        max_num_seqs: int,
-        block_size: int,
+        blocks: Blocks,
         sampling: SamplingState,
         speculator: Speculator,
         search: ContrastiveSearch,
-        generations: BlockGenerations,
         learning: Learning = NO_LEARNING,
-        groups: Sequence[CacheGroup] = (),
     ) -> None:
-        self._groups = groups
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._groups = tuple(blocks.groups)
+        kinds = [group.kind for group in blocks.groups]
+        self._rows, self._pages = (kinds.index(kind) if kind in kinds else None for kind in ("rows", "page"))
+        self._free_slots = list(range(blocks.max_num_seqs - 1, -1, -1))
         self._choices: dict[str, RunningChoice] = {}
-        self._block_size = block_size
+        self._block_size = blocks.block_size
         self._sampling = sampling
         self._speculator = speculator
         self._search = search
-        self._generations = generations
+        self._generations = blocks.generations
         self._learning = learning
 
     def apply(self, plan: StepPlan) -> list[RunningChoice]:
@@ -93,7 +93,7 @@ class RunnerState:
         for choice, entry in zip(scheduled, plan.scheduled, strict=True):
             choice.blocks.extend(entry.new_blocks)
             if self._groups:
-                _place(choice, entry.placed)
+                self._place(choice, entry.placed)
             if entry.chosen is not None:
                 choice.num_computed = len(choice.tokens)
                 choice.tokens.append(entry.chosen)
@@ -109,17 +109,27 @@ class RunnerState:
             num_computed=admitted.num_computed,
             blocks=array("i", admitted.blocks),
             groups=[array("i") for _ in self._groups],
+            num_folded=admitted.num_computed // self._block_size,
             sampling=admitted.sampling,
             verify=admitted.speculation.verify if admitted.speculation else "match",
             guides=admitted.guides,
             sampler_state=admitted.sampler_state,
         )
-        _place(choice, admitted.placed)
+        self._place(choice, admitted.placed)
         self._choices[admitted.key] = choice
         self._begin_sampling(choice, admitted.forked_from)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
         self._search.begin(choice.slot, choice.sampling)
         self._learning.begin(choice.slot, admitted)
+
+    def _place(self, choice: RunningChoice, placed: Sequence[PlacedBlock]) -> None:
+        """Enter new blocks of cache groups into the choice's tables."""
+        for group, at, block in placed:
+            table = choice.groups[group - 1]
+            if at >= len(table):
+                hole = 0 if self._groups[group - 1].kind == "window" else -1
+                table.extend([hole] * (at + 1 - len(table)))
+            table[at] = block
 
     def _begin_sampling(self, choice: RunningChoice, forked_from: str | None = None) -> None:
         prompt, output = islice(choice.tokens, choice.num_prompt), choice.tokens[choice.num_prompt :]
@@ -160,6 +170,11 @@ class RunnerState:
             paths=_tree_paths(layout, positions) if any(trees) else None,
             pooled=layout.pooled,
             groups=self._group_tables(choices, layout.choice_of, layout.places),
+            states=self._state_tables(
+                choices,
+                [choice.num_computed for choice in choices],
+                [choice.num_computed + entry.num_tokens for choice, entry in zip(choices, scheduled, strict=True)],
+            ),
         )
 
     def gather_ahead(self, choices: Sequence[RunningChoice]) -> Batch:
@@ -178,6 +193,11 @@ class RunnerState:
             samples=[SampleRows(row, row, NO_DRAFT, choice.verify) for row, choice in enumerate(choices)],
             prompt_rows=[],
             groups=self._group_tables(choices, range(len(choices)), positions),
+            states=self._state_tables(
+                choices,
+                [len(choice.tokens) for choice in choices],
+                [len(choice.tokens) + 1 for choice in choices],
+            ),
         )
 
     def _group_tables(
@@ -194,6 +214,44 @@ class RunnerState:
                 ]
                 tables.append(GroupTables(of_choice, np.array(block_of, dtype=np.int64)))
         return tables
+
+    def _state_tables(
+        self, choices: Sequence[RunningChoice], starts: Sequence[int], ends: Sequence[int]
+    ) -> StateTables | None:
+        """Rows and pages of recurrent layers for a step that computes the known tokens from `starts` to `ends`.
+
+        Blocks that the step begins and folds have no rows block of their own, but scratch blocks after all others.
+        """
+        if self._rows is None or self._pages is None:
+            return None
+        scratch = count(self._groups[self._rows].num_blocks)
+        rows, anchors, pages = [], [], []
+        for choice, start, end in zip(choices, starts, ends, strict=True):
+            if not choice.groups:  # at startup: nothing is stored
+                rows.append(choice.blocks)
+                anchors.append((folded, 0) if (folded := start // self._block_size) else (0, -1))
+                pages.append([])
+                continue
+            table = choice.groups[self._rows]
+            first, last = -(-start // self._block_size), end // self._block_size
+            if first < last:  # a copy: scratch blocks are the choice's in this step only
+                table = table + array("i", [-1] * (last - len(table)))
+                for at in range(first, last):
+                    table[at] = table[at] if table[at] >= 0 else next(scratch)
+            folded = self._folded_at(choice, start)
+            page_of = choice.groups[self._pages]
+            rows.append(table)
+            anchors.append((folded, page_of[folded - 1] if folded else -1))
+            pages.append([(at, page_of[at]) for at in range(folded, min(last, len(page_of))) if page_of[at] >= 0])
+        return StateTables(rows, anchors, pages)
+
+    def _folded_at(self, choice: RunningChoice, known: int) -> int:
+        """Blocks that are folded once a step has computed the known tokens up to here: the last with a page."""
+        if self._pages is None:
+            return 0
+        page_of = choice.groups[self._pages]
+        ends = range(min(known // self._block_size, len(page_of)), choice.num_folded, -1)
+        return next((end for end in ends if page_of[end - 1] >= 0), choice.num_folded)
 
     def begin_masks(self, batch: Batch, choices: Sequence[RunningChoice]) -> None:
         """Compute, while the step runs, which tokens the grammars of the ready choices allow next."""
@@ -222,6 +280,8 @@ class RunnerState:
         """
         end = len(choice.tokens)
         choice.tokens.extend(tokens)
+        if choice.groups:
+            choice.num_folded = self._folded_at(choice, choice.num_computed + num_computed)
         choice.num_computed = min(choice.num_computed + num_computed + len(nodes), len(choice.tokens) - 1)
         choice.sampler_state = self._sampling.sampler_state(choice.slot)
         places = [(end + node, end + depth) for depth, node in enumerate(nodes) if node != depth]
@@ -234,15 +294,6 @@ class RunnerState:
 
     def _slot_of(self, table: Sequence[int], place: int) -> tuple[int, int]:
         return table[place // self._block_size], place % self._block_size
-
-
-def _place(choice: RunningChoice, placed: Sequence[PlacedBlock]) -> None:
-    """Enter new blocks of cache groups into the choice's tables."""
-    for group, at, block in placed:
-        table = choice.groups[group - 1]
-        if at >= len(table):
-            table.extend([0] * (at + 1 - len(table)))
-        table[at] = block
 
 
 class _Layout:

@@ -95,13 +95,14 @@ def _check_blocks(request: EngineRequest, config: SchedulerConfig, num_blocks: i
 
 def _check_groups(request: EngineRequest, config: SchedulerConfig, groups: Sequence[CacheGroup]) -> None:
     """Blocks of cache groups are given back as a choice goes on, so only what it holds at a time must fit."""
-    length = max(len(request.prompt), len(request.guide)) + request.max_tokens + request.sampling.num_candidates
+    length = max(len(request.prompt), len(request.guide)) + request.max_tokens
     for group in groups:
         needed = group.most_held(
             width=request.width,
             length=length,
             budget=config.max_num_batched_tokens,
             block_size=config.block_size,
+            extra=request.sampling.num_candidates,
             snapshot_every=config.snapshot_every,
         )
         if needed > group.num_blocks:

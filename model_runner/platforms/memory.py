@@ -1,8 +1,6 @@
 """Memory plan: the sizes of weights and KV cache, computed before anything is loaded."""
 
 import math
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,10 +10,9 @@ import torch
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
 from model_runner.kv_cache import KVShape
+from model_runner.platforms.cache_plan import NO_STATES, CacheDivider, StateBytes
 
 GIB = 1 << 30
-_HELD_WINDOWS = 2
-"""Windows for each choice that can run: its own, and one in the prefix cache."""
 
 
 class DoesNotFitError(ValueError):
@@ -47,13 +44,15 @@ class Needs:
     weights_name: str
     """Type of the target's weights in matrix products."""
     kv: tuple[KVShape, ...]
-    """One entry per layer of all models and heads. Only the target's layers have windows."""
+    """One entry per attention call of all models and heads. Only the target's have windows."""
     max_model_len: int
     """The model's own limit."""
     step_bytes: int = 0
     """Memory of the largest step, in addition to weights and cache."""
     learning_bytes: int = 0
     """Memory of the process that trains heads, if it shares the device's memory."""
+    states: StateBytes = NO_STATES
+    """Recurrent states of the target."""
     int4_bytes: int | None = None
     """`model_bytes` with `--quantization int4`; None if that is not possible, or already the case."""
 
@@ -96,10 +95,12 @@ class MemoryPlan:
     """Type of the weights in matrix products."""
     kv_dtype: str
     learning_bytes: int = 0
-    groups: tuple[CacheGroup, ...] = ()
-    """Blocks of layers with windows."""
     cache_bytes: int = 0
-    """Memory of all blocks."""
+    """Memory of all blocks, of which `state_bytes` are recurrent states."""
+    state_bytes: int = 0
+    max_num_seqs: int = 1
+    """Choices that can run at a time."""
+    groups: tuple[CacheGroup, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -108,17 +109,25 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """The plan as log lines."""
-        windows = [
+        groups = [
             f"           layers with a window of {group.window:,}: {group.num_blocks * self.block_size:,} tokens"
             for group in self.groups
+            if group.kind == "window"
         ]
+        if self.state_bytes:
+            pages = sum(group.num_blocks for group in self.groups if group.kind == "page")
+            groups.append(
+                f"states     {_size(self.state_bytes)} for {self.max_num_seqs} choices at a time and "
+                f"{max(pages - 2 * self.max_num_seqs, 0):,} states in the prefix cache"
+            )
+        kv_bytes = self.cache_bytes - self.state_bytes
         learning = [f"learning   {_size(self.learning_bytes)}"] if self.learning_bytes else []
         return [
             f"weights    {_size(self.weight_bytes)} as {self.dtype} on {self.device}",
-            f"KV cache   {_size(self.cache_bytes)} as {self.kv_dtype} at {_size(self.kv_bytes_per_token)} per token",
+            f"KV cache   {_size(kv_bytes)} as {self.kv_dtype} at {_size(self.kv_bytes_per_token)} per token",
             f"           = {self.num_tokens:,} tokens = {self.num_tokens / self.max_model_len:.1f} full requests "
             f"of {self.max_model_len:,} tokens",
-            *windows,
+            *groups,
             *learning,
         ]
 
@@ -147,15 +156,16 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
             f"max_model_len {wanted:,} is more than the model's own limit of {needs.max_model_len:,}; lower it"
         )
     left = max(free - weights - needs.step_bytes, 0)
-    blocks = _CacheBlocks(needs.kv, types.kv, wanted, config, sizes)
-    cache = _cache_bytes(left, blocks.bytes_of(blocks.most), config, room, needs)
-    num_blocks = blocks.fitting(cache)
-    fitting = num_blocks * config.block_size
+    divider = CacheDivider(needs.kv, types.kv, needs.states, wanted, config, sizes)
+    cache = _cache_bytes(left, divider.useful_bytes, config, room, needs)
+    division = divider.divide(cache)
+    fitting = division.num_blocks * config.block_size
     if fitting < 1 or (config.max_model_len is not None and fitting < config.max_model_len):
-        required = blocks.bytes_of(-(-wanted // config.block_size))
+        required = divider.bytes_for(wanted)
         ways = [
             f"set --kv-cache-gib {math.ceil(required / GIB * 100) / 100}" if cache < required <= left else "",
             f"set --max-model-len {fitting}" if fitting else "",
+            "lower --max-num-seqs" if division.state_bytes and division.max_num_seqs > 1 else "",
             _int4_advice(needs, required - left) if required > left else "",
         ]
         raise DoesNotFitError(
@@ -166,52 +176,17 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         weight_bytes=weights,
         kv_bytes_per_token=per_token,
         block_size=config.block_size,
-        num_blocks=num_blocks,
+        num_blocks=division.num_blocks,
         max_model_len=min(wanted, fitting),
         device=room.device,
         dtype=needs.weights_name,
         kv_dtype=_name(types.kv),
         learning_bytes=needs.learning_bytes,
-        groups=blocks.groups(num_blocks),
-        cache_bytes=blocks.bytes_of(num_blocks),
+        cache_bytes=division.num_bytes,
+        state_bytes=division.state_bytes,
+        max_num_seqs=division.max_num_seqs,
+        groups=division.groups,
     )
-
-
-class _CacheBlocks:
-    """How many blocks of each cache group go with a number of the choices' own blocks."""
-
-    def __init__(
-        self, kv: Sequence[KVShape], dtype: torch.dtype, max_model_len: int, config: RunnerConfig, sizes: Sizes
-    ) -> None:
-        bytes_of_window: Counter[int] = Counter()
-        for shape in kv:
-            window = shape.window if shape.window and shape.window < max_model_len else 0
-            bytes_of_window[window] += shape.num_bytes(dtype) * config.block_size
-        self._own_bytes = bytes_of_window.pop(0, 0)
-        self.most = -(-max_model_len // config.block_size) * sizes.max_num_seqs
-        """More than this are of no use."""
-        self._windows = []
-        for window, num_bytes in sorted(bytes_of_window.items()):
-            held = CacheGroup("window", 0, window).most_held(
-                width=_HELD_WINDOWS * sizes.max_num_seqs,
-                length=max_model_len,
-                budget=sizes.max_num_batched_tokens,
-                block_size=config.block_size,
-            )
-            self._windows.append((window, num_bytes, held))
-
-    def groups(self, num_own: int) -> tuple[CacheGroup, ...]:
-        """The blocks of each group."""
-        return tuple(CacheGroup("window", min(num_own, held), window) for window, _, held in self._windows)
-
-    def bytes_of(self, num_own: int) -> int:
-        """Memory of all blocks."""
-        return num_own * self._own_bytes + sum(min(num_own, held) * size for _, size, held in self._windows)
-
-    def fitting(self, cache_bytes: int) -> int:
-        """The largest number of own blocks with which everything fits."""
-        most = self.most if not self._own_bytes else cache_bytes // self._own_bytes
-        return bisect_right(range(most + 1), cache_bytes, key=self.bytes_of) - 1
 
 
 def _weights_error(needs: Needs, room: Room, types: StorageTypes, per_block: int) -> DoesNotFitError:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from model_runner.batch import Batch
+from model_runner.contract import BlockCopy
 from model_runner.kernels.library import huge_pages
 from model_runner.kv_cache import Move
 
@@ -144,8 +145,10 @@ class StateCache:
         num_rows_blocks: int,
         num_pages: int,
         device: torch.device,
+        group: int = 0,
     ) -> None:
-        """Allocate zeros."""
+        """Allocate zeros. `group` is the number of the rows blocks' cache group."""
+        self._group = group
         self.recurrences = tuple(recurrences)
         self.convolutions = tuple(convolutions)
         self.num_rows_blocks = num_rows_blocks
@@ -176,27 +179,26 @@ class StateCache:
         layers = self.convolutions
         return [self._conv_groups[shape].layer(layers[:index].count(shape)) for index, shape in enumerate(layers)]
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy rows blocks, given as (from, to). All are read before any is written."""
-        if copies:
-            old, new = self._indices(copies)
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy rows blocks. All are read before any is written."""
+        if pairs := [(copy.source, copy.destination) for copy in copies if copy.group == self._group]:
+            old, new = self._indices(pairs)
             self._rows[new] = self._rows[old]
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy single tokens' rows to other places. All are read before any is written."""
-        if not moves:
+        places = [move[:4] for move in moves if move.group == self._group]
+        if not places:
             return
-        old_block, old, new_block, new = self._indices(moves)
+        old_block, old, new_block, new = self._indices(places)
         for group in self._groups.values():
             for rows in (group.keys, group.updates, group.decays):
                 rows[new_block, :, :, new] = rows[old_block, :, :, old]
         for conv in self._conv_groups.values():
             conv.inputs[new_block, :, new] = conv.inputs[old_block, :, old]
 
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Zero rows blocks."""
-        if blocks:
-            self._rows[torch.tensor(blocks, device=self.device)] = 0
+    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Nothing to do: rows are written before they are read."""
 
     def _indices(self, pairs: Sequence[tuple[int, ...]]) -> list[Tensor]:
         return list(torch.tensor(pairs, device=self.device).T)

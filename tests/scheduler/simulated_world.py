@@ -17,6 +17,7 @@ def make_groups(config, num_blocks, windows=(3, 9)):
         "length": 60,
         "budget": config.max_num_batched_tokens + 3,
         "block_size": config.block_size,
+        "extra": 6,
         "snapshot_every": config.snapshot_every,
     }
 

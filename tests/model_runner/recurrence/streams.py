@@ -153,7 +153,7 @@ class World:
     def fork(self, stream: Stream) -> Stream:
         """A stream that shares the anchor and has a copy of the rows after it."""
         rows = [self.free.pop() if block >= stream.anchor[0] else -1 for block in range(len(stream.rows))]
-        self.cache.copy_blocks([pair for pair in zip(stream.rows, rows, strict=True) if pair[1] >= 0])
+        self.cache.copy_blocks([BlockCopy(*pair) for pair in zip(stream.rows, rows, strict=True) if pair[1] >= 0])
         return Stream(rows, stream.anchor, stream.computed)
 
     def _at(self, stream: Stream, place: int) -> tuple[int, int]:

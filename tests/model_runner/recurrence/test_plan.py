@@ -66,19 +66,18 @@ def test_a_batch_of_some_choices_has_their_tables() -> None:
     assert replace(whole, states=None).only([1]).states is None
 
 
-def test_rows_are_copied_moved_and_cleared() -> None:
-    cache = StateCache([GDN, GDN], [ConvShape(8, 4)], 3, 1, torch.device("cpu"))
+def test_rows_of_the_group_are_copied_and_moved() -> None:
+    cache = StateCache([GDN, GDN], [ConvShape(8, 4)], 3, 1, torch.device("cpu"), group=2)
     memory = cache.recurrent[1]
     tensors = [memory.keys, memory.decays, memory.updates, cache.conv[0].inputs[:, None]]
     for number, tensor in enumerate(tensors, 1):
         tensor[0, :, 7] = number
-    cache.move([Move(0, 7, 1, 2)])
-    cache.copy_blocks([(1, 2)])
-    cache.clear([1])
+    cache.move([Move(0, 7, 1, 2, 2), Move(0, 8, 1, 3, 1)])
+    cache.copy_blocks([BlockCopy(1, 2, 2), BlockCopy(0, 1)])
     for number, tensor in enumerate(tensors, 1):
         assert (tensor[2, :, 2] == number).all()
         assert tensor[2].sum() == tensor[2, :, 2].sum()
-        assert not tensor[1].any()
+        assert tensor[1].sum() == number * tensor[1, :, 2].numel()
     assert not cache.recurrent[0].keys.any()
     total = sum(shape.rows_bytes for shape in (GDN, GDN, ConvShape(8, 4)))
     assert cache._rows.nbytes == 3 * total
