@@ -21,6 +21,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
+from model_runner.models.text_model import without_missing_towers
+
 VOCAB_SIZE = 320
 SEED = 7
 _SPREAD = 3.0
@@ -156,11 +158,18 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "granite4_vision": {"deepstack_layer_map": [], "spatial_target_layers": [], "downsample_rate": "1/1"},
     "muse_spark": {"audio_config": {"out_hidden_size": 64}},
     "mistral4": {**_LATENT, **_ROUTED, "head_dim": 8},
+    "step3p5": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "sliding_window": 16,
+    },
     "youtu": {**_LATENT, "head_dim": 8},
     "dory": {"recurrent_kv_cache_mode": "per_loop"},
     "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
-        "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
+        "d_model": 64,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16},
     "axk1": {**_LATENT, **_GROUPED, "first_k_dense_replace": 1, "head_dim": 8},
@@ -389,13 +398,22 @@ _CASES: Mapping[str, dict[str, Any]] = {
 }
 _WITHOUT: Mapping[str, tuple[str, ...]] = {"falcon": ("head_dim",)}
 """Entries of `_BASE` that a type does not take."""
+_WITH_ENCODERS = frozenset({"musicgen", "musicgen_melody", "vision-encoder-decoder"})
+"""Types whose classes do not say that they have encoders."""
 _DEPTHS = ("num_hidden_layers", "depth", "num_layers", "encoder_layers", "num_blocks", "layers")
 _SMALL = ("out_hidden_size", "projection_dim")
 
 
-def model_types() -> list[str]:
-    """All types of transformers' mappings for causal language models, and for images and text."""
-    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES})
+def decoder_types() -> list[str]:
+    """Types of transformers' mappings for causal language models, and for images and text, without an encoder."""
+    names = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES})
+    return [name for name in names if name not in _WITH_ENCODERS and not CONFIG_MAPPING[name].is_encoder_decoder]
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The class of transformers that loads such a model."""
+    has_images = type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if has_images else AutoModelForCausalLM
 
 
 def tiny_config(model_type: str) -> PretrainedConfig:
@@ -430,10 +448,8 @@ def write_tiny_model(model_type: str, folder: Path) -> None:
     """Write a random model of the type, without a tokenizer."""
     config = tiny_config(model_type)
     torch.manual_seed(SEED)
-    classes: Any = AutoModelForImageTextToText
-    if type(config) not in classes._model_mapping:
-        classes = AutoModelForCausalLM
-    model: PreTrainedModel = classes.from_config(config, dtype=torch.float32)
+    with without_missing_towers():
+        model: PreTrainedModel = auto_class(config).from_config(config, dtype=torch.float32)
     for name, weight in model.named_parameters():
         if name.endswith("sinks"):
             weight.data.normal_()

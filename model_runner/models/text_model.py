@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from model_runner.models.hf_attention import ATTENTION_NAME
+from model_runner.models.looped_experts import restore_common_form
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
 
 ATTENTION = {"": ATTENTION_NAME, "text_config": ATTENTION_NAME}
@@ -61,9 +62,10 @@ def make_model(config: PretrainedConfig, unused: Collection[str] = ()) -> Any:
     """
     _register_own_classes(config)
     try:
-        model = model_class(config)._from_config(
-            config, attn_implementation=ATTENTION, experts_implementation="batched_mm"
-        )
+        with without_missing_towers():
+            model = model_class(config)._from_config(
+                config, attn_implementation=ATTENTION, experts_implementation="batched_mm"
+            )
     except KeyError as error:
         if error.args != (ATTENTION_NAME,):
             raise
@@ -89,8 +91,9 @@ def _register_own_classes(config: PretrainedConfig) -> None:
 
 
 def adapt(model: PreTrainedModel) -> None:
-    """Replace GPT-2's Conv1D, and stop transformers from searching the tokens for padding: a batch has none."""
+    """Change what does not work here: Conv1D, experts in loops, and a search for padding, which a batch has not."""
     make_linear(model)
+    restore_common_form(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.warn_if_padding_and_no_attention_mask = _search_nothing  # type: ignore[assignment]
@@ -115,7 +118,8 @@ def text_only(own: Any, unused: Collection[str]) -> Any:
     """A class of models without the modules of these names, so that their weights are never read."""
 
     def initialise(model: Any, *arguments: Any, **keywords: Any) -> None:
-        own.__init__(model, *arguments, **keywords)
+        with without_missing_towers():
+            own.__init__(model, *arguments, **keywords)
         leave_out(model, unused)
 
     if not unused:
@@ -159,6 +163,24 @@ def watch_calls(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def without_missing_towers() -> Iterator[None]:
+    """Have transformers make empty modules instead of towers that need packages which are not installed (timm)."""
+    original = AutoModel.from_config
+
+    def from_config(config: PretrainedConfig, **keywords: Any) -> Any:
+        try:
+            return original(config, **keywords)
+        except ImportError:
+            return nn.Identity()
+
+    AutoModel.from_config = from_config
+    try:
+        yield
+    finally:
+        AutoModel.from_config = original
 
 
 @contextmanager
