@@ -87,6 +87,11 @@ _LOCAL = {**_PART, "hidden_size_global": 64}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _SECTIONS = {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}
 _DECODER = {"is_decoder": True}
+_SMALL_PALIGEMMA = {
+    "model_type": "paligemma",
+    "text_config": {"model_type": "gemma", **_BASE},
+    "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1},
+}
 
 _CASES: Mapping[str, dict[str, Any]] = {
     **dict.fromkeys(
@@ -98,7 +103,6 @@ _CASES: Mapping[str, dict[str, Any]] = {
             "electra",
             "ernie",
             "megatron-bert",
-            "reformer",
             "rembert",
             "roberta",
             "roberta-prelayernorm",
@@ -130,9 +134,15 @@ _CASES: Mapping[str, dict[str, Any]] = {
         "topk_group": 1,
         "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
     },
-    "glm5_next_text": {**_LATENT, **_GROUPED, **_INDEXED, "layer_types": ["linear_attention", "indexed_attention"] * 2},
+    "glm5_next_text": {
+        **_LATENT,
+        **_GROUPED,
+        **_INDEXED,
+        "qk_rope_head_dim": 0,
+        "layer_types": ["linear_attention", "indexed_attention"] * 2,
+    },
     "xmod": {**_DECODER, "default_language": "en_XX", "languages": ["en_XX"]},
-    "apertus1p5": {"image_token_offset": 0, "audio_token_offset": 131072},
+    "apertus1p5": {"image_token_offset": 0, "audio_token_offset": 131072, "text_config": {"vocab_size": 1 << 18}},
     "aya_vision": {
         "vision_config": {
             "model_type": "siglip_vision_model",
@@ -144,8 +154,9 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 10}},
     "emu3": {"vocabulary_map": {"<image>": 10}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
-    "deepseek_ocr2_text": {**_ROUTED, "num_key_value_heads": 4},
+    "deepseek_ocr2_text": {**_ROUTED, "num_key_value_heads": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]},
     "diffusion_gemma_text": {**_WINDOWS, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
+    "dots3_note": {"vision_config": {"adapter_out_dim": 64}, "audio_config": {"adapter_out_dim": 64}},
     "dots3_note_text": {"num_key_value_heads": 4},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 40},
     "ernie4_5_vl_moe_text": {
@@ -164,6 +175,7 @@ _CASES: Mapping[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "sliding_window": 16,
     },
+    "xlnet": {"d_head": 16},
     "youtu": {**_LATENT, "head_dim": 8},
     "dory": {"recurrent_kv_cache_mode": "per_loop"},
     "dbrx": {
@@ -171,6 +183,19 @@ _CASES: Mapping[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "inkling2": {"vision_config": {"text_hidden_size": 64}},
+    "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
+    "muse_spark_text": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "moe_hidden_size": 32,
+        "sliding_window": 16,
+    },
+    "reformer": {**_DECODER, "axial_pos_embds": False},
+    "perception_lm": {"vision_config": {"model_type": "timm_wrapper", "model_args": {"embed_dim": 32}}},
+    "pi0": {"vlm_config": _SMALL_PALIGEMMA, "dit_config": {"model_type": "gemma", **_BASE}},
     "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16},
     "axk1": {**_LATENT, **_GROUPED, "first_k_dense_replace": 1, "head_dim": 8},
     "axk2": {**_LATENT, **_GROUPED, **_INDEXED, "first_k_dense_replace": 1},
@@ -396,10 +421,12 @@ _CASES: Mapping[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 40, "router_hidden_size": 16},
 }
-_WITHOUT: Mapping[str, tuple[str, ...]] = {"falcon": ("head_dim",)}
+_TEXT_TYPES: Mapping[str, str] = {"gemma4_assistant": "gemma4_text"}
+"""Types of the text where the default configuration is not valid."""
+_WITHOUT: Mapping[str, tuple[str, ...]] = {"falcon": ("head_dim",), "xlnet": ("max_position_embeddings", "head_dim")}
 """Entries of `_BASE` that a type does not take."""
-_WITH_ENCODERS = frozenset({"musicgen", "musicgen_melody", "vision-encoder-decoder"})
-"""Types whose classes do not say that they have encoders."""
+_WITH_ENCODERS = frozenset({"evolla", "musicgen", "musicgen_melody", "vision-encoder-decoder"})
+"""Types whose classes do not say that they have encoders: of sounds, of proteins, or any."""
 _DEPTHS = ("num_hidden_layers", "depth", "num_layers", "encoder_layers", "num_blocks", "layers")
 _SMALL = ("out_hidden_size", "projection_dim")
 
@@ -421,8 +448,12 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     config_class = CONFIG_MAPPING[model_type]
     if "text_config" not in config_class.sub_configs:
         return config_class(**_entries(model_type))
-    text_type = config_class().get_text_config().model_type
-    config = config_class(text_config={"model_type": text_type, **_entries(text_type)}, **_CASES.get(model_type, {}))
+    sub_config = config_class.sub_configs["text_config"]
+    text_type = getattr(sub_config, "model_type", None) or _TEXT_TYPES.get(model_type)
+    text_type = text_type or config_class().get_text_config().model_type
+    own = dict(_CASES.get(model_type, {}))
+    text = {"model_type": text_type, **_entries(text_type), **own.pop("text_config", {})}
+    config = config_class(text_config=text, **own)
     for name in config.sub_configs:
         tower = getattr(config, name, None)
         if isinstance(tower, PretrainedConfig) and name != "text_config":
@@ -436,6 +467,9 @@ def _entries(model_type: str) -> dict[str, Any]:
 
 
 def _shrink_tower(config: PretrainedConfig) -> None:
+    for name in config.sub_configs:
+        if isinstance(part := getattr(config, name, None), PretrainedConfig):
+            _shrink_tower(part)
     for name in _DEPTHS:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 1)
