@@ -1,7 +1,9 @@
-// Attention, decoder layers and whole forward passes for the instruction set SW_ISA, which the compiler options define.
+// Attention, recurrent layers, decoder layers and whole forward passes for the instruction set SW_ISA, which the compiler options define.
 // They are a file of their own so that two compilers share the work.
+#include "convolution.h"
 #include "decoder.h"
 #include "kv_cache.h"
+#include "recurrence.h"
 #include "runtime.h"
 
 namespace SW_ISA::entry {
@@ -32,6 +34,18 @@ int32_t forward(SwContext *context, const SwModel *model, const SwStep *step, co
   PassScratch scratch;
   PassScratch::lay_out(*model, *step, *pass, memory, &scratch);
   ForwardRun(context->pool, *model, *step, *pass, scratch).run();
+  return 0;
+}
+
+int32_t recur(SwContext *context, const SwRecurrence *recurrence, const SwStatePlan *plan, const float *query,
+              const float *key, const float *value, const float *log_decay, const float *beta, float *output) {
+  SW_ISA::recur(context->pool, *recurrence, *plan, {query, key, value, beta, output}, log_decay);
+  return 0;
+}
+
+int32_t convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
+                 float *output) {
+  SW_ISA::convolve(context->pool, *convolution, *plan, x, output);
   return 0;
 }
 
