@@ -22,6 +22,7 @@ from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
 from model_runner.models.interleaved_experts import as_modules
 from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, gguf_file_of, is_bare, open_checkpoint
+from model_runner.models.mixers import RecordedStates
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
 from model_runner.models.rotary import is_fixed
 from model_runner.models.text_model import (
@@ -42,6 +43,8 @@ logger = logging.getLogger("samewise.runner")
 
 _LAYER_KINDS = frozenset({"full_attention", "sliding_attention", "mlp", "moe"})
 """Kinds of layers, of transformers' `layer_types`, whose only memory of other tokens is keys and values."""
+_WITHOUT_POSITIONS = 1 << 20
+"""The longest request of a model that has no attention, and so no limit of its own."""
 
 
 class _RecordingAttention(AttentionBackend[None]):
@@ -108,12 +111,13 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
         _refuse_unsupported(config, text)
         with explaining(config):
             seen = _run_on_meta(config)
-    if not seen.shapes:
+    if not (seen.shapes or seen.states.recurrences or seen.states.convolutions):
         raise UnsupportedModelError(
             f"{describe_model(config)} does not use transformers' attention interface, so its keys and values cannot "
             f"be stored in pages; {SEE_MODELS}"
         )
-    if not (longest := getattr(text, "max_position_embeddings", None)):
+    longest = getattr(text, "max_position_embeddings", None) or (None if seen.shapes else _WITHOUT_POSITIONS)
+    if longest is None:
         raise UnsupportedModelError(
             f"{describe_model(config)} has no max_position_embeddings in config.json; {SEE_MODELS}"
         )
@@ -130,6 +134,8 @@ class _Inspection:
     """Names of the parts that text does not use."""
     shapes: Sequence[KVShape]
     """Of the keys and values of each attention call, in the order of the calls."""
+    states: RecordedStates
+    """Shapes of its recurrences and convolutions."""
     num_logits: int
 
 
@@ -138,21 +144,21 @@ def _run_on_meta(config: PretrainedConfig) -> _Inspection:
     with torch.device("meta"):
         model = make_model(class_config(config))
         with watch_calls(model) as uncalled:
-            recorder, logits = _try_one_token(model)
+            recorder, states, logits = _try_one_token(model)
             unused = uncalled()
         if unused:  # run it again: the pass may read the weights of a module that it does not call
             leave_out(model, unused)
-            recorder, logits = _try_one_token(model)
-    return _Inspection(model, unused, recorder.shapes, logits.shape[-1])
+            recorder, states, logits = _try_one_token(model)
+    return _Inspection(model, unused, recorder.shapes, states, logits.shape[-1])
 
 
-def _try_one_token(model: nn.Module) -> tuple[_RecordingAttention, Tensor]:
+def _try_one_token(model: nn.Module) -> tuple[_RecordingAttention, RecordedStates, Tensor]:
     """Run one token through a model on the meta device."""
-    recorder = _RecordingAttention()
+    recorder, states = _RecordingAttention(), RecordedStates()
     token = torch.zeros(1, dtype=torch.int64)
     with torch.inference_mode(), without_validation():
-        logits = ModelCall(model)(token, token, token, StepAttention(recorder, None))
-    return recorder, logits
+        logits = ModelCall(model)(token, token, token, StepAttention(recorder, None), states)
+    return recorder, states, logits
 
 
 def _shape_of(seen: _Inspection, longest: int) -> ModelShape:
@@ -166,6 +172,8 @@ def _shape_of(seen: _Inspection, longest: int) -> ModelShape:
     inner = [weight for weight in matrices if head is None or weight is not head.weight]
     return ModelShape(
         kv=tuple(seen.shapes),
+        recurrences=tuple(seen.states.recurrences),
+        convolutions=tuple(seen.states.convolutions),
         num_layers=model.config.get_text_config().num_hidden_layers,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_shared=num_shared,
