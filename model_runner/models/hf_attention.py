@@ -4,6 +4,7 @@ The step's backend and metadata travel as one keyword argument from the model's 
 attention function. So there is no global state, and the model code needs no change.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,11 +20,12 @@ _HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attenti
 
 
 class StepAttention:
-    """An attention backend and its metadata for one step."""
+    """An attention backend, its metadata for one step, and the step's positions [T]."""
 
-    def __init__(self, backend: AttentionBackend[Any], metadata: Any) -> None:
+    def __init__(self, backend: AttentionBackend[Any], metadata: Any, positions: Tensor | None = None) -> None:
         self.backend = backend
         self.metadata = metadata
+        self.positions = positions
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         return self.backend.forward(layer, query, key, value, options, self.metadata)
@@ -36,6 +38,39 @@ def register_attention() -> None:
     """
     if ATTENTION_NAME not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Llama 4's factor on the queries of layers without rotary positions."""
+
+    interval: float
+    strength: float
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Positions [T] -> factors [T, 1, 1]."""
+        steps = ((positions.float() + 1) / self.interval).floor()
+        return (steps.log1p() * self.strength + 1)[:, None, None]
+
+
+def adapt_attention(model: nn.Module) -> None:
+    """Let `paged_attention` scale queries, where the modules would take a token's place in the batch for its position.
+
+    The modules are changed in place.
+    """
+    for module in model.modules():
+        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+            module.attn_temperature_tuning = False
+            module.query_scale = QueryScale(module.floor_scale, module.attn_scale)
+
+
+def _chunk_of(module: Any) -> int | None:
+    """The chunk size of a layer; transformers does not pass it on."""
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    is_chunked = kinds is not None and kinds[module.layer_idx] == "chunked_attention"
+    chunk: int | None = config.attention_chunk_size if is_chunked else None
+    return chunk
 
 
 def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
@@ -81,10 +116,13 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    options = AttentionOptions(scale, sliding_window, softcap, sinks=s_aux)
+    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux)
+    queries = query[0].transpose(0, 1)
+    if (query_scale := getattr(module, "query_scale", None)) is not None:
+        queries = (queries * query_scale(attention.positions)).to(queries.dtype)
     output = attention(
         module.layer_idx,  # type: ignore[arg-type]
-        query[0].transpose(0, 1),
+        queries,
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         options,

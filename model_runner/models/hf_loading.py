@@ -68,7 +68,7 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
         )
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedModelError(f"{describe_model(config)} generates no text; {SEE_MODELS}")
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention", "chunked_attention"}
     if kinds:
         raise UnsupportedModelError(
             f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "

@@ -13,7 +13,7 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.batch import Batch, IntArray, to_device
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
-from model_runner.models.hf_attention import StepAttention
+from model_runner.models.hf_attention import StepAttention, adapt_attention
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
 
@@ -58,6 +58,7 @@ class HFTargetModel:
             needs: features to capture from each forward pass.
             pick: samples tokens from logits.
         """
+        adapt_attention(model)
         self._model = model
         self._attention = attention
         self._pick = pick
@@ -117,7 +118,7 @@ class HFTargetModel:
                 position_ids=rows.positions.unsqueeze(0),
                 use_cache=False,
                 logits_to_keep=rows.logits_index,
-                attention=StepAttention(self._attention, metadata),
+                attention=StepAttention(self._attention, metadata, rows.positions),
             )
         logits: Tensor = output.logits[0].float()
         return logits
