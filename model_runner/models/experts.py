@@ -26,7 +26,7 @@ class ExpertsSum(Protocol):
 class ExpertWeights:
     """The weights of all experts of a module, with its own order of outputs."""
 
-    up: Tensor  # [experts, outputs, hidden]; with a gate, the outputs are those of gate and up
+    up: Tensor  # [experts, outputs, hidden]; with a gate, it has the outputs of gate and up
     down: Tensor  # [experts, hidden, intermediate]
     up_bias: Tensor | None = None  # [experts, outputs]
     down_bias: Tensor | None = None  # [experts, hidden]
@@ -136,7 +136,12 @@ def is_longcat(module: nn.Module) -> bool:
 def activation_between(module: Any) -> Callable[[Tensor], Tensor]:
     """The module's function between up and down: a gate, or an activation alone."""
     if not getattr(module, "has_gate", True):
-        return lambda rows: module.act_fn(rows)
+
+        def activate(rows: Tensor) -> Tensor:
+            result: Tensor = module.act_fn(rows)  # looked up now: it may have been replaced
+            return result
+
+        return activate
     return getattr(module, "_apply_gate", None) or partial(_default_apply_gate, module)
 
 

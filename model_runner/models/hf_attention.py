@@ -4,6 +4,7 @@ The step's backend and metadata travel as one keyword argument from the model's 
 attention function. So there is no global state, and the model code needs no change.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,8 @@ def adapt_attention(model: nn.Module) -> None:
 
     The modules are changed in place.
     """
-    for module in model.modules():
+    modules: Iterable[Any] = model.modules()
+    for module in modules:
         if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
             module.attn_temperature_tuning = False
             module.query_scale = QueryScale(module.floor_scale, module.attn_scale)
@@ -66,7 +68,7 @@ def adapt_attention(model: nn.Module) -> None:
 
 def _chunk_of(module: Any) -> int | None:
     """The chunk size of a layer; transformers does not pass it on."""
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     is_chunked = kinds is not None and kinds[module.layer_idx] == "chunked_attention"
     chunk: int | None = config.attention_chunk_size if is_chunked else None

@@ -77,7 +77,9 @@ class RoutedExperts(NativeExperts):
         if self._bias is not None:
             struct.choice_bias = pointer(self._bias, len(form.gate_up))
         if form.router_bias is not None:
-            self._router_bias = F.pad(form.router_bias.float(), (0, self._router.shape[0] * _ROUTER_PANEL - len(form.router_bias)))
+            self._router_bias = F.pad(
+                form.router_bias.float(), (0, self._router.shape[0] * _ROUTER_PANEL - len(form.router_bias))
+            )
             struct.router_bias = pointer(self._router_bias, len(self._router_bias))
 
 

@@ -178,7 +178,7 @@ def test_experts_are_the_weighted_sum_and_tokens_do_not_meet() -> None:
 
 
 def spelled_out(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """What transformers computes, one expert after the other."""
+    """Transformers' own sum, computed one expert after the other."""
     forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
     with torch.no_grad():
         result: torch.Tensor = forward(module, hidden, index, weights)

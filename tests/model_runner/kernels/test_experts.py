@@ -106,7 +106,9 @@ def test_the_same_as_one_product_after_the_other(kind: WeightKind, kernels: Kern
     form, rows, chosen = some_experts(), random(ROWS, HIDDEN, seed=3), choices("mixed")
     weights, packer = random(*chosen.shape, seed=5), NativePacker(kernels, kind)
     result = native(form, packer)(rows, chosen, weights)
-    expected = PackedExperts(Gated(), ExpertWeights(stacked(form.gate_up), stacked(form.down)), packer)(rows, chosen, weights)
+    expected = PackedExperts(Gated(), ExpertWeights(stacked(form.gate_up), stacked(form.down)), packer)(
+        rows, chosen, weights
+    )
     errors = (result - expected).norm(dim=1) / expected.norm(dim=1)
     # Activations differ in the last bit, which now and then is another integer in a quantised row.
     assert errors.median() < 2e-6

@@ -114,7 +114,10 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
 
 
 @by_storage
-@pytest.mark.parametrize("options", [PLAIN, AttentionOptions(0.25, window=300, softcap=3.0), replace(SINKS, window=300), replace(SINKS, chunk=500)])
+@pytest.mark.parametrize(
+    "options",
+    [PLAIN, AttentionOptions(0.25, window=300, softcap=3.0), replace(SINKS, window=300), replace(SINKS, chunk=500)],
+)
 def test_rows_do_not_depend_on_how_their_splits_are_shared_out(
     monkeypatch: pytest.MonkeyPatch,
     storage: Storage,
