@@ -63,9 +63,7 @@ class PackedExperts:
         return result
 
     def apply(self, expert: int, rows: Tensor) -> Tensor:
-        """One expert's outputs [n, hidden] for rows [n, hidden]; LongCat's experts beyond the last return the rows."""
-        if expert >= len(self._down):
-            return rows
+        """One expert's outputs [n, hidden] for rows [n, hidden]."""
         activated = self._activate(self._up[expert].linear(rows, self._up_bias[expert]))
         return self._down[expert].linear(activated, self._down_bias[expert])
 
@@ -119,18 +117,11 @@ def pack_experts(model: nn.Module, pack: Packer, make: MakeExperts | None = None
         module.packed = at_once or PackedExperts(module, weights, pack)
         if is_llama4(module):
             module.forward = ScaledExperts(module.packed, len(weights.up))
-        elif is_longcat(module):
-            module.forward = module.packed
 
 
 def is_llama4(module: nn.Module) -> bool:
     """Whether the module has the experts of Llama 4, which transformers runs on all rows."""
     return type(module).__name__ == "Llama4TextExperts"
-
-
-def is_longcat(module: nn.Module) -> bool:
-    """Whether the module has the experts of LongCat-Flash, and more without weights."""
-    return type(module).__name__ == "LongcatFlashExperts"
 
 
 def activation_between(module: Any) -> Callable[[Tensor], Tensor]:
@@ -142,7 +133,7 @@ def activation_between(module: Any) -> Callable[[Tensor], Tensor]:
             return result
 
         return activate
-    return getattr(module, "_apply_gate", None) or partial(_default_apply_gate, module)
+    return getattr(module, "_apply_gate", None) or partial(_default_apply_gate, module)  # Llama 4's has none
 
 
 def has_usual_gate(module: Any) -> bool:
@@ -166,7 +157,7 @@ def take_expert_weights(model: nn.Module, *, ours_alone: bool = False) -> Iterat
         up = "gate_up_proj" if "gate_up_proj" in own else "up_proj"
         if up not in own or "down_proj" not in own:
             continue
-        is_known = hasattr(module, "is_transposed") or (not ours_alone and (is_llama4(module) or is_longcat(module)))
+        is_known = hasattr(module, "is_transposed") or (not ours_alone and is_llama4(module))
         # The last one needs transformers 5.18 or later.
         if not is_known or getattr(module, "has_post_expert_norm", False):
             raise ValueError(f"the layout of the experts in {name} is not supported")
