@@ -18,10 +18,12 @@ from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import Learned, MakeLink, choose_learned, fresh_proposer, make_learning
+from model_runner.mixing_probe import ProbedCache, mixes_tokens
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import ModelShape, check_tokenizers, load_classification_head
+from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model
 from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
@@ -140,7 +142,7 @@ class _Weights:
 
 def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     target = platform.inspect(config.model)
-    fitting = TargetShape(target.hidden, target.vocab_size, len(target.kv))
+    fitting = TargetShape(target.hidden, target.vocab_size, target.num_layers)
     heads = [load_heads(folder, fitting) for folder in config.heads]
     _check_methods(config.heads, heads)
     draft = _inspect_companion(config, platform, config.draft_model, "draft")
@@ -263,6 +265,9 @@ def _put_together(
         drafter=drafter,
         learning=learning,
     )
+    _refuse_mixing(platform, target.model, parts.target, parts.state, plan)
+    if aux is not None and amateur is not None:
+        _refuse_mixing(platform, aux.model, amateur, parts.state, plan)
     return parts, 0 if early_exit is None else early_exit.num_layers
 
 
@@ -293,6 +298,28 @@ def _with_cache(
     attention = platform.attention(kv_cache)
     platform.try_attention(attention, kv_cache)
     return _Loaded(model, kv_cache, attention)
+
+
+def _refuse_mixing(
+    platform: Platform, model: LoadedModel, target: TargetModel, state: RunnerState, plan: MemoryPlan
+) -> None:
+    """Raises UnsupportedModelError if the model's results would depend on other requests.
+
+    Args:
+        platform: the platform.
+        model: the target, or the auxiliary model; a draft model affects no answer.
+        target: the model on its cache.
+        state: lays out steps.
+        plan: the size of the cache.
+    """
+    if not platform.may_mix(model):
+        return
+    cache = ProbedCache(plan.num_blocks, plan.block_size, plan.max_model_len)
+    if mixes_tokens(target, state, cache, model.get_input_embeddings().num_embeddings, exact=platform.exact):
+        raise UnsupportedModelError(
+            f"{describe_model(model.config)} computes other logits in chunks next to another request than alone: its "
+            f"layers mix tokens outside of attention, or its positions are not those of the request; {SEE_MODELS}"
+        )
 
 
 def _companion(target: _Loaded, other: _Loaded | None, platform: Platform, max_model_len: int) -> TargetModel | None:

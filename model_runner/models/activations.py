@@ -43,6 +43,27 @@ def quick_gelu(x: Tensor) -> Tensor:
     return sigmoid(1.702 * x).mul_(x)
 
 
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)); x itself above 20."""
+    return x.exp().log1p_().where(x <= _LINEAR_FROM, x)
+
+
+def xielu(module: hf.XIELUActivation) -> Callable[[Tensor], Tensor]:
+    """XIELU (arXiv:2411.13010) with the factors that the module learned."""
+    beta = module.beta.float()
+    positive, negative = softplus(module.alpha_p.float()), beta + softplus(module.alpha_n.float())
+    eps = float(module.eps)
+
+    def compute(x: Tensor) -> Tensor:
+        below = x.clamp(max=eps).expm1_().sub_(x).mul_(negative)
+        return (positive * x).mul_(x).where(x > 0, below).add_(beta * x)
+
+    return compute
+
+
+_LINEAR_FROM = 20.0
+"""Where softplus(x) becomes x, as in torch."""
+
 EXACT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.SiLU: silu,
     hf.SiLUActivation: silu,
@@ -82,10 +103,11 @@ _EXACT_FUNCTIONS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     F.silu: lambda x, inplace=False: silu(x),
     F.gelu: _gelu,
     F.sigmoid: sigmoid,
+    F.softplus: softplus,
     torch.sigmoid: sigmoid,
     Tensor.sigmoid: sigmoid,
 }
-_INEXACT_FUNCTIONS = frozenset({F.softplus, F.mish, F.logsigmoid, torch.exp2, Tensor.exp2, Tensor.sigmoid_})
+_INEXACT_FUNCTIONS = frozenset({F.mish, F.logsigmoid, torch.exp2, Tensor.exp2, Tensor.sigmoid_})
 
 
 class ExactFunctions(TorchFunctionMode):
@@ -121,7 +143,7 @@ def replace_activations(model: nn.Module) -> None:
     known = {entry[0] if isinstance(entry, tuple) else entry for entry in hf.ACT2CLS.values()}
     for module in list(model.modules()):
         for name, child in module.named_children():
-            function = EXACT.get(type(child))
+            function = xielu(child) if isinstance(child, hf.XIELUActivation) else EXACT.get(type(child))
             if function is not None:
                 setattr(module, name, ExactActivation(function))
             elif type(child) in known:

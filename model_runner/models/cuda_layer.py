@@ -71,6 +71,7 @@ class CudaDecoderLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
+        attention.num_calls += 1
         x = hidden_states[0]
         mixed = self._attend(x, attention, position_embeddings)
         x, inner = self._add(x, self._attention_output, mixed, self._attention_post_norm, self._mlp_norm)

@@ -1,13 +1,17 @@
 """Paged attention for transformers' models, through transformers' attention interface.
 
 The step's backend and metadata travel as one keyword argument from the model's call through every layer to the
-attention function. So there is no global state, and the model code needs no change.
+attention function. Some families' layers drop it, so every module also has the model's `CurrentStep`, which holds the
+same. There is no global state, and the model code needs no change.
 """
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -15,21 +19,85 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 
 ATTENTION_NAME = "samewise"
+_STEP = "current_step"
+"""Attribute of all modules with their CurrentStep."""
 
-_HARMLESS = frozenset({"position_ids", "use_cache", "is_causal", "output_attentions", "output_router_logits"})
+_HARMLESS = frozenset(
+    {"position_ids", "use_cache", "is_causal", "output_attentions", "output_router_logits", "logits_to_keep"}
+)
 """Keyword arguments that models pass along and that have no effect here."""
 
 
 class StepAttention:
-    """An attention backend, its metadata for one step, and the step's positions [T]."""
+    """An attention backend and its metadata for one forward pass.
 
-    def __init__(self, backend: AttentionBackend[Any], metadata: Any, positions: Tensor | None = None) -> None:
+    Each call of a pass has keys and values of its own, numbered in the order of the calls. A module may be called
+    several times, with different keys and values: `layer_idx` would not tell these apart.
+    """
+
+    def __init__(self, backend: AttentionBackend[Any], metadata: Any) -> None:
         self.backend = backend
         self.metadata = metadata
-        self.positions = positions
+        self.positions: Tensor | None = None
+        """[T] the step's positions, which ModelCall sets."""
+        self.num_calls = 0
+        """Calls of this pass so far. Layers that attend by themselves count theirs."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        return self.backend.forward(layer, query, key, value, options, self.metadata)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        call = self.num_calls
+        self.num_calls += 1
+        return self.backend.forward(call, query, key, value, options, self.metadata)
+
+
+class CurrentStep:
+    """The attention of the pass that a model is in; all modules of the model and of its twins share one."""
+
+    attention: StepAttention | None = None
+
+
+class ModelCall:
+    """Calls a model of transformers for flat tokens."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Gives every module of the model its CurrentStep, and `_attn` of old families our attention."""
+        adapt_attention(model)
+        self._model = model
+        self._step: CurrentStep = getattr(model, _STEP, None) or CurrentStep()
+        for module in model.modules():
+            setattr(module, _STEP, self._step)
+            kind = f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
+            if kind in _OWN_ATTENTION:
+                module._attn = partial(_OWN_ATTENTION[kind], module)  # type: ignore[assignment]
+        parameters = inspect.signature(model.forward).parameters
+        self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            self._keywords |= {"position_ids", "use_cache", "attention"}
+
+    def __call__(self, tokens: Tensor, positions: Tensor, logits_index: Tensor, attention: StepAttention) -> Tensor:
+        """Logits [R, vocab], in the model's type.
+
+        Args:
+            tokens: [T].
+            positions: [T].
+            logits_index: [R] the tokens whose logits are needed.
+            attention: the attention of these tokens.
+        """
+        arguments = {
+            "position_ids": positions.unsqueeze(0),
+            "use_cache": False,
+            "logits_to_keep": logits_index,
+            "attention": attention,
+        }
+        self._step.attention = attention
+        attention.positions = positions
+        try:
+            output: Any = self._model(
+                input_ids=tokens.unsqueeze(0), **{name: arguments[name] for name in self._keywords}
+            )
+        finally:
+            self._step.attention = None
+        logits: Tensor = output.logits[0]
+        return logits if "logits_to_keep" in self._keywords else logits.index_select(0, logits_index)
 
 
 def register_attention() -> None:
@@ -68,11 +136,11 @@ def adapt_attention(model: nn.Module) -> None:
 
 def _chunk_of(module: Any) -> int | None:
     """The chunk size of a layer; transformers does not pass it on."""
-    config: Any = getattr(module, "config", None)
-    kinds = getattr(config, "layer_types", None)
-    is_chunked = kinds is not None and kinds[module.layer_idx] == "chunked_attention"
-    chunk: int | None = config.attention_chunk_size if is_chunked else None
-    return chunk
+    config = getattr(module, "config", None)
+    size: int | None = getattr(config, "attention_chunk_size", None)
+    if config is None or size is None or config.layer_types[module.layer_idx] != "chunked_attention":
+        return None
+    return size
 
 
 def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
@@ -86,14 +154,14 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     *,
-    attention: StepAttention,
+    attention: StepAttention | None = None,
     dropout: float = 0.0,
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that a transformers attention module calls.
 
     Args:
-        module: the calling module; its `layer_idx` is the layer.
+        module: the calling module.
         query: [1, heads, tokens, dim].
         key: [1, kv_heads, tokens, dim].
         value: [1, kv_heads, tokens, value_dim].
@@ -102,7 +170,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         sliding_window: positions that a query sees, including its own; None: all.
         softcap: soft cap of the scores.
         s_aux: [heads] attention sinks, logits that take part in the softmax and have no value.
-        attention: the step's attention.
+        attention: the step's attention; None where the family's layers drop it: the module has it, too.
         dropout: 0, because the model is in evaluation mode.
         extra: other arguments of the model's family.
 
@@ -119,14 +187,44 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux)
+    step: StepAttention = attention or getattr(module, _STEP).attention
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:
-        queries = (queries * query_scale(attention.positions)).to(queries.dtype)
-    output = attention(
-        module.layer_idx,  # type: ignore[arg-type]
+        queries = (queries * query_scale(step.positions)).to(queries.dtype)
+    output = step(
         queries,
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         options,
     )
     return output.unsqueeze(0), None
+
+
+def _attend_alone(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+) -> tuple[Tensor, None]:
+    """Attention for families that do not use transformers' interface: [1, heads, tokens, dim] in and out."""
+    output, _ = paged_attention(module, query, key, value, None, scale, window)
+    return output.transpose(1, 2), None
+
+
+def _gpt_neo(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, None]:
+    window = module.config.window_size if module.attention_type == "local" else None
+    return _attend_alone(module, query, key, value, 1.0, window)
+
+
+def _gpt_neox_japanese(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, None]:
+    return _attend_alone(module, query, key, value, 1 / float(module.norm_factor))
+
+
+def _openai_gpt(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> list[Tensor]:
+    scale = value.shape[-1] ** -0.5 if module.scale else 1.0
+    return [_attend_alone(module, query, key.transpose(-2, -1), value, scale)[0]]
+
+
+_OWN_ATTENTION: dict[str, Callable[..., Any]] = {
+    "modeling_gpt_neo.GPTNeoSelfAttention": _gpt_neo,
+    "modeling_gpt_neox_japanese.GPTNeoXJapaneseAttention": _gpt_neox_japanese,
+    "modeling_openai.Attention": _openai_gpt,
+}
+"""Replacements of the method `_attn`, by module and name of the class."""

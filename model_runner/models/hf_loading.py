@@ -1,23 +1,16 @@
 """Loads models by transformers: configuration, sizes, and modules with their weights."""
 
 import json
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    __version__,
-)
-from transformers.pytorch_utils import Conv1D
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel, __version__
 from transformers.utils import logging as hf_logging
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
@@ -25,21 +18,36 @@ from model_runner.batch import Batch
 from model_runner.kernels.library import INT4_GROUP, ROTATED_BLOCK
 from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
-from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
+from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
 from model_runner.models.interleaved_experts import as_modules
 from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, gguf_file_of, is_bare, open_checkpoint
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
 from model_runner.models.rotary import is_fixed
+from model_runner.models.text_model import (
+    ATTENTION,
+    adapt,
+    class_config,
+    generates_text,
+    make_model,
+    model_class,
+    text_only,
+    watch_calls,
+    without_validation,
+)
+
+logger = logging.getLogger("samewise.runner")
+
+_LAYER_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"})
+"""Kinds of layers, of transformers' `layer_types`, whose only memory of other tokens is keys and values."""
 
 
 class _RecordingAttention(AttentionBackend[None]):
-    """Records the shape of each layer's keys and values, and returns zeros."""
+    """Records the shape of the keys and values of each call, and returns zeros."""
 
     needs_clean_blocks = False
 
     def __init__(self) -> None:
-        self.shapes: dict[int, KVShape] = {}
-        self.calls = 0
+        self.shapes: list[KVShape] = []
 
     def prepare(self, batch: Batch) -> None:
         """Nothing to prepare."""
@@ -47,8 +55,7 @@ class _RecordingAttention(AttentionBackend[None]):
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: None
     ) -> Tensor:
-        self.calls += 1
-        self.shapes[layer] = KVShape(key.shape[1], key.shape[2], value.shape[2], query.shape[1] // key.shape[1])
+        self.shapes.append(KVShape(key.shape[1], key.shape[2], value.shape[2], query.shape[1] // key.shape[1]))
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
@@ -66,9 +73,9 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
         raise UnsupportedModelError(
             f"{describe_model(config)} is an encoder-decoder model; only decoder-only ones are supported; {SEE_MODELS}"
         )
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    if not generates_text(config):
         raise UnsupportedModelError(f"{describe_model(config)} generates no text; {SEE_MODELS}")
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention", "chunked_attention"}
+    kinds = set(getattr(text, "layer_types", None) or ()) - _LAYER_KINDS
     if kinds:
         raise UnsupportedModelError(
             f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
@@ -91,25 +98,47 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
     with refused(f"{describe_model(config)} cannot run with paged attention", advice=SEE_MODELS):
         text: Any = config.get_text_config()
         _refuse_unsupported(config, text)
-        return _run_on_meta(config, text)
-
-
-def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
-    """Run the model on the meta device; errors are not yet converted."""
-    recorder = _RecordingAttention()
-    with torch.device("meta"):
-        model = _make_model(config)
-        token = torch.zeros(1, 1, dtype=torch.int64)
-        with torch.inference_mode():
-            output = model(
-                input_ids=token, position_ids=token, use_cache=False, attention=StepAttention(recorder, None)
-            )
-    layers = text.num_hidden_layers
-    if recorder.calls != layers or set(recorder.shapes) != set(range(layers)):
+        model, recorder, num_logits = _run_on_meta(config)
+    if not recorder.shapes:
         raise UnsupportedModelError(
-            f"{describe_model(config)} uses transformers' attention interface in only {len(recorder.shapes)} of its "
-            f"{layers} layers, so it is not supported; {SEE_MODELS}"
+            f"{describe_model(config)} does not use transformers' attention interface, so its keys and values cannot "
+            f"be stored in pages; {SEE_MODELS}"
         )
+    if not (longest := getattr(text, "max_position_embeddings", None)):
+        raise UnsupportedModelError(
+            f"{describe_model(config)} has no max_position_embeddings in config.json; {SEE_MODELS}"
+        )
+    return _shape_of(model, recorder.shapes, num_logits, longest)
+
+
+def _run_on_meta(config: PretrainedConfig) -> tuple[Any, _RecordingAttention, int]:
+    """The model's text part, without weights, after a pass, and how many logits it has; errors are not converted."""
+    unused, recorder, logits = _unused_parts(config)
+    with torch.device("meta"):
+        model = make_model(class_config(config), unused)
+        if unused:  # run it again: the pass may read the weights of a module that it does not call
+            recorder, logits = _try_one_token(model)
+    return model, recorder, logits.shape[-1]
+
+
+def _unused_parts(config: PretrainedConfig) -> tuple[list[str], _RecordingAttention, Tensor]:
+    with torch.device("meta"):
+        model = make_model(class_config(config))
+        with watch_calls(model) as uncalled:
+            recorder, logits = _try_one_token(model)
+            return uncalled(), recorder, logits
+
+
+def _try_one_token(model: nn.Module) -> tuple[_RecordingAttention, Tensor]:
+    """Run one token through a model on the meta device."""
+    recorder = _RecordingAttention()
+    token = torch.zeros(1, dtype=torch.int64)
+    with torch.inference_mode(), without_validation():
+        logits = ModelCall(model)(token, token, token, StepAttention(recorder, None))
+    return recorder, logits
+
+
+def _shape_of(model: Any, shapes: Sequence[KVShape], num_logits: int, longest: int) -> ModelShape:
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings().weight
     shared = head is not None and head.weight is embedding
@@ -118,7 +147,8 @@ def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
     multiplied = [*matrices, embedding] if shared else matrices
     inner = [weight for weight in matrices if head is None or weight is not head.weight]
     return ModelShape(
-        kv=tuple(recorder.shapes[layer] for layer in range(layers)),
+        kv=tuple(shapes),
+        num_layers=model.config.get_text_config().num_hidden_layers,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_shared=num_shared,
         num_multiplied=sum(weight.numel() for weight in multiplied),
@@ -126,42 +156,9 @@ def _run_on_meta(config: PretrainedConfig, text: Any) -> ModelShape:
         num_inner=sum(weight.numel() for weight in inner),
         num_groupable=sum(weight.numel() for weight in inner if weight.shape[-1] % INT4_GROUP == 0),
         hidden=embedding.shape[1],
-        vocab_size=output.logits.shape[-1],
-        max_model_len=text.max_position_embeddings,
+        vocab_size=num_logits,
+        max_model_len=longest,
     )
-
-
-def _make_model(config: PretrainedConfig) -> Any:
-    """Raises TypeError if the architecture only supports its own attention."""
-    try:
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, trust_remote_code=False, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
-        ).eval()
-    except KeyError as error:
-        if error.args != (ATTENTION_NAME,):
-            raise
-        raise TypeError("it only supports its own kinds of attention") from error
-    _adapt(model)
-    return model
-
-
-def _adapt(model: PreTrainedModel) -> None:
-    """Replace GPT-2's Conv1D, and stop transformers from searching the tokens for padding: a batch has none."""
-    make_linear(model)
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            module.config.pad_token_id = None
-
-
-def make_linear(model: nn.Module) -> None:
-    """Replace every Conv1D of GPT-2, whose weight is [in, out], by an equal linear layer."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, Conv1D):
-                linear = nn.Linear(child.nx, child.nf, device="meta")
-                linear.weight = nn.Parameter(child.weight.data.t().contiguous(), requires_grad=False)
-                linear.bias = child.bias
-                setattr(parent, name, linear)
 
 
 def _padded(weight: Tensor) -> int:
@@ -216,28 +213,34 @@ def load_model(
     register_attention()
     with refused(f"{describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
         is_gguf = gguf_file_of(folder) is not None
-        loaded: Any = _class_of(config).from_pretrained(
+        own = class_config(config)
+        unused = _unused_parts(config)[0]
+        loaded: Any = text_only(model_class(own), unused).from_pretrained(
             None if is_gguf else folder,
             state_dict=_dense_tensors(folder, dtype) if is_gguf else None,
-            config=config,
+            config=own,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=ATTENTION,
             experts_implementation=experts,
             device_map=device,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # check_report refuses them with the others
         )
         model, report = loaded
-        check_report(folder, model, report)
-    _adapt(model)
+        left = _left_unread(model, unused, report)
+        check_report(folder, model, {**report, "unexpected_keys": set(report["unexpected_keys"]) - left})
+    if left:
+        logger.info("text only  %d weights of %s are left unread", len(left), ", ".join(unused))
+    adapt(model)
     result: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
     return result
 
 
-def _class_of(config: PretrainedConfig) -> Any:
-    """The model's class."""
-    with torch.device("meta"):
-        return type(_make_model(config))
+def _left_unread(model: PreTrainedModel, unused: Collection[str], report: Mapping[str, Any]) -> set[str]:
+    """The weights in a checkpoint that belong to modules which were left out, by transformers' loading report."""
+    base = f"{model.base_model_prefix}."
+    prefixes = tuple(f"{one}." for name in unused for one in (name, name.removeprefix(base), base + name))
+    return {key for key in report["unexpected_keys"] if key.startswith(prefixes)}
 
 
 def _dense_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.batch import Batch, IntArray, to_device
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
-from model_runner.models.hf_attention import StepAttention, adapt_attention
+from model_runner.models.hf_attention import ModelCall, StepAttention
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
 
@@ -58,8 +58,8 @@ class HFTargetModel:
             needs: features to capture from each forward pass.
             pick: samples tokens from logits.
         """
-        adapt_attention(model)
         self._model = model
+        self._call = ModelCall(model)
         self._attention = attention
         self._pick = pick
         self._picks: FusedSamplingPlan | None = None
@@ -113,15 +113,9 @@ class HFTargetModel:
     def run(self, rows: TokenRows, metadata: Any) -> Tensor:
         """Logits for tensors that are on the device, with the attention metadata of these tokens."""
         with self._functions or nullcontext():
-            output: Any = self._model(
-                input_ids=rows.tokens.unsqueeze(0),
-                position_ids=rows.positions.unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=rows.logits_index,
-                attention=StepAttention(self._attention, metadata, rows.positions),
-            )
-        logits: Tensor = output.logits[0].float()
-        return logits
+            attention = StepAttention(self._attention, metadata)
+            logits = self._call(rows.tokens, rows.positions, rows.logits_index, attention)
+        return logits.float()
 
 
 def take_picks(picked: Tensor, rows: IntArray) -> Tensor:

@@ -38,7 +38,9 @@ class ModelShape:
     """Sizes that decide how much memory the model needs."""
 
     kv: tuple[KVShape, ...]
-    """Shape of the KV of each layer."""
+    """Shape of the KV of each call of the attention in a pass: of each layer, in most models."""
+    num_layers: int
+    """Decoder layers."""
     num_parameters: int
     """Distinct weights; a head shared with the embedding counts once."""
     num_shared: int

@@ -61,6 +61,7 @@ class ModelForm:
         distinct = num_embedding if self.shares_head else num_embedding + num_head
         return ModelShape(
             kv=tuple(_kv_shape(layer) for layer in self.layers),
+            num_layers=len(self.layers),
             num_parameters=num_inner + distinct + self.num_small,
             num_shared=num_embedding if self.shares_head else 0,
             num_multiplied=num_inner + num_head,

@@ -167,6 +167,7 @@ class FusedDecoderLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
+        attention.num_calls += 1
         cos, sin = self._rotation(position_embeddings, hidden_states.shape[1])
         self.struct.rotary_dim = cos.shape[-1]
         output = self._kernels.decoder_layer(self.struct, attention.metadata.struct, cos, sin, hidden_states[0])

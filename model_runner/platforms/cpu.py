@@ -179,6 +179,9 @@ class CpuPlatform(Platform):
         prepare(model, self._packer)
         return model
 
+    def may_mix(self, model: LoadedModel) -> bool:
+        return not isinstance(model, NativeModel)  # every part of a native model is known, and computes by rows
+
     def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
         return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels)
 

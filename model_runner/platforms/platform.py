@@ -127,6 +127,10 @@ class Platform(ABC):
                 "decoded alone, so answers would depend on other requests; on CUDA you can allow that with --no-exact"
             )
 
+    def may_mix(self, model: LoadedModel) -> bool:
+        """Whether a model runs code that could let tokens of different choices meet outside of attention."""
+        return True
+
     @abstractmethod
     def prepare_heads(self, heads: nn.Module) -> None:
         """Move draft heads to the device, with their weights in the form that they are multiplied in.

@@ -38,7 +38,7 @@ class _Attention:
     def __init__(self, attend: Attend) -> None:
         self._attend = attend
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         return self._attend(query, key, value)
 
 

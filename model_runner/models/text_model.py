@@ -1,0 +1,194 @@
+"""Builds models of transformers with our attention, and without the parts that text does not use.
+
+A model for images and text is served for its text. Its towers would take memory and never run, so they are left out
+before any weight is read.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from model_runner.models.hf_attention import ATTENTION_NAME
+from model_runner.models.looped_experts import restore_common_form
+from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
+
+ATTENTION = {"": ATTENTION_NAME, "text_config": ATTENTION_NAME}
+"""Transformers' `attn_implementation`: ours for the text; towers keep the default."""
+_AUTO_CLASSES: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
+_ENTRIES = ("head_dim", "layer_types", "moe_intermediate_size", "num_experts_per_tok", "num_key_value_heads")
+"""Entries of configurations that transformers leaves empty for some families, and that their models need."""
+
+
+def generates_text(config: PretrainedConfig) -> bool:
+    """Whether transformers has a class that generates text for this configuration."""
+    return any(type(config) in auto._model_mapping for auto in _AUTO_CLASSES)
+
+
+def model_class(config: PretrainedConfig) -> Any:
+    """The class of the checkpoint if it generates text, otherwise the one that does."""
+    classes = [auto._model_mapping[type(config)] for auto in _AUTO_CLASSES if type(config) in auto._model_mapping]
+    own = next(iter(config.architectures or ()), None)
+    return next((one for one in classes if one.__name__ == own), classes[-1])
+
+
+def class_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration that the model's class takes: the whole one, or that of the text."""
+    text = config.get_text_config()
+    if text is config or model_class(config).config_class is not type(text):
+        return config
+    text.name_or_path = config.name_or_path
+    text.architectures = config.architectures
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
+        text.quantization_config = quantization
+    return text
+
+
+def make_model(config: PretrainedConfig, unused: Collection[str] = ()) -> Any:
+    """An uninitialised model on torch's current device, in evaluation mode.
+
+    Args:
+        config: from `class_config`.
+        unused: names of modules to leave out.
+
+    Raises:
+        UnsupportedModelError: if the configuration lacks an entry.
+        TypeError: if the architecture only supports its own attention.
+    """
+    _register_own_classes(config)
+    try:
+        with without_missing_towers():
+            model = model_class(config)._from_config(
+                config, attn_implementation=ATTENTION, experts_implementation="batched_mm"
+            )
+    except KeyError as error:
+        if error.args != (ATTENTION_NAME,):
+            raise
+        raise TypeError("it only supports its own kinds of attention") from error
+    except (TypeError, AttributeError, AssertionError) as error:
+        text: Any = config.get_text_config()
+        if empty := [name for name in _ENTRIES if getattr(text, name, 0) is None]:
+            raise UnsupportedModelError(
+                f"{describe_model(config)} has no {few(empty)} in config.json, which its model needs; {SEE_MODELS}"
+            ) from error
+        raise
+    leave_out(model, unused)
+    adapt(model)
+    return model.eval()
+
+
+def _register_own_classes(config: PretrainedConfig) -> None:
+    """Let GPT-Neo, which chooses the class of its attention by the name, take its plain one for ours."""
+    if config.model_type == "gpt_neo":
+        from transformers.models.gpt_neo import modeling_gpt_neo as own  # noqa: PLC0415 - only where needed
+
+        own.GPT_NEO_ATTENTION_CLASSES[ATTENTION_NAME] = own.GPTNeoSelfAttention
+
+
+def adapt(model: PreTrainedModel) -> None:
+    """Change what does not work here: Conv1D, experts in loops, and a search for padding, which a batch has not."""
+    make_linear(model)
+    restore_common_form(model)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.warn_if_padding_and_no_attention_mask = _search_nothing  # type: ignore[assignment]
+
+
+def _search_nothing(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """Replaces transformers' search for padding."""
+
+
+def make_linear(model: nn.Module) -> None:
+    """Replace every Conv1D of GPT-2, whose weight is [in, out], by an equal linear layer."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Conv1D):
+                linear = nn.Linear(child.nx, child.nf, device="meta")
+                linear.weight = nn.Parameter(child.weight.data.t().contiguous(), requires_grad=False)
+                linear.bias = child.bias
+                setattr(parent, name, linear)
+
+
+def text_only(own: Any, unused: Collection[str]) -> Any:
+    """A class of models without the modules of these names, so that their weights are never read."""
+
+    def initialise(model: Any, *arguments: Any, **keywords: Any) -> None:
+        with without_missing_towers():
+            own.__init__(model, *arguments, **keywords)
+        leave_out(model, unused)
+
+    if not unused:
+        return own
+    names = {"__init__": initialise, "__module__": own.__module__, "__qualname__": own.__qualname__}
+    return type(own.__name__, (own,), names)
+
+
+def leave_out(model: nn.Module, names: Collection[str]) -> None:
+    """Replace modules by empty ones."""
+    for name in names:
+        model.set_submodule(name, nn.Identity())
+
+
+@contextmanager
+def watch_calls(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
+    """Yields a function that names the parts of the model that were not called since.
+
+    Parts are modules with parameters directly below the model or its base. Parts that share a parameter with others
+    count as called.
+    """
+    called: set[nn.Module] = set()
+    hooks = [module.register_forward_pre_hook(lambda module, _: called.add(module)) for module in model.modules()]
+
+    def uncalled() -> list[str]:
+        base = getattr(model, "base_model", model)
+        parts = {name: child for name, child in model.named_children() if child is not base}
+        if base is not model:
+            prefix = next(name for name, module in model.named_modules() if module is base)
+            parts |= {f"{prefix}.{name}": child for name, child in base.named_children()}
+        idle = {name: part for name, part in parts.items() if called.isdisjoint(part.modules())}
+        used = {id(weight) for name, part in parts.items() if name not in idle for weight in part.parameters()}
+        return [
+            name
+            for name, part in idle.items()
+            if any(True for _ in part.parameters()) and used.isdisjoint(map(id, part.parameters()))
+        ]
+
+    try:
+        yield uncalled
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def without_missing_towers() -> Iterator[None]:
+    """Have transformers make empty modules instead of towers that need packages which are not installed (timm)."""
+    original = AutoModel.from_config
+
+    def from_config(config: PretrainedConfig, **keywords: Any) -> Any:
+        try:
+            return original(config, **keywords)
+        except ImportError:
+            return nn.Identity()
+
+    AutoModel.from_config = from_config
+    try:
+        yield
+    finally:
+        AutoModel.from_config = original
+
+
+@contextmanager
+def without_validation() -> Iterator[None]:
+    """Let torch's distributions accept tensors of the meta device (Gemma 3n)."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
