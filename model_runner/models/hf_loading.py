@@ -41,7 +41,7 @@ from model_runner.models.text_model import (
 
 logger = logging.getLogger("samewise.runner")
 
-_LAYER_KINDS = frozenset({"full_attention", "sliding_attention", "mlp", "moe"})
+_LAYER_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"})
 """Kinds of layers, of transformers' `layer_types`, whose only memory of other tokens is keys and values."""
 _WITHOUT_POSITIONS = 1 << 20
 """The longest request of a model that has no attention, and so no limit of its own."""

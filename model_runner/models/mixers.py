@@ -86,6 +86,9 @@ def hook_mixers(model: nn.Module, find: FindStates) -> int:
     Raises:
         ValueError: if a mixer does not call the functions that it is known for.
     """
+    whole: list[Any] = [module for module in model.modules() if type(module).__name__ in _WHOLE]
+    for mixer in whole:
+        mixer.forward = partial(_WHOLE[type(mixer).__name__], find, MethodType(type(mixer).forward, mixer), mixer)
     mixers: list[Any] = [module for module in model.modules() if type(module).__name__ in MIXERS]
     for mixer in mixers:
         forward = inspect.unwrap(type(mixer).forward)
@@ -105,7 +108,7 @@ def hook_mixers(model: nn.Module, find: FindStates) -> int:
         )
         hooked.__kwdefaults__ = forward.__kwdefaults__
         mixer.forward = MethodType(hooked, mixer)
-    return len(mixers)
+    return len(mixers) + len(whole)
 
 
 def _convolve(
@@ -194,6 +197,24 @@ def _mamba2(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     return (result, None) if return_final_states else result
 
 
+def _lightning(
+    find: FindStates, original: Function, module: Any, hidden_states: Tensor, *arguments: Any, **keywords: Any
+) -> Any:
+    """MiniMax's linear attention, which is no function of its own: [1, T, hidden] -> the same shape, and no state."""
+    states = find()
+    if states is None:
+        return original(hidden_states, *arguments, **keywords)
+    heads = module.num_attention_heads
+    projected = module.act_fn(module.qkv_proj(hidden_states))[0].unflatten(-1, (heads, -1))  # [T, heads, 3 * head_dim]
+    q, k, v = projected.float().chunk(3, dim=-1)
+    log_decay = -module.slope_rate.float().view(1, heads).expand(len(q), heads)
+    mixed = states.recur(q, k, v, log_decay, None).flatten(1).unsqueeze(0).to(hidden_states.dtype)
+    gate = torch.sigmoid(module.output_gate(hidden_states))
+    return module.out_proj(gate * module.norm(mixed)), None
+
+
+_WHOLE: dict[str, Function] = {"MiniMaxLightningAttention": _lightning}
+"""Mixers whose whole forward is ours, by class."""
 _HOOKS: dict[str, Function] = {
     "causal_conv1d_fn": _convolve,
     "chunk_kimi_delta_attention": _delta_rule,

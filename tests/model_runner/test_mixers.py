@@ -39,6 +39,7 @@ FAMILIES = [
     "lfm2_moe",
     "lfm3",
     "mamba2",
+    "minimax",
     "nemotron_h",
     "olmo_hybrid",
     "qwen3_5_moe_text",
