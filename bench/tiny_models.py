@@ -21,6 +21,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
+from model_runner.models.text_model import without_missing_towers
+
 VOCAB_SIZE = 320
 SEED = 7
 _SPREAD = 3.0
@@ -85,6 +87,11 @@ _LOCAL = {**_PART, "hidden_size_global": 64}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _SECTIONS = {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}
 _DECODER = {"is_decoder": True}
+_SMALL_PALIGEMMA = {
+    "model_type": "paligemma",
+    "text_config": {"model_type": "gemma", **_BASE},
+    "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1},
+}
 
 _CASES: Mapping[str, dict[str, Any]] = {
     **dict.fromkeys(
@@ -96,7 +103,6 @@ _CASES: Mapping[str, dict[str, Any]] = {
             "electra",
             "ernie",
             "megatron-bert",
-            "reformer",
             "rembert",
             "roberta",
             "roberta-prelayernorm",
@@ -128,9 +134,15 @@ _CASES: Mapping[str, dict[str, Any]] = {
         "topk_group": 1,
         "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
     },
-    "glm5_next_text": {**_LATENT, **_GROUPED, **_INDEXED, "layer_types": ["linear_attention", "indexed_attention"] * 2},
+    "glm5_next_text": {
+        **_LATENT,
+        **_GROUPED,
+        **_INDEXED,
+        "qk_rope_head_dim": 0,
+        "layer_types": ["linear_attention", "indexed_attention"] * 2,
+    },
     "xmod": {**_DECODER, "default_language": "en_XX", "languages": ["en_XX"]},
-    "apertus1p5": {"image_token_offset": 0, "audio_token_offset": 131072},
+    "apertus1p5": {"image_token_offset": 0, "audio_token_offset": 131072, "text_config": {"vocab_size": 1 << 18}},
     "aya_vision": {
         "vision_config": {
             "model_type": "siglip_vision_model",
@@ -142,8 +154,9 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 10}},
     "emu3": {"vocabulary_map": {"<image>": 10}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
-    "deepseek_ocr2_text": {**_ROUTED, "num_key_value_heads": 4},
+    "deepseek_ocr2_text": {**_ROUTED, "num_key_value_heads": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]},
     "diffusion_gemma_text": {**_WINDOWS, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
+    "dots3_note": {"vision_config": {"adapter_out_dim": 64}, "audio_config": {"adapter_out_dim": 64}},
     "dots3_note_text": {"num_key_value_heads": 4},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 40},
     "ernie4_5_vl_moe_text": {
@@ -156,12 +169,35 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "granite4_vision": {"deepstack_layer_map": [], "spatial_target_layers": [], "downsample_rate": "1/1"},
     "muse_spark": {"audio_config": {"out_hidden_size": 64}},
     "mistral4": {**_LATENT, **_ROUTED, "head_dim": 8},
-    "youtu": {**_LATENT, "head_dim": 8},
-    "dory": {"recurrent_kv_cache_mode": "per_loop"},
-    "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
-        "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
+    "step3p5": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "sliding_window": 16,
     },
+    "xlnet": {"d_head": 16},
+    "youtu": {**_LATENT, "head_dim": 8},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1, "sliding_window": 16},
+    "dbrx": {
+        "d_model": 64,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "gemma4_assistant": {
+        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 6}
+    },
+    "inkling2": {"vision_config": {"text_hidden_size": 64}},
+    "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
+    "muse_spark_text": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "moe_hidden_size": 32,
+        "sliding_window": 16,
+    },
+    "reformer": {**_DECODER, "axial_pos_embds": False},
+    "perception_lm": {"vision_config": {"model_type": "timm_wrapper", "model_args": {"embed_dim": 32}}},
+    "pi0": {"vlm_config": _SMALL_PALIGEMMA, "dit_config": {"model_type": "gemma", **_BASE}},
     "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16},
     "axk1": {**_LATENT, **_GROUPED, "first_k_dense_replace": 1, "head_dim": 8},
     "axk2": {**_LATENT, **_GROUPED, **_INDEXED, "first_k_dense_replace": 1},
@@ -387,15 +423,26 @@ _CASES: Mapping[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 40, "router_hidden_size": 16},
 }
-_WITHOUT: Mapping[str, tuple[str, ...]] = {"falcon": ("head_dim",)}
+_TEXT_TYPES: Mapping[str, str] = {"gemma4_assistant": "gemma4_text"}
+"""Types of the text where the default configuration is not valid."""
+_WITHOUT: Mapping[str, tuple[str, ...]] = {"falcon": ("head_dim",), "xlnet": ("max_position_embeddings", "head_dim")}
 """Entries of `_BASE` that a type does not take."""
+_WITH_ENCODERS = frozenset({"evolla", "musicgen", "musicgen_melody", "vision-encoder-decoder"})
+"""Types whose classes do not say that they have encoders: of sounds, of proteins, or any."""
 _DEPTHS = ("num_hidden_layers", "depth", "num_layers", "encoder_layers", "num_blocks", "layers")
 _SMALL = ("out_hidden_size", "projection_dim")
 
 
-def model_types() -> list[str]:
-    """All types of transformers' mappings for causal language models, and for images and text."""
-    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES})
+def decoder_types() -> list[str]:
+    """Types of transformers' mappings for causal language models, and for images and text, without an encoder."""
+    names = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES})
+    return [name for name in names if name not in _WITH_ENCODERS and not CONFIG_MAPPING[name].is_encoder_decoder]
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The class of transformers that loads such a model."""
+    has_images = type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if has_images else AutoModelForCausalLM
 
 
 def tiny_config(model_type: str) -> PretrainedConfig:
@@ -403,8 +450,12 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     config_class = CONFIG_MAPPING[model_type]
     if "text_config" not in config_class.sub_configs:
         return config_class(**_entries(model_type))
-    text_type = config_class().get_text_config().model_type
-    config = config_class(text_config={"model_type": text_type, **_entries(text_type)}, **_CASES.get(model_type, {}))
+    sub_config = config_class.sub_configs["text_config"]
+    text_type = getattr(sub_config, "model_type", None) or _TEXT_TYPES.get(model_type)
+    text_type = text_type or config_class().get_text_config().model_type
+    own = dict(_CASES.get(model_type, {}))
+    text = {"model_type": text_type, **_entries(text_type), **own.pop("text_config", {})}
+    config = config_class(text_config=text, **own)
     for name in config.sub_configs:
         tower = getattr(config, name, None)
         if isinstance(tower, PretrainedConfig) and name != "text_config":
@@ -418,9 +469,16 @@ def _entries(model_type: str) -> dict[str, Any]:
 
 
 def _shrink_tower(config: PretrainedConfig) -> None:
+    if getattr(config, "per_layer_config", None) is not None:
+        return  # it names layers by number
+    for name in config.sub_configs:
+        if isinstance(part := getattr(config, name, None), PretrainedConfig):
+            _shrink_tower(part)
     for name in _DEPTHS:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 1)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
     for name in _SMALL:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, _BASE["hidden_size"])
@@ -430,10 +488,8 @@ def write_tiny_model(model_type: str, folder: Path) -> None:
     """Write a random model of the type, without a tokenizer."""
     config = tiny_config(model_type)
     torch.manual_seed(SEED)
-    classes: Any = AutoModelForImageTextToText
-    if type(config) not in classes._model_mapping:
-        classes = AutoModelForCausalLM
-    model: PreTrainedModel = classes.from_config(config, dtype=torch.float32)
+    with without_missing_towers():
+        model: PreTrainedModel = auto_class(config).from_config(config, dtype=torch.float32)
     for name, weight in model.named_parameters():
         if name.endswith("sinks"):
             weight.data.normal_()

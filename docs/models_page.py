@@ -6,7 +6,7 @@ from marked_pages import code, table
 
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
-from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES, LayerFamily
+from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES, LayerFamily, Mixture
 
 PAGE = """\
 <!-- docs/generate.py writes this page -->
@@ -39,12 +39,13 @@ directions runs as other families do.
 ## Other families
 
 A decoder-only model outside this table runs its own transformers modules, with the server's attention, int8 or int4
-linear layers and experts. It gives the same guarantees and is slower. These are refused:
+linear layers and experts. It gives the same guarantees and is slower. Among them are Llama 4 (text, on CPU) and
+families with attention sinks: MiMo-V2-Flash, Granite SWA and Flint. These are refused:
 
 | model | reason |
 |---|---|
 | encoder-decoder, such as T5 | The scheduler has no encoder step. |
-| layers other than full or sliding attention, such as Mamba | The paged KV cache holds keys and values only. |
+| layers other than full, sliding or chunked attention, such as Mamba | The paged KV cache holds keys and values only. |
 | rotary scaling of type `dynamic`, which depends on the longest request | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
 | a head for another task, such as token classification | Its text would come from random weights. |
@@ -109,6 +110,7 @@ In the model families above, the server reads these without other packages:
 - GPTQ with 4 bits, in the layouts `gptq` and `gptq_v2`, also with `desc_act`
 - AWQ with 4 bits, in the layout `gemm`
 - compressed-tensors with 4 bits per group, or 8 bits per output
+- MXFP4, for the experts of gpt-oss
 
 Groups have a multiple of 32 inputs. Other bits, sparse weights and activations with stored scales are refused, or left
 to the package `compressed-tensors`.
@@ -135,6 +137,7 @@ NAMES = {
     "Gemma": "Gemma",
     "Gemma2": "Gemma 2",
     "Gemma3": "Gemma 3 (text)",
+    "GptOss": "gpt-oss",
     "Granite": "Granite 3",
     "GraniteMoe": "Granite 3 MoE",
     "GraniteMoeHybrid": "Granite 4 without Mamba layers",
@@ -200,7 +203,7 @@ def _model_classes(prefix: str) -> Iterator[str]:
 
 def _variations(family: LayerFamily) -> list[str]:
     """The features of a family's layers that Llama's layers do not have."""
-    plain, norms, mixture = LayerFamily(), family.norms, family.mixture
+    plain, plain_mixture, norms, mixture = LayerFamily(), Mixture(), family.norms, family.mixture
     shared = " and a shared MLP" if mixture is not None and mixture.gate_up else ""
     features = {
         "norms on queries and keys": norms.query is not None,
@@ -209,10 +212,12 @@ def _variations(family: LayerFamily) -> list[str]:
         "norm factor 1 + weight": family.norm_adds_one,
         "sliding window": family.window is not plain.window,
         "soft cap on attention": family.softcap is not plain.softcap,
+        "attention sinks": family.sinks is not None,
         "layers without positions": family.uses_rotary is not plain.uses_rotary,
         "scaled residuals": family.residual_scale is not plain.residual_scale,
         "merged qkv weights": len(family.qkv) == 1,
         f"experts{shared}": mixture is not None,
+        "biases of experts, and their clamped gate": mixture is not None and mixture.gate is not plain_mixture.gate,
     }
     return [name for name, is_there in features.items() if is_there]
 

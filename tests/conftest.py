@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MixtralConfig,
     PretrainedConfig,
@@ -110,6 +112,19 @@ def tiny_config(family: str) -> PretrainedConfig:
         ),
         "gemma3": lambda: Gemma3TextConfig(
             **_COMMON, head_dim=16, query_pre_attn_scalar=16, sliding_window=40, sliding_window_pattern=2
+        ),
+        "gpt_oss": lambda: GptOssConfig(
+            **_COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=40, swiglu_limit=2.0
+        ),
+        "llama4": lambda: Llama4TextConfig(
+            **_COMMON,
+            head_dim=16,
+            intermediate_size_mlp=100,
+            interleave_moe_layer_step=2,
+            num_local_experts=4,
+            no_rope_layers=[1, 0, 1],
+            attention_chunk_size=48,
+            floor_scale=16,
         ),
     }
     return makers[family]()

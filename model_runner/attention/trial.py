@@ -40,8 +40,7 @@ def first_difference(attention: AttentionBackend[Any], cache: KVCache, dtype: to
     for layer in layers.values():
         trial = _Trial(attention, cache, layer, dtype)
         for window in _WINDOWS:
-            sinks = None if window is None else trial.sinks
-            options = AttentionOptions(cache.shapes[layer].key_dim ** -0.5, window, sinks=sinks)
+            options = AttentionOptions(cache.shapes[layer].key_dim ** -0.5, window)
             for position in trial.positions:
                 results = trial.results(position, options)
                 _, expected = next(results)
@@ -71,7 +70,6 @@ class _Trial:
             return numbers.to(device, dtype)
 
         self._query = random(shape.num_heads * shape.group, shape.key_dim)
-        self.sinks = torch.randn(shape.num_heads * shape.group, generator=generator).to(device)
         self._key, self._value = random(shape.num_heads, shape.key_dim), random(shape.num_heads, shape.value_dim)
         everything = self._batch(range(len(self._query)))
         places = (torch.from_numpy(of).to(device) for of in (everything.block_of, everything.offset_of))

@@ -1,6 +1,6 @@
 """Quantised checkpoints: which are supported, and how they are loaded.
 
-The server reads GPTQ, AWQ and compressed-tensors itself where it reads the model (`native_reader`). Otherwise, if
+The server reads GPTQ, AWQ, compressed-tensors and MXFP4 itself where it reads the model. Otherwise, if
 transformers can dequantise the weights, it does so while loading. They are then packed like the weights of any other
 checkpoint, so that rows do not depend on each other. Weights keep transformers' stored form only if the user gives up
 exactness.
@@ -40,9 +40,11 @@ class _Method:
     """Whether the server reads them itself."""
 
 
+_MXFP4 = "mxfp4"
+"""Only experts of gpt-oss are stored so, and need no reader of linears (`interleaved_experts`)."""
 _METHODS: Mapping[str, _Method] = {
     "fp8": _Method("FP8", dequantizes=True, kernels=("kernels",)),
-    "mxfp4": _Method("MXFP4", dequantizes=True, kernels=("kernels",)),
+    _MXFP4: _Method("MXFP4", dequantizes=True, kernels=("kernels",), reads=True),
     "compressed-tensors": _Method("compressed-tensors", dequantizes=True, needs=("compressed_tensors",), reads=True),
     "gptq": _Method("GPTQ", dequantizes=False, kernels=("optimum", "gptqmodel"), reads=True),
     "awq": _Method("AWQ", dequantizes=False, kernels=("gptqmodel",), reads=True),
@@ -59,9 +61,9 @@ def is_quantized(config: "PretrainedConfig") -> bool:
 
 
 def has_plain_tensors(config: "PretrainedConfig") -> bool:
-    """Whether a checkpoint's weights are plain numbers, or MXFP4, which only experts have (`interleaved_experts`)."""
+    """Whether a checkpoint's weights are plain numbers, except for experts in MXFP4."""
     stored = _stored(config)
-    return stored is None or stored.get("quant_method") == "mxfp4"
+    return stored is None or stored.get("quant_method") == _MXFP4
 
 
 def native_reader(folder: Path, config: "PretrainedConfig") -> LinearReader | None:
@@ -75,7 +77,7 @@ def native_reader(folder: Path, config: "PretrainedConfig") -> LinearReader | No
     """
     stored = _stored(config)
     method = None if stored is None else _METHODS.get(str(stored.get("quant_method")))
-    if stored is None or method is None or not method.reads:
+    if stored is None or method is None or not method.reads or has_plain_tensors(config):
         return None
     try:
         return linear_reader(stored)

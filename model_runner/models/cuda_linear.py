@@ -247,7 +247,7 @@ def group_experts(model: nn.Module, kind: GpuWeightKind | None, *, one_shape: bo
     Raises:
         ValueError: if the layout of the experts is not supported.
     """
-    for module, weights in take_expert_weights(model):
+    for module, weights in take_expert_weights(model, ours_alone=True):
         module.grouped = GroupedExperts(weights, kind, one_shape=one_shape)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +26,7 @@ class ExpertsSum(Protocol):
 class ExpertWeights:
     """The weights of all experts of a module, with its own order of outputs."""
 
-    up: Tensor  # [experts, outputs, hidden]; with a gate, the outputs are those of gate and up
+    up: Tensor  # [experts, outputs, hidden]; with a gate, it has the outputs of gate and up
     down: Tensor  # [experts, hidden, intermediate]
     up_bias: Tensor | None = None  # [experts, outputs]
     down_bias: Tensor | None = None  # [experts, hidden]
@@ -55,13 +56,33 @@ class PackedExperts:
         outputs = hidden.new_empty(*chosen.shape, hidden.shape[-1])  # [tokens, k, hidden]
         for expert in torch.unique(chosen).tolist():
             token, rank = torch.where(chosen == expert)
-            gated = self._activate(self._up[expert].linear(hidden[token], self._up_bias[expert]))
-            output = self._down[expert].linear(gated, self._down_bias[expert])
-            outputs[token, rank] = output * weights[token, rank, None]
+            outputs[token, rank] = self.apply(expert, hidden[token]) * weights[token, rank, None]
         result = torch.zeros_like(hidden)
         for of_rank in outputs.unbind(1):
             result += of_rank
         return result
+
+    def apply(self, expert: int, rows: Tensor) -> Tensor:
+        """One expert's outputs [n, hidden] for rows [n, hidden]."""
+        activated = self._activate(self._up[expert].linear(rows, self._up_bias[expert]))
+        return self._down[expert].linear(activated, self._down_bias[expert])
+
+
+class ScaledExperts:
+    """Llama 4's experts: each gets all rows, which are zero where the router chose another one."""
+
+    def __init__(self, experts: PackedExperts, count: int) -> None:
+        self._experts = experts
+        self._count = count
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Rows [experts * tokens, hidden] -> the same shape. Each token's sum is in the part of the first expert."""
+        rows = hidden.view(self._count, -1, hidden.shape[-1])
+        outputs = torch.zeros_like(rows)
+        for expert, of_expert in enumerate(rows):
+            (token,) = of_expert.any(-1).nonzero(as_tuple=True)
+            outputs[0, token] += self._experts.apply(expert, of_expert[token])
+        return outputs.view(hidden.shape)
 
 
 def packed_experts(module: nn.Module, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -94,20 +115,39 @@ def pack_experts(model: nn.Module, pack: Packer, make: MakeExperts | None = None
     for module, weights in take_expert_weights(model):
         at_once = None if make is None else make(module, weights)
         module.packed = at_once or PackedExperts(module, weights, pack)
+        if is_llama4(module):
+            module.forward = ScaledExperts(module.packed, len(weights.up))
+
+
+def is_llama4(module: nn.Module) -> bool:
+    """Whether the module has the experts of Llama 4, which transformers runs on all rows."""
+    return type(module).__name__ == "Llama4TextExperts"
 
 
 def activation_between(module: Any) -> Callable[[Tensor], Tensor]:
     """The module's function between up and down: a gate, or an activation alone."""
-    return module._apply_gate if module.has_gate else lambda rows: module.act_fn(rows)
+    if not getattr(module, "has_gate", True):
+
+        def activate(rows: Tensor) -> Tensor:
+            result: Tensor = module.act_fn(rows)  # looked up now: it may have been replaced
+            return result
+
+        return activate
+    return getattr(module, "_apply_gate", None) or partial(_default_apply_gate, module)  # Llama 4's has none
 
 
 def has_usual_gate(module: Any) -> bool:
-    """Whether the module computes activation(gate) * up, and the outputs of the gate come first."""
-    return module.has_gate and module.is_concatenated and type(module)._apply_gate is _default_apply_gate
+    """Whether transformers lets us run the experts, they compute activation(gate) * up, and the gate comes first."""
+    is_ours = hasattr(module, "is_concatenated") and module.has_gate and module.is_concatenated
+    return is_ours and type(module)._apply_gate is _default_apply_gate
 
 
-def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, ExpertWeights]]:
+def take_expert_weights(model: nn.Module, *, ours_alone: bool = False) -> Iterator[tuple[Any, ExpertWeights]]:
     """Yield each module with experts and their weights, which are removed from the module.
+
+    Args:
+        model: changed in place.
+        ours_alone: refuses experts for which transformers calls no other function.
 
     Raises:
         ValueError: if the layout of the experts is not supported.
@@ -117,16 +157,12 @@ def take_expert_weights(model: nn.Module) -> Iterator[tuple[Any, ExpertWeights]]
         up = "gate_up_proj" if "gate_up_proj" in own else "up_proj"
         if up not in own or "down_proj" not in own:
             continue
-        if not _is_supported(module):
+        is_known = hasattr(module, "is_transposed") or (not ours_alone and is_llama4(module))
+        # The last one needs transformers 5.18 or later.
+        if not is_known or getattr(module, "has_post_expert_norm", False):
             raise ValueError(f"the layout of the experts in {name} is not supported")
         first, down = own.pop(up).data, own.pop("down_proj").data
-        if module.is_transposed:
+        if getattr(module, "is_transposed", is_llama4(module)):
             first, down = first.transpose(1, 2), down.transpose(1, 2)
-        biases = (own[f"{one}_bias"].data if module.has_bias else None for one in (up, "down_proj"))
+        biases = (own[one].data if one in own else None for one in (f"{up}_bias", "down_proj_bias"))
         yield module, ExpertWeights(first, down, *biases)
-
-
-def _is_supported(module: Any) -> bool:
-    """Whether transformers calls our function for the module's experts, and it says how they are stored."""
-    # The last one needs transformers 5.18 or later.
-    return hasattr(module, "is_transposed") and not getattr(module, "has_post_expert_norm", False)

@@ -6,7 +6,8 @@ same. There is no global state, and the model code needs no change.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.models.mixers import States, hook_mixers
 
 ATTENTION_NAME = "samewise"
 _STEP = "current_step"
@@ -37,6 +39,8 @@ class StepAttention:
     def __init__(self, backend: AttentionBackend[Any], metadata: Any) -> None:
         self.backend = backend
         self.metadata = metadata
+        self.positions: Tensor | None = None
+        """[T] the step's positions, which ModelCall sets."""
         self.num_calls = 0
         """Calls of this pass so far. Layers that attend by themselves count theirs."""
 
@@ -47,16 +51,18 @@ class StepAttention:
 
 
 class CurrentStep:
-    """The attention of the pass that a model is in; all modules of the model and of its twins share one."""
+    """The attention and states of the pass that a model is in; all modules of the model and its twins share one."""
 
     attention: StepAttention | None = None
+    states: States | None = None
 
 
 class ModelCall:
     """Calls a model of transformers for flat tokens."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Gives every module of the model its CurrentStep, and `_attn` of old families our attention."""
+        """Gives every module of the model its CurrentStep, and families without the interface our functions."""
+        adapt_attention(model)
         self._model = model
         self._step: CurrentStep = getattr(model, _STEP, None) or CurrentStep()
         for module in model.modules():
@@ -64,12 +70,20 @@ class ModelCall:
             kind = f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
             if kind in _OWN_ATTENTION:
                 module._attn = partial(_OWN_ATTENTION[kind], module)  # type: ignore[assignment]
+        hook_mixers(model, lambda: self._step.states)
         parameters = inspect.signature(model.forward).parameters
         self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self._keywords |= {"position_ids", "use_cache", "attention"}
 
-    def __call__(self, tokens: Tensor, positions: Tensor, logits_index: Tensor, attention: StepAttention) -> Tensor:
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        logits_index: Tensor,
+        attention: StepAttention,
+        states: States | None = None,
+    ) -> Tensor:
         """Logits [R, vocab], in the model's type.
 
         Args:
@@ -77,6 +91,7 @@ class ModelCall:
             positions: [T].
             logits_index: [R] the tokens whose logits are needed.
             attention: the attention of these tokens.
+            states: the recurrent states of these tokens.
         """
         arguments = {
             "position_ids": positions.unsqueeze(0),
@@ -84,13 +99,14 @@ class ModelCall:
             "logits_to_keep": logits_index,
             "attention": attention,
         }
-        self._step.attention = attention
+        self._step.attention, self._step.states = attention, states
+        attention.positions = positions
         try:
             output: Any = self._model(
                 input_ids=tokens.unsqueeze(0), **{name: arguments[name] for name in self._keywords}
             )
         finally:
-            self._step.attention = None
+            self._step.attention = self._step.states = None
         logits: Tensor = output.logits[0]
         return logits if "logits_to_keep" in self._keywords else logits.index_select(0, logits_index)
 
@@ -102,6 +118,40 @@ def register_attention() -> None:
     """
     if ATTENTION_NAME not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Llama 4's factor on the queries of layers without rotary positions."""
+
+    interval: float
+    strength: float
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Positions [T] -> factors [T, 1, 1]."""
+        steps = ((positions.float() + 1) / self.interval).floor()
+        return (steps.log1p() * self.strength + 1)[:, None, None]
+
+
+def adapt_attention(model: nn.Module) -> None:
+    """Let `paged_attention` scale queries, where the modules would take a token's place in the batch for its position.
+
+    The modules are changed in place.
+    """
+    modules: Iterable[Any] = model.modules()
+    for module in modules:
+        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+            module.attn_temperature_tuning = False
+            module.query_scale = QueryScale(module.floor_scale, module.attn_scale)
+
+
+def _chunk_of(module: Any) -> int | None:
+    """The chunk size of a layer; transformers does not pass it on."""
+    config = getattr(module, "config", None)
+    size: int | None = getattr(config, "attention_chunk_size", None)
+    if config is None or size is None or config.layer_types[module.layer_idx] != "chunked_attention":
+        return None
+    return size
 
 
 def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
@@ -147,10 +197,13 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    options = AttentionOptions(scale, sliding_window, softcap, sinks=s_aux)
+    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux)
     step: StepAttention = attention or getattr(module, _STEP).attention
+    queries = query[0].transpose(0, 1)
+    if (query_scale := getattr(module, "query_scale", None)) is not None:
+        queries = (queries * query_scale(step.positions)).to(queries.dtype)
     output = step(
-        query[0].transpose(0, 1),
+        queries,
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         options,

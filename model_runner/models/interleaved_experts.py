@@ -22,14 +22,15 @@ _WEIGHTS = (_GATE_UP, _DOWN)
 _BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", "_bias"
 
 
-def gate_first(outputs: int) -> Tensor:
+def _gate_first(outputs: int) -> Tensor:
     """int64 [outputs]: the stored output that each output comes from."""
     return torch.arange(outputs).view(-1, 2).t().flatten()
 
 
-def gate_and_up_alternate(tensor: Tensor) -> Tensor:
-    """The inverse order for outputs [..., outputs] that have the gate first."""
-    return tensor.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+def _alternate(tensor: Tensor) -> Tensor:
+    """Outputs [..., outputs], gate first, in the order in which gate and up alternate."""
+    gate, up = tensor.chunk(2, dim=-1)
+    return torch.stack((gate, up), dim=-1).flatten(-2)
 
 
 def with_usual_experts(stored: Checkpoint) -> Checkpoint:
@@ -40,13 +41,11 @@ def with_usual_experts(stored: Checkpoint) -> Checkpoint:
 
 def as_modules(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors with the experts in the usual order, as gpt-oss's modules in transformers have them."""
-    found = dict(tensors)
+    found = {}
     for name, tensor in tensors.items():
-        if name.endswith(_WEIGHTS):
-            tensor = tensor.transpose(1, 2)
-        if name.endswith((_GATE_UP, f"{_GATE_UP}{_BIAS}")):
-            tensor = gate_and_up_alternate(tensor)
-        found[name] = tensor.contiguous()
+        stored = tensor.transpose(1, 2) if name.endswith(_WEIGHTS) else tensor
+        alternates = name.endswith((_GATE_UP, f"{_GATE_UP}{_BIAS}"))
+        found[name] = (_alternate(stored) if alternates else stored).contiguous()
     return found
 
 
@@ -132,12 +131,12 @@ class InterleavedExperts:
         if name.endswith(_WEIGHTS):
             return torch.stack([matrix.read() for [matrix] in self.matrices(name)])
         tensor = self._stored.tensor(name)
-        return tensor[:, gate_first(tensor.shape[1])] if name.endswith(f"{_GATE_UP}{_BIAS}") else tensor
+        return tensor[:, _gate_first(tensor.shape[1])] if name.endswith(f"{_GATE_UP}{_BIAS}") else tensor
 
     def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
         if not name.endswith(_WEIGHTS):
             return self._stored.matrices(name)
-        order = gate_first(self.shapes[name][1]).int() if name.endswith(_GATE_UP) else None
+        order = _gate_first(self.shapes[name][1]).int() if name.endswith(_GATE_UP) else None
         if name in self._stored.shapes:
             return [[TransposedMatrix(stored, order)] for [stored] in self._stored.matrices(name)]
         parts = (self._stored.matrices(f"{name}{part}") for part in (_BLOCKS, _SCALES))

@@ -53,8 +53,8 @@ def make_native_experts(packer: NativePacker, module: Any, weights: ExpertWeight
     activation = activation_of(act_fn) if isinstance(act_fn, nn.Module) and has_usual_gate(module) else None
     if activation is None:
         return None
-    parts = (weights.up, weights.up_bias), (weights.down, weights.down_bias)
-    return NativeExperts(packer, *(_linears(*part) for part in parts), activation)
+    gate_up, down = _linears(weights.up, weights.up_bias), _linears(weights.down, weights.down_bias)
+    return NativeExperts(packer, gate_up, down, activation)
 
 
 def _linears(weights: Tensor, biases: Tensor | None) -> list[Linear]:

@@ -93,7 +93,7 @@ def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
     Args:
         model: changed in place.
         pack: for linear layers, including the head.
-        pack_others: for modules with their own products, such as routers of experts.
+        pack_others: for routers of experts, and modules with their own products.
     """
     for module in list(model.modules()):
         weight = module._parameters.get("weight")
@@ -101,7 +101,8 @@ def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
         if weight is None or weight.dim() != 2 or is_other:
             continue
         del module._parameters["weight"]
-        module.weight = PackedWeight(weight.data, pack if isinstance(module, nn.Linear) else pack_others)
+        is_plain = isinstance(module, nn.Linear) and not type(module).__name__.endswith("Router")
+        module.weight = PackedWeight(weight.data, pack if is_plain else pack_others)
 
 
 _PROBED_ROWS = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 17, 32, 47, 64, 100)

@@ -11,7 +11,7 @@ from scheduler.interface import EngineRequest
 from tests.conftest import load_dense
 from tests.engine.conftest import GREEDY, Harness
 
-FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"]
+FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "llama4"]
 
 
 def prompts(count: int, vocab_size: int, lengths: tuple[int, int], seed: int) -> list[tuple[int, ...]]:

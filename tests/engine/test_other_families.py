@@ -13,6 +13,7 @@ from transformers import (
     GptOssConfig,
     GraniteMoeSWAConfig,
     GraniteSWAConfig,
+    Llama4TextConfig,
     MiMoV2FlashConfig,
     PretrainedConfig,
 )
@@ -45,6 +46,17 @@ SINKS = {
     "sliding_window": 16,
 }
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LLAMA4 = {
+    **SINKS,
+    "layer_types": ["chunked_attention", "full_attention"],
+    "no_rope_layers": [1, 0],
+    "attention_chunk_size": 48,
+    "floor_scale": 16,
+    "attn_scale": 2.0,
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 48,
+    "interleave_moe_layer_step": 2,
+}
 MIMO = {"v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
@@ -55,6 +67,8 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "granite with sinks": lambda: GraniteSWAConfig(**SINKS),
     "granite with sinks and experts": lambda: GraniteMoeSWAConfig(**SINKS | EXPERTS),
     "flint": lambda: FlintConfig(**SINKS),
+    "llama 4": lambda: Llama4TextConfig(**LLAMA4, num_experts_per_tok=1),
+    "llama 4 with two experts": lambda: Llama4TextConfig(**LLAMA4, num_experts_per_tok=2, moe_layers=[0, 1]),
     "mimo": lambda: MiMoV2FlashConfig(**SINKS | MIMO),
 }
 

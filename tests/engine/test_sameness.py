@@ -12,7 +12,7 @@ from tests.engine.conftest import GREEDY, Answer, Harness
 
 MODELS = [
     *(("llama", "int8", rows) for rows in ("int8", "int16")),
-    *((family, "int8") for family in ("qwen2", "mixtral", "qwen2_moe", "gemma3")),
+    *((family, "int8") for family in ("qwen2", "mixtral", "qwen2_moe", "gemma3", "gpt_oss", "llama4")),
     ("llama", "int4"),
     *((family, "none") for family in ("llama", "qwen2_moe", "gemma3")),
     pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),

@@ -193,7 +193,7 @@ def _apart(name: str, weight: np.ndarray) -> list[tuple[str, np.ndarray]]:
 
 
 def _experts_apart(name: str, weight: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """The same of gpt-oss's experts: inputs come before outputs, and those of gate and up alternate."""
+    """The same of gpt-oss's experts: inputs come before outputs, and rows of gate and up alternate."""
     stem, suffix = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
     weight = weight if suffix == "bias" else weight.swapaxes(1, 2)
     if stem.endswith("down_proj"):

@@ -24,7 +24,7 @@ OPTIONS = [
 ]
 
 SINKS = AttentionOptions(0.25, sinks=torch.tensor([1.5, -2.0, 0.5, 4.0, -0.5, 2.5, 1.0, -30.0, 3.0]))
-"""For layers with up to 9 heads; `sinks_of` takes those of fewer."""
+"""For layers with 9 heads; `sinks_of` cuts the sinks for layers with fewer."""
 WINDOW_AND_SINKS = replace(SINKS, window=20, softcap=2.0)
 CHUNKS = AttentionOptions(0.25, chunk=32)
 SMALL_CHUNKS_AND_SINKS = replace(SINKS, chunk=11)

@@ -1,15 +1,19 @@
 """The parts that keep rows independent: packed weights, activations, experts."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import GptOssConfig, NemotronHConfig
 from transformers import activations as hf
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
-from model_runner.models.activations import ExactActivation, replace_activations
-from model_runner.models.experts import ExpertWeights, PackedExperts, packed_experts
+from model_runner.models.activations import ExactActivation, ExactFunctions, replace_activations
+from model_runner.models.experts import ExpertWeights, PackedExperts, pack_experts, packed_experts
 from model_runner.models.packed import (
     ExactnessError,
     OneDNNPacker,
@@ -170,3 +174,44 @@ def test_experts_are_the_weighted_sum_and_tokens_do_not_meet() -> None:
         torch.testing.assert_close(result[token], expected, rtol=1e-4, atol=1e-4)
     for part in (slice(0, 1), slice(7, 20)):
         assert torch.equal(packed_experts(module, hidden[part], index[part], weights[part]), result[part])
+
+
+def spelled_out(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Transformers' own sum, computed one expert after the other."""
+    with torch.no_grad():
+        result: torch.Tensor = type(module).forward.__wrapped__(module, hidden, index, weights)
+    return result
+
+
+def other_experts(family: str) -> Any:
+    """A module whose experts are stored in an unusual way."""
+    sizes = {"hidden_size": 24, "num_experts_per_tok": 2}
+    if family == "nemotron_h":
+        config: Any = NemotronHConfig(**sizes, n_routed_experts=5, moe_intermediate_size=20, mlp_hidden_act="relu2")
+        module: Any = NemotronHExperts(config)
+    else:
+        config = GptOssConfig(**sizes, num_local_experts=5, intermediate_size=20, swiglu_limit=1.0)
+        module = GptOssExperts(config)
+    for number, parameter in enumerate(module.parameters()):
+        parameter.data = random(*parameter.shape, seed=number) * 0.3
+    return module
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "gpt_oss"])
+def test_experts_of_unusual_layouts_are_those_of_transformers(family: str) -> None:
+    module, hidden = other_experts(family), random(40, 24, seed=3)
+    weights, index = random(40, 5, seed=4).softmax(-1).topk(2)
+    expected = spelled_out(module, hidden, index, weights)
+    pack_experts(nn.ModuleDict({"experts": module}), OneDNNPacker())
+    with ExactFunctions():
+        result = packed_experts(module, hidden, index, weights)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+        for part in (slice(0, 1), slice(7, 20)):
+            assert torch.equal(packed_experts(module, hidden[part], index[part], weights[part]), result[part])
+
+
+def test_experts_that_transformers_does_not_let_us_run_are_refused() -> None:
+    experts = nn.Module()
+    experts.gate_up_proj, experts.down_proj = (nn.Parameter(torch.zeros(2, 4, 4)) for _ in range(2))
+    with pytest.raises(ValueError, match=r"the layout of the experts in mlp\.experts is not supported"):
+        pack_experts(nn.ModuleDict({"mlp": nn.ModuleDict({"experts": experts})}), OneDNNPacker())

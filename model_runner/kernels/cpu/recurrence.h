@@ -76,6 +76,8 @@ inline void by_rows(int64_t rows, const Work &work, int64_t first = 0) {
     if (first < rows) by_rows<R / 2>(rows, work, first);
 }
 
+constexpr int kRowsAhead = 16;  // of a state, which are prefetched
+
 // y[row] = S^T x[row] for each row; S is [key_dim, value_dim].
 inline void read_state(const float *state, int64_t key_dim, int64_t value_dim, const float *const *x, int64_t rows,
                        float *y) {
@@ -85,7 +87,12 @@ inline void read_state(const float *state, int64_t key_dim, int64_t value_dim, c
     by_columns<(R >= 8 ? kColumns / 4 : R >= 4 ? kColumns / 2 : kColumns)>(value_dim, [&]<int C>(int64_t column) {
       chain<R, C>(
           key_dim, [](int, int) { return Vec{}; }, [&](int r, int64_t t) { return from[r][t]; },
-          [&](int64_t t) { return state + t * value_dim + column; },
+          [&](int64_t t) {
+            const float *row = state + t * value_dim + column;
+            if (R <= 2)  // few rows wait for memory
+              for (int i = 0; i < C * kWidth; i += 16) __builtin_prefetch(row + kRowsAhead * value_dim + i);
+            return row;
+          },
           [&](int r, int c, Vec sum) { store(to + r * value_dim + column + c, sum); });
     });
   });

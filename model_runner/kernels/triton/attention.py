@@ -48,7 +48,7 @@ _HEADER, _ITEM, _MERGE = tl.constexpr(HEADER), tl.constexpr(ITEM), tl.constexpr(
 _LOG2_E = 1.4426950408889634
 _LOG2_OF_E = tl.constexpr(_LOG2_E)
 _EVERYTHING = 2**30
-"""A window or chunk that reaches back to the first position."""
+"""A window that reaches back to the first position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,7 @@ def attend(query: Tensor, layer: LayerKV, step: Step, scoring: Scoring, out: Ten
         return
     shape = {"GROUP": heads // kv_heads, "VALUE_DIM": value_dim, "DV": padded(value_dim)}
     scales = (layer.values if s is None else s for s in (layer.key_scales, layer.value_scales))  # unused without scales
-    limits = scoring.window or _EVERYTHING, scoring.chunk or _EVERYTHING
-    sinks = step.peaks if scoring.sinks is None else scoring.sinks  # unused without sinks
-    softmax = *limits, sinks, int(scoring.sinks is not None)
+    softmax = scoring.window or _EVERYTHING, scoring.chunk, scoring.sinks
     softcap, grid = scoring.softcap, (step.programs, kv_heads)
     _attend_kernel[grid](
         query,
@@ -174,18 +172,23 @@ def _nothing(M: tl.constexpr, DV: tl.constexpr):
 
 
 @triton.jit
-def _before(sinks, has_sinks, is_taken, head, rows, GROUP: tl.constexpr, DV: tl.constexpr):
+def _before(sinks, is_taken, head, rows, GROUP: tl.constexpr, DV: tl.constexpr):
     """Softmax state of rows [M] before the first split: over their sinks, or over nothing where none are taken."""
-    is_sink = (rows >= 0) & (has_sinks != 0) & is_taken
-    sink = tl.load(sinks + head * GROUP + rows % GROUP, mask=is_sink, other=float("-inf"))
-    nothing, _, summed = _nothing(rows.shape[0], DV)
-    return tl.where(is_sink, sink.to(tl.float32) * _LOG2_OF_E, nothing), is_sink.to(tl.float32), summed
+    top, total, summed = _nothing(rows.shape[0], DV)
+    if sinks is not None:
+        is_sink = (rows >= 0) & is_taken
+        sink = tl.load(sinks + head * GROUP + rows % GROUP, mask=is_sink, other=float("-inf"))
+        top, total = sink.to(tl.float32) * _LOG2_OF_E, is_sink.to(tl.float32)
+    return top, total, summed
 
 
 @triton.jit
 def _first_seen(position, window, chunk):
     """The first position that rows at these positions see."""
-    return tl.maximum(tl.maximum(position - window + 1, position // chunk * chunk), 0)
+    first = tl.maximum(position - window + 1, 0)
+    if chunk is not None:
+        first = tl.maximum(first, position // chunk * chunk)
+    return first
 
 
 @triton.jit
@@ -350,7 +353,7 @@ def _attend_item(
     queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
 
     # Key tiles that some row sees, and among them those that all rows see completely.
-    window, chunk, sinks, has_sinks = softmax
+    window, chunk, sinks = softmax
     end = position + count
     last_tile = tl.minimum(last * _SPLIT // _BLOCK_N, tl.cdiv(end, _BLOCK_N))
     first_tile = tl.maximum(first * _SPLIT // _BLOCK_N, _first_seen(position, window, chunk) // _BLOCK_N)
@@ -360,7 +363,7 @@ def _attend_item(
     all_to = tl.maximum(all_from, all_to)
 
     # The kernel that merges partial sums begins with the sinks.
-    state = _before(sinks, has_sinks, part < 0, head, rows, GROUP, DV), _nothing(BLOCK_M, DV)
+    state = _before(sinks, part < 0, head, rows, GROUP, DV), _nothing(BLOCK_M, DV)
     bounds = first_tile, all_from, all_to, last_tile
     for phase in tl.static_range(3):
         state = _walk(
@@ -375,17 +378,17 @@ def _attend_item(
         _write_partial(sums, peaks, at, is_row, result, DV)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "window", "chunk", "has_sinks"], do_not_specialize_on_alignment=["plan"])
+@triton.jit(do_not_specialize=["num_tokens", "window", "chunk"], do_not_specialize_on_alignment=["plan"])
 def _attend_kernel(
     query, keys, values, key_scales, value_scales, out, sums, peaks, plan, num_tokens, token_stride,
-    head_stride, part_rows, rescale, cap, window, chunk, sinks, has_sinks,
+    head_stride, part_rows, rescale, cap, window, chunk, sinks,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Process the items; program p of P for a key-value head takes items p, p + P and so on."""
     layer = keys, values, key_scales, value_scales
-    scoring, softmax = (rescale, cap), (window, chunk, sinks, has_sinks)
+    scoring, softmax = (rescale, cap), (window, chunk, sinks)
     paths, tables = plan + tl.load(plan + 3), plan + tl.load(plan + 4)
     for index in tl.range(tl.program_id(0), tl.load(plan), tl.num_programs(0), disable_licm=True):
         _attend_item(
@@ -395,9 +398,9 @@ def _attend_kernel(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_tokens", "window", "chunk", "has_sinks"], do_not_specialize_on_alignment=["plan"])
+@triton.jit(do_not_specialize=["num_tokens", "window", "chunk"], do_not_specialize_on_alignment=["plan"])
 def _merge_kernel(
-    out, sums, peaks, plan, num_tokens, part_rows, window, chunk, sinks, has_sinks,
+    out, sums, peaks, plan, num_tokens, part_rows, window, chunk, sinks,
     GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Merge the partial sums of ROWS rows at a time, in the order of the splits."""
@@ -409,7 +412,7 @@ def _merge_kernel(
         num_splits, part = tl.load(merge + 3), tl.load(merge + 4)
         rows = tl.load(merge + 5) + tl.arange(0, ROWS)
         is_row = rows < count * GROUP
-        result = _before(sinks, has_sinks, True, head, rows, GROUP, DV)
+        result = _before(sinks, True, head, rows, GROUP, DV)
         first = _first_seen(position, window, chunk) // _SPLIT
         for split in tl.range(first, num_splits, loop_unroll_factor=8):
             at = head.to(tl.int64) * part_rows + part + split * count * GROUP + rows

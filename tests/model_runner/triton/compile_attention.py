@@ -12,12 +12,15 @@ CPU = torch.device("cpu")
 FP8 = torch.float8_e4m3fn
 HEADS = 4
 PLAIN, CAPPED = AttentionOptions(0.1), AttentionOptions(0.1, window=64, softcap=30.0)
+SINKS, CHUNKS = AttentionOptions(0.1, sinks=torch.zeros(HEADS, dtype=torch.bfloat16)), AttentionOptions(0.1, chunk=256)
 VARIANTS = [  # type of the query, of the cache, size of a head, options, exact; those that differ most
     (torch.bfloat16, torch.bfloat16, 64, PLAIN, True),
     (torch.bfloat16, torch.bfloat16, 128, PLAIN, True),
     (torch.bfloat16, torch.bfloat16, 128, PLAIN, False),
     (torch.float16, FP8, 128, PLAIN, True),
     (torch.bfloat16, torch.bfloat16, 256, CAPPED, True),
+    (torch.bfloat16, torch.bfloat16, 64, SINKS, True),
+    (torch.bfloat16, torch.bfloat16, 128, CHUNKS, True),
 ]
 
 

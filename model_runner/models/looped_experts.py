@@ -1,0 +1,76 @@
+"""Experts that a family's code runs in a loop of its own, changed to the form of all other experts.
+
+Such a loop asks which experts have tokens, so it cannot be inspected without weights. Its products also depend on how
+many tokens an expert gets. In transformers' common form, the experts run by the server's functions.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
+
+Run = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
+"""A function of transformers for experts: module, hidden [T, hidden], chosen [T, k], weights [T, k] -> [T, hidden]."""
+
+
+def restore_common_form(model: PreTrainedModel) -> None:
+    """Change the experts of DBRX, LongCat-Flash and Step 3.7 in place, with the same weights."""
+    text: Any = model.config.get_text_config()
+    name: str | None = text._experts_implementation
+    run: Run | None = ALL_EXPERTS_FUNCTIONS.get(name) if name is not None else None
+    if run is None:
+        return
+    for module in list(model.modules()):
+        change = _CHANGES.get(type(module).__name__)
+        if change is not None:
+            change(module)
+            own: Any = module
+            own.is_transposed = own.has_bias = own.has_post_expert_norm = own._is_expert_parallel = False
+            own.is_concatenated = own.has_gate = True
+            if not hasattr(own, "_apply_gate"):
+                own._apply_gate = partial(_default_apply_gate, own)
+            forward = _run_with_identities if type(module).__name__ == "LongcatFlashExperts" else _run
+            own.forward = partial(forward, run, own)
+
+
+def _run(run: Run, module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    return run(module, flat, chosen, weights).view_as(hidden)
+
+
+def _run_with_identities(run: Run, module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """LongCat-Flash: experts from `num_routed_experts` on return their input."""
+    is_real = chosen < module.num_routed_experts
+    routed = run(module, hidden, chosen.where(is_real, 0), weights.where(is_real, 0.0))
+    returned: Tensor = routed + hidden * weights.masked_fill(is_real, 0.0).sum(-1, keepdim=True).to(hidden.dtype)
+    return returned
+
+
+def _change_dbrx(module: Any) -> None:
+    """From w1 (gate), v1 (up) and w2 (down), each [experts * intermediate, hidden]."""
+    stored = module.mlp
+    shape = (module.num_experts, module.ffn_hidden_size, module.hidden_size)
+    gate, up, down = (weight.data.view(shape) for weight in (stored.w1, stored.v1, stored.w2))
+    module.act_fn = stored.activation_fn
+    del module.mlp
+    module.gate_up_proj = nn.Parameter(torch.cat([gate, up], dim=1), requires_grad=False)
+    module.down_proj = nn.Parameter(down.transpose(1, 2), requires_grad=False)
+
+
+def _change_longcat(module: Any) -> None:
+    """Its gate_up also has rows for the experts that return their input."""
+    routed = module.gate_up_proj.data[: module.num_routed_experts]
+    module.gate_up_proj = nn.Parameter(routed, requires_grad=False)
+    module.num_experts = module.num_routed_experts
+
+
+_CHANGES: dict[str, Callable[[Any], None]] = {
+    "DbrxExperts": _change_dbrx,
+    "LongcatFlashExperts": _change_longcat,
+    "Step3p7Experts": lambda _: None,
+}
+"""What turns a module's weights into gate_up_proj [experts, 2 * intermediate, hidden] and down_proj."""
