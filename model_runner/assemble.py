@@ -26,9 +26,11 @@ from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import ModelShape, check_tokenizers, load_classification_head
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model
 from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
+from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
+from model_runner.recurrence.backend import StateCache, state_bytes
 from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
@@ -188,7 +190,10 @@ def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | 
     if folder is None:
         return None
     check_tokenizers(config.model, folder, role)
-    return platform.inspect(folder)
+    shape = platform.inspect(folder)
+    if shape.recurrences or shape.convolutions:
+        raise ValueError(f"the {role} model {folder} has recurrent layers, which only the served model can have")
+    return shape
 
 
 def _needs(shapes: _Shapes, platform: Platform) -> Needs:
@@ -204,6 +209,7 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
         weights_name=platform.weights_name(shapes.target),
         kv=(*shapes.target.kv, *(replace(kv, window=None) for model in models[1:] for kv in model.kv), *of_heads),
         max_model_len=shapes.target.max_model_len,
+        states=StateBytes(*state_bytes(shapes.target.recurrences, shapes.target.convolutions)),
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
         int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
     )
@@ -223,6 +229,8 @@ def _put_together(
     """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
     target = _with_cache(platform, loaded.target, shapes.target, blocks, blocks.groups)
+    states = _make_states(platform, shapes.target, plan)
+    recurrence = None if states is None else platform.recurrence(states)
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
     aux = _with_cache(platform, loaded.aux, shapes.aux, blocks)
     assert target is not None
@@ -250,8 +258,10 @@ def _put_together(
     amateur = _companion(target, aux, platform, plan.max_model_len)
     early_exit = platform.find_early_exit(target.model)
     parts = RunnerParts(
-        target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
-        kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
+        target=platform.make_target(target.model, target.attention, plan.max_model_len, needs, recurrence),
+        kv_cache=KVCaches(
+            target.kv_cache, *([] if aux is None else [aux.kv_cache]), *([] if states is None else [states])
+        ),
         state=RunnerState(blocks, sampling, speculator, search, learning),
         speculator=speculator,
         controller=controller,
@@ -303,6 +313,16 @@ def _with_cache(
     attention = platform.attention(kv_cache)
     platform.try_attention(attention, kv_cache)
     return _Loaded(model, kv_cache, attention)
+
+
+def _make_states(platform: Platform, shape: ModelShape, plan: MemoryPlan) -> StateCache | None:
+    """The recurrent states of the target; None if it has none. Scratch blocks follow the rows blocks."""
+    sizes = {group.kind: (number, group.num_blocks) for number, group in enumerate(plan.groups, 1)}
+    if "rows" not in sizes:
+        return None
+    (number, num_rows), (_, num_pages) = sizes["rows"], sizes["page"]
+    num_rows += plan.num_scratch
+    return StateCache(shape.recurrences, shape.convolutions, num_rows, num_pages, platform.device, number)
 
 
 def _refuse_mixing(

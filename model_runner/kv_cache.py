@@ -209,6 +209,7 @@ class KVCache:
         self.shapes = tuple(shapes)
         windows = {one.window: (number, one.num_blocks) for number, one in enumerate(groups, 1) if one.kind == "window"}
         blocks_of = [windows.get(shape.window or 0, (0, num_blocks)) for shape in shapes]
+        self.device = device
         self.num_blocks = num_blocks
         """The choices' own blocks."""
         self.group_of = [group for group, _ in blocks_of]
@@ -355,10 +356,26 @@ class _LayersOfGroup:
             tensor[index] = 0
 
 
+class BlockCache(Protocol):
+    """A cache in blocks, some of which may be in cache groups."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, as far as they are in this cache."""
+        ...
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy what is kept of tokens to other places, as far as they are in this cache."""
+        ...
+
+    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Zero blocks, given as (group, block), if stale content could reach results."""
+        ...
+
+
 class KVCaches:
     """Caches of several models that use the same block ids."""
 
-    def __init__(self, *caches: KVCache) -> None:
+    def __init__(self, *caches: BlockCache) -> None:
         self._caches = caches
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -380,9 +397,11 @@ def cache_structs(cache: KVCache) -> list[CData]:
     Raises:
         ValueError: if the kernels cannot read this cache.
     """
-    device = cache.keys[0].device
-    if cache.dtype not in _NATIVE_TYPES or device.type != "cpu" or not cache.keys[0].is_contiguous():
-        raise ValueError(f"the CPU kernels cannot read a KV cache in {cache.dtype} on {device}, or contiguous keys")
+    is_transposed = all(keys.is_contiguous() for keys in cache.keys)
+    if cache.dtype not in _NATIVE_TYPES or cache.device.type != "cpu" or not is_transposed:
+        raise ValueError(
+            f"the CPU kernels cannot read a KV cache in {cache.dtype} on {cache.device}, or contiguous keys"
+        )
     kind, null = CPU.constants("SwKvType")[_NATIVE_TYPES[cache.dtype]], CPU.ffi.NULL
     structs = []
     for layer, (shape, keys, values) in enumerate(zip(cache.shapes, cache.keys, cache.values, strict=True)):

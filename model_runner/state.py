@@ -225,7 +225,9 @@ class RunnerState:
         if self._rows is None or self._pages is None:
             return None
         scratch = count(self._groups[self._rows].num_blocks)
-        rows, anchors, pages = [], [], []
+        rows: list[Sequence[int]] = []
+        anchors: list[tuple[int, int]] = []
+        pages: list[Sequence[tuple[int, int]]] = []
         for choice, start, end in zip(choices, starts, ends, strict=True):
             if not choice.groups:  # at startup: nothing is stored
                 rows.append(choice.blocks)

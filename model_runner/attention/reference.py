@@ -65,7 +65,7 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
         return [self._prepare(batch.in_group(number)) for number in range(self._cache.num_groups)]
 
     def _prepare(self, batch: Batch) -> ReferenceMetadata:
-        device = self._cache.keys[0].device
+        device = self._cache.device
         block_of, offset_of = (torch.from_numpy(of).to(device) for of in (batch.block_of, batch.offset_of))
         return ReferenceMetadata(batch, block_of, offset_of)
 

@@ -128,7 +128,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         Raises:
             ValueError: if the cache has no whole keys, or a key-value head has more query heads than a tile has rows.
         """
-        device = cache.keys[0].device
+        device = cache.device
         kv_heads = [keys.shape[1] for keys in cache.keys]
         self._group = num_heads // min(kv_heads)
         if not cache.keys[0].mT.is_contiguous():
@@ -228,7 +228,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
 
     def _metadata(self, max_tokens: int, num_numbers: int, block_m: int) -> TritonMetadata:
         tile_tokens = block_m // self._group
-        device, num_groups = self._cache.keys[0].device, self._cache.num_groups
+        device, num_groups = self._cache.device, self._cache.num_groups
         return TritonMetadata(max_tokens, num_numbers, block_m, tile_tokens, device, num_groups)
 
     def _tiling(self, *, is_decoding: bool) -> Tiling:

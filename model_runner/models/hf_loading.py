@@ -41,8 +41,10 @@ from model_runner.models.text_model import (
 
 logger = logging.getLogger("samewise.runner")
 
-_LAYER_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"})
-"""Kinds of layers, of transformers' `layer_types`, whose only memory of other tokens is keys and values."""
+_LAYER_KINDS = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "mlp", "moe"}
+)
+"""Kinds of layers, of transformers' `layer_types`, that keep only keys, values and recurrent states of other tokens."""
 _WITHOUT_POSITIONS = 1 << 20
 """The longest request of a model that has no attention, and so no limit of its own."""
 

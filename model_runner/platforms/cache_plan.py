@@ -47,6 +47,8 @@ class CacheDivision:
     """Memory of all blocks."""
     state_bytes: int
     """Memory of rows and pages."""
+    num_scratch: int
+    """Rows blocks for what a step computes and folds, in addition to those of the group."""
 
 
 class CacheDivider:
@@ -77,7 +79,6 @@ class CacheDivider:
             for window, num_bytes in sorted(bytes_of_window.items())
         ]
         self._scratch = sizes.max_num_batched_tokens // config.block_size if states.rows else 0
-        """Rows blocks for what a step computes and folds."""
         self._most = -(-max_model_len // config.block_size) * sizes.max_num_seqs
 
     @property
@@ -110,7 +111,8 @@ class CacheDivider:
             pages += self._held("page", seqs)
             groups += [CacheGroup("rows", self._held("rows", seqs)), CacheGroup("page", pages)]
             state_bytes = self._running_bytes(seqs) + (pages - self._held("page", seqs)) * self._states.page
-        return CacheDivision(num_own, tuple(groups), seqs, self._kv_bytes(num_own) + state_bytes, state_bytes)
+        num_all = self._kv_bytes(num_own) + state_bytes
+        return CacheDivision(num_own, tuple(groups), seqs, num_all, state_bytes, self._scratch)
 
     def _kv_bytes(self, num_own: int) -> int:
         """Memory of keys and values with so many own blocks."""

@@ -40,6 +40,9 @@ from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import GIB, Room, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores, can_start_threads, free_memory
+from model_runner.recurrence.backend import RecurrenceBackend, StateCache
+from model_runner.recurrence.cpu import NativeRecurrence
+from model_runner.recurrence.reference import ReferenceRecurrence
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 
@@ -191,12 +194,16 @@ class CpuPlatform(Platform):
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         return ReferenceAttention(cache) if self._kernels is None else NativeAttention(self._kernels, cache)
 
+    def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
+        return ReferenceRecurrence(states) if self._kernels is None else NativeRecurrence(self._kernels, states)
+
     def make_target(
         self,
         model: LoadedModel,
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
+        recurrence: RecurrenceBackend[Any] | None = None,
     ) -> TargetModel:
         if isinstance(model, NativeModel):
             assert isinstance(attention, NativeAttention), "the kernels that packed the model also attend"
@@ -208,7 +215,8 @@ class CpuPlatform(Platform):
         modules = modules_of(model)
         if self._packer is not None and isinstance(attention, NativeAttention):
             bind_layers(modules, cache_structs(attention.cache))
-        return HFTargetModel(modules, attention, needs, None if self._kernels is None else partial(pick, self._kernels))
+        pick_tokens = None if self._kernels is None else partial(pick, self._kernels)
+        return HFTargetModel(modules, attention, needs, pick_tokens, recurrence)
 
     def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
         return NativeEarlyExit(model) if isinstance(model, NativeModel) else super().find_early_exit(model)

@@ -101,6 +101,8 @@ class MemoryPlan:
     max_num_seqs: int = 1
     """Choices that can run at a time."""
     groups: tuple[CacheGroup, ...] = ()
+    num_scratch: int = 0
+    """Rows blocks for what a step computes and folds."""
 
     @property
     def num_tokens(self) -> int:
@@ -186,6 +188,7 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         state_bytes=division.state_bytes,
         max_num_seqs=division.max_num_seqs,
         groups=division.groups,
+        num_scratch=division.num_scratch,
     )
 
 

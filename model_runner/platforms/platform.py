@@ -21,6 +21,7 @@ from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import Measured, Room, StorageTypes
+from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.sampling.fused_sampling import PickAllowed
 from model_runner.sampling.sampler import Sampler
 
@@ -115,6 +116,10 @@ class Platform(ABC):
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         """Attention to a cache."""
 
+    @abstractmethod
+    def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
+        """Recurrences and convolutions on the states of a model."""
+
     def try_attention(self, attention: AttentionBackend[Any], cache: KVCache) -> None:
         """If results must be exact, check on an empty cache that attention gives the same bits in every batch.
 
@@ -155,14 +160,15 @@ class Platform(ABC):
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
+        recurrence: RecurrenceBackend[Any] | None = None,
     ) -> TargetModel:
         """The model, ready to run on the attention's cache; `needs` are the features to capture.
 
-        No choice has more than `max_model_len` tokens.
+        No choice has more than `max_model_len` tokens. `recurrence` is for a model with recurrent layers.
         """
         from model_runner.models.hf_target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
 
-        return HFTargetModel(modules_of(model), attention, needs)
+        return HFTargetModel(modules_of(model), attention, needs, recurrence=recurrence)
 
     def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
         """The model's head for hidden states between its layers; None if the model does not support this."""

@@ -154,9 +154,9 @@ class StateCache:
         self.num_rows_blocks = num_rows_blocks
         self.num_pages = num_pages
         self.device = device
-        shapes: list[RecurrentShape | ConvShape] = [*recurrences, *convolutions]
-        self._rows = _zeros(num_rows_blocks, sum(shape.rows_bytes for shape in shapes), device)
-        self._pages = _zeros(num_pages, sum(shape.page_bytes for shape in shapes), device)
+        rows_bytes, page_bytes = state_bytes(recurrences, convolutions)
+        self._rows = _zeros(num_rows_blocks, rows_bytes, device)
+        self._pages = _zeros(num_pages, page_bytes, device)
         rows, pages = _Pieces(self._rows), _Pieces(self._pages)
         self._groups = {shape: self._take(shape, recurrences.count(shape), rows, pages) for shape in set(recurrences)}
         self._conv_groups = {
@@ -227,6 +227,12 @@ def _zeros(count: int, num_bytes: int, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return huge_pages(count * num_bytes).view(torch.float32).view(count, num_bytes // torch.float32.itemsize)
     return torch.zeros(count, num_bytes // torch.float32.itemsize, device=device)
+
+
+def state_bytes(recurrences: Sequence[RecurrentShape], convolutions: Sequence[ConvShape]) -> tuple[int, int]:
+    """Memory of a rows block and of a page."""
+    shapes: list[RecurrentShape | ConvShape] = [*recurrences, *convolutions]
+    return sum(shape.rows_bytes for shape in shapes), sum(shape.page_bytes for shape in shapes)
 
 
 class RecurrenceBackend(ABC, Generic[Metadata]):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model_runner.batch import Batch, StateTables
+from model_runner.contract import BlockCopy
 from model_runner.kv_cache import Move
 from model_runner.recurrence.backend import BLOCK, ConvShape, RecurrenceBackend, RecurrentShape, StateCache
 from tests.model_runner.batches import tree_paths

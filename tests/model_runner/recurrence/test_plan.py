@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from model_runner.batch import Batch, StateTables
+from model_runner.contract import BlockCopy
 from model_runner.kv_cache import Move
 from model_runner.recurrence.backend import ConvShape, StateCache, has_silu
 from model_runner.recurrence.plan import Segment, make_plan
