@@ -238,7 +238,7 @@ class KVCache:
             if dtype in LARGEST:
                 self.key_scales.append(_zeros((*heads, block_size), torch.float32, device))
                 self.value_scales.append(_zeros((*heads, block_size), torch.float32, device))
-        self._groups = [_LayersOfGroup(self, number, kernels) for number in range(self.num_groups)]
+        self._groups = {number: _LayersOfGroup(self, number, kernels) for number in set(self.group_of)}
 
     def write(self, layer: int, key: Tensor, value: Tensor, block_of: Tensor, offset_of: Tensor) -> None:
         """Store key and value [tokens, kv_heads, dim] of each token at its block and offset."""
@@ -273,7 +273,7 @@ class KVCache:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, in all layers of their group. No destination may be a source."""
-        for number, group in enumerate(self._groups):
+        for number, group in self._groups.items():
             if of_group := [copy for copy in copies if copy.group == number]:
                 group.copy_blocks(of_group)
 
@@ -283,7 +283,7 @@ class KVCache:
         No move may read a place that an earlier one wrote, so the order of reads and writes does not matter. Moving a
         path's nodes up fulfils this: they are in ascending order, and none is before its destination.
         """
-        for number, group in enumerate(self._groups):
+        for number, group in self._groups.items():
             if of_group := [move for move in moves if move.group == number]:
                 group.move(of_group)
 
@@ -293,7 +293,7 @@ class KVCache:
         The reference attention multiplies masked positions by zero, which hides everything except NaN and infinity.
         Without this, one request's failed computation would reach the next request that gets its blocks.
         """
-        for number, group in enumerate(self._groups):
+        for number, group in self._groups.items():
             if of_group := [block for its_group, block in blocks if its_group == number]:
                 group.clear(of_group)
 
@@ -319,7 +319,7 @@ class _LayersOfGroup:
         self._memory = [_bytes_of(tensor) for tensor in self._tensors] if on_cpu else None
         """On CPU, each tensor's blocks as numpy bytes: numpy copies a few blocks eight times as fast as torch."""
         self._move_natively: Callable[[Sequence[tuple[int, int, int, int]]], None] | None = None
-        if kernels is not None and layers:
+        if kernels is not None:
             structs = cache_structs(cache)
             self._move_natively = partial(
                 kernels.move_kv, CPU.array("SwKvCache", [structs[layer][0] for layer in layers])

@@ -172,8 +172,10 @@ class RunnerState:
             groups=self._group_tables(choices, layout.choice_of, layout.places),
             states=self._state_tables(
                 choices,
-                [choice.num_computed for choice in choices],
-                [choice.num_computed + entry.num_tokens for choice, entry in zip(choices, scheduled, strict=True)],
+                [
+                    (choice.num_folded, choice.num_computed, choice.num_computed + entry.num_tokens)
+                    for choice, entry in zip(choices, scheduled, strict=True)
+                ],
             ),
         )
 
@@ -195,8 +197,10 @@ class RunnerState:
             groups=self._group_tables(choices, range(len(choices)), positions),
             states=self._state_tables(
                 choices,
-                [len(choice.tokens) for choice in choices],
-                [len(choice.tokens) + 1 for choice in choices],
+                [
+                    (self._folded_at(choice, known), known, known + 1)
+                    for choice, known in zip(choices, positions.tolist(), strict=True)
+                ],
             ),
         )
 
@@ -216,11 +220,15 @@ class RunnerState:
         return tables
 
     def _state_tables(
-        self, choices: Sequence[RunningChoice], starts: Sequence[int], ends: Sequence[int]
+        self, choices: Sequence[RunningChoice], spans: Sequence[tuple[int, int, int]]
     ) -> StateTables | None:
-        """Rows and pages of recurrent layers for a step that computes the known tokens from `starts` to `ends`.
+        """Rows and pages of recurrent layers for a step.
 
         Blocks that the step begins and folds have no rows block of their own, but scratch blocks after all others.
+
+        Args:
+            choices: the step's choices.
+            spans: for each, the blocks that are folded before the step, and its first known token and their end.
         """
         if self._rows is None or self._pages is None:
             return None
@@ -228,10 +236,11 @@ class RunnerState:
         rows: list[Sequence[int]] = []
         anchors: list[tuple[int, int]] = []
         pages: list[Sequence[tuple[int, int]]] = []
-        for choice, start, end in zip(choices, starts, ends, strict=True):
+        for choice, (folded, start, end) in zip(choices, spans, strict=True):
             if not choice.groups:  # at startup: nothing is stored
                 rows.append(choice.blocks)
-                anchors.append((folded, 0) if (folded := start // self._block_size) else (0, -1))
+                num_full = start // self._block_size
+                anchors.append((num_full, 0) if num_full else (0, -1))
                 pages.append([])
                 continue
             table = choice.groups[self._rows]
@@ -240,7 +249,6 @@ class RunnerState:
                 table = table + array("i", [-1] * (last - len(table)))
                 for at in range(first, last):
                     table[at] = table[at] if table[at] >= 0 else next(scratch)
-            folded = self._folded_at(choice, start)
             page_of = choice.groups[self._pages]
             rows.append(table)
             anchors.append((folded, page_of[folded - 1] if folded else -1))
