@@ -150,7 +150,8 @@ class CpuPlatform(Platform):
         return self._forms.get(folder)
 
     def _read_form(self, folder: Path) -> ModelForm | None:
-        if (known := read_known_config(folder)) is not None:
+        known: Any = read_known_config(folder)
+        if known is not None:
             with suppress(MissingEntryError):
                 fix_long_rope(known, self.max_model_len)
                 if (checkpoint := _open_natively(folder, known, native_reader(folder, known))) is not None:
