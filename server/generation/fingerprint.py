@@ -74,7 +74,7 @@ class Fingerprint:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """The files of a model's folder that decide its answers: those that a download takes. Others may lie beside them.
+    """The files of a model's folder that decide its answers: those that a download takes.
 
     Raises OSError and ModelNotFoundError.
     """
