@@ -82,5 +82,5 @@ def _files_of(folder: Path) -> list[Path]:
     paths = sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())
     index = folder / INDEX
     weights = choose_weights(paths, index if index.is_file() else None, str(folder))
-    weights = weights or [path for path in paths if path.endswith(".gguf")]
+    weights = weights or [path for path in paths if path.lower().endswith(".gguf")]
     return [folder / path for path in sorted({*choose_small(paths, Wanted()), *weights})]
