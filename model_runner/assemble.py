@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -289,7 +288,7 @@ def _make_grammars(folder: Path, vocab_size: int) -> "Grammars | None":
         return None
     from model_runner.sampling.grammar import Grammars  # noqa: PLC0415
 
-    return Grammars(partial((folder / "tokenizer.json").read_text, encoding="utf-8"), vocab_size)
+    return Grammars(lambda: str((folder / "tokenizer.json").resolve(strict=True)), vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

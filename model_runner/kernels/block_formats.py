@@ -62,7 +62,7 @@ Q4_ZERO = 1000
 
 A block has the scale in half precision, the zero in one byte, and 16 bytes of nibbles: byte j has weight j in its lower
 half and weight j + 16 in its upper half."""
-_OTHERS = {Q4_ZERO: BlockFormat("Q4_ZERO", 32, 19)}
+_OTHERS = {Q4_ZERO: BlockFormat("W4A16", 32, 19)}
 
 
 def find_block_format(number: int) -> BlockFormat | None:

@@ -2,10 +2,13 @@
 
 import hashlib
 import logging
+import os
 import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,16 +131,39 @@ def _compile(
 ) -> dict[Unit, NoKernelsError | None]:
     """Compile units in parallel, each into its object files; returns each one's first error, or None."""
     jobs = []
-    for unit in units:
-        for source, target in zip(unit.sources, unit.objects, strict=True):
-            job = [*command, *FLAGS, *unit.flags, *flags, "-c", str(source), "-o", target]
-            process = subprocess.Popen(job, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            jobs.append((unit, process))
     results: dict[Unit, NoKernelsError | None] = dict.fromkeys(units)
-    for unit, process in jobs:
-        output = process.communicate()[0]
-        results[unit] = results[unit] or _failure(process.returncode, process.args, output)
+    with _group() as group:
+        for unit in units:
+            for source, target in zip(unit.sources, unit.objects, strict=True):
+                job = [*command, *FLAGS, *unit.flags, *flags, "-c", str(source), "-o", target]
+                process = subprocess.Popen(
+                    job,
+                    cwd=folder,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    process_group=group,
+                )
+                jobs.append((unit, process))
+        for unit, process in jobs:
+            output = process.communicate()[0]
+            results[unit] = results[unit] or _failure(process.returncode, process.args, output)
     return results
+
+
+@contextmanager
+def _group() -> Iterator[int]:
+    """The id of a process group whose processes are killed at the end, also if this process is killed before.
+
+    Its leader waits for the end of a pipe that this process has open. A signal of the parent's death would reach the
+    compiler's command alone, and not the processes that this starts.
+    """
+    command = ["/bin/sh", "-c", "read -r _; kill -s KILL 0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0) as leader:
+        try:
+            yield leader.pid
+        finally:
+            os.killpg(leader.pid, signal.SIGKILL)
 
 
 def _failure(code: int, command: object, output: str) -> NoKernelsError | None:

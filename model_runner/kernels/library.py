@@ -300,7 +300,12 @@ class Kernels:
         return NativeWeight(struct, packed, scales, (bias, input_order))
 
     def unpack(
-        self, block_format: int, blocks: Tensor | NDArray[np.uint8], inputs: int, rows: Tensor | None = None
+        self,
+        block_format: int,
+        blocks: Tensor | NDArray[np.uint8],
+        inputs: int,
+        rows: Tensor | None = None,
+        output: Tensor | None = None,
     ) -> Tensor:
         """Convert rows of a stored matrix to float32, with exactly the values that the format defines.
 
@@ -309,6 +314,7 @@ class Kernels:
             blocks: [n, bytes of a row] uint8, of any alignment; may be a mapping of a file.
             inputs: weights in a row.
             rows: [count] int32 indices of the rows to convert; by default all.
+            output: [count, inputs] receives the weights; by default a new tensor.
 
         Returns:
             [count, inputs].
@@ -322,7 +328,7 @@ class Kernels:
         num_rows, row_bytes = len(blocks), stored.row_bytes(inputs)
         source = pointer(blocks, num_rows, row_bytes)
         count, indices = _indices(rows, num_rows)
-        output = torch.empty(count, inputs, dtype=torch.float32)
+        output = torch.empty(count, inputs, dtype=torch.float32) if output is None else output
         target = pointer(output, count, inputs)
         self.call("sw_unpack", block_format, source, row_bytes, indices, count, inputs, target)
         return output

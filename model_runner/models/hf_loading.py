@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +15,19 @@ from transformers.utils import logging as hf_logging
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
-from model_runner.kernels.library import INT4_GROUP, ROTATED_BLOCK
+from model_runner.kernels.library import INT4_GROUP
 from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
 from model_runner.models.interleaved_experts import as_modules
-from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, gguf_file_of, is_bare, open_checkpoint
+from model_runner.models.loading import (
+    ModelShape,
+    gguf_file_of,
+    is_bare,
+    is_unused_head,
+    open_checkpoint,
+    rotated,
+)
 from model_runner.models.mixers import RecordedStates
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
 from model_runner.models.rotary import is_fixed
@@ -181,19 +187,13 @@ def _shape_of(seen: _Inspection, longest: int) -> ModelShape:
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_shared=num_shared,
         num_multiplied=sum(weight.numel() for weight in multiplied),
-        num_rotated=sum(_padded(weight) for weight in multiplied),
+        num_rotated=sum(rotated(weight.numel(), weight.shape[-1]) for weight in multiplied),
         num_inner=sum(weight.numel() for weight in inner),
         num_groupable=sum(weight.numel() for weight in inner if weight.shape[-1] % INT4_GROUP == 0),
         hidden=embedding.shape[1],
         vocab_size=seen.num_logits,
         max_model_len=longest,
     )
-
-
-def _padded(weight: Tensor) -> int:
-    """Size of a weight [..., outputs, inputs] after its inputs are padded for the rotation."""
-    inputs = weight.shape[-1]
-    return weight.numel() // inputs * -(-inputs // ROTATED_BLOCK) * ROTATED_BLOCK
 
 
 def load_config(folder: Path) -> PretrainedConfig:
@@ -291,7 +291,7 @@ def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]
         report: transformers' loading report: `missing_keys`, `mismatched_keys` and `unexpected_keys`.
     """
     missing = set(report["missing_keys"]) - _head_that_may_be_missing(folder, model)
-    unexpected = {key for key in report["unexpected_keys"] if not _is_unused_head(key, model.config)}
+    unexpected = {key for key in report["unexpected_keys"] if not is_unused_head(key, model.config)}
     mismatched = [f"{key} {list(stored)} instead of {list(own)}" for key, stored, own in report["mismatched_keys"]]
     faults = (
         ("has no weights", missing),
@@ -309,17 +309,6 @@ def _head_that_may_be_missing(folder: Path, model: PreTrainedModel) -> set[str]:
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     weights = () if head is None else tuple(head.parameters())
     return {name for name, weight in model.named_parameters() if any(weight is one for one in weights)}
-
-
-def _is_unused_head(key: str, config: PretrainedConfig) -> bool:
-    """Whether a weight belongs to multi-token prediction heads or to a classification head."""
-    text: Any = config.get_text_config()
-    layer = re.search(r"\blayers\.(\d+)\.", key)
-    num_modules = getattr(text, "num_nextn_predict_layers", None) or 0
-    if layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_modules:
-        return True
-    classifies = str((config.architectures or [""])[0]).endswith(CLASSIFIES)
-    return classifies and key in HEAD_NAMES
 
 
 @contextmanager

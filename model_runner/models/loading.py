@@ -1,8 +1,9 @@
 """The content of a model's folder: the weights of its checkpoint, their sizes, the classification head."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import parts_of
-from model_runner.kernels.library import INT4_BITS, WeightKind
+from model_runner.kernels.library import INT4_BITS, ROTATED_BLOCK, WeightKind
 from model_runner.kv_cache import KVShape
 from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.parameters import Checkpoint
@@ -109,6 +110,22 @@ def check_tokenizers(model: Path, other: Path, role: str) -> None:
 def _vocabulary(folder: Path) -> dict[str, int] | None:
     path = folder / "tokenizer.json"
     return Tokenizer.from_file(str(path)).get_vocab() if path.exists() else None
+
+
+def rotated(weights: int, inputs: int) -> int:
+    """Size of a matrix, which has so many weights, after its inputs are padded for the rotation."""
+    return weights // inputs * -(-inputs // ROTATED_BLOCK) * ROTATED_BLOCK
+
+
+def is_unused_head(name: str, config: Any) -> bool:
+    """Whether a weight belongs to multi-token prediction heads or to a classification head."""
+    text = config.get_text_config()
+    layer = re.search(r"\blayers\.(\d+)\.", name)
+    num_modules = getattr(text, "num_nextn_predict_layers", None) or 0
+    if layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_modules:
+        return True
+    classifies = str((config.architectures or [""])[0]).endswith(CLASSIFIES)
+    return classifies and name in HEAD_NAMES
 
 
 def is_bare(config: "PretrainedConfig") -> bool:

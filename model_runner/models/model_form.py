@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_runner.kernels.library import INT4_GROUP, ROTATED_BLOCK
+from model_runner.kernels.library import INT4_GROUP
 from model_runner.kv_cache import KVShape
 from model_runner.models.decoder_form import DecoderForm, read_form
 from model_runner.models.families import MODEL_TYPES, Config, Family, ModelFamily
-from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, is_bare
+from model_runner.models.loading import ModelShape, is_bare, is_unused_head, rotated
 from model_runner.models.parameters import SAME_NAMES, Checkpoint, Linear, Matrix, Parameters
 from model_runner.models.refusal import UnsupportedModelError, describe_model
 from model_runner.models.rotary import Frequencies, rotary_frequencies
@@ -65,7 +65,7 @@ class ModelForm:
             num_parameters=num_inner + distinct + self.num_small,
             num_shared=num_embedding if self.shares_head else 0,
             num_multiplied=num_inner + num_head,
-            num_rotated=sum(linear.outputs * _rotated(linear.inputs) for linear in [*inner, self.head]),
+            num_rotated=sum(rotated(_size(linear), linear.inputs) for linear in [*inner, self.head]),
             num_inner=num_inner,
             num_groupable=sum(_size(linear) for linear in inner if linear.inputs % INT4_GROUP == 0),
             hidden=self.embedding.shape[1],
@@ -133,13 +133,10 @@ def _read_head(config: Any, text: Config, parameters: Parameters, embedding: Lin
 
 def _use_unneeded(family: ModelFamily, config: Any, parameters: Parameters) -> None:
     """Count weights as used that the model's text has no use for, so that they are no fault."""
-    text = config.get_text_config()
-    num_modules = getattr(text, "num_nextn_predict_layers", None) or 0
-    predicting = tuple(f"model.layers.{text.num_hidden_layers + module}." for module in range(num_modules))
-    classifies = str((config.architectures or [""])[0]).endswith(CLASSIFIES)
+    is_tied = config.get_text_config().tie_word_embeddings
     for name in parameters.checkpoint.shapes:
-        is_copy = name.removesuffix(".weight") in _HEADS and text.tie_word_embeddings
-        is_unneeded = name.startswith((*family.ignored, *predicting)) or (classifies and name in HEAD_NAMES)
+        is_copy = name.removesuffix(".weight") in _HEADS and is_tied
+        is_unneeded = name.startswith(tuple(family.ignored)) or is_unused_head(name, config)
         if is_copy or is_unneeded or _RECOMPUTED.search(name):
             parameters.used.add(name)
 
@@ -168,8 +165,3 @@ def _kv_shape(layer: DecoderForm) -> KVShape:
 
 def _size(linear: Linear) -> int:
     return linear.outputs * linear.inputs
-
-
-def _rotated(inputs: int) -> int:
-    """Inputs after they are padded for the rotation."""
-    return -(-inputs // ROTATED_BLOCK) * ROTATED_BLOCK

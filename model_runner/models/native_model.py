@@ -87,7 +87,7 @@ class NativeModel:
 
     def __init__(self, packer: NativePacker, form: ModelForm) -> None:
         """Packs the weights, one after the other."""
-        kernels = packer.kernels
+        packer, kernels = packer.with_slab(), packer.kernels
         layers = [FusedDecoderLayer(index, layer, packer) for index, layer in enumerate(form.layers)]
         # The error of the head reaches every logit, so it stays in int8.
         head = packer.in_int8.pack(form.head)

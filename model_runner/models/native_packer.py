@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.block_formats import find_block_format
-from model_runner.kernels.library import INT4_GROUP, PANEL, WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
+from model_runner.kernels.library import (
+    INT4_GROUP,
+    PANEL,
+    WIDEST_ROTATED,
+    Kernels,
+    NativeWeight,
+    WeightKind,
+    huge_pages,
+)
 from model_runner.models.packed import NativeProduct
 from model_runner.models.parameters import Blocks, DenseMatrix, Linear, Matrix
 
@@ -18,6 +26,9 @@ _SLAB = 1 << 24
 """Weights that are in memory in float32 at once."""
 SLAB_BYTES = 4 * _SLAB
 """Memory that packing takes, in addition to the packed weights."""
+
+_ROWS_TO_ORDER = 256
+"""Rows that are copied at once while their inputs are put in order."""
 
 
 class WeightCache(Protocol):
@@ -40,6 +51,15 @@ class NativePacker:
     """Whether weights that a checkpoint stores in blocks keep them, and with them their values, whatever the kind."""
     cache: WeightCache | None = None
     """Weights that an earlier start has packed, if they are kept."""
+    slab: Tensor | None = None
+    """Float32 memory of `SLAB_BYTES` for the rows that are being packed; None: each linear allocates its own."""
+
+    def with_slab(self) -> "NativePacker":
+        """A packer for many linears, which reuses one slab as long as the packer lives.
+
+        Slabs of many sizes would leave the heap full of holes that are too small for the next one.
+        """
+        return replace(self, slab=huge_pages(SLAB_BYTES).view(torch.float32))
 
     @property
     def in_int8(self) -> "NativePacker":
@@ -56,8 +76,7 @@ class NativePacker:
         pack = partial(self._pack_dense, linear.matrices, kind, linear.bias)
         if not self.keeps(linear):
             return pack() if self.cache is None else self.cache.obtain(kind, linear, pack)
-        blocks = {id(matrix): matrix.blocks() for matrix in linear.matrices if self._keeps(matrix)}
-        if not _take_the_same_rows([blocks.get(id(matrix)) for matrix in linear.matrices]):
+        if not _take_the_same_rows([one.blocks() if self._keeps(one) else None for one in linear.matrices]):
             return pack()
         parts: list[NativeWeight] = []
         for keeps, matrices in groupby(linear.matrices, self._keeps):
@@ -137,21 +156,37 @@ class NativePacker:
         return weight
 
     def _slabs(self, matrices: Sequence[Matrix]) -> Iterator[Tensor]:
-        """Rows in float32, in whole panels except at the end."""
+        """Rows in float32, in whole panels except at the end. Each slab is valid until the next."""
         if any(matrix.shape[0] % PANEL for matrix in matrices[:-1]):
-            matrices = [DenseMatrix(torch.cat([self.read(matrix) for matrix in matrices]))]
-        step = max(_SLAB // max(matrices[0].shape[1], 1) // PANEL, 1) * PANEL
+            rows = [self._read(matrix, 0, matrix.shape[0], torch.empty(matrix.shape)) for matrix in matrices]
+            matrices = [DenseMatrix(torch.cat(rows))]
+        inputs = max(matrices[0].shape[1], 1)
+        step = max(_SLAB // inputs // PANEL, 1) * PANEL
+        size = min(step, max(matrix.shape[0] for matrix in matrices)) * inputs
+        memory = torch.empty(size) if self.slab is None or size > len(self.slab) else self.slab
         for matrix in matrices:
             for start in range(0, matrix.shape[0], step):
-                yield self.read(matrix, start, start + step)
-                matrix.drop(start, start + step)
+                stop = min(start + step, matrix.shape[0])
+                yield self._read(matrix, start, stop, memory)
+                matrix.drop(start, stop)
 
-    def read(self, matrix: Matrix, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows [start, stop) in float32."""
-        blocks = matrix.blocks()
-        if blocks is None or blocks.output_scales is not None or blocks.input_order is not None:
-            return matrix.read(start, stop).float().contiguous()
-        return unpack(self._packs, blocks, matrix.shape[1], start, stop)
+    def _read(self, matrix: Matrix, start: int, stop: int, memory: Tensor) -> Tensor:
+        """Rows [start, stop) in float32: as they are stored, or converted in float32 `memory` of at least this size."""
+        inputs, blocks = matrix.shape[1], matrix.blocks()
+        rows = memory.view(-1)[: (stop - start) * inputs].view(-1, inputs)
+        if blocks is None:
+            stored = matrix.read(start, stop)
+            return stored if stored.dtype == rows.dtype and stored.is_contiguous() else rows.copy_(stored)
+        if blocks.order is None:
+            self._packs.unpack(blocks.block_format, blocks.rows[start:stop], inputs, output=rows)
+        else:
+            self._packs.unpack(blocks.block_format, blocks.rows, inputs, blocks.order[start:stop], rows)
+        if blocks.output_scales is not None:
+            rows *= blocks.output_scales[start:stop, None]
+        if blocks.input_order is not None:
+            for part in torch.split(rows, _ROWS_TO_ORDER):
+                part[:, blocks.input_order.long()] = part.clone()
+        return rows
 
     def _kind_for(self, inputs: int) -> WeightKind:
         fits = {"int4": inputs % INT4_GROUP == 0, "int8_rotated": inputs <= WIDEST_ROTATED}
@@ -166,10 +201,3 @@ def _take_the_same_rows(blocks: Sequence[Blocks | None]) -> bool:
     orders = [None if one is None else one.input_order for one in blocks]
     first = orders[0]
     return all(order is first if order is None or first is None else torch.equal(order, first) for order in orders)
-
-
-def unpack(kernels: Kernels, blocks: Blocks, inputs: int, start: int, stop: int | None) -> Tensor:
-    """Rows [start, stop) of blocks in float32."""
-    if blocks.order is None:
-        return kernels.unpack(blocks.block_format, blocks.rows[start:stop], inputs)
-    return kernels.unpack(blocks.block_format, blocks.rows, inputs, blocks.order[start:stop])

@@ -28,6 +28,8 @@ _IN_WORD = 8
 """4-bit numbers in a word of 32 bits."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The outputs of a word in AWQ, from low to high."""
+_OUTPUTS_AT_ONCE = 256
+"""Outputs whose weights are in memory as single numbers at once."""
 _ZERO = 8
 """The zero of symmetric weights of 4 bits."""
 
@@ -158,7 +160,9 @@ class GptqReader:
         zeros = self._zeros(_tensor(tensors, name, "qzeros", groups, -(-outputs // _IN_WORD)))[:, :outputs]
         if (group_of := tensors.get("g_idx")) is None and self.needs_order:
             raise UnsupportedModelError(f"{name} has inputs grouped by their activation (desc_act) and no g_idx")
-        return _four_bits(name, _nibbles(words.t()), scales.t(), zeros.t(), group_of)
+        return _four_bits(
+            name, lambda start, stop: _nibbles(words[:, start:stop].t()), inputs, scales.t(), zeros.t(), group_of
+        )
 
     def _zeros(self, words: Tensor) -> Tensor:
         """[groups, outputs]. Some programs write the zeros of symmetric weights as they are in either version."""
@@ -202,7 +206,11 @@ class AwqReader:
         groups = _num_groups(name, inputs, self.group_size)
         scales = _tensor(tensors, name, "scales", groups, outputs)
         zeros = _tensor(tensors, name, "qzeros", groups, words.shape[1])
-        return _four_bits(name, self._in_order(words), scales.t(), self._in_order(zeros), None)
+
+        def levels(start: int, stop: int) -> Tensor:
+            return self._in_order(words[:, start // _IN_WORD : stop // _IN_WORD])
+
+        return _four_bits(name, levels, inputs, scales.t(), self._in_order(zeros), None)
 
     @staticmethod
     def _in_order(words: Tensor) -> Tensor:
@@ -330,7 +338,7 @@ class CompressedReader:
             group_of = None  # never set
         if group_of is None and scheme.needs_order:
             raise UnsupportedModelError(f"{name} has inputs grouped by their activation (actorder) and no weight_g_idx")
-        return _four_bits(name, _nibbles(words), scales, zeros, group_of)
+        return _four_bits(name, lambda start, stop: _nibbles(words[start:stop]), inputs, scales, zeros, group_of)
 
     @staticmethod
     def _read_eight(name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
@@ -409,27 +417,38 @@ def _nibbles(words: Tensor) -> Tensor:
     return torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
 
 
-def _four_bits(name: str, levels: Tensor, scales: Tensor, zeros: Tensor, group_of: Tensor | None) -> StoredLinear:
-    """Blocks of scale * (level - zero).
+def _four_bits(
+    name: str,
+    levels: Callable[[int, int], Tensor],
+    inputs: int,
+    scales: Tensor,
+    zeros: Tensor,
+    group_of: Tensor | None,
+) -> StoredLinear:
+    """Blocks of scale * (level - zero), made of a few outputs at a time.
 
     Args:
         name: the linear's name.
-        levels: uint8 [outputs, inputs].
+        levels: uint8 [stop - start, inputs] of the outputs [start, stop), whose number is a multiple of `_IN_WORD`
+            except at the end.
+        inputs: weights of an output.
         scales: [outputs, groups].
         zeros: uint8 [outputs, groups].
         group_of: [inputs] the group of each input; None if groups are in order.
     """
-    (outputs, inputs), groups = levels.shape, scales.shape[1]
-    order = None
-    if group_of is not None and (order := _order(name, group_of, inputs, groups)) is not None:
-        levels = levels[:, order]
+    outputs, groups = scales.shape
+    order = None if group_of is None else _order(name, group_of, inputs, groups)
     halves, output_scales = _as_halves(name, scales.contiguous())
     per_group = inputs // groups // _BLOCK
     blocks = torch.empty(outputs, inputs // _BLOCK, 3 + _HALF_BLOCK, dtype=torch.uint8)
     blocks[..., :2] = halves.repeat_interleave(per_group, 1).view(torch.uint8).view(outputs, -1, 2)
     blocks[..., 2] = zeros.repeat_interleave(per_group, 1)
-    pairs = levels.reshape(outputs, -1, 2, _HALF_BLOCK)
-    blocks[..., 3:] = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    for start in range(0, outputs, _OUTPUTS_AT_ONCE):
+        rows = blocks[start : start + _OUTPUTS_AT_ONCE]
+        numbers = levels(start, start + len(rows))
+        numbers = numbers if order is None else numbers[:, order]
+        pairs = numbers.reshape(len(rows), -1, 2, _HALF_BLOCK)
+        rows[..., 3:] = pairs[:, :, 0] | pairs[:, :, 1] << 4
     return StoredLinear(Q4_ZERO, blocks.flatten(1), inputs, output_scales, order)
 
 

@@ -34,6 +34,7 @@ from model_runner.models.native_packer import SLAB_BYTES, NativePacker
 from model_runner.models.packed import OneDNNPacker, pack_weights
 from model_runner.models.packed_cache import Listing, cached
 from model_runner.models.parameters import Checkpoint, TensorCheckpoint
+from model_runner.models.quantized_linears import LinearReader
 from model_runner.models.repository import cache_folder
 from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
@@ -154,18 +155,19 @@ class CpuPlatform(Platform):
         return self._forms.get(folder)
 
     def _read_form(self, folder: Path) -> ModelForm | None:
-        if (known := read_known_config(folder)) is not None:
+        known: Any = read_known_config(folder)
+        if known is not None:
             with suppress(MissingEntryError):
                 fix_long_rope(known, self.max_model_len)
-                if (checkpoint := _open_natively(folder, known)) is not None:
+                if (checkpoint := _open_natively(folder, known, native_reader(folder, known))) is not None:
                     return read_model_form(known, checkpoint)
         from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
 
         config = load_config(folder)
         fix_long_rope(config, self.max_model_len)
-        if native_reader(folder, config) is None:
+        if (reader := native_reader(folder, config)) is None:
             config = self.read_config(folder)  # refuses a quantisation that is not supported
-        checkpoint = _open_natively(folder, config)
+        checkpoint = _open_natively(folder, config, reader)
         return None if checkpoint is None else read_model_form(config, checkpoint)
 
     def _load_modules(self, folder: Path) -> LoadedModel:
@@ -237,9 +239,8 @@ class CpuPlatform(Platform):
         return Sampler(NativeDraw(self._kernels, divides), logprobs_mode, NativeTruncations(self._kernels))
 
 
-def _open_natively(folder: Path, config: Any) -> Checkpoint | None:
+def _open_natively(folder: Path, config: Any, reader: LinearReader | None) -> Checkpoint | None:
     """The weights of a folder; None if transformers has to read them, as it does to dequantise some."""
-    reader = native_reader(folder, config)
     if reader is None and not has_plain_tensors(config):
         return None
     return open_checkpoint(folder, reader)

@@ -327,9 +327,9 @@ class Grammars:
     wait for each other, and their work counts towards a common limit. Both ways a matcher allows the same tokens.
     """
 
-    def __init__(self, read_tokenizer: Callable[[], str], vocab_size: int) -> None:
-        """`read_tokenizer` returns the text of tokenizer.json."""
-        self._read_tokenizer = read_tokenizer
+    def __init__(self, find_tokenizer: Callable[[], str], vocab_size: int) -> None:
+        """`find_tokenizer` returns the path of tokenizer.json, or its text, which takes up to four times its size."""
+        self._find_tokenizer = find_tokenizer
         self._vocab_size = vocab_size
         self._vocabulary: Vocabulary | None = None
         self._loading = Lock()
@@ -353,8 +353,8 @@ class Grammars:
         with self._loading:
             if self._vocabulary is None:
                 try:
-                    text = self._read_tokenizer()
-                    self._vocabulary = Vocabulary(llguidance.LLTokenizer(text, n_vocab=self._vocab_size))
+                    tokenizer = llguidance.LLTokenizer(self._find_tokenizer(), n_vocab=self._vocab_size)
+                    self._vocabulary = Vocabulary(tokenizer)
                 except (OSError, ValueError) as error:
                     raise GrammarError(
                         f"this model's tokenizer supports neither grammars nor reasoning limits: {error}"

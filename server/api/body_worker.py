@@ -29,7 +29,7 @@ from model_runner.processes import describe_end, isolated_module
 from model_runner.runner_interface import RunnerInfo
 from server.api.fields.rules import LENIENT
 from server.config import Settings
-from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError
+from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError, UnavailableError
 from server.generation.planning.planner import Planner
 from server.generation.pooling import PoolingRules
 from server.generation.served_model import ServedModel
@@ -190,6 +190,7 @@ _MEMORY_PER_BYTE = 64
 """Python objects take up to this many times the memory of their JSON."""
 _EXPECTED_ENDS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 """How native code ends a process that ran out of heap or stack memory."""
+_CLOSED = "The server is shutting down."
 _ADVICE = "Simplify its schemas, patterns or grammars."
 _logger = logging.getLogger("samewise.body_worker")
 
@@ -260,7 +261,8 @@ class WorkerPool:
         """Return the future result of the work.
 
         Raises RateLimitError if too many of this sender's bytes are waiting. The future raises what the work raises,
-        InvalidRequestError if a limit was exceeded, and InternalError if the process ended in another way.
+        InvalidRequestError if a limit was exceeded, UnavailableError if the pool was closed, and InternalError if the
+        process ended in another way.
         """
         future: Future[Any] = Future()
         with self._lock:
@@ -286,7 +288,7 @@ class WorkerPool:
             self._waiting.clear()
             workers, self._workers, self._idle = self._workers, [], []
         for worker in workers:
-            worker.kill()
+            worker.close()
         self._threads.shutdown()
         for worker in workers:
             worker.end()
@@ -346,6 +348,7 @@ class _Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._is_closed = False
 
     @property
     def pid(self) -> int:
@@ -354,25 +357,30 @@ class _Worker:
         return 0 if process is None else process.pid
 
     def ask(self, errand: Errand) -> Any:
-        """Return or raise what the errand's work does. Raises ApiError if the process ends."""
+        """Return or raise what the errand's work does. Raises ApiError if the process ends or is closed."""
         message = pickle.dumps(errand)
         if self._process is not None and self._process.poll() is not None:
             self.end()
+        if self._is_closed:
+            raise UnavailableError(_CLOSED)
         connection = self._connection or self._start()
         try:
             connection.send_bytes(message)
             outcome: Outcome = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
-            pid = self.pid
-            raise _failure(pid, self.end(), errand.limits) from None
+            pid, code = self.pid, self.end()
+            if self._is_closed:
+                raise UnavailableError(_CLOSED) from None
+            raise _failure(pid, code, errand.limits) from None
         if outcome.is_last:
             self.end()
         if outcome.error is not None:
             raise outcome.error
         return outcome.value
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """Kill the process, which ends an `ask` in another thread; `end` reaps it."""
+        self._is_closed = True
         process = self._process
         if process is not None:
             process.kill()

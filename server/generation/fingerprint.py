@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+from model_runner.hub.choice import INDEX, Wanted, choose_small, choose_weights
 from model_runner.models.repository import cache_folder, hash_file
 from model_runner.runner_interface import RunnerInfo
 from server import __version__
@@ -25,16 +26,11 @@ class Fingerprint:
     def __init__(self, folders: Sequence[Path], settings: Settings, chat_template: str = "") -> None:
         """`folders` hold the models that affect answers; a `chat_template` replaces the model's own.
 
-        Raises OSError if a folder cannot be listed.
+        Raises OSError if a folder cannot be listed, and ModelNotFoundError if it lacks a part of its weights.
         """
         self._settings = settings
         self._replaced = (f"template={chat_template}",) if chat_template else ()
-        self._files = [
-            (index, path)
-            for index, folder in enumerate(folders)
-            for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*.jinja")))
-            if path.is_file()
-        ]
+        self._files = [(index, path) for index, folder in enumerate(folders) for path in _files_of(folder)]
         self._digest: Future[str] = Future()
         self._digest.set_running_or_notify_cancel()  # cancelled waiters must not cancel it
         threading.Thread(target=self._run, name="samewise-fingerprint", daemon=True).start()
@@ -75,3 +71,16 @@ class Fingerprint:
         for index, path in self._files:
             digest.update(f"{index}\n{path.name}\n{hash_file(path, cache)}\n".encode())
         return digest.hexdigest()
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """The files of a model's folder that decide its answers: those that a download takes.
+
+    Raises OSError and ModelNotFoundError.
+    """
+    found = (*folder.iterdir(), *folder.glob("*/*"))
+    paths = sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())
+    index = folder / INDEX
+    weights = choose_weights(paths, index if index.is_file() else None, str(folder))
+    weights = weights or [path for path in paths if path.lower().endswith(".gguf")]
+    return [folder / path for path in sorted({*choose_small(paths, Wanted()), *weights})]

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.gguf.checkpoint import GgufCheckpoint
+from model_runner.kernels.library import Kernels, NativeWeight
+from model_runner.models import native_packer
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config
 from model_runner.models.interleaved_experts import as_modules
@@ -182,6 +184,22 @@ def test_the_model_is_that_of_the_file(family: str, formats: Mapping[str, str], 
     packed = served(tmp_path / "model", keeps_blocks=False)
     others = (logits_of(*packed, whole()) - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert others.median() > 2 * errors.median()  # weights that were rounded again are further away
+
+
+def test_plain_numbers_are_packed_through_one_slab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert_gguf(write("llama with a tied head", MIXED, tmp_path), tmp_path / "model")
+    slabs: list[tuple[int, int]] = []
+    original = Kernels.pack_rows
+
+    def pack_rows(kernels: Kernels, weight: NativeWeight, first: int, rows: torch.Tensor) -> None:
+        slabs.append((rows.data_ptr(), len(rows)))
+        original(kernels, weight, first, rows)
+
+    monkeypatch.setattr(Kernels, "pack_rows", pack_rows)
+    monkeypatch.setattr(native_packer, "_SLAB", 100 * 256)
+    served(tmp_path / "model", keeps_blocks=False)
+    assert max(rows for _, rows in slabs) == 96  # whole panels
+    assert len({address for address, _ in slabs}) == 1
 
 
 def test_memory_is_that_of_the_blocks(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from server.api import body_worker
 from server.api.body_worker import BodyContext, Errand, Limits, WorkerPool
-from server.errors import InternalError, InvalidRequestError, RateLimitError
+from server.errors import InternalError, InvalidRequestError, RateLimitError, UnavailableError
 from server.telemetry.request_trace import Sender
 from tests.server.constraints.schemas import BOMB
 from tests.server.fake_engine import FakeEngine
@@ -106,6 +106,19 @@ def test_a_process_that_ended_without_work_is_replaced_before_the_next_body(ask,
     os.kill(before, signal.SIGKILL)
     os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)  # it is gone, and still to be reaped
     assert ask(process_of, pool=pool).result() != before
+
+
+def test_a_pool_that_closes_ends_its_work_without_an_error_in_the_log(
+    ask, pool: WorkerPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    lasting = tmp_path / "lasting"
+    lasting.touch()
+    ask(process_of, pool=pool).result()
+    running = ask(until_gone, body=str(lasting).encode(), pool=pool)
+    pool.close()
+    with pytest.raises(UnavailableError, match="shutting down"):
+        running.result()
+    assert not caplog.records
 
 
 def test_a_bug_is_raised_with_its_trace(ask):

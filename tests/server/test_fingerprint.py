@@ -65,6 +65,25 @@ async def test_every_byte_of_the_files_counts(tmp_path: Path):
     assert len(set(seen)) == 3
 
 
+async def test_the_files_that_decide_answers_count(tmp_path: Path):
+    module = tmp_path / "1_Pooling" / "config.json"
+    module.parent.mkdir()
+    seen = []
+    for path in (
+        tmp_path / "model.safetensors",
+        module,
+        tmp_path / "README.md",
+        tmp_path / "consolidated.safetensors",
+        tmp_path / "model.gguf",
+        tmp_path / "config.json",
+    ):
+        path.write_text(f'{{"of": "{path.name}"}}')
+        seen.append(await Fingerprint([tmp_path], Settings()).of(INFO))
+    weights, pooling, *others, configured = seen
+    assert len({weights, pooling, configured}) == 3
+    assert set(others) == {pooling}
+
+
 async def test_nothing_waits_for_the_hash_but_answers_and_readiness(
     folder: Path, make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
 ):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from transformers import PreTrainedTokenizerFast
@@ -132,6 +133,13 @@ async def test_the_fingerprint_covers_the_templates(tmp_path: Path) -> None:
     assert before == await digest()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("other")
     assert before != await digest()
+
+
+async def test_llama_cpps_properties_have_both_templates(served: FastAPI, client: httpx.AsyncClient) -> None:
+    async with client_of(served) as own:
+        properties = (await own.get("/props")).json()
+    assert (properties["chat_template"], properties["chat_template_tool_use"]) == (DEFAULT, TOOL_USE)
+    assert "chat_template_tool_use" not in (await client.get("/props")).json()
 
 
 async def test_a_request_with_tools_gets_the_template_for_them(served: FastAPI, engine: FakeEngine) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from pydantic import Field
 
 from model_runner.runner_interface import RunnerInfo
@@ -128,6 +128,9 @@ class LlamaProps(AnswerObject):
     endpoint_props: Annotated[bool, doc("Whether properties can be changed.")] = False
     endpoint_metrics: Annotated[bool, doc("Whether there is GET /metrics.")] = True
     chat_template: Annotated[str, doc("The Jinja source; empty if the model has none.")]
+    chat_template_tool_use: Annotated[
+        str | UnsetType, doc("The Jinja source for requests with tools; absent if `chat_template` takes them.")
+    ] = UNSET
     bos_token: Annotated[str, doc("The token that begins a text; empty if there is none.")]
     eos_token: Annotated[str, doc("The token that ends a text; empty if there is none.")]
     build_info: Annotated[str, doc("The server's name and version.")]
@@ -147,6 +150,7 @@ async def props(services: ServicesDep) -> Response:
         model_alias=name,
         model_path=name,
         chat_template="" if template is None else template.source,
+        chat_template_tool_use=UNSET if template is None else template.sources.tool_use or UNSET,
         bos_token=special.get("bos_token", ""),
         eos_token=special.get("eos_token", ""),
         build_info=f"samewise-{__version__}",

@@ -5,6 +5,8 @@ import errno
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -131,6 +133,32 @@ def test_a_source_that_does_not_compile(sources: Path, tmp_path: Path) -> None:
 def test_a_compiler_that_cannot_be_started(sources: Path, tmp_path: Path) -> None:
     with pytest.raises(NoKernelsError, match=r"compiler cannot be started: .*Exec format error"):
         build_kernels(tmp_path, environment=fake_compiler(tmp_path, "no program"), sources=sources)
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from model_runner.kernels.build import build_kernels
+
+folder, sources, compiler, pipe = map(Path, sys.argv[1:])
+try:
+    build_kernels(folder, environment={"CXX": str(compiler)}, sources=sources)
+finally:
+    pipe.write_text("ended")
+"""
+
+
+def test_compilers_end_with_the_process_that_builds(sources: Path, tmp_path: Path) -> None:
+    """A pipe ends when the last process is gone that the compiler of a killed build has started."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    compiles = f"exec 3> {pipe}; echo begun >&3; (sleep 20; echo survived >&3) & wait"
+    compiler = fake_compiler(tmp_path, f'#!/bin/sh\n[ "$1" = --version ] || {{ {compiles}; }}\n')["CXX"]
+    command = [sys.executable, "-c", BUILD, tmp_path, sources, compiler, pipe]
+    with subprocess.Popen(command) as process, pipe.open() as lines:
+        assert lines.readline() == "begun\n"
+        process.kill()
+        assert set(lines) <= {"begun\n"}
 
 
 def test_cxx_may_have_options(sources: Path, tmp_path: Path) -> None:
