@@ -186,6 +186,8 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "gemma4_assistant": {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 6}
     },
+    "inkling2_text": {"unpadded_vocab_size": VOCAB_SIZE},
+    "inkling2_loop_text": {"unpadded_vocab_size": VOCAB_SIZE},
     "inkling2": {"vision_config": {"text_hidden_size": 64}},
     "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
     "muse_spark_text": {
@@ -470,15 +472,15 @@ def _entries(model_type: str) -> dict[str, Any]:
 
 def _shrink_tower(config: PretrainedConfig) -> None:
     if getattr(config, "per_layer_config", None) is not None:
-        return  # it names layers by number
+        config.per_layer_config = {}
     for name in config.sub_configs:
         if isinstance(part := getattr(config, name, None), PretrainedConfig):
             _shrink_tower(part)
     for name in _DEPTHS:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 1)
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:1]
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[:1]
     for name in _SMALL:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, _BASE["hidden_size"])

@@ -43,6 +43,8 @@ logger = logging.getLogger("samewise.runner")
 
 _LAYER_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"})
 """Kinds of layers, of transformers' `layer_types`, whose only memory of other tokens is keys and values."""
+_OWN_POSITIONS = frozenset({"kosmos-2.5"})
+"""Types whose positions do not begin at 0."""
 _WITHOUT_POSITIONS = 1 << 20
 """The longest request of a model that has no attention, and so no limit of its own."""
 
@@ -87,6 +89,8 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
             f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
             f"{SEE_MODELS}"
         )
+    if config.model_type in _OWN_POSITIONS:
+        raise UnsupportedModelError(f"{describe_model(config)} counts positions in its own way; {SEE_MODELS}")
     if getattr(text, "recurrent_kv_cache_mode", None) == "last_loop":
         raise UnsupportedModelError(
             f"{describe_model(config)} has recurrent_kv_cache_mode last_loop, whose answers depend on how a prompt is "

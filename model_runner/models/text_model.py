@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.pytorch_utils import Conv1D
 
 from model_runner.models.hf_attention import ATTENTION_NAME
@@ -93,7 +94,13 @@ _MISSING = re.compile(r"missing \d+ required positional arguments?: (.*)")
 
 
 def _register_own_classes(config: PretrainedConfig) -> None:
-    """Let GPT-Neo, which chooses the class of its attention by the name, take its plain one for ours."""
+    """Let GPT-Neo, which chooses the class of its attention by the name, take its plain one for ours.
+
+    Llama 4 reads `image_outputs` from its text model's output, which has none in transformers 5.24.
+    """
+    if config.model_type == "llama4":
+        output: Any = MoeCausalLMOutputWithPast
+        output.image_outputs = None
     if config.model_type == "gpt_neo":
         from transformers.models.gpt_neo import modeling_gpt_neo as own  # noqa: PLC0415 - only where needed
 
