@@ -154,6 +154,9 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 10}},
     "emu3": {"vocabulary_map": {"<image>": 10}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
+    "deepseek_ocr2": {
+        "vision_config": {"encoder_config": {"hidden_size": 896, "intermediate_size": 96, "num_hidden_layers": 1}}
+    },
     "deepseek_ocr2_text": {**_ROUTED, "num_key_value_heads": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]},
     "diffusion_gemma_text": {**_WINDOWS, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
     "dots3_note": {"vision_config": {"adapter_out_dim": 64}, "audio_config": {"adapter_out_dim": 64}},
@@ -167,7 +170,8 @@ _CASES: Mapping[str, dict[str, Any]] = {
     },
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "granite4_vision": {"deepstack_layer_map": [], "spatial_target_layers": [], "downsample_rate": "1/1"},
-    "muse_spark": {"audio_config": {"out_hidden_size": 64}},
+    "muse_glimmer": {"vision_config": {"num_hidden_layers": 1}},
+    "muse_spark": {"vision_config": {"num_hidden_layers": 1}, "audio_config": {"out_hidden_size": 64}},
     "mistral4": {**_LATENT, **_ROUTED, "head_dim": 8},
     "step3p5": {
         "num_local_experts": 4,
@@ -198,6 +202,7 @@ _CASES: Mapping[str, dict[str, Any]] = {
         "sliding_window": 16,
     },
     "reformer": {**_DECODER, "axial_pos_embds": False},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [0, 0]}},
     "perception_lm": {"vision_config": {"model_type": "timm_wrapper", "model_args": {"embed_dim": 32}}},
     "pi0": {"vlm_config": _SMALL_PALIGEMMA, "dit_config": {"model_type": "gemma", **_BASE}},
     "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16},
@@ -471,18 +476,19 @@ def _entries(model_type: str) -> dict[str, Any]:
 
 
 def _shrink_tower(config: PretrainedConfig) -> None:
-    if getattr(config, "per_layer_config", None) is not None:
-        config.per_layer_config = {}
+    """Leave one layer of a tower, and of its own parts; those with kinds of layers are in `_CASES`."""
     for name in config.sub_configs:
         if isinstance(part := getattr(config, name, None), PretrainedConfig):
             _shrink_tower(part)
-    for name in _DEPTHS:
-        if isinstance(getattr(config, name, None), int):
+    entries = config.to_dict()
+    if entries.get("per_layer_config") is not None:
+        config.per_layer_config = {}
+    depths = () if entries.get("layer_types") else _DEPTHS
+    for name in depths:
+        if isinstance(entries.get(name), int):
             setattr(config, name, 1)
-            if getattr(config, "layer_types", None):
-                config.layer_types = config.layer_types[:1]
     for name in _SMALL:
-        if isinstance(getattr(config, name, None), int):
+        if isinstance(entries.get(name), int):
             setattr(config, name, _BASE["hidden_size"])
 
 

@@ -199,6 +199,7 @@ def test_what_is_counted_for_int4_is_what_loading_packs_in_int4(
 
 SHAPE = ModelShape(
     (KVShape(2, 16, 16),) * 3,
+    num_layers=3,
     num_parameters=1_000_000,
     num_shared=100_000,
     num_multiplied=900_000,
