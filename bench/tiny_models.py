@@ -485,7 +485,7 @@ def _shrink_tower(config: PretrainedConfig) -> None:
         config.per_layer_config = {}
     depths = () if entries.get("layer_types") else _DEPTHS
     for name in depths:
-        if isinstance(entries.get(name), int):
+        if isinstance(getattr(config, name, None), int):
             setattr(config, name, 1)
     for name in _SMALL:
         if isinstance(entries.get(name), int):

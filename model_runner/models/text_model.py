@@ -4,6 +4,7 @@ A model for images and text is served for its text. Its towers would take memory
 before any weight is read.
 """
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from transformers.pytorch_utils import Conv1D
 from model_runner.models.hf_attention import ATTENTION_NAME
 from model_runner.models.looped_experts import restore_common_form
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
+
+logger = logging.getLogger("samewise.runner")
 
 ATTENTION = {"": ATTENTION_NAME, "text_config": ATTENTION_NAME}
 """Transformers' `attn_implementation`: ours for the text; towers keep the default."""
@@ -73,6 +76,7 @@ def explaining(config: PretrainedConfig) -> Iterator[None]:
     except Exception as error:
         if (reason := _reason(error, config)) is None:
             raise
+        logger.debug("%s", describe_model(config), exc_info=True)
         raise UnsupportedModelError(f"{describe_model(config)} {reason}; {SEE_MODELS}") from error
 
 
