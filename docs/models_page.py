@@ -22,7 +22,9 @@ samewise serve ./my-model               # a folder with config.json, tokenizer a
 samewise serve ./my-model-Q4_K_M.gguf   # a GGUF file
 ```
 
-[Model types](model-types.md) lists every `model_type`. [Models](../how-to/models.md) lists all forms of names, and how models are downloaded.
+[Model types](model-types.md) lists every `model_type`.
+
+[Models](../how-to/models.md) lists all forms of names, and how models are downloaded.
 
 `GET /v1/capabilities` says what the running model can do: generate, chat, call tools, reason, embed or score.
 

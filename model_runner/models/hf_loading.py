@@ -130,14 +130,14 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class _Inspection:
-    """What one token found on the meta device."""
+    """Findings of one token on the meta device."""
 
     model: Any
     """The model without its unused parts."""
     unused: Sequence[str]
     """Names of the parts that text does not use."""
     shapes: Sequence[KVShape]
-    """Of the keys and values of each attention call, in the order of the calls."""
+    """Shapes of the keys and values of each attention call, in the order of the calls."""
     states: RecordedStates
     """Shapes of its recurrences and convolutions."""
     num_logits: int

@@ -42,7 +42,7 @@ def model_class(config: PretrainedConfig) -> Any:
 
 
 def class_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration that the model's class takes: the whole one, or that of the text."""
+    """The configuration that the model's class takes: the whole one, or the text's."""
     text = config.get_text_config()
     if text is config or model_class(config).config_class is not type(text):
         return config
