@@ -22,6 +22,8 @@ samewise serve ./my-model               # a folder with config.json, tokenizer a
 samewise serve ./my-model-Q4_K_M.gguf   # a GGUF file
 ```
 
+[Model types](model-types.md) lists every `model_type`.
+
 [Models](../how-to/models.md) lists all forms of names, and how models are downloaded.
 
 `GET /v1/capabilities` says what the running model can do: generate, chat, call tools, reason, embed or score.
@@ -39,17 +41,22 @@ directions runs as other families do.
 ## Other families
 
 A decoder-only model outside this table runs its own transformers modules, with the server's attention, int8 or int4
-linear layers and experts. It gives the same guarantees and is slower. Among them are Llama 4 (text, on CPU) and
-families with attention sinks: MiMo-V2-Flash, Granite SWA and Flint. These are refused:
+linear layers and experts. It gives the same guarantees and is slower. [Model types](model-types.md) lists every type
+that transformers knows, served or refused, as a command found them. The main reasons of refusals:
 
 | model | reason |
 |---|---|
 | encoder-decoder, such as T5 | The scheduler has no encoder step. |
-| layers other than full, sliding or chunked attention, such as Mamba | The paged KV cache holds keys and values only. |
+| encoders such as BERT without `is_decoder` | Their attention sees later tokens, so they cannot generate token by token. |
+| layers that keep more than keys and values, such as Mamba's | The paged KV cache holds keys and values only. |
+| layers that mix tokens outside of attention | Requests of a batch would mix. The start tries it with the model's weights. |
 | rotary scaling of type `dynamic`, which depends on the longest request | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
 | a head for another task, such as token classification | Its text would come from random weights. |
-| images and audio | Only text is read. A multimodal model is served for its text. |
+| images and audio | Only text is read. |
+
+A multimodal model is served for its text. The weights of its image and audio towers stay on disk, and the log names
+them at startup.
 
 ## LongRoPE
 

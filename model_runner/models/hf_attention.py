@@ -23,7 +23,15 @@ _STEP = "current_step"
 """Attribute of all modules with their CurrentStep."""
 
 _HARMLESS = frozenset(
-    {"position_ids", "use_cache", "is_causal", "output_attentions", "output_router_logits", "logits_to_keep"}
+    {
+        "is_causal",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
 )
 """Keyword arguments that models pass along and that have no effect here."""
 

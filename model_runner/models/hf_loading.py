@@ -51,6 +51,8 @@ _LAYER_KINDS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "mlp", "moe"}
 )
 """Kinds of layers, of transformers' `layer_types`, that keep only keys, values and recurrent states of other tokens."""
+_OWN_POSITIONS = frozenset({"kosmos-2.5"})
+"""Types whose positions do not begin at 0."""
 _WITHOUT_POSITIONS = 1 << 20
 """The longest request of a model that has no attention, and so no limit of its own."""
 
@@ -96,6 +98,8 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
             f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
             f"{SEE_MODELS}"
         )
+    if config.model_type in _OWN_POSITIONS:
+        raise UnsupportedModelError(f"{describe_model(config)} counts positions in its own way; {SEE_MODELS}")
     if getattr(text, "recurrent_kv_cache_mode", None) == "last_loop":
         raise UnsupportedModelError(
             f"{describe_model(config)} has recurrent_kv_cache_mode last_loop, whose answers depend on how a prompt is "
@@ -135,14 +139,14 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class _Inspection:
-    """What one token found on the meta device."""
+    """Findings of one token on the meta device."""
 
     model: Any
     """The model without its unused parts."""
     unused: Sequence[str]
     """Names of the parts that text does not use."""
     shapes: Sequence[KVShape]
-    """Of the keys and values of each attention call, in the order of the calls."""
+    """Shapes of the keys and values of each attention call, in the order of the calls."""
     states: RecordedStates
     """Shapes of its recurrences and convolutions."""
     num_logits: int
