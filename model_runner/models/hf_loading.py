@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
 from model_runner.models.interleaved_experts import as_modules
+from model_runner.models.latents import keep_latents, plain_heads
 from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, gguf_file_of, is_bare, open_checkpoint
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
 from model_runner.models.rotary import is_fixed
@@ -88,8 +90,12 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
         )
 
 
-def inspect_model(config: PretrainedConfig) -> ModelShape:
+def inspect_model(config: PretrainedConfig, *, keeps_latents: bool = False) -> ModelShape:
     """Run one token through the model on torch's meta device, which computes only shapes.
+
+    Args:
+        config: the model's configuration.
+        keeps_latents: whether layers with latent attention will store latents (`models/latents.py`).
 
     Raises:
         UnsupportedModelError: if some layers do not use transformers' attention interface.
@@ -108,7 +114,12 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
         raise UnsupportedModelError(
             f"{describe_model(config)} has no max_position_embeddings in config.json; {SEE_MODELS}"
         )
-    return _shape_of(model, recorder.shapes, num_logits, longest)
+    shape = _shape_of(model, recorder.shapes, num_logits, longest)
+    if keeps_latents and keep_latents(model, plain_heads):
+        with torch.device("meta"):
+            recorder, _ = _try_one_token(model)
+        shape = replace(shape, kv=tuple(recorder.shapes))
+    return shape
 
 
 def _run_on_meta(config: PretrainedConfig) -> tuple[Any, _RecordingAttention, int]:
