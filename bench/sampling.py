@@ -27,6 +27,7 @@ from model_runner.sampling.truncations import NativeTruncations
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.draft_model import BlockGenerations
+from model_runner.speculative.methods import Blocks
 from model_runner.speculative.speculator import Speculator
 from model_runner.state import RunnerState
 
@@ -66,7 +67,8 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -
         sampler = Sampler(NativeDraw(kernels, divides=True), truncations=NativeTruncations(kernels))
     search = ContrastiveSearch(sampling, sampler, 8192)
     generations = BlockGenerations(num_rows * CONTEXT // BLOCK_SIZE)
-    state = RunnerState(num_rows, BLOCK_SIZE, sampling, Speculator({}, SpeculationController(), 0), search, generations)
+    blocks = Blocks(len(generations), BLOCK_SIZE, num_rows, generations)
+    state = RunnerState(blocks, sampling, Speculator({}, SpeculationController(), 0), search)
     plan = _decoding(SETTINGS[name], num_rows)
     choices = state.apply(plan)
     slots = [choice.slot for choice in choices]

@@ -177,13 +177,15 @@ _CASES: Mapping[str, dict[str, Any]] = {
     },
     "xlnet": {"d_head": 16},
     "youtu": {**_LATENT, "head_dim": 8},
-    "dory": {"recurrent_kv_cache_mode": "per_loop"},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1, "sliding_window": 16},
     "dbrx": {
         "d_model": 64,
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "gemma4_assistant": {
+        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 6}
+    },
     "inkling2": {"vision_config": {"text_hidden_size": 64}},
     "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
     "muse_spark_text": {
@@ -467,12 +469,16 @@ def _entries(model_type: str) -> dict[str, Any]:
 
 
 def _shrink_tower(config: PretrainedConfig) -> None:
+    if getattr(config, "per_layer_config", None) is not None:
+        return  # it names layers by number
     for name in config.sub_configs:
         if isinstance(part := getattr(config, name, None), PretrainedConfig):
             _shrink_tower(part)
     for name in _DEPTHS:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 1)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
     for name in _SMALL:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, _BASE["hidden_size"])

@@ -14,6 +14,7 @@ import torch
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
+from model_runner.contract import CacheGroup, smallest_group
 from model_runner.kv_cache import KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
@@ -25,9 +26,11 @@ from model_runner.models.heads.loading import load_heads
 from model_runner.models.loading import ModelShape, check_tokenizers, load_classification_head
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model
 from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
+from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
+from model_runner.recurrence.backend import StateCache, state_bytes
 from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
@@ -108,7 +111,8 @@ def assemble(
         logger.info(line)
     if shapes.aux is not None:
         _check_length(plan, shapes.aux)
-    blocks = Blocks(plan.num_blocks, config.block_size, sizes.max_num_seqs, BlockGenerations(plan.num_blocks))
+    generations = BlockGenerations(plan.num_blocks)
+    blocks = Blocks(plan.num_blocks, config.block_size, plan.max_num_seqs, generations, plan.groups)
     parts, num_early_exits = _put_together(config, HeadsRoom(platform, blocks), plan, shapes, loaded, make_link)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
@@ -186,21 +190,26 @@ def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | 
     if folder is None:
         return None
     check_tokenizers(config.model, folder, role)
-    return platform.inspect(folder)
+    shape = platform.inspect(folder)
+    if shape.recurrences or shape.convolutions:
+        raise ValueError(f"the {role} model {folder} has recurrent layers, which only the served model can have")
+    return shape
 
 
 def _needs(shapes: _Shapes, platform: Platform) -> Needs:
     """The memory that all models need, before anything is loaded."""
     models, heads, learned = shapes.models(), shapes.heads, shapes.learned
     spare_bytes = 0 if learned is None else learned.spare_bytes
+    of_heads = [kv for one in heads for kv in heads_kv(one)]
     in_int4 = [platform.int4_bytes(model) for model in shapes.distinct]
     return Needs(
         model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
         loading_bytes=sum(platform.loading_bytes(model) for model in shapes.distinct),
         weights_name=platform.weights_name(shapes.target),
-        kv=tuple(kv for model in models for kv in model.kv) + tuple(kv for one in heads for kv in heads_kv(one)),
+        kv=(*shapes.target.kv, *(replace(kv, window=None) for model in models[1:] for kv in model.kv), *of_heads),
         max_model_len=shapes.target.max_model_len,
+        states=StateBytes(*state_bytes(shapes.target.recurrences, shapes.target.convolutions)),
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
         int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
     )
@@ -219,7 +228,9 @@ def _put_together(
 ) -> tuple[RunnerParts, int]:
     """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
-    target = _with_cache(platform, loaded.target, shapes.target, blocks)
+    target = _with_cache(platform, loaded.target, shapes.target, blocks, blocks.groups)
+    states = _make_states(platform, shapes.target, plan)
+    recurrence = None if states is None else platform.recurrence(states)
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
     aux = _with_cache(platform, loaded.aux, shapes.aux, blocks)
     assert target is not None
@@ -247,11 +258,11 @@ def _put_together(
     amateur = _companion(target, aux, platform, plan.max_model_len)
     early_exit = platform.find_early_exit(target.model)
     parts = RunnerParts(
-        target=platform.make_target(target.model, target.attention, plan.max_model_len, needs),
-        kv_cache=target.kv_cache if aux is None else KVCaches(target.kv_cache, aux.kv_cache),
-        state=RunnerState(
-            blocks.max_num_seqs, config.block_size, sampling, speculator, search, blocks.generations, learning
+        target=platform.make_target(target.model, target.attention, plan.max_model_len, needs, recurrence),
+        kv_cache=KVCaches(
+            target.kv_cache, *([] if aux is None else [aux.kv_cache]), *([] if states is None else [states])
         ),
+        state=RunnerState(blocks, sampling, speculator, search, learning),
         speculator=speculator,
         controller=controller,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),
@@ -289,15 +300,29 @@ class _Loaded:
 
 
 def _with_cache(
-    platform: Platform, model: LoadedModel | None, shape: ModelShape | None, blocks: Blocks
+    platform: Platform,
+    model: LoadedModel | None,
+    shape: ModelShape | None,
+    blocks: Blocks,
+    groups: Sequence[CacheGroup] = (),
 ) -> _Loaded | None:
     """The model with its own KV cache."""
     if model is None or shape is None:
         return None
-    kv_cache = platform.make_cache(shape.kv, blocks.with_scratch, blocks.block_size)
+    kv_cache = platform.make_cache(shape.kv, blocks.with_scratch, blocks.block_size, groups)
     attention = platform.attention(kv_cache)
     platform.try_attention(attention, kv_cache)
     return _Loaded(model, kv_cache, attention)
+
+
+def _make_states(platform: Platform, shape: ModelShape, plan: MemoryPlan) -> StateCache | None:
+    """The recurrent states of the target; None if it has none. Scratch blocks follow the rows blocks."""
+    sizes = {group.kind: (number, group.num_blocks) for number, group in enumerate(plan.groups, 1)}
+    if "rows" not in sizes:
+        return None
+    (number, num_rows), (_, num_pages) = sizes["rows"], sizes["page"]
+    num_rows += plan.num_scratch
+    return StateCache(shape.recurrences, shape.convolutions, num_rows, num_pages, platform.device, number)
 
 
 def _refuse_mixing(
@@ -314,7 +339,7 @@ def _refuse_mixing(
     """
     if not platform.may_mix(model):
         return
-    cache = ProbedCache(plan.num_blocks, plan.block_size, plan.max_model_len)
+    cache = ProbedCache(smallest_group(plan.num_blocks, plan.groups), plan.block_size, plan.max_model_len)
     if mixes_tokens(target, state, cache, model.get_input_embeddings().num_embeddings, exact=platform.exact):
         raise UnsupportedModelError(
             f"{describe_model(model.config)} computes other logits in chunks next to another request than alone: its "
@@ -349,7 +374,7 @@ def _describe(
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
-        max_num_seqs=sizes.max_num_seqs,
+        max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         device=plan.device,
         dtype=plan.dtype,
@@ -360,4 +385,5 @@ def _describe(
         software=f"torch {torch.__version__}, transformers {version('transformers')}",
         hidden_size=shape.hidden,
         num_early_exits=num_early_exits,
+        groups=plan.groups,
     )

@@ -90,6 +90,41 @@ class TreePaths:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTables:
+    """The blocks of a cache group, for T tokens of C choices."""
+
+    block_tables: Sequence[Sequence[int]]
+    """[C] block table of each choice. An entry without meaning stands where blocks were given back."""
+    block_of: IntArray
+    """[T] block that stores the token's key and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTables:
+    """Where recurrent layers find and leave their states, for each of C choices. A block is 32 positions.
+
+    A state is anchored at the end of a block, and stored in a page. Later tokens have rows: at their places, as
+    `TreePaths` defines them, in the rows block of place // 32. A choice's anchor is at or before its first token of the
+    step, and the rows from the anchor to that token are stored. Its known tokens are consecutive from there.
+    """
+
+    rows: Sequence[Sequence[int]]
+    """[C] the rows block of each of the choice's blocks; -1 where it was given back."""
+    anchors: Sequence[tuple[int, int]]
+    """[C] how many blocks the anchor's state covers, and its page; (0, -1) for the zero state at the start."""
+    pages: Sequence[Sequence[tuple[int, int]]]
+    """[C] (block, page), ascending: the step writes the state after that block to the page."""
+
+    def only(self, choices: Sequence[int]) -> "StateTables":
+        """The tables of these choices."""
+        return StateTables(
+            [self.rows[choice] for choice in choices],
+            [self.anchors[choice] for choice in choices],
+            [self.pages[choice] for choice in choices],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The tokens of all scheduled choices, choice after choice, on the host: T tokens, C choices, R logit rows."""
 
@@ -107,6 +142,17 @@ class Batch:
     guides: Mapping[int, SampleRows] = field(default_factory=dict)
     """For each guided choice, by index: its guide's rows, as many as its own and in the same order."""
     pooled: Sequence[PooledRows] = ()
+    states: StateTables | None = None
+    """None if the model has no recurrent layer."""
+    groups: Sequence[GroupTables] = ()
+    """The blocks of layers with windows that have a cache group, from group 1 on. Empty: they have those above."""
+
+    def in_group(self, number: int) -> "Batch":
+        """The batch with the blocks of a cache group; 0 are the choices' own."""
+        if number == 0 or not self.groups:
+            return self
+        tables = self.groups[number - 1]
+        return replace(self, block_tables=tables.block_tables, block_of=tables.block_of)
 
     def only(self, choices: Sequence[int]) -> "Batch":
         """The batch of these choices alone, in ascending order, with logits only where their next tokens are drawn."""
@@ -128,6 +174,11 @@ class Batch:
             samples=samples,
             prompt_rows=[],
             paths=None if self.paths is None else self.paths.only(tokens),
+            states=None if self.states is None else self.states.only(choices),
+            groups=[
+                GroupTables([group.block_tables[choice] for choice in choices], group.block_of[tokens])
+                for group in self.groups
+            ],
         )
 
     def block_table(self) -> Int32Array:

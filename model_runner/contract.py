@@ -7,7 +7,7 @@ logits and probabilities stay in the runner until it commits them.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Literal, TypeVar, overload
+from typing import Final, Literal, NamedTuple, TypeVar, overload
 
 _Item = TypeVar("_Item")
 
@@ -329,6 +329,67 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Blocks that some layers need in addition to a choice's own blocks, which every choice has for all its positions.
+
+    Every block covers the same positions as the choice's own block of that index.
+
+    window  keys and values of layers whose queries see only the last `window` positions. Earlier blocks are given back.
+    rows    what recurrent layers keep of each position since the newest page. Earlier blocks are given back.
+    page    the states of recurrent layers after a block. A choice needs the newest; it begins with zeros.
+    """
+
+    kind: Literal["window", "rows", "page"]
+    num_blocks: int
+    """Block ids of the group are 0 to `num_blocks` - 1."""
+    window: int = 0
+    """Positions that a query sees, including its own."""
+
+    def most_held(
+        self, *, width: int, length: int, budget: int, block_size: int, extra: int = 0, snapshot_every: int = 0
+    ) -> int:
+        """The most blocks that sequences hold that run alone.
+
+        Args:
+            width: number of sequences.
+            length: positions of each.
+            budget: positions that all of them together compute in a step.
+            block_size: positions of a block.
+            extra: rows that each computes beyond its known positions.
+            snapshot_every: positions between pages of long prompts; 0 for none.
+        """
+        in_step, of_length, of_extra = (-(-count // block_size) for count in (budget, length, extra))
+        if self.kind == "page":
+            return 2 * width + 2 + (budget // snapshot_every if snapshot_every else 0)
+        if self.kind == "rows":
+            return width * (2 + of_extra)
+        return min(width * (-(-self.window // block_size) + 1) + in_step, width * (of_length + of_extra))
+
+
+def smallest_group(num_blocks: int, groups: Sequence[CacheGroup]) -> int:
+    """How many blocks every layer has, if choices have `num_blocks` of their own."""
+    return min(num_blocks, *(group.num_blocks for group in groups if group.kind != "page"), num_blocks)
+
+
+class PlacedBlock(NamedTuple):
+    """A block of a cache group that now belongs to a choice."""
+
+    group: int
+    """Index of the group, from 1: group 0 are the choice's own blocks, `blocks` and `new_blocks`."""
+    at: int
+    """Which of the choice's blocks it covers."""
+    block: int
+
+
+class BlockCopy(NamedTuple):
+    """A block that is copied before anything is written."""
+
+    source: int
+    destination: int
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AdmittedRequest:
     """A choice that is new to the runner, or returns after preemption."""
 
@@ -358,6 +419,8 @@ class AdmittedRequest:
     """Key of a running choice with the same prompt and the same settings except `choice` and `prompt_logprobs`. Its
     output starts with this one's output without the last token. Its token counts are copied instead of counted
     again."""
+    placed: tuple[PlacedBlock, ...] = ()
+    """Its blocks of the cache groups, before the `placed` of the same step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +438,8 @@ class ScheduledRequest:
     """How many candidates contrastive search compares: all that the choice's last result offered."""
     chosen: int | None = None
     """The beam candidate of the choice's last result that was chosen: it becomes the last known token."""
+    placed: tuple[PlacedBlock, ...] = ()
+    """New blocks of the cache groups. A page that the committed tokens of the step complete is written in the step."""
 
     @property
     def num_rows(self) -> int:
@@ -388,8 +453,8 @@ class StepPlan:
 
     released: tuple[str, ...]
     """Choices to forget, which finished, were aborted or were preempted since the last plan."""
-    copies: tuple[tuple[int, int], ...]
-    """(source, destination) blocks to copy before anything is written: copy-on-write of forks."""
+    copies: tuple[BlockCopy, ...]
+    """Blocks to copy before anything is written: copy-on-write of forks."""
     admitted: tuple[AdmittedRequest, ...]
     scheduled: tuple[ScheduledRequest, ...]
 
@@ -398,9 +463,14 @@ class StepPlan:
         """Keys of the scheduled choices."""
         return [entry.key for entry in self.scheduled]
 
-    def fresh_blocks(self, block_size: int) -> list[int]:
-        """Blocks with stale content: all that the plan hands out, except shared ones and targets of copies."""
-        return self._blocks_from(lambda num_computed: -(-num_computed // block_size))
+    def fresh_blocks(self, block_size: int) -> list[tuple[int, int]]:
+        """Blocks with stale content, as (group, block): all new ones, except shared ones and targets of copies."""
+        fresh = [(0, block) for block in self._blocks_from(lambda num_computed: -(-num_computed // block_size))]
+        fresh += [(placed.group, placed.block) for entry in self.scheduled for placed in entry.placed]
+        for admitted in self.admitted:
+            first = -(-admitted.num_computed // block_size)
+            fresh += [(placed.group, placed.block) for placed in admitted.placed if placed.at >= first]
+        return fresh
 
     def written_blocks(self, block_size: int) -> list[int]:
         """Blocks that will be written to: all blocks that the plan hands out, except shared ones, which are full."""

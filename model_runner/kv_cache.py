@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.config import KVCacheDType
+from model_runner.contract import BlockCopy, CacheGroup
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels, huge_pages
 
@@ -131,6 +132,8 @@ class KVShape:
     value_dim: int
     group: int = 1
     """Query heads per key-value head."""
+    window: int | None = None
+    """Positions that a query sees, including its own; None for all."""
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Bytes per token, including a scale for each head's key and value if the type has scales."""
@@ -146,6 +149,8 @@ class Move(NamedTuple):
     from_offset: int
     to_block: int
     to_offset: int
+    group: int = 0
+    """The cache group of the blocks; 0 are the choices' own."""
 
 
 def resolve_kv_dtype(
@@ -174,7 +179,7 @@ class KVCache:
     (`Bf16Pairs`). In int8 and fp8, each head's key and value has its own scale: its largest magnitude / 127 or 448.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every platform sets other ones
         self,
         shapes: Sequence[KVShape],
         num_blocks: int,
@@ -184,6 +189,7 @@ class KVCache:
         kernels: Kernels | None = None,
         *,
         whole_keys: bool | None = None,
+        groups: Sequence[CacheGroup] = (),
     ) -> None:
         """Allocate an empty cache.
 
@@ -195,12 +201,22 @@ class KVCache:
             device: where the cache is stored.
             kernels: CPU kernels, which make moves faster.
             whole_keys: whether each key is contiguous in memory; None: only on CUDA.
+            groups: cache groups. Layers with the window of a group have its blocks; the others have `num_blocks`.
 
         Raises:
             ValueError: if the kernels cannot read this cache.
         """
         self.shapes = tuple(shapes)
+        windows = {one.window: (number, one.num_blocks) for number, one in enumerate(groups, 1) if one.kind == "window"}
+        blocks_of = [windows.get(shape.window or 0, (0, num_blocks)) for shape in shapes]
+        self.device = device
         self.num_blocks = num_blocks
+        """The choices' own blocks."""
+        self.group_of = [group for group, _ in blocks_of]
+        """The cache group of each layer."""
+        self.num_blocks_of = [count for _, count in blocks_of]
+        """The blocks of each layer."""
+        self.num_groups = 1 + len(windows)
         self.block_size = block_size
         self.dtype = dtype
         whole_keys = device.type == "cuda" if whole_keys is None else whole_keys
@@ -210,24 +226,19 @@ class KVCache:
         self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim], or as in Bf16Pairs
         self.key_scales: list[Tensor] = []  # each [num_blocks, kv_heads, block_size] float32; no entries without scales
         self.value_scales: list[Tensor] = []
-        for shape in shapes:
-            heads = (num_blocks, shape.num_heads)
+        for shape, count in zip(shapes, self.num_blocks_of, strict=True):
+            heads = (count, shape.num_heads)
             if whole_keys:
                 self.keys.append(_zeros((*heads, block_size, shape.key_dim), dtype, device).mT)
             else:
                 key_shape = self._layout.key_shape(shape.num_heads, shape.key_dim, block_size)
-                self.keys.append(_zeros((num_blocks, *key_shape), dtype, device))
+                self.keys.append(_zeros((count, *key_shape), dtype, device))
             value_shape = self._layout.value_shape(shape.num_heads, shape.value_dim, block_size)
-            self.values.append(_zeros((num_blocks, *value_shape), dtype, device))
+            self.values.append(_zeros((count, *value_shape), dtype, device))
             if dtype in LARGEST:
                 self.key_scales.append(_zeros((*heads, block_size), torch.float32, device))
                 self.value_scales.append(_zeros((*heads, block_size), torch.float32, device))
-        self._memory = None if device.type != "cpu" else [_bytes_of(tensor) for tensor in self._tensors()]
-        """On CPU, each tensor's blocks as numpy bytes: numpy copies a few blocks eight times as fast as torch."""
-        self._move_natively: Callable[[Sequence[Move]], None] | None = None
-        if kernels is not None:
-            layers = CPU.array("SwKvCache", [struct[0] for struct in cache_structs(self)])
-            self._move_natively = partial(kernels.move_kv, layers)
+        self._groups = [_LayersOfGroup(self, number, kernels) for number in range(self.num_groups)]
 
     def write(self, layer: int, key: Tensor, value: Tensor, block_of: Tensor, offset_of: Tensor) -> None:
         """Store key and value [tokens, kv_heads, dim] of each token at its block and offset."""
@@ -260,70 +271,114 @@ class KVCache:
             values = values.float() * self.value_scales[layer][blocks, :, offsets].unsqueeze(3)
         return keys.permute(0, 2, 3, 1).contiguous(), values.transpose(1, 2).contiguous()
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, (source, destination), in all layers. No destination may be a source."""
-        if not copies:
-            return
-        if self._memory is not None:
-            for blocks in self._memory:
-                for source, destination in copies:
-                    blocks[destination] = blocks[source]
-            return
-        pairs = torch.tensor(copies, dtype=torch.int64, device=self.keys[0].device)
-        sources, destinations = pairs[:, 0], pairs[:, 1]
-        for tensor in self._tensors():  # index_copy_ takes a tenth of an assignment's time
-            tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, in all layers of their group. No destination may be a source."""
+        for number, group in enumerate(self._groups):
+            if of_group := [copy for copy in copies if copy.group == number]:
+                group.copy_blocks(of_group)
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Copy keys and values of tokens to other places, in all layers.
+        """Copy keys and values of tokens to other places, in all layers of their group.
 
         No move may read a place that an earlier one wrote, so the order of reads and writes does not matter. Moving a
         path's nodes up fulfils this: they are in ascending order, and none is before its destination.
         """
-        if not moves:
-            return
-        if self._move_natively is not None:
-            self._move_natively(moves)
-            return
-        places = torch.tensor(moves, dtype=torch.int64, device=self.keys[0].device)
-        from_block, from_offset, to_block, to_offset = places.unbind(1)
-        for keys in map(_movable, self.keys):
-            self._layout.put_keys(keys, to_block, to_offset, self._layout.keys_at(keys, from_block, from_offset))
-        for values in map(_movable, self.values):
-            self._layout.put_values(
-                values, to_block, to_offset, self._layout.values_at(values, from_block, from_offset)
-            )
-        for scales in (*self.key_scales, *self.value_scales):
-            scales[to_block, :, to_offset] = scales[from_block, :, from_offset]
+        for number, group in enumerate(self._groups):
+            if of_group := [move for move in moves if move.group == number]:
+                group.move(of_group)
 
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Zero blocks that are about to be reused.
+    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Zero blocks that are about to be reused, given as (group, block).
 
         The reference attention multiplies masked positions by zero, which hides everything except NaN and infinity.
         Without this, one request's failed computation would reach the next request that gets its blocks.
         """
-        if not blocks:
-            return
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.keys[0].device)
-        for tensor in self._tensors():
-            tensor[index] = 0
+        for number, group in enumerate(self._groups):
+            if of_group := [block for its_group, block in blocks if its_group == number]:
+                group.clear(of_group)
 
     def _stored(self, vectors: Tensor) -> Tensor:
         """Keys or values converted to a storage type without scales."""
         rounded = vectors.to(self.dtype)
         return torch.where(rounded.abs() < _TINY, 0, rounded) if self._in_pairs else rounded
 
-    def _tensors(self) -> list[Tensor]:
-        return [*map(_movable, (*self.keys, *self.values)), *self.key_scales, *self.value_scales]
+
+class _LayersOfGroup:
+    """The layers of a cache that have the blocks of one group."""
+
+    def __init__(self, cache: KVCache, number: int, kernels: Kernels | None) -> None:
+        layers = [layer for layer, group in enumerate(cache.group_of) if group == number]
+        self._layout = cache._layout
+        self._keys = [_movable(cache.keys[layer]) for layer in layers]
+        self._values = [_movable(cache.values[layer]) for layer in layers]
+        self._scales = [
+            scales[layer] for scales in (cache.key_scales, cache.value_scales) if scales for layer in layers
+        ]
+        self._tensors = [*self._keys, *self._values, *self._scales]
+        on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors)
+        self._memory = [_bytes_of(tensor) for tensor in self._tensors] if on_cpu else None
+        """On CPU, each tensor's blocks as numpy bytes: numpy copies a few blocks eight times as fast as torch."""
+        self._move_natively: Callable[[Sequence[tuple[int, int, int, int]]], None] | None = None
+        if kernels is not None and layers:
+            structs = cache_structs(cache)
+            self._move_natively = partial(
+                kernels.move_kv, CPU.array("SwKvCache", [structs[layer][0] for layer in layers])
+            )
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        if self._memory is not None:
+            for blocks in self._memory:
+                for source, destination, _ in copies:
+                    blocks[destination] = blocks[source]
+            return
+        pairs = torch.tensor(copies, dtype=torch.int64, device=self._tensors[0].device)
+        sources, destinations = pairs[:, 0], pairs[:, 1]
+        for tensor in self._tensors:  # index_copy_ takes a tenth of an assignment's time
+            tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
+
+    def move(self, moves: Sequence[Move]) -> None:
+        if self._move_natively is not None:
+            self._move_natively([move[:4] for move in moves])
+            return
+        places = torch.tensor(moves, dtype=torch.int64, device=self._tensors[0].device)
+        from_block, from_offset, to_block, to_offset, _ = places.unbind(1)
+        layout = self._layout
+        for keys in self._keys:
+            layout.put_keys(keys, to_block, to_offset, layout.keys_at(keys, from_block, from_offset))
+        for values in self._values:
+            layout.put_values(values, to_block, to_offset, layout.values_at(values, from_block, from_offset))
+        for scales in self._scales:
+            scales[to_block, :, to_offset] = scales[from_block, :, from_offset]
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        index = torch.tensor(blocks, dtype=torch.int64, device=self._tensors[0].device)
+        for tensor in self._tensors:
+            tensor[index] = 0
+
+
+class BlockCache(Protocol):
+    """A cache in blocks, some of which may be in cache groups."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, as far as they are in this cache."""
+        ...
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy what is kept of tokens to other places, as far as they are in this cache."""
+        ...
+
+    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Zero blocks, given as (group, block), if stale content could reach results."""
+        ...
 
 
 class KVCaches:
     """Caches of several models that use the same block ids."""
 
-    def __init__(self, *caches: KVCache) -> None:
+    def __init__(self, *caches: BlockCache) -> None:
         self._caches = caches
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for cache in self._caches:
             cache.copy_blocks(copies)
 
@@ -331,7 +386,7 @@ class KVCaches:
         for cache in self._caches:
             cache.move(moves)
 
-    def clear(self, blocks: Sequence[int]) -> None:
+    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
         for cache in self._caches:
             cache.clear(blocks)
 
@@ -342,15 +397,17 @@ def cache_structs(cache: KVCache) -> list[CData]:
     Raises:
         ValueError: if the kernels cannot read this cache.
     """
-    device = cache.keys[0].device
-    if cache.dtype not in _NATIVE_TYPES or device.type != "cpu" or not cache.keys[0].is_contiguous():
-        raise ValueError(f"the CPU kernels cannot read a KV cache in {cache.dtype} on {device}, or contiguous keys")
+    is_transposed = all(keys.is_contiguous() for keys in cache.keys)
+    if cache.dtype not in _NATIVE_TYPES or cache.device.type != "cpu" or not is_transposed:
+        raise ValueError(
+            f"the CPU kernels cannot read a KV cache in {cache.dtype} on {cache.device}, or contiguous keys"
+        )
     kind, null = CPU.constants("SwKvType")[_NATIVE_TYPES[cache.dtype]], CPU.ffi.NULL
     structs = []
     for layer, (shape, keys, values) in enumerate(zip(cache.shapes, cache.keys, cache.values, strict=True)):
         scales = [pointer(s[layer], *s[layer].shape) if s else null for s in (cache.key_scales, cache.value_scales)]
         numbers = pointer(keys, *keys.shape), pointer(values, *values.shape)
-        sizes = cache.block_size, shape.num_heads, shape.key_dim, shape.value_dim
+        sizes = cache.block_size, shape.num_heads, shape.key_dim, shape.value_dim, cache.group_of[layer]
         structs.append(CPU.new("SwKvCache", (*numbers, *scales, kind, *sizes)))
     return structs
 

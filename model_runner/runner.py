@@ -15,11 +15,13 @@ from model_runner.assemble import RunnerParts, assemble
 from model_runner.batch import Batch, IntArray
 from model_runner.config import RunnerConfig
 from model_runner.contract import (
+    CacheGroup,
     ChoiceResult,
     SamplingParams,
     ScheduledRequest,
     StepPlan,
     StepResult,
+    smallest_group,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
 from model_runner.kv_cache import Move
@@ -163,6 +165,10 @@ class ModelRunner:
     def num_blocks(self) -> int:
         """Number of KV blocks."""
         return self.info.num_blocks
+
+    @property
+    def groups(self) -> Sequence[CacheGroup]:
+        return self.info.groups
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
         """Compile the grammar, if there is one; a limit on reasoning needs the grammar package's vocabulary."""
@@ -363,7 +369,7 @@ class ModelRunner:
             self._drafter.forward(self._first_batch(1))
             self._drafter.settle()
         self._target.settle()
-        room = min(self.info.max_model_len, self.info.num_blocks * self.info.block_size)
+        room = min(self.info.max_model_len, smallest_group(self.info.num_blocks, self.groups) * self.info.block_size)
         rows = [count for count in _WARM_UP_ROWS if count <= room]
         seconds = np.array([min(self._step_seconds(count) for _ in range(_WARM_UP_TIMES)) for count in rows])
         context = min(_WARM_UP_CONTEXT, room - rows[-1])

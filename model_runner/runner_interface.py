@@ -1,12 +1,12 @@
 """Interface of a runner, which the engine drives. Plain data, no torch."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from model_runner.contract import SamplingParams, StepPlan, StepResult
+from model_runner.contract import CacheGroup, SamplingParams, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class RunnerInfo:
     """Layers before which the model can predict the next token; 0 if it does not support early exits."""
     started_in: tuple[tuple[str, float], ...] = ()
     """Phases of the startup, each with its seconds."""
+    groups: tuple[CacheGroup, ...] = ()
+    """Blocks of layers that need only some positions, in addition to those of every choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,11 @@ class Runner(Protocol):
         """How many KV blocks there are; block ids are 0 to num_blocks - 1."""
         ...
 
+    @property
+    def groups(self) -> Sequence[CacheGroup]:
+        """Its cache groups, numbered from 1."""
+        ...
+
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
         """Begin to prepare such choices, so that admission does not wait for it; None if there is nothing to prepare.
 
@@ -131,6 +138,8 @@ class Runner(Protocol):
 
 class DoneAtLaunch(ABC):
     """Base for a Runner that has no asynchronous steps: `launch` executes the plan."""
+
+    groups: Sequence[CacheGroup] = ()
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
         return None

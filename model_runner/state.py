@@ -3,14 +3,15 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import torch
 
-from model_runner.batch import Batch, IntArray, PooledRows, PromptRows, SampleRows, TreePaths
+from model_runner.batch import Batch, GroupTables, IntArray, PooledRows, PromptRows, SampleRows, StateTables, TreePaths
 from model_runner.contract import (
     AdmittedRequest,
+    PlacedBlock,
     Pooling,
     SamplingParams,
     ScheduledRequest,
@@ -24,7 +25,7 @@ from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.sampling.fused_sampling import FusedSamplingPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
-from model_runner.speculative.draft_model import BlockGenerations
+from model_runner.speculative.methods import Blocks
 from model_runner.speculative.speculator import Speculator
 
 
@@ -38,6 +39,10 @@ class RunningChoice:
     num_computed: int
     blocks: "array[int]"  # numpy reads it without a Python object for each item
     sampling: SamplingParams
+    groups: Sequence["array[int]"] = ()
+    """For each cache group its blocks by index; where it has none, 0 in windows and otherwise -1."""
+    num_folded: int = 0
+    """Blocks whose effect is in the newest page of recurrent states."""
     verify: Verification = "match"
     guides: str | None = None
     """Key of the choice that this one guides (`AdmittedRequest.guides`)."""
@@ -53,21 +58,22 @@ class RunnerState:
 
     def __init__(
         self,
-        max_num_seqs: int,
-        block_size: int,
+        blocks: Blocks,
         sampling: SamplingState,
         speculator: Speculator,
         search: ContrastiveSearch,
-        generations: BlockGenerations,
         learning: Learning = NO_LEARNING,
     ) -> None:
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._groups = tuple(blocks.groups)
+        kinds = [group.kind for group in blocks.groups]
+        self._rows, self._pages = (kinds.index(kind) if kind in kinds else None for kind in ("rows", "page"))
+        self._free_slots = list(range(blocks.max_num_seqs - 1, -1, -1))
         self._choices: dict[str, RunningChoice] = {}
-        self._block_size = block_size
+        self._block_size = blocks.block_size
         self._sampling = sampling
         self._speculator = speculator
         self._search = search
-        self._generations = generations
+        self._generations = blocks.generations
         self._learning = learning
 
     def apply(self, plan: StepPlan) -> list[RunningChoice]:
@@ -86,6 +92,8 @@ class RunnerState:
         scheduled = [self._choices[entry.key] for entry in plan.scheduled]
         for choice, entry in zip(scheduled, plan.scheduled, strict=True):
             choice.blocks.extend(entry.new_blocks)
+            if self._groups:
+                self._place(choice, entry.placed)
             if entry.chosen is not None:
                 choice.num_computed = len(choice.tokens)
                 choice.tokens.append(entry.chosen)
@@ -100,16 +108,28 @@ class RunnerState:
             num_prompt=admitted.num_prompt,
             num_computed=admitted.num_computed,
             blocks=array("i", admitted.blocks),
+            groups=[array("i") for _ in self._groups],
+            num_folded=admitted.num_computed // self._block_size,
             sampling=admitted.sampling,
             verify=admitted.speculation.verify if admitted.speculation else "match",
             guides=admitted.guides,
             sampler_state=admitted.sampler_state,
         )
+        self._place(choice, admitted.placed)
         self._choices[admitted.key] = choice
         self._begin_sampling(choice, admitted.forked_from)
         self._speculator.begin(choice.slot, choice.tokens, choice.blocks, admitted)
         self._search.begin(choice.slot, choice.sampling)
         self._learning.begin(choice.slot, admitted)
+
+    def _place(self, choice: RunningChoice, placed: Sequence[PlacedBlock]) -> None:
+        """Enter new blocks of cache groups into the choice's tables."""
+        for group, at, block in placed:
+            table = choice.groups[group - 1]
+            if at >= len(table):
+                hole = 0 if self._groups[group - 1].kind == "window" else -1
+                table.extend([hole] * (at + 1 - len(table)))
+            table[at] = block
 
     def _begin_sampling(self, choice: RunningChoice, forked_from: str | None = None) -> None:
         prompt, output = islice(choice.tokens, choice.num_prompt), choice.tokens[choice.num_prompt :]
@@ -149,6 +169,12 @@ class RunnerState:
             prompt_rows=layout.prompt_rows,
             paths=_tree_paths(layout, positions) if any(trees) else None,
             pooled=layout.pooled,
+            groups=self._group_tables(choices, layout.choice_of, layout.places),
+            states=self._state_tables(
+                choices,
+                [choice.num_computed for choice in choices],
+                [choice.num_computed + entry.num_tokens for choice, entry in zip(choices, scheduled, strict=True)],
+            ),
         )
 
     def gather_ahead(self, choices: Sequence[RunningChoice]) -> Batch:
@@ -166,7 +192,68 @@ class RunnerState:
             logits_index=rows,
             samples=[SampleRows(row, row, NO_DRAFT, choice.verify) for row, choice in enumerate(choices)],
             prompt_rows=[],
+            groups=self._group_tables(choices, range(len(choices)), positions),
+            states=self._state_tables(
+                choices,
+                [len(choice.tokens) for choice in choices],
+                [len(choice.tokens) + 1 for choice in choices],
+            ),
         )
+
+    def _group_tables(
+        self, choices: Sequence[RunningChoice], choice_of: Sequence[int], places: Sequence[int] | IntArray
+    ) -> list[GroupTables]:
+        """The blocks of cache groups for tokens of these choices at these places."""
+        tables = []
+        for number, group in enumerate(self._groups if all(choice.groups for choice in choices) else ()):
+            if group.kind == "window":
+                of_choice = [choice.groups[number] for choice in choices]
+                block_of = [
+                    of_choice[choice][place // self._block_size]
+                    for choice, place in zip(choice_of, places, strict=True)
+                ]
+                tables.append(GroupTables(of_choice, np.array(block_of, dtype=np.int64)))
+        return tables
+
+    def _state_tables(
+        self, choices: Sequence[RunningChoice], starts: Sequence[int], ends: Sequence[int]
+    ) -> StateTables | None:
+        """Rows and pages of recurrent layers for a step that computes the known tokens from `starts` to `ends`.
+
+        Blocks that the step begins and folds have no rows block of their own, but scratch blocks after all others.
+        """
+        if self._rows is None or self._pages is None:
+            return None
+        scratch = count(self._groups[self._rows].num_blocks)
+        rows: list[Sequence[int]] = []
+        anchors: list[tuple[int, int]] = []
+        pages: list[Sequence[tuple[int, int]]] = []
+        for choice, start, end in zip(choices, starts, ends, strict=True):
+            if not choice.groups:  # at startup: nothing is stored
+                rows.append(choice.blocks)
+                anchors.append((folded, 0) if (folded := start // self._block_size) else (0, -1))
+                pages.append([])
+                continue
+            table = choice.groups[self._rows]
+            first, last = -(-start // self._block_size), end // self._block_size
+            if first < last:  # a copy: scratch blocks are the choice's in this step only
+                table = table + array("i", [-1] * (last - len(table)))
+                for at in range(first, last):
+                    table[at] = table[at] if table[at] >= 0 else next(scratch)
+            folded = self._folded_at(choice, start)
+            page_of = choice.groups[self._pages]
+            rows.append(table)
+            anchors.append((folded, page_of[folded - 1] if folded else -1))
+            pages.append([(at, page_of[at]) for at in range(folded, min(last, len(page_of))) if page_of[at] >= 0])
+        return StateTables(rows, anchors, pages)
+
+    def _folded_at(self, choice: RunningChoice, known: int) -> int:
+        """Blocks that are folded once a step has computed the known tokens up to here: the last with a page."""
+        if self._pages is None:
+            return 0
+        page_of = choice.groups[self._pages]
+        ends = range(min(known // self._block_size, len(page_of)), choice.num_folded, -1)
+        return next((end for end in ends if page_of[end - 1] >= 0), choice.num_folded)
 
     def begin_masks(self, batch: Batch, choices: Sequence[RunningChoice]) -> None:
         """Compute, while the step runs, which tokens the grammars of the ready choices allow next."""
@@ -195,13 +282,20 @@ class RunnerState:
         """
         end = len(choice.tokens)
         choice.tokens.extend(tokens)
+        if choice.groups:
+            choice.num_folded = self._folded_at(choice, choice.num_computed + num_computed)
         choice.num_computed = min(choice.num_computed + num_computed + len(nodes), len(choice.tokens) - 1)
         choice.sampler_state = self._sampling.sampler_state(choice.slot)
-        places = ((end + node, end + depth) for depth, node in enumerate(nodes))
-        return [Move(*self._slot_of(choice, old), *self._slot_of(choice, new)) for old, new in places if old != new]
+        places = [(end + node, end + depth) for depth, node in enumerate(nodes) if node != depth]
+        return [
+            Move(*self._slot_of(table, old), *self._slot_of(table, new), group)
+            for group, table in enumerate([choice.blocks, *choice.groups])
+            if not group or self._groups[group - 1].kind != "page"
+            for old, new in places
+        ]
 
-    def _slot_of(self, choice: RunningChoice, place: int) -> tuple[int, int]:
-        return choice.blocks[place // self._block_size], place % self._block_size
+    def _slot_of(self, table: Sequence[int], place: int) -> tuple[int, int]:
+        return table[place // self._block_size], place % self._block_size
 
 
 class _Layout:

@@ -65,17 +65,15 @@ class BlockPool:
         ones.
         """
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if self._references[block] > 0:
-                continue
-            if self._references[block] < 0:
-                raise IntegrityError(f"block {block} was released more often than it was allocated")
-            if block in self._cache:
-                self._cached[block] = None
-            else:
-                self._free.append(block)
+            self._drop(block)
 
-    def check_integrity(self, tables: Collection[Sequence[int]]) -> None:
+    def release_spare(self, block: int) -> None:
+        """Drop one reference to a block that is evicted before all others, because it is hardly worth to be found."""
+        self._drop(block)
+        if block in self._cached:
+            self._cached.move_to_end(block, last=False)
+
+    def check_integrity(self, tables: Collection[Collection[int]]) -> None:
         """Raise IntegrityError unless `tables` are all the block tables and every block is in exactly one place."""
         held = Counter(block for table in tables for block in table)
         for block, references in enumerate(self._references):
@@ -92,6 +90,17 @@ class BlockPool:
             or not self._cache.is_consistent()
         ):
             raise IntegrityError(f"the pool has {len(self._cached)} cached blocks, but the prefix cache disagrees")
+
+    def _drop(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block] > 0:
+            return
+        if self._references[block] < 0:
+            raise IntegrityError(f"block {block} was released more often than it was allocated")
+        if block in self._cache:
+            self._cached[block] = None
+        else:
+            self._free.append(block)
 
     def _take(self) -> int:
         if self._free:

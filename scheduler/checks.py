@@ -1,16 +1,22 @@
 """Admission checks: rejects malformed requests and requests that could not run even alone."""
 
+from collections.abc import Sequence
+
+from model_runner.contract import CacheGroup
 from scheduler.block_pool import blocks_for
 from scheduler.interface import EngineRequest, SchedulerConfig
 
 
-def check_request(request: EngineRequest, config: SchedulerConfig, num_blocks: int) -> None:
+def check_request(
+    request: EngineRequest, config: SchedulerConfig, num_blocks: int, groups: Sequence[CacheGroup] = ()
+) -> None:
     """Raise ValueError, with the values that conflict, if the request can never run."""
     _check_choices(request)
     _check_context(request, config)
     _check_strategy(request)
     _check_step(request, config)
     _check_blocks(request, config, num_blocks)
+    _check_groups(request, config, groups)
 
 
 def _check_choices(request: EngineRequest) -> None:
@@ -85,3 +91,22 @@ def _check_blocks(request: EngineRequest, config: SchedulerConfig, num_blocks: i
             f"request {request.request_id!r} needs {needed} KV blocks of {config.block_size} tokens for {num_prompt} "
             f"prompt + {request.max_tokens} output tokens{extra}{each}, but the cache has {num_blocks}"
         )
+
+
+def _check_groups(request: EngineRequest, config: SchedulerConfig, groups: Sequence[CacheGroup]) -> None:
+    """Blocks of cache groups are given back as a choice goes on, so only what it holds at a time must fit."""
+    length = max(len(request.prompt), len(request.guide)) + request.max_tokens
+    for group in groups:
+        needed = group.most_held(
+            width=request.width,
+            length=length,
+            budget=config.max_num_batched_tokens,
+            block_size=config.block_size,
+            extra=request.sampling.num_candidates,
+            snapshot_every=config.snapshot_every,
+        )
+        if needed > group.num_blocks:
+            raise ValueError(
+                f"request {request.request_id!r} needs up to {needed} {group.kind} blocks for its {request.width} "
+                f"sequences, but the cache has {group.num_blocks}"
+            )

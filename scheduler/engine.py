@@ -118,6 +118,8 @@ class Engine:
         """Times steps with the scheduler's clock."""
         if scheduler.num_blocks != runner.num_blocks:
             raise ValueError(f"the scheduler has {scheduler.num_blocks} KV blocks, the runner {runner.num_blocks}")
+        if scheduler.groups != tuple(runner.groups):
+            raise ValueError(f"the scheduler has the cache groups {scheduler.groups}, the runner {runner.groups}")
         self.scheduler = scheduler
         self.runner = runner
         self._ahead: tuple[StepPlan, LaunchedStep] | None = None

@@ -30,9 +30,13 @@ def lockstep(members: Sequence[Request], budget: int) -> list[int]:
     candidates of the members are deducted from the budget first.
     """
     budget = max(0, budget - sum(member.num_candidates for member in members))
-    remaining = [member.remaining for member in members]
+    return split_budget([member.remaining for member in members], budget)
+
+
+def split_budget(remaining: Sequence[int], budget: int) -> list[int]:
+    """`lockstep` for members with so many remaining tokens, and no candidates."""
     if sum(remaining) <= budget:
-        return remaining
+        return list(remaining)
     shares = []
     for left in remaining:
         shares.append(min(left - 1, budget))

@@ -105,19 +105,17 @@ class BlockChain:
 
 
 class Lookup:
-    """A remembered prefix lookup. `is_current` turns False when the cache changes its result."""
+    """What was looked up in one cache. `is_current` turns False when the cache changes in a way that may matter."""
 
-    def __init__(self, names: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """`blocks` hold the content of the first of `names`."""
-        self.num_names = len(names)
-        self.blocks = tuple(blocks)
+    def __init__(self, held: Iterable[int], awaited: Iterable[bytes]) -> None:
+        """The lookup found the blocks `held`; it would find more if one of the names `awaited` were there."""
         self.is_current = True
-        self._held = frozenset(blocks)
-        self._awaited = names[len(blocks)] if len(blocks) < len(names) else None
+        self._held = frozenset(held)
+        self._awaited = frozenset(awaited)
 
     def note_insert(self, name: bytes) -> None:
         """Record that a block was added to the cache."""
-        if name == self._awaited:
+        if name in self._awaited:
             self.is_current = False
 
     def note_forget(self, block: int) -> None:
@@ -145,6 +143,14 @@ class PrefixCache:
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._name_of)
+
+    def has(self, name: bytes) -> bool:
+        """Whether there is a block with this name."""
+        return name in self._block_of
+
+    def block_of(self, name: bytes) -> int:
+        """The block with this name, which `has` confirmed."""
+        return self._block_of[name]
 
     def lookup(self, names: Iterable[bytes]) -> list[int]:
         """Blocks of the longest cached prefix of `names`."""

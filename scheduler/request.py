@@ -61,6 +61,12 @@ class Request:
     num_computed: int = 0
     """Number of leading tokens whose KV is in the blocks. Less than len(tokens) between steps."""
     blocks: list[int] = field(default_factory=list)
+    group_blocks: list[dict[int, int]] = field(default_factory=list)
+    """For each cache group, the blocks it holds by index, in ascending order."""
+    num_folded: int = 0
+    """Number of leading blocks whose effect is in the newest page of recurrent states."""
+    junction: int = 0
+    """Number of leading blocks that the prefix cache had at admission, whether other cache groups could follow."""
     num_published: int = 0
     """Number of leading blocks already offered to the prefix cache."""
     num_cached: int | None = None
@@ -147,9 +153,11 @@ class Request:
     def reset_progress(self) -> None:
         """Reset all progress after the blocks were released."""
         self.num_computed = 0
+        self.num_folded = 0
         self.num_published = 0
         self.clear_proposals()
         self.blocks = []
+        self.group_blocks = []
         self.prompt_logprobs.clear()
         self.chosen = None
         self.forked_from = None
@@ -174,6 +182,7 @@ class Request:
             tokens=self.tokens.fork(self.num_computed).appended(token),
             chain=self.chain.fork(),
             blocks=[],
+            group_blocks=[],
             prompt_logprobs=[],
             chosen=None,
             forked_from=self,

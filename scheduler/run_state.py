@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.block_pool import BlockPool, IntegrityError
+from scheduler.block_groups import BlockGroups
+from scheduler.block_pool import IntegrityError
 from scheduler.interface import STEP_TOKENS
 from scheduler.request import Request
 from scheduler.waiting_queue import WaitingQueue
@@ -55,11 +56,11 @@ class RunState:
     A waiting group is represented in the queue by its first member.
     """
 
-    def __init__(self, waiting: WaitingQueue, pool: BlockPool, max_num_seqs: int) -> None:
+    def __init__(self, waiting: WaitingQueue, blocks: BlockGroups, max_num_seqs: int) -> None:
         self.waiting = waiting
         self.running: dict[str, Request] = {}
         """By key, in admission order."""
-        self._pool = pool
+        self._blocks = blocks
         self._max_num_seqs = max_num_seqs
         self._released: list[str] = []
 
@@ -92,7 +93,7 @@ class RunState:
         them.
         """
         del self.running[request.key]
-        self._pool.release(request.blocks)
+        self._blocks.release(request)
         if request.key not in not_yet_sent:
             self._released.append(request.key)
 

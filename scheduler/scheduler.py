@@ -29,20 +29,31 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from model_runner.contract import AdmittedRequest, ChoiceResult, ScheduledRequest, SharedList, StepPlan, StepResult
+from model_runner.contract import (
+    AdmittedRequest,
+    BlockCopy,
+    CacheGroup,
+    ChoiceResult,
+    PlacedBlock,
+    ScheduledRequest,
+    SharedList,
+    StepPlan,
+    StepResult,
+)
 from model_runner.runner_interface import LearningStats, SpeculationStats
 from scheduler.background_budget import BackgroundBudget, OthersLoad
-from scheduler.block_pool import BlockPool, IntegrityError, blocks_for
+from scheduler.block_groups import BlockGroups, Growth, ReusedKV
+from scheduler.block_pool import IntegrityError
 from scheduler.checks import check_request
 from scheduler.choices import Choices
-from scheduler.groups import BeamMembers, Guided, Searches, least_share, lockstep, search_from_start
+from scheduler.groups import BeamMembers, Guided, Searches, least_share, lockstep, search_from_start, split_budget
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput, SchedulerConfig, WatchText
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
-from scheduler.prefix_cache import CacheLog, PrefixCache
+from scheduler.prefix_cache import CacheLog
 from scheduler.request import Request, make_choices
 from scheduler.run_state import Counters, RunState, check_accounting
-from scheduler.sharing import KVSharing, ReusedKV
+from scheduler.sharing import KVSharing
 from scheduler.waiting_queue import make_queue
 
 
@@ -52,11 +63,17 @@ class Step:
 
     budget: int
     """Tokens that can still be scheduled."""
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
     admitted: list[AdmittedRequest] = field(default_factory=list)
     shares: dict[str, ScheduledRequest] = field(default_factory=dict)
 
-    def give(self, request: Request, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
+    def give(
+        self,
+        request: Request,
+        num_tokens: int,
+        new_blocks: tuple[int, ...] = (),
+        placed: tuple[PlacedBlock, ...] = (),
+    ) -> None:
         """Schedule `num_tokens` tokens and the request's candidates. Its blocks must have room for both."""
         share = ScheduledRequest(
             key=request.key,
@@ -64,6 +81,7 @@ class Step:
             new_blocks=new_blocks,
             num_candidates=request.num_candidates,
             chosen=request.take_chosen(),
+            placed=placed,
         )
         self.shares[request.key] = share
         self.budget -= share.num_rows
@@ -73,14 +91,18 @@ class Step:
         self.shares[request.key] = request.decode_share
         self.budget -= 1
 
-    def give_drafts(self, request: Request, num_draft: int, new_blocks: tuple[int, ...]) -> None:
+    def give_drafts(
+        self, request: Request, num_draft: int, new_blocks: tuple[int, ...], placed: tuple[PlacedBlock, ...]
+    ) -> None:
         """Add drafts to the request's share."""
         share = self.shares[request.key]
-        new_blocks = share.new_blocks + new_blocks
-        self.shares[request.key] = replace(share, num_draft=num_draft, new_blocks=new_blocks)
+        new_blocks, placed = share.new_blocks + new_blocks, share.placed + placed
+        self.shares[request.key] = replace(share, num_draft=num_draft, new_blocks=new_blocks, placed=placed)
         self.budget -= num_draft
 
-    def admit(self, request: Request, num_tokens: int, forked_from: str | None) -> None:
+    def admit(
+        self, request: Request, num_tokens: int, placed: tuple[PlacedBlock, ...], forked_from: str | None
+    ) -> None:
         """Admit a request that has its blocks. With `num_tokens` 0 it computes nothing in this step."""
         request.chosen = None
         self.admitted.append(
@@ -97,6 +119,7 @@ class Step:
                 learn=request.learn,
                 sampler_state=request.sampler_state,
                 forked_from=forked_from,
+                placed=placed,
             )
         )
         if num_tokens:
@@ -115,12 +138,15 @@ class Step:
             Keys of requests that only this plan admitted; the runner never learns about them.
         """
         keys = {request.key for request in requests}
-        blocks = {block for request in requests for block in request.blocks}
+        blocks = {(0, block) for request in requests for block in request.blocks}
+        for request in requests:
+            for group, held in enumerate(request.group_blocks, 1):
+                blocks.update((group, block) for block in held.values())
         for key in keys & self.shares.keys():
             self.budget += self.shares.pop(key).num_rows
         not_yet_sent = {admitted.key for admitted in self.admitted if admitted.key in keys}
         self.admitted = [admitted for admitted in self.admitted if admitted.key not in keys]
-        self.copies = [copy for copy in self.copies if copy[1] not in blocks]
+        self.copies = [copy for copy in self.copies if (copy.group, copy.destination) not in blocks]
         return not_yet_sent
 
 
@@ -149,16 +175,15 @@ def independent_decodes(plan: StepPlan, running: Iterable[Request]) -> list[Requ
     return decoding
 
 
-def plan_ahead(decoding: Sequence[Request], pool: BlockPool, block_size: int) -> StepPlan | None:
+def plan_ahead(decoding: Sequence[Request], blocks: BlockGroups) -> StepPlan | None:
     """Plan a step that computes each request's next token, which is still unknown. None if there are too few blocks."""
-    num_new = [max(0, blocks_for(len(request.tokens) + 1, block_size) - len(request.blocks)) for request in decoding]
-    if not pool.can_allocate(sum(num_new)):
+    growths = [blocks.to_continue(request, len(request.tokens) + 1 - request.num_computed) for request in decoding]
+    if not blocks.can_grow(growths):
         return None
     shares = []
-    for request, count in zip(decoding, num_new, strict=True):
-        new_blocks = pool.allocate(count)
-        request.blocks += new_blocks
-        shares.append(ScheduledRequest(request.key, 1, tuple(new_blocks)))
+    for request, growth in zip(decoding, growths, strict=True):
+        new_blocks, placed = blocks.grow(request, growth)
+        shares.append(ScheduledRequest(request.key, 1, new_blocks, placed=placed))
     return StepPlan((), (), (), tuple(shares))
 
 
@@ -181,19 +206,23 @@ class Scheduler:
         watch_text: WatchText | None = None,
         cache_log: CacheLog | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        groups: Sequence[CacheGroup] = (),
     ) -> None:
-        """Beam search with stop strings needs `watch_text`. `clock` returns seconds and times the histories."""
+        """Beam search with stop strings needs `watch_text`. `clock` returns seconds and times the histories.
+
+        `groups` are the runner's cache groups.
+        """
         limits = (config.block_size, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
         if min(*limits, num_blocks) < 1:
             raise ValueError(f"all limits must be at least 1: {config}, num_blocks={num_blocks}")
         self.clock = clock
         self._config = config
-        cache = PrefixCache(cache_log)
-        self._pool = BlockPool(num_blocks, cache)
-        self._sharing = KVSharing(cache, config.block_size, config.prefix_caching)
+        self._blocks = BlockGroups(num_blocks, config.block_size, groups, config.snapshot_every, cache_log)
+        self.groups = tuple(groups)
+        self._sharing = KVSharing(self._blocks, config.block_size, config.prefix_caching)
         self._waiting = make_queue(config.policy)
         self._counts_service = config.policy == "fair"  # other policies ignore service
-        self._run_state = RunState(self._waiting, self._pool, config.max_num_seqs)
+        self._run_state = RunState(self._waiting, self._blocks, config.max_num_seqs)
         self._running = self._run_state.running
         self._limit = StepLimit(config.max_num_batched_tokens, self._waiting.rank)
         self._choices = Choices(self._run_state, self._sharing)
@@ -209,7 +238,7 @@ class Scheduler:
 
     @property
     def num_blocks(self) -> int:
-        return self._pool.num_blocks
+        return self._blocks.own.num_blocks
 
     @property
     def has_work(self) -> bool:
@@ -220,7 +249,7 @@ class Scheduler:
         """Raise ValueError if the request id is in use or the request can never run."""
         if request.request_id in self._choices or request.request_id in self._searches:
             raise ValueError(f"request id {request.request_id!r} is already in use")
-        check_request(request, self._config, self.num_blocks)
+        check_request(request, self._config, self.num_blocks, self.groups)
         if request.beam_search is not None and request.beam_search.stop and self._watch_text is None:
             raise ValueError(f"request {request.request_id!r} has stop strings, but this scheduler has no text watch")
 
@@ -297,7 +326,7 @@ class Scheduler:
         decoding = independent_decodes(plan, self._running.values())
         if not decoding or len(decoding) > self._limit.budget(self._running, self._waiting):
             return None
-        ahead = plan_ahead(decoding, self._pool, self._config.block_size)
+        ahead = plan_ahead(decoding, self._blocks)
         if ahead is not None:
             self._counters.count_step(len(decoding))
         return ahead
@@ -317,6 +346,7 @@ class Scheduler:
             if (request := self._running.get(share.key)) is not None:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
+                request.num_folded = max(request.num_folded, self._blocks.num_folded(request, request.num_computed))
                 request.progress.note_step(number)
                 if request.progress.is_prefilling:
                     prefills.append(share.num_tokens)
@@ -324,7 +354,12 @@ class Scheduler:
                 if self._counts_service and (num_output := len(choice.tokens) or bool(choice.beam_candidates)):
                     self._waiting.note_service(request, num_output=num_output)
         self._counters.count_result(prefills, len(results) - len(prefills))
-        return self._choices.advance(plan.scheduled, results, now) + self._searches.advance(results, now)
+        outputs = self._choices.advance(plan.scheduled, results, now) + self._searches.advance(results, now)
+        if self.groups:
+            for key in results:
+                if (request := self._running.get(key)) is not None:
+                    self._blocks.give_back(request)
+        return outputs
 
     def _handle_out_of_memory(self, plan: StepPlan, reason: str, now: float) -> list[RequestOutput]:
         """Recover from a step that ran out of memory and returned no results."""
@@ -350,11 +385,11 @@ class Scheduler:
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            kv_usage=self._pool.num_used / self.num_blocks,
+            kv_usage=self._blocks.usage,
             num_background_running=sum(request.is_background for request in self._running.values()),
             num_background_waiting=self._waiting.num_background,
-            kv_held_blocks=self._pool.num_used,
-            kv_cached_blocks=self._pool.num_cached,
+            kv_held_blocks=self._blocks.own.num_used,
+            kv_cached_blocks=self._blocks.own.num_cached,
             speculation=speculation,
             learning=learning,
             **self._counters.totals(),
@@ -362,7 +397,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block and every choice is accounted for."""
-        self._pool.check_integrity([request.blocks for request in self._running.values()])
+        self._blocks.check_integrity(self._running.values())
         groups = self._choices.members + self._searches.members
         check_accounting(groups, self._running, len(self._waiting), self._config.block_size)
 
@@ -385,7 +420,7 @@ class Scheduler:
         If KV blocks run out, the running choice with the highest `rank` of the waiting queue is preempted, possibly
         this one.
         """
-        if request.only_decodes and request.num_computed < len(request.blocks) * self._config.block_size:
+        if request.only_decodes and self._has_room(request):
             if step.budget:
                 step.give_decode(request)
             return
@@ -394,24 +429,33 @@ class Scheduler:
         if not any(shares):
             return
         reused = [self._sharing.fork(member) for member in members]
-        num_new = [
-            self._num_to_grow(member, num_tokens) if reuse is None else self._num_to_place(member, reuse)
-            for member, reuse, num_tokens in zip(members, reused, shares, strict=True)
-        ]
-        while not self._pool.can_allocate(sum(num_new)):
+        growths = [self._growth(*one) for one in zip(members, reused, shares, strict=True)]
+        while not self._blocks.can_grow(growths):
             victim = max(self._running.values(), key=self._waiting.rank)
             self._preempt(victim, not_yet_sent=step.take_back(victim.members))
             if victim in members:
                 return
-        for member, reuse, count, num_tokens in zip(members, reused, num_new, shares, strict=True):
-            new_blocks = self._pool.allocate(count)
+        for member, reuse, growth, num_tokens in zip(members, reused, growths, shares, strict=True):
             if reuse is not None:
-                self._pool.share(reuse.shared)
-                self._place(member, reuse, new_blocks, step)
-                step.admit(member, num_tokens, reuse.forked_from)
+                self._blocks.share([reuse])
+                self._begin(member, reuse, growth, num_tokens, step)
             elif num_tokens:
-                member.blocks += new_blocks
-                step.give(member, num_tokens, tuple(new_blocks))
+                step.give(member, num_tokens, *self._blocks.grow(member, growth))
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether a request has the blocks for its next token, without a look into the cache groups."""
+        block_size = self._config.block_size
+        if self.groups:
+            num_full, rest = divmod(request.num_computed, block_size)
+            if rest in (0, block_size - 1) or num_full > request.num_folded:
+                return False  # it begins a block, or completes a page, or accepted drafts did
+        return request.num_computed < len(request.blocks) * block_size
+
+    def _growth(self, request: Request, reuse: ReusedKV | None, num_tokens: int) -> Growth:
+        """What a running request needs to compute `num_tokens` tokens, or to begin as a fork."""
+        if reuse is not None:
+            return self._blocks.to_begin(request, reuse, num_tokens)
+        return self._blocks.to_continue(request, num_tokens) if num_tokens else Growth()
 
     def _grant_drafts(self, request: Request, step: Step) -> None:
         """Give a decoding choice and its guide room for drafts, as far as budget and free blocks allow.
@@ -424,20 +468,16 @@ class Scheduler:
         members = request.members
         num_draft = min(request.num_draft, step.budget // len(members), request.max_tokens - request.num_output - 1)
         while num_draft > 0:
-            lengths = [len(member.tokens) + num_draft for member in members]
-            num_new = [
-                max(0, self._blocks_for(length) - len(member.blocks))
-                for member, length in zip(members, lengths, strict=True)
+            growths = [
+                self._blocks.to_continue(member, step.shares[member.key].num_tokens, num_draft) for member in members
             ]
-            if self._pool.can_allocate(sum(num_new)):
+            if self._blocks.can_grow(growths):
                 break
             num_draft -= 1
         else:
             return
-        for member, count in zip(members, num_new, strict=True):
-            new_blocks = self._pool.allocate(count)
-            member.blocks += new_blocks
-            step.give_drafts(member, num_draft, tuple(new_blocks))
+        for member, growth in zip(members, growths, strict=True):
+            step.give_drafts(member, num_draft, *self._blocks.grow(member, growth))
 
     def _least_background(self, running: Sequence[Request]) -> int:
         """The fewest tokens with which the first background choice makes progress."""
@@ -457,9 +497,9 @@ class Scheduler:
                 reused = self._reuse_of(head)
             if reused is None:
                 return  # siblings are computing what it will share
-            if has_slots and self._has_blocks_for(head, reused):
-                self._admit(head, reused, step)
-            elif is_background or not self._preempt_background():
+            if has_slots and self._admit(head, reused, step):
+                continue
+            if is_background or not self._preempt_background():
                 return
 
     def _reuse_of(self, head: Request) -> Sequence[ReusedKV] | None:
@@ -467,13 +507,6 @@ class Scheduler:
         found = [self._sharing.find_reusable(member, self._choices.running_siblings(member)) for member in head.members]
         reused = [reuse for reuse in found if reuse is not None]
         return reused if len(reused) == len(found) else None
-
-    def _has_blocks_for(self, head: Request, reused: Sequence[ReusedKV]) -> bool:
-        num_new = sum(map(self._num_to_place, head.members, reused))
-        # The cheap bound first: counting which shared blocks are only cached looks at each of them.
-        if not self._pool.can_allocate(num_new):
-            return False
-        return self._pool.can_allocate(num_new, sharing={block for reuse in reused for block in reuse.shared})
 
     def _preempt_background(self) -> bool:
         """Preempt the background choice with the highest rank. Returns False if none runs."""
@@ -483,33 +516,27 @@ class Scheduler:
         self._preempt(max(background, key=self._waiting.rank))
         return True
 
-    def _admit(self, head: Request, reused: Sequence[ReusedKV], step: Step) -> None:
-        """Admit the head of the queue, which must fit."""
+    def _admit(self, head: Request, reused: Sequence[ReusedKV], step: Step) -> bool:
+        """Admit the head of the queue, if there are blocks for it."""
         members = head.members
-        num_new = [self._num_to_place(member, reuse) for member, reuse in zip(members, reused, strict=True)]
+        for member, reuse in zip(members, reused, strict=True):
+            member.junction = reuse.junction
+        remaining = [len(member.tokens) - reuse.num_computed for member, reuse in zip(members, reused, strict=True)]
+        shares = split_budget(remaining, step.budget)
+        growths = [self._blocks.to_begin(*one) for one in zip(members, reused, shares, strict=True)]
+        if not self._blocks.can_grow(growths, reused):
+            return False
         self._waiting.pop()
-        self._pool.share([block for reuse in reused for block in reuse.shared])
-        for member, reuse, count in zip(members, reused, num_new, strict=True):
-            self._place(member, reuse, self._pool.allocate(count), step)
-        for member, reuse, num_tokens in zip(members, reused, lockstep(members, step.budget), strict=True):
-            step.admit(member, num_tokens, reuse.forked_from)
+        self._blocks.share(reused)
+        for member, reuse, growth, num_tokens in zip(members, reused, growths, shares, strict=True):
+            self._begin(member, reuse, growth, num_tokens, step)
         head.progress.note_admission(self.clock(), head.num_cached or 0)
+        return True
 
-    def _num_to_grow(self, request: Request, num_tokens: int) -> int:
-        """Blocks that a running request lacks to compute `num_tokens` tokens."""
-        end = request.num_computed + num_tokens + request.num_candidates
-        return max(0, self._blocks_for(end) - len(request.blocks))
-
-    def _num_to_place(self, request: Request, reuse: ReusedKV) -> int:
-        """Blocks that a request needs for all its tokens, in addition to the shared ones."""
-        return self._blocks_for(len(request.tokens) + request.sampling.num_candidates) - len(reuse.shared)
-
-    def _place(self, request: Request, reuse: ReusedKV, new_blocks: list[int], step: Step) -> None:
-        """Start a request in its blocks. It must already hold the shared ones."""
-        if reuse.copied is not None:
-            step.copies.append((reuse.copied, new_blocks[0]))
-        request.blocks = [*reuse.shared, *new_blocks]
-        request.num_computed = reuse.num_computed
+    def _begin(self, request: Request, reuse: ReusedKV, growth: Growth, num_tokens: int, step: Step) -> None:
+        """Start a request with the shared blocks, which it must hold already, and new ones."""
+        step.copies += self._blocks.begin(request, reuse, growth)
+        request.num_computed, request.num_folded = reuse.num_computed, reuse.num_folded
         request.forked_from = None
         if request.num_cached is None:
             request.num_cached = reuse.num_cached
@@ -517,6 +544,4 @@ class Scheduler:
             self._counters.prefix_hits += min(reuse.num_cached, reuse.num_looked_up)  # a fork looks up nothing
             self._waiting.note_service(request, num_input=request.remaining)
         self._running[request.key] = request
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return blocks_for(num_tokens, self._config.block_size)
+        step.admit(request, num_tokens, self._blocks.placed(request), reuse.forked_from)

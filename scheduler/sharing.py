@@ -1,10 +1,11 @@
 """KV reuse: finds blocks in the prefix cache or in a sibling's prompt, so that a choice need not compute them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from scheduler.prefix_cache import CacheLog, Lookup, PrefixCache
+from scheduler.block_groups import BlockGroups, PageBlocks, ReusedKV
+from scheduler.prefix_cache import CacheLog, Lookup
 from scheduler.request import Request
 
 _MOST_REMEMBERED: Final = 2
@@ -12,30 +13,27 @@ _MOST_REMEMBERED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ReusedKV:
-    """The KV a choice reuses when it is admitted."""
+class _Found:
+    """The blocks with which a choice can begin, and the lookups that found them."""
 
-    num_computed: int = 0
-    shared: tuple[int, ...] = ()
-    """Full blocks shared with other choices. They are never written again."""
-    copied: int | None = None
-    """Block whose copy follows the shared ones. A running sibling holds it."""
-    num_cached: int = 0
-    """Number of prompt tokens to report as cached."""
-    num_looked_up: int = 0
-    """Number of prompt tokens that were looked up in the prefix cache."""
-    forked_from: str | None = None
-    """Key of the running choice whose runner state is copied, as in AdmittedRequest."""
+    num_names: int
+    num_known: int
+    """Leading blocks of the choice's own that are cached."""
+    shared: tuple[int, ...]
+    in_groups: tuple[Mapping[int, int], ...]
+    lookups: tuple[Lookup, ...]
+    """One for each cache."""
 
 
 class KVSharing:
     """Finds reusable KV for new choices, and publishes the KV of running ones."""
 
-    def __init__(self, cache: PrefixCache, block_size: int, prefix_caching: bool) -> None:
-        self._cache = cache
+    def __init__(self, blocks: BlockGroups, block_size: int, prefix_caching: bool) -> None:
+        self._blocks = blocks
+        self._cache = blocks.cache
         self._block_size = block_size
         self._prefix_caching = prefix_caching
-        self._remembered: list[tuple[Request, Lookup]] = []
+        self._remembered: list[tuple[Request, _Found]] = []
         """The latest lookups, because the head of the queue repeats its lookup in every step."""
 
     def find_reusable(self, request: Request, siblings: Sequence[Request]) -> ReusedKV | None:
@@ -53,6 +51,8 @@ class KVSharing:
         for sibling in siblings:
             if sibling.num_computed >= sibling.num_prompt:
                 reuse = self._fork_of(sibling, sibling.num_prompt - 1)
+                if reuse is None:
+                    return cached  # the sibling has gone on and given back what a fork needs
                 return reuse if request.num_output <= 1 else replace(reuse, forked_from=None)
         return cached if cached.num_computed == forkable else None
 
@@ -60,7 +60,11 @@ class KVSharing:
         """Make newly filled blocks of these requests available in the prefix cache."""
         for request in requests:
             num_full = request.num_computed // self._block_size
-            if not self._prefix_caching or num_full == request.num_published:
+            if not self._prefix_caching:
+                continue
+            if request.group_blocks:
+                self._publish_groups(request, num_full)
+            if num_full == request.num_published:
                 continue
             log = self._cache.log if request.chain.is_plain else None
             for index, name in enumerate(self._names(request, request.num_published, num_full), request.num_published):
@@ -78,6 +82,22 @@ class KVSharing:
         for request in requests:
             for block in request.blocks:
                 self._cache.forget(block)
+            for group, held in zip(self._blocks.groups, request.group_blocks, strict=False):  # a pending fork has none
+                for block in held.values():
+                    group.cache.forget(block)
+
+    def _publish_groups(self, request: Request, num_full: int) -> None:
+        """Publish blocks of cache groups before the next positions make them superfluous."""
+        for group, held in zip(self._blocks.groups, request.group_blocks, strict=True):
+            if isinstance(group, PageBlocks):
+                indices: Sequence[int] = [index for index in held if index < request.num_folded]
+            elif group.before(num_full):
+                indices = [index for index in range(request.num_published, num_full) if index in held]
+            else:
+                continue  # nobody begins with rows
+            for index in indices:
+                if held[index] not in group.cache:
+                    group.cache.insert(self._names(request, index, index + 1)[0], held[index])
 
     def _note(self, log: CacheLog, request: Request, index: int) -> None:
         """Log a stored block."""
@@ -92,45 +112,81 @@ class KVSharing:
         """All full blocks that are cached. The last token is never reused: it must be computed to sample the next."""
         if not self._prefix_caching:
             return ReusedKV()
-        num_full = (len(request.tokens) - 1) // self._block_size
-        shared = self._lookup(request, num_full).blocks
-        num_computed = len(shared) * self._block_size
+        found = self._find(request, (len(request.tokens) - 1) // self._block_size)
+        num_computed = len(found.shared) * self._block_size
         return ReusedKV(
             num_computed=num_computed,
-            shared=shared,
+            num_folded=len(found.shared),
+            shared=found.shared,
+            in_groups=found.in_groups,
             num_cached=min(num_computed, request.num_prompt),
             num_looked_up=request.num_prompt,
+            junction=found.num_known,
         )
 
-    def _lookup(self, request: Request, num_full: int) -> Lookup:
-        """The cached prefix of the request's first `num_full` blocks, from memory unless the cache changed there."""
-        for asking, lookup in self._remembered:
-            if asking is request and lookup.is_current and lookup.num_names == num_full:
-                return lookup
+    def _find(self, request: Request, num_full: int) -> _Found:
+        """The longest cached prefix of the request's first `num_full` blocks that all cache groups can follow.
+
+        It is remembered until a cache changes there.
+        """
+        for asking, found in self._remembered:
+            if asking is request and found.num_names == num_full and all(one.is_current for one in found.lookups):
+                return found
         names = self._names(request, 0, num_full)
-        lookup = Lookup(names, self._cache.lookup(names))
+        found = self._look_up(names)
         others = [one for one in self._remembered if one[0] is not request]
-        self._remembered = [*others, (request, lookup)][-_MOST_REMEMBERED:]
-        self._cache.followed = [lookup for _, lookup in self._remembered]
-        return lookup
+        self._remembered = [*others, (request, found)][-_MOST_REMEMBERED:]
+        for number, cache in enumerate([self._cache, *(group.cache for group in self._blocks.groups)]):
+            cache.followed = [found.lookups[number] for _, found in self._remembered]
+        return found
+
+    def _look_up(self, names: Sequence[bytes]) -> _Found:
+        own = self._cache.lookup(names)
+        known, boundary = names[: len(own)], len(own)
+        if self._blocks.groups:
+            servable = zip(*(group.servable(known) for group in self._blocks.groups), strict=True)
+            boundary = max(at for at, of_groups in enumerate(servable) if all(of_groups))
+        in_groups, lookups = [], [Lookup(own[:boundary], names[len(own) : len(own) + 1])]
+        for group in self._blocks.groups:
+            shared = {index: group.cache.block_of(known[index]) for index in group.before(boundary)}
+            in_groups.append(shared)
+            lookups.append(Lookup(shared.values(), [name for name in known if not group.cache.has(name)]))
+        return _Found(len(names), len(own), tuple(own[:boundary]), tuple(in_groups), tuple(lookups))
 
     def fork(self, request: Request) -> ReusedKV | None:
         """The KV that a forked request reuses from its parent, or None if the request is not a fork."""
         parent = request.forked_from
-        return None if parent is None else self._fork_of(parent, request.num_computed)
+        if parent is None:
+            return None
+        reuse = self._fork_of(parent, request.num_computed)
+        assert reuse is not None, "a parent has what its own next position needs"
+        return reuse
 
-    def _fork_of(self, request: Request, num_computed: int) -> ReusedKV:
+    def _fork_of(self, request: Request, num_computed: int) -> ReusedKV | None:
         """The KV that a choice reuses from a running one with which it shares `num_computed` tokens.
 
-        The block that the next token falls into is copied, because both choices continue to write to it
-        (copy-on-write). It cannot be released before the step copies it: admission preempts nothing, and a group is
+        The blocks that the next token falls into are copied, because both choices continue to write to them
+        (copy-on-write). They cannot be released before the step copies them: admission preempts nothing, and a group is
         preempted as a whole.
+
+        Returns:
+            None if the running choice has given back some of it.
         """
         num_full, is_split = divmod(num_computed, self._block_size)
+        num_folded = min(request.num_folded, num_full)
+        in_groups = []
+        for group, held in zip(self._blocks.groups, request.group_blocks, strict=True):
+            wanted = group.wanted_by_fork(num_computed, num_folded)
+            if any(index not in held for index in wanted):
+                return None
+            in_groups.append({index: held[index] for index in wanted})
         return ReusedKV(
             num_computed=num_computed,
+            num_folded=num_folded,
             shared=tuple(request.blocks[:num_full]),
             copied=request.blocks[num_full] if is_split else None,
+            in_groups=tuple(in_groups),
             num_cached=request.num_cached or 0,
+            junction=request.junction,
             forked_from=request.key,
         )

@@ -5,7 +5,8 @@ its position's place. Such a node's keys are gathered along its path, in the ord
 the same token in a plain chain, and no tree mask is needed.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,6 +52,8 @@ class AttentionPlan:
     merges: Int32Array  # [M, MERGE]
     paths: Int32Array  # [P] slots of the keys on the draft trees' paths
     tables: Int32Array  # [B] block tables of all choices, concatenated
+    groups: Sequence["AttentionPlan"] = ()
+    """The same work with the blocks of further cache groups."""
 
     @property
     def num_numbers(self) -> int:
@@ -75,8 +78,18 @@ class _Tiles:
         return (self.position + self.count - 1) // SPLIT + 1
 
 
-def make_plan(batch: Batch, tiling: Tiling) -> AttentionPlan:
-    """The plan of a batch. Uses only numpy operations over tokens, tiles and items, because it runs in every step."""
+def make_plan(batch: Batch, tiling: Tiling, num_groups: int = 1) -> AttentionPlan:
+    """The plan of a batch, for a cache with so many groups of blocks.
+
+    Uses only numpy operations over tokens, tiles and items, because it runs in every step.
+    """
+    plan = _make_plan(batch, tiling)
+    if num_groups == 1:
+        return plan
+    return replace(plan, groups=[_make_plan(batch.in_group(number), tiling) for number in range(1, num_groups)])
+
+
+def _make_plan(batch: Batch, tiling: Tiling) -> AttentionPlan:
     block_size = tiling.block_size
     lengths = np.fromiter(map(len, batch.block_tables), dtype=np.int64, count=len(batch.block_tables))
     tables = np.concatenate([np.empty(0, dtype=np.int32), *batch.block_tables], dtype=np.int32, casting="unsafe")

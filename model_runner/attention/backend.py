@@ -29,6 +29,12 @@ class AttentionOptions:
 
     Neither the scale nor the soft cap applies to it. None for no sinks."""
 
+    @property
+    def reach(self) -> int | None:
+        """The most positions that a query sees, including its own; None for all."""
+        limits = [limit for limit in (self.window, self.chunk) if limit]
+        return min(limits, default=None)
+
 
 class AttentionBackend(ABC, Generic[Metadata]):
     """Writes new keys and values to the paged cache and attends to each request's cached positions.

@@ -20,10 +20,21 @@ class NativeStep:
 
     struct: CData
     arrays: tuple[Int32Array, ...]
+    groups: CData | None = None
+    """An array with the SwStep of each further cache group, which the first points to."""
 
 
-def make_step(batch: Batch) -> NativeStep:
-    """The SwStep of a batch."""
+def make_step(batch: Batch, num_groups: int = 1) -> NativeStep:
+    """The SwStep of a batch, for a cache with so many groups of blocks."""
+    steps = [_make_step(batch.in_group(number)) for number in range(num_groups)]
+    if num_groups == 1:
+        return steps[0]
+    groups = CPU.array("SwStep", [step.struct[0] for step in steps[1:]])
+    steps[0].struct.groups = groups
+    return NativeStep(steps[0].struct, tuple(array for step in steps for array in step.arrays), groups)
+
+
+def _make_step(batch: Batch) -> NativeStep:
     table = batch.block_table()
     count, (num_choices, width) = len(batch.positions), table.shape
     arrays: list[tuple[npt.NDArray[Any], tuple[int, ...]]] = [
@@ -58,7 +69,7 @@ class NativeAttention(AttentionBackend[NativeStep]):
         self._structs = cache_structs(cache)
 
     def prepare(self, batch: Batch) -> NativeStep:
-        return make_step(batch)
+        return make_step(batch, self.cache.num_groups)
 
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: NativeStep

@@ -5,7 +5,7 @@ dim] x [dim, block_size], whatever the batch. A row's partial sums are added in 
 multiples of the block size, so prefill, chunks and decoding split the keys at the same places and round alike.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,7 +52,7 @@ class ReferenceMetadata:
     tiles: dict[tuple[int | None, int | None], list[RowTiles]] = field(default_factory=dict)
 
 
-class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
+class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
     """Attention over gathered blocks."""
 
     needs_clean_blocks = True
@@ -60,9 +60,12 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
 
-    def prepare(self, batch: Batch) -> ReferenceMetadata:
-        """Tiles are made when the first layer with their window and chunk needs them."""
-        device = self._cache.keys[0].device
+    def prepare(self, batch: Batch) -> Sequence[ReferenceMetadata]:
+        """For each group of blocks. Tiles are made when the first layer with their window and chunk needs them."""
+        return [self._prepare(batch.in_group(number)) for number in range(self._cache.num_groups)]
+
+    def _prepare(self, batch: Batch) -> ReferenceMetadata:
+        device = self._cache.device
         block_of, offset_of = (torch.from_numpy(of).to(device) for of in (batch.block_of, batch.offset_of))
         return ReferenceMetadata(batch, block_of, offset_of)
 
@@ -73,19 +76,22 @@ class ReferenceAttention(AttentionBackend[ReferenceMetadata]):
         key: Tensor,
         value: Tensor,
         options: AttentionOptions,
-        metadata: ReferenceMetadata,
+        metadata: Sequence[ReferenceMetadata],
     ) -> Tensor:
-        self._cache.write(layer, key, value, metadata.block_of, metadata.offset_of)
+        own = metadata[self._cache.group_of[layer]]
+        self._cache.write(layer, key, value, own.block_of, own.offset_of)
         return self.attend(layer, query, options, metadata)
 
-    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: ReferenceMetadata) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, options: AttentionOptions, metadata: Sequence[ReferenceMetadata]
+    ) -> Tensor:
         """Attend without writing keys and values to the cache."""
-        batch = metadata.batch
+        own = metadata[self._cache.group_of[layer]]
         limits = options.window, options.chunk
-        tiles = metadata.tiles.get(limits)
+        tiles = own.tiles.get(limits)
         if tiles is None:
-            tiles = _make_tiles(batch, self._cache.block_size, options, query.device)
-            metadata.tiles[limits] = tiles
+            tiles = _make_tiles(own.batch, self._cache.block_size, options, query.device)
+            own.tiles[limits] = tiles
         output = query.new_empty(*query.shape[:2], self._cache.shapes[layer].value_dim)  # [tokens, heads, value_dim]
         for part in tiles:
             output[part.rows] = self._attend(layer, query, part, options)

@@ -57,12 +57,13 @@ class _Trial:
         self._attention = attention
         self._layer = layer
         self._block_size = size = cache.block_size
-        num_other = min(-(-_OTHER_LENGTH // size), cache.num_blocks - 1)
-        num_own = min(-(-_LENGTH // size), cache.num_blocks - num_other)
+        num_blocks = cache.num_blocks_of[layer]
+        num_other = min(-(-_OTHER_LENGTH // size), num_blocks - 1)
+        num_own = min(-(-_LENGTH // size), num_blocks - num_other)
         self._length, other_length = min(_LENGTH, num_own * size), min(_OTHER_LENGTH, num_other * size)
         self._tables = [range(num_own), range(num_own, num_own + num_other)]
         self.positions = sorted({min(position, self._length - 1) for position in _POSITIONS})
-        shape, device, generator = cache.shapes[layer], cache.keys[0].device, torch.Generator().manual_seed(0)
+        shape, device, generator = cache.shapes[layer], cache.device, torch.Generator().manual_seed(0)
 
         def random(heads: int, dim: int) -> Tensor:
             numbers = torch.randn(self._length + other_length, heads, dim, generator=generator)

@@ -42,10 +42,21 @@ class TritonMetadata:
         slots: [tokens] int64 slots for the step's keys and values, block * block_size + offset; -1 for padding.
         block_m: rows of a tile.
         plan: [...] int32, laid out as the kernels' HEADER describes.
+        groups: the same for each further cache group.
     """
 
-    def __init__(self, max_tokens: int, num_numbers: int, block_m: int, tile_tokens: int, device: torch.device) -> None:
-        """Buffers for plans of up to `max_tokens` tokens and `num_numbers` int32 values."""
+    def __init__(
+        self,
+        max_tokens: int,
+        num_numbers: int,
+        block_m: int,
+        tile_tokens: int,
+        device: torch.device,
+        num_groups: int = 1,
+    ) -> None:
+        """Buffers for plans of up to `max_tokens` tokens and `num_numbers` int32 values in each group."""
+        sizes = max_tokens, num_numbers, block_m, tile_tokens
+        self.groups = [TritonMetadata(*sizes, device) for _ in range(1, num_groups)]
         self.block_m = block_m
         self._tile_tokens = tile_tokens
         size = max_tokens + -(-num_numbers // 2)
@@ -69,6 +80,8 @@ class TritonMetadata:
         Raises:
             ValueError: if the plan does not fit or has another tile size.
         """
+        for metadata, of_group in zip(self.groups, plan.groups, strict=True):
+            metadata.load(of_group, num_rows)
         num_tokens, max_tokens = len(plan.slots), len(self.slots)
         num_rows = max_tokens if num_rows is None else num_rows
         if plan.block_m != self.block_m:
@@ -115,7 +128,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         Raises:
             ValueError: if the cache has no whole keys, or a key-value head has more query heads than a tile has rows.
         """
-        device = cache.keys[0].device
+        device = cache.device
         kv_heads = [keys.shape[1] for keys in cache.keys]
         self._group = num_heads // min(kv_heads)
         if not cache.keys[0].mT.is_contiguous():
@@ -144,13 +157,15 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
 
     def plan(self, batch: Batch) -> AttentionPlan:
         """The step's work, on the host."""
-        return make_plan(batch, self._tiling(is_decoding=longest_run(batch) <= _DECODED_TOKENS))
+        return make_plan(batch, self._tiling(is_decoding=longest_run(batch) <= _DECODED_TOKENS), self._cache.num_groups)
 
     def upload(self, plan: AttentionPlan) -> TritonMetadata:
         """Upload the plan to newly allocated buffers."""
-        metadata = self._metadata(len(plan.slots), plan.num_numbers, plan.block_m)
+        most_numbers = max(of_group.num_numbers for of_group in (plan, *plan.groups))
+        metadata = self._metadata(len(plan.slots), most_numbers, plan.block_m)
         metadata.load(plan)
-        metadata.has_merges = len(plan.merges) > 0
+        for one in (metadata, *metadata.groups):
+            one.has_merges = len(plan.merges) > 0
         return metadata
 
     def reserve(self, max_tokens: int, max_blocks: int | None = None) -> TritonMetadata:
@@ -172,14 +187,15 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
     def layouts(self, batch: Batch) -> Mapping[str, TritonMetadata]:
         """Metadata with keys split between programs, and with all keys in one program."""
         tiling = self._tiling(is_decoding=longest_run(batch) <= _DECODED_TOKENS)
-        cut = make_plan(batch, replace(tiling, programs=_PROGRAMS_FOR_ALL))
-        whole = make_plan(batch, replace(tiling, part_rows=0))
+        num_groups = self._cache.num_groups
+        cut = make_plan(batch, replace(tiling, programs=_PROGRAMS_FOR_ALL), num_groups)
+        whole = make_plan(batch, replace(tiling, part_rows=0), num_groups)
         return {"keys split": self.upload(cut), "keys not split": self.upload(whole)}
 
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: TritonMetadata
     ) -> Tensor:
-        write_kv(key, value, metadata.slots, cache_layer(self._cache, layer))
+        write_kv(key, value, self._of_layer(metadata, layer).slots, cache_layer(self._cache, layer))
         return self.attend(layer, query, options, metadata)
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: TritonMetadata) -> Tensor:
@@ -188,7 +204,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         Products use the type of the queries if the cache has scales, and otherwise the type of the cache: draft heads,
         in float32, share it with a model in half precision.
         """
-        cache = self._cache
+        cache, metadata = self._cache, self._of_layer(metadata, layer)
         rows = query if cache.dtype in LARGEST else query.to(cache.dtype)
         scales = (s[layer] if s else None for s in (cache.key_scales, cache.value_scales))
         step = Step(
@@ -206,9 +222,14 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         attend(rows, kv, step, scoring, out)
         return out.to(query.dtype)
 
+    def _of_layer(self, metadata: TritonMetadata, layer: int) -> TritonMetadata:
+        group = self._cache.group_of[layer]
+        return metadata.groups[group - 1] if group else metadata
+
     def _metadata(self, max_tokens: int, num_numbers: int, block_m: int) -> TritonMetadata:
         tile_tokens = block_m // self._group
-        return TritonMetadata(max_tokens, num_numbers, block_m, tile_tokens, self._cache.keys[0].device)
+        device, num_groups = self._cache.device, self._cache.num_groups
+        return TritonMetadata(max_tokens, num_numbers, block_m, tile_tokens, device, num_groups)
 
     def _tiling(self, *, is_decoding: bool) -> Tiling:
         block_m = _EXACT_M

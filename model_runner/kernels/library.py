@@ -156,7 +156,7 @@ class Kernels:
             )
         packed = struct.packed + self._library.sw_packed_size(self._context, struct.kind, first, inputs)
         source = pointer(rows, count, inputs)
-        self._call("sw_pack", struct.kind, source, count, inputs, packed, struct.scales + first)
+        self.call("sw_pack", struct.kind, source, count, inputs, packed, struct.scales + first)
 
     def repack(
         self,
@@ -192,7 +192,7 @@ class Kernels:
         if output_scales is not None:
             weight.scales.copy_(output_scales)
         packed = weight.struct.packed
-        if self._call("sw_repack", block_format, source, row_bytes, indices, outputs, inputs, packed):
+        if self.call("sw_repack", block_format, source, row_bytes, indices, outputs, inputs, packed):
             raise ValueError(f"a block of weights in {stored.name} has a scale or minimum that is not a finite number")
         return weight
 
@@ -324,7 +324,7 @@ class Kernels:
         count, indices = _indices(rows, num_rows)
         output = torch.empty(count, inputs, dtype=torch.float32)
         target = pointer(output, count, inputs)
-        self._call("sw_unpack", block_format, source, row_bytes, indices, count, inputs, target)
+        self.call("sw_unpack", block_format, source, row_bytes, indices, count, inputs, target)
         return output
 
     def linear(self, weight: NativeWeight, rows: Tensor) -> Tensor:
@@ -332,14 +332,14 @@ class Kernels:
         count = rows.shape[0]
         output = torch.empty(count, weight.outputs, dtype=torch.float32)
         source = pointer(rows, count, weight.inputs)
-        self._call("sw_linear", weight.struct, source, count, pointer(output, count, weight.outputs))
+        self.call("sw_linear", weight.struct, source, count, pointer(output, count, weight.outputs))
         return output
 
     def linears(self, weights: CData, rows: Tensor, outputs: int) -> Tensor:
         """Multiply rows [n, count, inputs] with an SwWeight each of `count`, all alike -> [n, count, outputs]."""
         count, output = rows.shape[1], torch.empty(*rows.shape[:2], outputs, dtype=torch.float32)
         source = pointer(rows, len(rows), count, weights[0].inputs)
-        self._call("sw_linears", weights, count, source, len(rows), pointer(output, len(rows), count, outputs))
+        self.call("sw_linears", weights, count, source, len(rows), pointer(output, len(rows), count, outputs))
         return output
 
     def attention(self, cache: CData, step: CData, options: CData, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -359,7 +359,7 @@ class Kernels:
         count, heads, kv_heads = step.num_tokens, options.heads, cache.kv_heads
         key_dim, value_dim = cache.key_dim, cache.value_dim
         output = torch.empty(count, heads, value_dim, dtype=torch.float32)
-        self._call(
+        self.call(
             "sw_attention",
             cache,
             step,
@@ -379,7 +379,7 @@ class Kernels:
         output = torch.empty_like(hidden)
         rotation = pointer(cos, count, rotary_dim), pointer(sin, count, rotary_dim)
         rows = pointer(hidden, count, layer.hidden), pointer(output, count, layer.hidden)
-        self._call("sw_decoder_layer", layer, step, *rotation, *rows)
+        self.call("sw_decoder_layer", layer, step, *rotation, *rows)
         return output
 
     def forward(self, model: CData, step: CData, wanted: ModelPass) -> None:
@@ -403,7 +403,7 @@ class Kernels:
             layer_inputs=layer_inputs,
             last=CPU.ffi.NULL if wanted.last is None else pointer(wanted.last, count, hidden),
         )
-        self._call("sw_forward", model, step, outputs)
+        self.call("sw_forward", model, step, outputs)
 
     def experts(self, experts: CData, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Apply the chosen experts to rows [n, hidden] and sum their weighted outputs, in the order of ranks.
@@ -420,7 +420,7 @@ class Kernels:
         count, top_k, hidden = rows.shape[0], experts.top_k, experts.gate_up[0].inputs
         output = torch.empty_like(rows)
         choices = pointer(chosen, count, top_k), pointer(weights, count, top_k)
-        self._call("sw_experts", experts, pointer(rows, count, hidden), *choices, count, pointer(output, count, hidden))
+        self.call("sw_experts", experts, pointer(rows, count, hidden), *choices, count, pointer(output, count, hidden))
         return output
 
     def pick(
@@ -458,7 +458,7 @@ class Kernels:
         if masks is not None:
             picks["mask"] = _mask_addresses(masks, count, width)
         tokens = torch.empty(count, dtype=torch.int64)
-        self._call(
+        self.call(
             "sw_pick",
             pointer(logits, num_rows, width),
             width,
@@ -470,7 +470,7 @@ class Kernels:
 
     def draft(self, hydra: CData, draft: CData) -> None:
         """Draft trees with an SwHydra. SwDraft describes inputs and outputs."""
-        self._call("sw_draft", hydra, draft)
+        self.call("sw_draft", hydra, draft)
 
     def truncate(self, logits: Tensor, steps: Sequence[Sequence[tuple[int, float]]]) -> Tensor:
         """Apply the truncation steps of each row to logits [n, vocab]; removed tokens become -inf.
@@ -483,18 +483,18 @@ class Kernels:
         first = CPU.array("int32_t", list(accumulate(map(len, steps), initial=0)))
         structs = CPU.array("SwTruncation", [step for of_row in steps for step in of_row])
         source, target = pointer(logits, count, width), pointer(output, count, width)
-        self._call("sw_truncate", source, count, width, structs, first, target)
+        self.call("sw_truncate", source, count, width, structs, first, target)
         return output
 
     def move_kv(self, layers: CData, moves: Sequence[tuple[int, int, int, int]]) -> None:
-        """Copy keys and values of tokens in all layers. A move is (from block, offset, to block, offset).
+        """Copy keys and values of tokens in all of some layers. A move is (from block, offset, to block, offset).
 
         Moves are made in order, and none reads a place that an earlier one has written. `layers` is an array of
         SwKvCache.
         """
-        self._call("sw_move_kv", layers, len(layers), CPU.array("SwMove", moves), len(moves))
+        self.call("sw_move_kv", layers, len(layers), CPU.array("SwMove", moves), len(moves))
 
-    def _call(self, name: str, *arguments: object) -> int:
+    def call(self, name: str, *arguments: object) -> int:
         """Call a function of the library and return its code. Raises MemoryError if memory ran out."""
         code: int = getattr(self._library, name)(self._context, *arguments)
         if code == 1:

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.models.mixers import States, hook_mixers
 
 ATTENTION_NAME = "samewise"
 _STEP = "current_step"
@@ -49,16 +50,17 @@ class StepAttention:
 
 
 class CurrentStep:
-    """The attention of the pass that a model is in; all modules of the model and of its twins share one."""
+    """The attention and states of the pass that a model is in; all modules of the model and its twins share one."""
 
     attention: StepAttention | None = None
+    states: States | None = None
 
 
 class ModelCall:
     """Calls a model of transformers for flat tokens."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Gives every module of the model its CurrentStep, and `_attn` of old families our attention."""
+        """Gives every module of the model its CurrentStep, and families without the interface our functions."""
         adapt_attention(model)
         self._model = model
         self._step: CurrentStep = getattr(model, _STEP, None) or CurrentStep()
@@ -67,12 +69,20 @@ class ModelCall:
             kind = f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
             if kind in _OWN_ATTENTION:
                 module._attn = partial(_OWN_ATTENTION[kind], module)  # type: ignore[assignment]
+        hook_mixers(model, lambda: self._step.states)
         parameters = inspect.signature(model.forward).parameters
         self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self._keywords |= {"position_ids", "use_cache", "attention"}
 
-    def __call__(self, tokens: Tensor, positions: Tensor, logits_index: Tensor, attention: StepAttention) -> Tensor:
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        logits_index: Tensor,
+        attention: StepAttention,
+        states: States | None = None,
+    ) -> Tensor:
         """Logits [R, vocab], in the model's type.
 
         Args:
@@ -80,6 +90,7 @@ class ModelCall:
             positions: [T].
             logits_index: [R] the tokens whose logits are needed.
             attention: the attention of these tokens.
+            states: the recurrent states of these tokens.
         """
         arguments = {
             "position_ids": positions.unsqueeze(0),
@@ -87,14 +98,14 @@ class ModelCall:
             "logits_to_keep": logits_index,
             "attention": attention,
         }
-        self._step.attention = attention
+        self._step.attention, self._step.states = attention, states
         attention.positions = positions
         try:
             output: Any = self._model(
                 input_ids=tokens.unsqueeze(0), **{name: arguments[name] for name in self._keywords}
             )
         finally:
-            self._step.attention = None
+            self._step.attention = self._step.states = None
         logits: Tensor = output.logits[0]
         return logits if "logits_to_keep" in self._keywords else logits.index_select(0, logits_index)
 

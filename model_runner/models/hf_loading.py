@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,16 @@ from model_runner.models.hf_attention import ModelCall, StepAttention, register_
 from model_runner.models.interleaved_experts import as_modules
 from model_runner.models.latents import keep_latents, plain_heads
 from model_runner.models.loading import CLASSIFIES, HEAD_NAMES, ModelShape, gguf_file_of, is_bare, open_checkpoint
+from model_runner.models.mixers import RecordedStates
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
 from model_runner.models.rotary import is_fixed
 from model_runner.models.text_model import (
     ATTENTION,
     adapt,
     class_config,
+    explaining,
     generates_text,
+    leave_out,
     make_model,
     model_class,
     text_only,
@@ -39,8 +42,12 @@ from model_runner.models.text_model import (
 
 logger = logging.getLogger("samewise.runner")
 
-_LAYER_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"})
-"""Kinds of layers, of transformers' `layer_types`, whose only memory of other tokens is keys and values."""
+_LAYER_KINDS = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "mlp", "moe"}
+)
+"""Kinds of layers, of transformers' `layer_types`, that keep only keys, values and recurrent states of other tokens."""
+_WITHOUT_POSITIONS = 1 << 20
+"""The longest request of a model that has no attention, and so no limit of its own."""
 
 
 class _RecordingAttention(AttentionBackend[None]):
@@ -57,7 +64,8 @@ class _RecordingAttention(AttentionBackend[None]):
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: None
     ) -> Tensor:
-        self.shapes.append(KVShape(key.shape[1], key.shape[2], value.shape[2], query.shape[1] // key.shape[1]))
+        group = query.shape[1] // key.shape[1]
+        self.shapes.append(KVShape(key.shape[1], key.shape[2], value.shape[2], group, options.reach))
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
@@ -83,6 +91,11 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
             f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
             f"{SEE_MODELS}"
         )
+    if getattr(text, "recurrent_kv_cache_mode", None) == "last_loop":
+        raise UnsupportedModelError(
+            f"{describe_model(config)} has recurrent_kv_cache_mode last_loop, whose answers depend on how a prompt is "
+            f"cut; only per_loop is supported; {SEE_MODELS}"
+        )
     if scaling := _changing_rope(text):
         raise UnsupportedModelError(
             f"{describe_model(config)} uses rotary scaling of type {', '.join(sorted(scaling))}, whose frequencies "
@@ -104,52 +117,65 @@ def inspect_model(config: PretrainedConfig, *, keeps_latents: bool = False) -> M
     with refused(f"{describe_model(config)} cannot run with paged attention", advice=SEE_MODELS):
         text: Any = config.get_text_config()
         _refuse_unsupported(config, text)
-        model, recorder, num_logits = _run_on_meta(config)
-    if not recorder.shapes:
+        with explaining(config):
+            seen = _run_on_meta(config)
+    if not (seen.shapes or seen.states.recurrences or seen.states.convolutions):
         raise UnsupportedModelError(
             f"{describe_model(config)} does not use transformers' attention interface, so its keys and values cannot "
             f"be stored in pages; {SEE_MODELS}"
         )
-    if not (longest := getattr(text, "max_position_embeddings", None)):
+    longest = getattr(text, "max_position_embeddings", None) or (None if seen.shapes else _WITHOUT_POSITIONS)
+    if longest is None:
         raise UnsupportedModelError(
             f"{describe_model(config)} has no max_position_embeddings in config.json; {SEE_MODELS}"
         )
-    shape = _shape_of(model, recorder.shapes, num_logits, longest)
-    if keeps_latents and keep_latents(model, plain_heads):
+    shape = _shape_of(seen, longest)
+    if keeps_latents and keep_latents(seen.model, plain_heads):
         with torch.device("meta"):
-            recorder, _ = _try_one_token(model)
+            recorder, *_ = _try_one_token(seen.model)
         shape = replace(shape, kv=tuple(recorder.shapes))
     return shape
 
 
-def _run_on_meta(config: PretrainedConfig) -> tuple[Any, _RecordingAttention, int]:
-    """The model's text part, without weights, after a pass, and how many logits it has; errors are not converted."""
-    unused, recorder, logits = _unused_parts(config)
-    with torch.device("meta"):
-        model = make_model(class_config(config), unused)
-        if unused:  # run it again: the pass may read the weights of a module that it does not call
-            recorder, logits = _try_one_token(model)
-    return model, recorder, logits.shape[-1]
+@dataclass(frozen=True, slots=True)
+class _Inspection:
+    """What one token found on the meta device."""
+
+    model: Any
+    """The model without its unused parts."""
+    unused: Sequence[str]
+    """Names of the parts that text does not use."""
+    shapes: Sequence[KVShape]
+    """Of the keys and values of each attention call, in the order of the calls."""
+    states: RecordedStates
+    """Shapes of its recurrences and convolutions."""
+    num_logits: int
 
 
-def _unused_parts(config: PretrainedConfig) -> tuple[list[str], _RecordingAttention, Tensor]:
+def _run_on_meta(config: PretrainedConfig) -> _Inspection:
+    """Run one token through the model's text part; errors are not converted."""
     with torch.device("meta"):
         model = make_model(class_config(config))
         with watch_calls(model) as uncalled:
-            recorder, logits = _try_one_token(model)
-            return uncalled(), recorder, logits
+            recorder, states, logits = _try_one_token(model)
+            unused = uncalled()
+        if unused:  # run it again: the pass may read the weights of a module that it does not call
+            leave_out(model, unused)
+            recorder, states, logits = _try_one_token(model)
+    return _Inspection(model, unused, recorder.shapes, states, logits.shape[-1])
 
 
-def _try_one_token(model: nn.Module) -> tuple[_RecordingAttention, Tensor]:
+def _try_one_token(model: nn.Module) -> tuple[_RecordingAttention, RecordedStates, Tensor]:
     """Run one token through a model on the meta device."""
-    recorder = _RecordingAttention()
+    recorder, states = _RecordingAttention(), RecordedStates()
     token = torch.zeros(1, dtype=torch.int64)
     with torch.inference_mode(), without_validation():
-        logits = ModelCall(model)(token, token, token, StepAttention(recorder, None))
-    return recorder, logits
+        logits = ModelCall(model)(token, token, token, StepAttention(recorder, None), states)
+    return recorder, states, logits
 
 
-def _shape_of(model: Any, shapes: Sequence[KVShape], num_logits: int, longest: int) -> ModelShape:
+def _shape_of(seen: _Inspection, longest: int) -> ModelShape:
+    model = seen.model
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings().weight
     shared = head is not None and head.weight is embedding
@@ -158,7 +184,9 @@ def _shape_of(model: Any, shapes: Sequence[KVShape], num_logits: int, longest: i
     multiplied = [*matrices, embedding] if shared else matrices
     inner = [weight for weight in matrices if head is None or weight is not head.weight]
     return ModelShape(
-        kv=tuple(shapes),
+        kv=tuple(seen.shapes),
+        recurrences=tuple(seen.states.recurrences),
+        convolutions=tuple(seen.states.convolutions),
         num_layers=model.config.get_text_config().num_hidden_layers,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_shared=num_shared,
@@ -167,7 +195,7 @@ def _shape_of(model: Any, shapes: Sequence[KVShape], num_logits: int, longest: i
         num_inner=sum(weight.numel() for weight in inner),
         num_groupable=sum(weight.numel() for weight in inner if weight.shape[-1] % INT4_GROUP == 0),
         hidden=embedding.shape[1],
-        vocab_size=num_logits,
+        vocab_size=seen.num_logits,
         max_model_len=longest,
     )
 
@@ -225,7 +253,7 @@ def load_model(
     with refused(f"{describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
         is_gguf = gguf_file_of(folder) is not None
         own = class_config(config)
-        unused = _unused_parts(config)[0]
+        unused = _run_on_meta(config).unused
         loaded: Any = text_only(model_class(own), unused).from_pretrained(
             None if is_gguf else folder,
             state_dict=_dense_tensors(folder, dtype) if is_gguf else None,

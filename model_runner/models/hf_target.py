@@ -14,6 +14,8 @@ from model_runner.batch import Batch, IntArray, to_device
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import ModelCall, StepAttention
+from model_runner.models.mixers import StepStates
+from model_runner.recurrence.backend import RecurrenceBackend
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
 
@@ -49,6 +51,7 @@ class HFTargetModel:
         attention: AttentionBackend[Any],
         needs: Collection[Feature] = (),
         pick: Pick | None = None,
+        recurrence: RecurrenceBackend[Any] | None = None,
     ) -> None:
         """Captures features from the model; raises UnsupportedModelError if the model does not have them.
 
@@ -57,11 +60,13 @@ class HFTargetModel:
             attention: attention to the model's own cache.
             needs: features to capture from each forward pass.
             pick: samples tokens from logits.
+            recurrence: recurrences and convolutions on the model's states; None if it has none.
         """
         self._model = model
         self._call = ModelCall(model)
         self._attention = attention
         self._pick = pick
+        self._recurrence = recurrence
         self._picks: FusedSamplingPlan | None = None
         self.picked = torch.empty(0)
         """[R] int64 tokens of the last forward pass that sampled, with or without a CUDA graph."""
@@ -94,12 +99,13 @@ class HFTargetModel:
             rows = replace(rows, tokens=take_picks(self.picked, follows))
         plan = () if picks is None else [to_device(array, self._model.device) for array in picks.arrays]
         metadata = self._attention.prepare(batch)
+        states = None if self._recurrence is None else StepStates(self._recurrence, self._recurrence.prepare(batch))
         if also:
             with closing(FeatureTap(self._model, also)) as tap:
-                logits = self.run(rows, metadata)
+                logits = self.run(rows, metadata, states)
                 self._also = tap.take()
         else:
-            logits = self.run(rows, metadata)
+            logits = self.run(rows, metadata, states)
         if picks is not None:
             self.picked = self.pick(logits, *plan)
         self._picks = picks
@@ -110,11 +116,11 @@ class HFTargetModel:
         assert self._pick is not None, "this model finds no tokens"
         return self._pick(logits, keys, temperatures)
 
-    def run(self, rows: TokenRows, metadata: Any) -> Tensor:
-        """Logits for tensors that are on the device, with the attention metadata of these tokens."""
+    def run(self, rows: TokenRows, metadata: Any, states: StepStates | None = None) -> Tensor:
+        """Logits for tensors that are on the device, with the attention metadata and states of these tokens."""
         with self._functions or nullcontext():
             attention = StepAttention(self._attention, metadata)
-            logits = self._call(rows.tokens, rows.positions, rows.logits_index, attention)
+            logits = self._call(rows.tokens, rows.positions, rows.logits_index, attention, states)
         return logits.float()
 
 

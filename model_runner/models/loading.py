@@ -19,6 +19,7 @@ from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
 from model_runner.models.quantized_linears import LinearReader
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.safetensors_files import SafetensorsCheckpoint, weight_files
+from model_runner.recurrence.backend import ConvShape, RecurrentShape
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -56,6 +57,10 @@ class ModelShape:
     hidden: int
     vocab_size: int
     max_model_len: int
+    recurrences: tuple[RecurrentShape, ...] = ()
+    """Shape of each recurrence, in the order of a pass."""
+    convolutions: tuple[ConvShape, ...] = ()
+    """Shape of each causal convolution, in the order of a pass."""
     form: "ModelForm | None" = field(default=None, compare=False, repr=False)
     """The model as plain data, if its weights are packed as they are read."""
 

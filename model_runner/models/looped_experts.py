@@ -18,8 +18,8 @@ Run = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 
 
 def restore_common_form(model: PreTrainedModel) -> None:
-    """Change the experts of DBRX, LongCat-Flash and Step 3.7 in place; weights are shared, not copied, where possible."""
-    text: Any = model.config.get_text_config()  # type: ignore[no-untyped-call]
+    """Change the experts of DBRX, LongCat-Flash and Step 3.7 in place, with the same weights."""
+    text: Any = model.config.get_text_config()
     name: str | None = text._experts_implementation
     run: Run | None = ALL_EXPERTS_FUNCTIONS.get(name) if name is not None else None
     if run is None:

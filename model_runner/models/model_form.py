@@ -162,7 +162,8 @@ def _small_tensors(layer: DecoderForm) -> list[Tensor]:
 
 
 def _kv_shape(layer: DecoderForm) -> KVShape:
-    return KVShape(layer.kv_heads, layer.head_dim, layer.head_dim, layer.heads // layer.kv_heads)
+    group, window = layer.heads // layer.kv_heads, layer.attention.reach
+    return KVShape(layer.kv_heads, layer.head_dim, layer.head_dim, group, window)
 
 
 def _size(linear: Linear) -> int:

@@ -4,9 +4,9 @@ A model for images and text is served for its text. Its towers would take memory
 before any weight is read.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,37 +49,47 @@ def class_config(config: PretrainedConfig) -> PretrainedConfig:
     return text
 
 
-def make_model(config: PretrainedConfig, unused: Collection[str] = ()) -> Any:
-    """An uninitialised model on torch's current device, in evaluation mode.
-
-    Args:
-        config: from `class_config`.
-        unused: names of modules to leave out.
-
-    Raises:
-        UnsupportedModelError: if the configuration lacks an entry.
-        TypeError: if the architecture only supports its own attention.
-    """
+def make_model(config: PretrainedConfig) -> Any:
+    """An uninitialised model on torch's current device, in evaluation mode, for a configuration of `class_config`."""
     _register_own_classes(config)
-    try:
-        with without_missing_towers():
-            model = model_class(config)._from_config(
-                config, attn_implementation=ATTENTION, experts_implementation="batched_mm"
-            )
-    except KeyError as error:
-        if error.args != (ATTENTION_NAME,):
-            raise
-        raise TypeError("it only supports its own kinds of attention") from error
-    except (TypeError, AttributeError, AssertionError) as error:
-        text: Any = config.get_text_config()
-        if empty := [name for name in _ENTRIES if getattr(text, name, 0) is None]:
-            raise UnsupportedModelError(
-                f"{describe_model(config)} has no {few(empty)} in config.json, which its model needs; {SEE_MODELS}"
-            ) from error
-        raise
-    leave_out(model, unused)
+    with without_missing_towers():
+        model = model_class(config)._from_config(
+            config, attn_implementation=ATTENTION, experts_implementation="batched_mm"
+        )
     adapt(model)
     return model.eval()
+
+
+@contextmanager
+def explaining(config: PretrainedConfig) -> Iterator[None]:
+    """Turn errors of a family's code, as it is built and run on the meta device, into reasons that a reader can use.
+
+    Raises:
+        UnsupportedModelError: with the reason; other errors pass.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (reason := _reason(error, config)) is None:
+            raise
+        raise UnsupportedModelError(f"{describe_model(config)} {reason}; {SEE_MODELS}") from error
+
+
+def _reason(error: Exception, config: PretrainedConfig) -> str | None:
+    text: Any = config.get_text_config()
+    empty = [name for name in _ENTRIES if getattr(text, name, 0) is None]
+    if isinstance(error, (TypeError, AttributeError, AssertionError)) and empty:
+        return f"has no {few(empty)} in config.json, which its model needs"
+    if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+        return "computes attention in classes of its own, so its keys and values cannot be stored in pages"
+    if isinstance(error, TypeError) and (missing := _MISSING.search(str(error))):
+        return f"needs more than tokens: {missing[1]}"
+    if isinstance(error, (NotImplementedError, RuntimeError)) and "meta" in str(error):
+        return "reads values of tensors to decide what it computes, so it cannot be inspected without weights"
+    return None
+
+
+_MISSING = re.compile(r"missing \d+ required positional arguments?: (.*)")
 
 
 def _register_own_classes(config: PretrainedConfig) -> None:
@@ -96,7 +106,7 @@ def adapt(model: PreTrainedModel) -> None:
     restore_common_form(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            module.warn_if_padding_and_no_attention_mask = _search_nothing  # type: ignore[assignment]
+            module.warn_if_padding_and_no_attention_mask = _search_nothing  # type: ignore[method-assign]
 
 
 def _search_nothing(input_ids: Tensor, attention_mask: Tensor | None) -> None:
@@ -168,7 +178,8 @@ def watch_calls(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
 @contextmanager
 def without_missing_towers() -> Iterator[None]:
     """Have transformers make empty modules instead of towers that need packages which are not installed (timm)."""
-    original = AutoModel.from_config
+    auto: Any = AutoModel
+    original = auto.from_config
 
     def from_config(config: PretrainedConfig, **keywords: Any) -> Any:
         try:
@@ -176,11 +187,11 @@ def without_missing_towers() -> Iterator[None]:
         except ImportError:
             return nn.Identity()
 
-    AutoModel.from_config = from_config
+    auto.from_config = from_config
     try:
         yield
     finally:
-        AutoModel.from_config = original
+        auto.from_config = original
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
+from model_runner.contract import CacheGroup
 from model_runner.kernels.build import NoKernelsError, detect_isas
 from model_runner.kernels.early import kernels_library
 from model_runner.kernels.library import Kernels, WeightKind
@@ -39,6 +40,9 @@ from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import GIB, Room, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores, can_start_threads, free_memory
+from model_runner.recurrence.backend import RecurrenceBackend, StateCache
+from model_runner.recurrence.cpu import NativeRecurrence
+from model_runner.recurrence.reference import ReferenceRecurrence
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 
@@ -182,11 +186,16 @@ class CpuPlatform(Platform):
     def may_mix(self, model: LoadedModel) -> bool:
         return not isinstance(model, NativeModel)  # every part of a native model is known, and computes by rows
 
-    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
-        return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels)
+    def make_cache(
+        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, groups: Sequence[CacheGroup] = ()
+    ) -> KVCache:
+        return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels, groups=groups)
 
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         return ReferenceAttention(cache) if self._kernels is None else NativeAttention(self._kernels, cache)
+
+    def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
+        return ReferenceRecurrence(states) if self._kernels is None else NativeRecurrence(self._kernels, states)
 
     def make_target(
         self,
@@ -194,6 +203,7 @@ class CpuPlatform(Platform):
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
+        recurrence: RecurrenceBackend[Any] | None = None,
     ) -> TargetModel:
         if isinstance(model, NativeModel):
             assert isinstance(attention, NativeAttention), "the kernels that packed the model also attend"
@@ -205,7 +215,8 @@ class CpuPlatform(Platform):
         modules = modules_of(model)
         if self._packer is not None and isinstance(attention, NativeAttention):
             bind_layers(modules, cache_structs(attention.cache))
-        return HFTargetModel(modules, attention, needs, None if self._kernels is None else partial(pick, self._kernels))
+        pick_tokens = None if self._kernels is None else partial(pick, self._kernels)
+        return HFTargetModel(modules, attention, needs, pick_tokens, recurrence)
 
     def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
         return NativeEarlyExit(model) if isinstance(model, NativeModel) else super().find_early_exit(model)

@@ -15,6 +15,7 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
+from model_runner.contract import CacheGroup
 from model_runner.kernels.triton.linear import FP8
 from model_runner.kernels.triton.pick import pick
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
@@ -38,6 +39,8 @@ from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
 from model_runner.platforms.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
 from model_runner.platforms.platform import Platform
+from model_runner.recurrence.backend import RecurrenceBackend, StateCache
+from model_runner.recurrence.triton import TritonRecurrence
 from model_runner.sampling.sampler import Sampler
 from model_runner.sampling.triton_draw import TritonDraw
 
@@ -127,12 +130,17 @@ class CudaPlatform(Platform):
         self._prepare(model)
         return model
 
-    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
-        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, whole_keys=True)
+    def make_cache(
+        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, groups: Sequence[CacheGroup] = ()
+    ) -> KVCache:
+        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, whole_keys=True, groups=groups)
 
     def attention(self, cache: KVCache) -> TritonAttention:
         num_heads = max(shape.num_heads * shape.group for shape in cache.shapes)
         return TritonAttention(cache, exact=self.exact, num_heads=num_heads, num_programs=self._num_programs)
+
+    def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
+        return TritonRecurrence(states)
 
     def make_target(
         self,
@@ -140,9 +148,10 @@ class CudaPlatform(Platform):
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
+        recurrence: RecurrenceBackend[Any] | None = None,
     ) -> TargetModel:
-        target = HFTargetModel(modules_of(model), attention, needs, pick)
-        if self._make_graphs is None:
+        target = HFTargetModel(modules_of(model), attention, needs, pick, recurrence)
+        if self._make_graphs is None or recurrence is not None:  # a graph would keep the plan of recurrences
             return target
         assert isinstance(attention, TritonAttention)
         return GraphedTarget(target, attention, self._graph_sizes, self._make_graphs(), max_model_len)

@@ -186,7 +186,7 @@ class GraphedTarget:
             self._captured[size] = self._capture(size)
 
     def _capture(self, size: int) -> _Captured:
-        inputs = torch.zeros(5, size, dtype=torch.int64, device=self._attention.cache.keys[0].device)
+        inputs = torch.zeros(5, size, dtype=torch.int64, device=self._attention.cache.device)
         tokens, positions, logits_index, keys, temperatures = inputs.unbind(0)
         rows = TokenRows(tokens, positions, logits_index)
         self._metadata.load(self._attention.plan(NO_TOKENS), size)

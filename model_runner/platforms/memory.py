@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 
 from model_runner.config import RunnerConfig, Sizes
+from model_runner.contract import CacheGroup
 from model_runner.kv_cache import KVShape
+from model_runner.platforms.cache_plan import NO_STATES, CacheDivider, StateBytes
 
 GIB = 1 << 30
 
@@ -42,13 +44,15 @@ class Needs:
     weights_name: str
     """Type of the target's weights in matrix products."""
     kv: tuple[KVShape, ...]
-    """One entry per layer of all models and heads."""
+    """One entry per attention call of all models and heads. Only the target's have windows."""
     max_model_len: int
     """The model's own limit."""
     step_bytes: int = 0
     """Memory of the largest step, in addition to weights and cache."""
     learning_bytes: int = 0
     """Memory of the process that trains heads, if it shares the device's memory."""
+    states: StateBytes = NO_STATES
+    """Recurrent states of the target."""
     int4_bytes: int | None = None
     """`model_bytes` with `--quantization int4`; None if that is not possible, or already the case."""
 
@@ -91,6 +95,14 @@ class MemoryPlan:
     """Type of the weights in matrix products."""
     kv_dtype: str
     learning_bytes: int = 0
+    cache_bytes: int = 0
+    """Memory of all blocks, of which `state_bytes` are recurrent states."""
+    state_bytes: int = 0
+    max_num_seqs: int = 1
+    """Choices that can run at a time."""
+    groups: tuple[CacheGroup, ...] = ()
+    num_scratch: int = 0
+    """Rows blocks for what a step computes and folds."""
 
     @property
     def num_tokens(self) -> int:
@@ -99,13 +111,25 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """The plan as log lines."""
-        cache = self.num_tokens * self.kv_bytes_per_token
+        groups = [
+            f"           layers with a window of {group.window:,}: {group.num_blocks * self.block_size:,} tokens"
+            for group in self.groups
+            if group.kind == "window"
+        ]
+        if self.state_bytes:
+            pages = sum(group.num_blocks for group in self.groups if group.kind == "page")
+            groups.append(
+                f"states     {_size(self.state_bytes)} for {self.max_num_seqs} choices at a time and "
+                f"{max(pages - 2 * self.max_num_seqs, 0):,} states in the prefix cache"
+            )
+        kv_bytes = self.cache_bytes - self.state_bytes
         learning = [f"learning   {_size(self.learning_bytes)}"] if self.learning_bytes else []
         return [
             f"weights    {_size(self.weight_bytes)} as {self.dtype} on {self.device}",
-            f"KV cache   {_size(cache)} as {self.kv_dtype} at {_size(self.kv_bytes_per_token)} per token",
+            f"KV cache   {_size(kv_bytes)} as {self.kv_dtype} at {_size(self.kv_bytes_per_token)} per token",
             f"           = {self.num_tokens:,} tokens = {self.num_tokens / self.max_model_len:.1f} full requests "
             f"of {self.max_model_len:,} tokens",
+            *groups,
             *learning,
         ]
 
@@ -134,15 +158,16 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
             f"max_model_len {wanted:,} is more than the model's own limit of {needs.max_model_len:,}; lower it"
         )
     left = max(free - weights - needs.step_bytes, 0)
-    useful = -(-wanted // config.block_size) * per_block * sizes.max_num_seqs
-    cache = _cache_bytes(left, useful, config, room, needs)
-    num_blocks = cache // per_block
-    fitting = num_blocks * config.block_size
+    divider = CacheDivider(needs.kv, types.kv, needs.states, wanted, config, sizes)
+    cache = _cache_bytes(left, divider.useful_bytes, config, room, needs)
+    division = divider.divide(cache)
+    fitting = division.num_blocks * config.block_size
     if fitting < 1 or (config.max_model_len is not None and fitting < config.max_model_len):
-        required = -(-wanted // config.block_size) * per_block
+        required = divider.bytes_for(wanted)
         ways = [
             f"set --kv-cache-gib {math.ceil(required / GIB * 100) / 100}" if cache < required <= left else "",
             f"set --max-model-len {fitting}" if fitting else "",
+            "lower --max-num-seqs" if division.state_bytes and division.max_num_seqs > 1 else "",
             _int4_advice(needs, required - left) if required > left else "",
         ]
         raise DoesNotFitError(
@@ -153,12 +178,17 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         weight_bytes=weights,
         kv_bytes_per_token=per_token,
         block_size=config.block_size,
-        num_blocks=num_blocks,
+        num_blocks=division.num_blocks,
         max_model_len=min(wanted, fitting),
         device=room.device,
         dtype=needs.weights_name,
         kv_dtype=_name(types.kv),
         learning_bytes=needs.learning_bytes,
+        cache_bytes=division.num_bytes,
+        state_bytes=division.state_bytes,
+        max_num_seqs=division.max_num_seqs,
+        groups=division.groups,
+        num_scratch=division.num_scratch,
     )
 
 

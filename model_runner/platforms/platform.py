@@ -11,6 +11,7 @@ from torch import nn
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.trial import first_difference
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
+from model_runner.contract import CacheGroup
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
@@ -20,6 +21,7 @@ from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import Measured, Room, StorageTypes
+from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.sampling.fused_sampling import PickAllowed
 from model_runner.sampling.sampler import Sampler
 
@@ -114,6 +116,10 @@ class Platform(ABC):
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         """Attention to a cache."""
 
+    @abstractmethod
+    def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
+        """Recurrences and convolutions on the states of a model."""
+
     def try_attention(self, attention: AttentionBackend[Any], cache: KVCache) -> None:
         """If results must be exact, check on an empty cache that attention gives the same bits in every batch.
 
@@ -142,9 +148,11 @@ class Platform(ABC):
     def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
         """The sampler that draws tokens on the device."""
 
-    def make_cache(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> KVCache:
+    def make_cache(
+        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, groups: Sequence[CacheGroup] = ()
+    ) -> KVCache:
         """A KV cache for layers of these shapes."""
-        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device)
+        return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, groups=groups)
 
     def make_target(
         self,
@@ -152,14 +160,15 @@ class Platform(ABC):
         attention: AttentionBackend[Any],
         max_model_len: int,
         needs: Collection[Feature] = (),
+        recurrence: RecurrenceBackend[Any] | None = None,
     ) -> TargetModel:
         """The model, ready to run on the attention's cache; `needs` are the features to capture.
 
-        No choice has more than `max_model_len` tokens.
+        No choice has more than `max_model_len` tokens. `recurrence` is for a model with recurrent layers.
         """
         from model_runner.models.hf_target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
 
-        return HFTargetModel(modules_of(model), attention, needs)
+        return HFTargetModel(modules_of(model), attention, needs, recurrence=recurrence)
 
     def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
         """The model's head for hidden states between its layers; None if the model does not support this."""

@@ -1,10 +1,10 @@
 """The speculation methods that a runner offers."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from model_runner.contract import Speculation
+from model_runner.contract import CacheGroup, Speculation
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.early import suffix_library
 from model_runner.models.repository import cache_folder
@@ -32,6 +32,8 @@ class Blocks:
     block_size: int
     max_num_seqs: int
     generations: BlockGenerations
+    groups: Sequence[CacheGroup] = ()
+    """Blocks of the target's cache groups."""
 
     @property
     def with_scratch(self) -> int:

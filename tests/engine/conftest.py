@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import tiny_models
 from bench.shared_runner import SharedRunner
 from bench.speculation_matrix import FEATURES, Feature, Matrix
 from model_runner.config import Quantization, Rows, RunnerConfig
@@ -18,6 +19,7 @@ from scheduler.engine import Engine
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, FinishReason, SchedulerConfig
 from scheduler.scheduler import Scheduler
+from tests import tiny_vocabulary
 from tests.conftest import VOCAB_SIZE
 from tests.engine import tiny_heads
 from tests.engine.swapping import SwappingLink, load_swapping
@@ -46,6 +48,10 @@ class Answer:
     """Has times, of which no two are the same."""
 
 
+RECURRENT = ("kimi_linear", "lfm2", "mamba2", "nemotron_h", "qwen3_5_text")
+"""Families with recurrent layers: KDA, short convolutions, Mamba 2 without and with attention, gated delta nets."""
+
+
 @dataclass
 class Harness:
     """A runner, and engines with different limits around it."""
@@ -67,7 +73,7 @@ class Harness:
             prefix_caching=prefix_caching,
         )
         runner = SharedRunner(self.runner, num_blocks or info.num_blocks, self.known)
-        return Engine(Scheduler(config, runner.num_blocks), runner)
+        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups), runner)
 
     def matrix(self, features: Mapping[str, Feature] = FEATURES) -> Matrix:
         """Methods by features, on fresh engines."""
@@ -121,22 +127,42 @@ class Harness:
 
 
 @pytest.fixture(scope="session")
-def load(tiny_model: Callable[..., Path], embedded_folder: Path) -> Callable[..., Harness]:
+def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a function from one of RECURRENT to a folder with a tiny random model of it."""
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            tiny_models.write_tiny_model(family, made[family])
+            tiny_vocabulary.tokenizer(tiny_models.VOCAB_SIZE).save(str(made[family] / "tokenizer.json"))
+        return made[family]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def load(
+    tiny_model: Callable[..., Path], recurrent_model: Callable[[str], Path], embedded_folder: Path
+) -> Callable[..., Harness]:
     """Returns a function from a family's name, or "embedded", a quantization, a tiny model's size of vocabulary, and
-    what rows are rounded to, to a harness with the model.
+    what rows are rounded to, to a harness with the model. Families may be those of `recurrent_model`.
     """
     made: dict[tuple[str, Quantization, int, Rows], Harness] = {}
 
     def make(
         family: str, quantization: Quantization = "auto", vocab_size: int = VOCAB_SIZE, rows: Rows = "auto"
     ) -> Harness:
+        is_recurrent = family in RECURRENT
+        vocab_size = tiny_models.VOCAB_SIZE if is_recurrent else vocab_size
         key = (family, quantization, vocab_size, rows)
         if key not in made:
+            tiny = recurrent_model if is_recurrent else partial(tiny_model, vocab_size=vocab_size)
             config = RunnerConfig(
-                model=embedded_folder if family == "embedded" else tiny_model(family, vocab_size),
+                model=embedded_folder if family == "embedded" else tiny(family),
                 quantization=quantization,
                 rows=rows,
-                kv_cache_gib=0.9 if family == "embedded" else 0.02,
+                kv_cache_gib=0.9 if family == "embedded" else 0.08 if is_recurrent else 0.02,
                 max_num_seqs=34,
                 aux_model=None if family == "embedded" else tiny_model("qwen3", vocab_size),
             )

@@ -15,6 +15,8 @@ MODELS = [
     *((family, "int8") for family in ("qwen2", "mixtral", "qwen2_moe", "gemma3", "gpt_oss", "llama4")),
     ("llama", "int4"),
     *((family, "none") for family in ("llama", "qwen2_moe", "gemma3")),
+    *((family, "none") for family in ("kimi_linear", "mamba2", "nemotron_h")),
+    *((family, "int8") for family in ("lfm2", "qwen3_5_text")),
     pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),
 ]
 """Model families with types of weights and, optionally, of rows."""

@@ -40,6 +40,7 @@ def make_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
     """A batch of the chunks with logits for every token."""
     positions = np.array([p for c in chunks for p in c.positions()], dtype=np.int64)
     places = np.array([p for c in chunks for p in c.places()], dtype=np.int64)
+    paths = [[c.start + token for token in path] for c in chunks for path in c.paths()]
     blocks = [c.blocks[place // block_size] for c in chunks for place in c.places()]
     return Batch(
         tokens=np.array([token for c in chunks for token in c.tokens]),
@@ -51,12 +52,12 @@ def make_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
         logits_index=np.arange(len(positions)),
         samples=[],
         prompt_rows=[],
-        paths=_tree_paths(chunks, positions) if any(c.parents is not None for c in chunks) else None,
+        paths=tree_paths(paths, positions) if any(c.parents is not None for c in chunks) else None,
     )
 
 
-def _tree_paths(chunks: Sequence[Chunk], positions: np.ndarray) -> TreePaths:
-    paths = [[c.start + token for token in path] for c in chunks for path in c.paths()]
+def tree_paths(paths: Sequence[Sequence[int]], positions: np.ndarray) -> TreePaths:
+    """The paths of tokens, each given by its places."""
     lengths = np.array([len(path) for path in paths])
     return TreePaths(
         start=positions + 1 - lengths,

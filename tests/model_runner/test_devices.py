@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_runner.contract import Contrastive, SamplingParams
+from model_runner.contract import BlockCopy, Contrastive, SamplingParams
 from model_runner.draft_tree import DraftDistribution, Fork
 from model_runner.kv_cache import KVCache, KVShape, Move
 from model_runner.sampling.logprobs import prompt_logprobs
@@ -95,9 +95,9 @@ def test_the_cache(dtype: torch.dtype) -> None:
         cache = KVCache([KVShape(2, 16, 16)], 6, 4, dtype, device, whole_keys=True)
         key, value = (bring(torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(seed))) for seed in (0, 1))
         cache.write(0, key, value, bring(torch.tensor([0, 0, 3])), bring(torch.tensor([0, 3, 1])))
-        cache.copy_blocks([(0, 2), (3, 4)])
+        cache.copy_blocks([BlockCopy(0, 2), BlockCopy(3, 4)])
         cache.move([Move(2, 3, 5, 0)])
-        cache.clear([3])
+        cache.clear([(0, 3)])
         return [tensor.float().tolist() for tensor in cache.read_blocks(0, bring(torch.arange(6)))]
 
     on_cpu, found = both(run)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from model_runner.contract import BlockCopy, CacheGroup
 from model_runner.kv_cache import KVCache, KVShape, Move, resolve_kv_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -138,8 +139,8 @@ def test_blocks_are_copied_and_cleared_with_all_that_belongs_to_them(dtype: torc
     cache = written(dtype, key, value, whole_keys)
     one = torch.tensor([1])
     before = [tensor.clone() for tensor in cache.read_blocks(0, one)]
-    cache.copy_blocks([(1, 2)])
-    cache.clear([1])
+    cache.copy_blocks([BlockCopy(1, 2)])
+    cache.clear([(0, 1)])
     for old, copy, cleared in zip(
         before, cache.read_blocks(0, torch.tensor([2])), cache.read_blocks(0, one), strict=True
     ):
@@ -147,7 +148,7 @@ def test_blocks_are_copied_and_cleared_with_all_that_belongs_to_them(dtype: torc
         assert torch.equal(copy, old)
         assert not cleared.any()
     cache.write(0, key[None] * torch.nan, value[None], one, torch.tensor([3]))
-    cache.clear([1])
+    cache.clear([(0, 1)])
     assert all(not tensor.any() for tensor in cache.read_blocks(0, one))
 
 
@@ -165,3 +166,20 @@ def test_places_are_read_as_blocks_are(dtype: torch.dtype, whole_keys: bool) -> 
     for one, other in zip(whole, cache.read_places(0, blocks, offsets), strict=True):
         assert torch.equal(one, other)
         assert whole_keys or one.stride() == other.stride()
+
+
+def test_layers_with_windows_have_blocks_of_their_own() -> None:
+    shapes = [KVShape(2, 8, 8), KVShape(2, 8, 8, window=16), KVShape(2, 8, 8, window=99)]
+    groups = [CacheGroup("window", 3, 16), CacheGroup("page", 2)]
+    cache = KVCache(shapes, 5, 16, torch.float32, torch.device("cpu"), groups=groups)
+    assert (cache.group_of, cache.num_blocks_of) == ([0, 1, 0], [5, 3, 5])
+    for layer in range(3):
+        cache.keys[layer].copy_(torch.arange(len(cache.keys[layer])).view(-1, 1, 1, 1))
+    cache.copy_blocks([BlockCopy(4, 1), BlockCopy(2, 0, 1)])
+    cache.move([Move(3, 0, 0, 5), Move(2, 1, 1, 7, 1)])
+    cache.clear([(0, 2), (1, 2)])
+    heads = [keys[:, 0, 0] for keys in cache.keys]  # [blocks, 16]
+    expected = [[0, 4, 0, 3, 4], [2, 1, 0], [0, 4, 0, 3, 4]]
+    assert [keys[:, -1].tolist() for keys in heads] == expected
+    assert [keys[:, 5].tolist() for keys in heads] == [[3, 4, 0, 3, 4], [2, 1, 0], [3, 4, 0, 3, 4]]
+    assert heads[1][:, 7].tolist() == [2, 2, 0]

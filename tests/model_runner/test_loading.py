@@ -13,6 +13,7 @@ from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, Pretr
 
 from model_runner.assemble import assemble
 from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
+from model_runner.contract import BlockCopy
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
@@ -374,7 +375,7 @@ def test_cache_copies_whole_blocks_in_all_layers() -> None:
         key, value = torch.ones(1, *keys.shape[1:3]), torch.ones(1, values.shape[1], values.shape[3])
         cache.write(layer, key, value, torch.tensor([1]), torch.tensor([3]))
     before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
-    cache.copy_blocks([(1, 2), (0, 3)])
+    cache.copy_blocks([BlockCopy(1, 2), BlockCopy(0, 3)])
     for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
         assert torch.equal(new, old[[0, 1, 1, 0]])
     assert all(torch.all(keys[1, :, :, 3] == 1) for keys in cache.keys)

@@ -13,8 +13,8 @@ CONFIG = SchedulerConfig(block_size=4, max_num_seqs=8, max_num_batched_tokens=32
 
 
 class RecordingRunner(SimulatedRunner):
-    def __init__(self, num_blocks, block_size):
-        super().__init__(num_blocks, block_size)
+    def __init__(self, num_blocks, block_size, groups=()):
+        super().__init__(num_blocks, block_size, groups=groups)
         self.plans = []
 
     def execute(self, plan):
@@ -22,9 +22,10 @@ class RecordingRunner(SimulatedRunner):
         return super().execute(plan)
 
 
-def make_engine(num_blocks=32, **settings):
+def make_engine(num_blocks=32, groups=(), **settings):
     config = replace(CONFIG, **settings)
-    return Engine(Scheduler(config, num_blocks), RecordingRunner(num_blocks, config.block_size))
+    scheduler = Scheduler(config, num_blocks, groups=groups)
+    return Engine(scheduler, RecordingRunner(num_blocks, config.block_size, groups))
 
 
 def make_request(name="a", num_prompt=6, max_tokens=4, n=1, **sampling):

@@ -62,6 +62,9 @@ class Live:
     num_offered: int = 0
     num_candidates: int = 0
     guides: str | None = None
+    groups: list = ()
+    """For each cache group, blocks by index, as far as the next positions need them."""
+    num_folded: int = 0
 
 
 class SimulatedRunner(DoneAtLaunch):
@@ -70,13 +73,17 @@ class SimulatedRunner(DoneAtLaunch):
     A choice that searches gets candidates instead, all or none of which it must be given room for.
     """
 
-    def __init__(self, num_blocks, block_size, num_draft=0):
+    def __init__(self, num_blocks, block_size, num_draft=0, groups=()):
         self.num_draft = num_draft
         self.most_tokens = None
         """In a step; memory runs out in larger ones."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.kv = [[None] * block_size for _ in range(num_blocks)]
+        self.groups = groups
+        sizes = [num_blocks, *(group.num_blocks for group in groups)]
+        self.kvs = [[[None] * block_size for _ in range(size)] for size in sizes]
+        """The content of the blocks of each group; a page has one item."""
+        self.kv = self.kvs[0]
         self.live = {}
         self.ended = set()
         """Keys of choices whose release has not got here yet: a step that was planned ahead may use their blocks."""
@@ -85,26 +92,27 @@ class SimulatedRunner(DoneAtLaunch):
         for key in plan.released:
             del self.live[key]
             self.ended.discard(key)
-        sources = [list(self.kv[source]) for source, _ in plan.copies]
-        for (_, destination), content in zip(plan.copies, sources, strict=True):
-            self.kv[destination] = content
+        sources = [list(self.kvs[copy.group][copy.source]) for copy in plan.copies]
+        for copy, content in zip(plan.copies, sources, strict=True):
+            self.kvs[copy.group][copy.destination] = content
         for admitted in plan.admitted:
-            assert admitted.key not in self.live, "admitted twice"
-            assert 0 <= admitted.num_computed < len(admitted.tokens)
             self._check_fork(admitted)
-            self.live[admitted.key] = Live(
-                list(admitted.tokens), admitted.num_prompt, admitted.num_computed, list(admitted.blocks),
-                admitted.sampling, [], guides=admitted.guides,
-            )  # fmt: skip
+            self._admit(admitted)
         for share in plan.scheduled:
             self.live[share.key].blocks += share.new_blocks
+            self._place(share.key, share.placed)
             if share.chosen is not None:
                 self.live[share.key].tokens.append(share.chosen)
+        self._forget_unneeded()
         self._check_writes(plan)
         num_rows = sum(share.num_rows for share in plan.scheduled)
         if self.most_tokens is not None and num_rows > self.most_tokens:
             return self._run_out_of_memory(plan)
+        holders = self._holders_in_groups()
         for share in plan.scheduled:
+            self._hash(self.live[share.key])
+            self._check_groups(share.key)
+            self._write_groups(share, holders)
             self._write(share)
         for share in plan.scheduled:
             self._check_kv(share.key)
@@ -117,8 +125,99 @@ class SimulatedRunner(DoneAtLaunch):
             )
         return StepResult(tuple(results.values()))
 
+    def _admit(self, admitted):
+        self.live[admitted.key] = Live(
+            tokens=list(admitted.tokens),
+            num_prompt=admitted.num_prompt,
+            num_computed=admitted.num_computed,
+            blocks=list(admitted.blocks),
+            sampling=admitted.sampling,
+            hashes=[],
+            guides=admitted.guides,
+            groups=[{} for _ in self.groups],
+            num_folded=admitted.num_computed // self.block_size,
+        )
+        self._place(admitted.key, admitted.placed)
+
+    def _place(self, key, placed):
+        for group, index, block in placed:
+            self.live[key].groups[group - 1][index] = block
+
+    def _pages_to_write(self, live, known):
+        """Indices of the pages that a step to `known` completes."""
+        return [
+            index
+            for held, group in zip(live.groups, self.groups, strict=True)
+            if group.kind == "page"
+            for index in held
+            if live.num_folded <= index < known // self.block_size
+        ]
+
+    def _forget_unneeded(self):
+        """What no position from the next on can see was given back, and may be anybody's by now."""
+        for live in self.live.values():
+            folded = live.num_folded
+            for held, group in zip(live.groups, self.groups, strict=True):
+                first = {"window": (live.num_computed - group.window + 1) // self.block_size, "rows": folded}
+                for index in [index for index in held if index < first.get(group.kind, folded - 1)]:
+                    del held[index]
+
+    def _holders_in_groups(self):
+        return Counter(
+            (number, block)
+            for key, live in self.live.items()
+            if key not in self.ended
+            for number, held in enumerate(live.groups, 1)
+            for block in held.values()
+        )
+
+    def _check_groups(self, key):
+        """Before the step: all that it reads is the choice's own history."""
+        live, size = self.live[key], self.block_size
+        folded = live.num_folded
+        for number, (held, group) in enumerate(zip(live.groups, self.groups, strict=True), 1):
+            if group.kind == "page":
+                if folded and self.kvs[number][held[folded - 1]][0] != (salt_of(key), live.hashes[folded * size - 1]):
+                    raise KVMismatchError(f"{key} begins with a state that is not its own")
+                continue
+            first = folded * size if group.kind == "rows" else max(0, live.num_computed - group.window + 1)
+            for position in range(first, live.num_computed):
+                block, offset = divmod(position, size)
+                content = (salt_of(key), live.hashes[position])
+                if block not in held or self.kvs[number][held[block]][offset] != content:
+                    raise KVMismatchError(f"{key} reads a {group.kind} that is not its own at position {position}")
+
+    def _write_groups(self, share, holders):
+        live, size = self.live[share.key], self.block_size
+        known, end = live.num_computed + share.num_tokens, live.num_computed + share.num_rows
+        written = self._pages_to_write(live, known)
+        kept_from = max([live.num_folded, *(i + 1 for i in written)]) * size
+        for number, (held, group) in enumerate(zip(live.groups, self.groups, strict=True), 1):
+            if group.kind == "page":
+                places = [((i, 0), (i + 1) * size - 1) for i in written]
+            else:
+                first = max(live.num_computed, kept_from if group.kind == "rows" else 0)
+                places = [(divmod(position, size), position) for position in range(first, end)]
+            for (index, offset), position in places:
+                if index not in held:
+                    raise KVMismatchError(f"{share.key} has no {group.kind} for position {position}")
+                if holders[number, held[index]] > 1:
+                    raise KVMismatchError(f"{share.key} writes to a {group.kind} that others hold as well")
+                content = (salt_of(share.key), live.hashes[position]) if position < known else "a rejected draft"
+                self.kvs[number][held[index]][offset] = content
+        live.num_folded = kept_from // size
+
+    def _keep_in_groups(self, live, key, position):
+        """An accepted draft has what is kept of it at its own place."""
+        block, offset = divmod(position, self.block_size)
+        for number, (held, group) in enumerate(zip(live.groups, self.groups, strict=True), 1):
+            if group.kind != "page":
+                self.kvs[number][held[block]][offset] = (salt_of(key), live.hashes[position])
+
     def _check_fork(self, admitted):
         """Who is forked from is here, with the same settings and all of the fork's tokens but the last."""
+        assert admitted.key not in self.live, "admitted twice"
+        assert 0 <= admitted.num_computed < len(admitted.tokens)
         if admitted.forked_from is None:
             return
         parent = self.live[admitted.forked_from]
@@ -135,6 +234,11 @@ class SimulatedRunner(DoneAtLaunch):
             for position in range(live.num_computed, live.num_computed + share.num_rows):
                 block, offset = divmod(position, self.block_size)
                 self.kv[live.blocks[block]][offset] = "what a failed step wrote"
+                for number, (held, group) in enumerate(zip(live.groups, self.groups, strict=True), 1):
+                    if block in held and (group.kind != "page" or offset == self.block_size - 1):
+                        self.kvs[number][held[block]][0 if group.kind == "page" else offset] = (
+                            "what a failed step wrote"
+                        )
             live.num_offered = live.num_candidates = 0
         return StepResult((), out_of_memory="tried to allocate more than there is")
 
@@ -166,10 +270,12 @@ class SimulatedRunner(DoneAtLaunch):
                 if holders[block] > 1:
                     raise KVMismatchError(f"{share.key} writes to block {block}, which others hold as well")
 
-    def _write(self, share):
-        live = self.live[share.key]
+    def _hash(self, live):
         while len(live.hashes) < len(live.tokens):
             live.hashes.append(extend_hash(live.hashes[-1] if live.hashes else 0, live.tokens[len(live.hashes)]))
+
+    def _write(self, share):
+        live = self.live[share.key]
         for position in range(live.num_computed, live.num_computed + share.num_tokens):
             block, offset = divmod(position, self.block_size)
             self.kv[live.blocks[block]][offset] = (salt_of(share.key), live.hashes[position])
@@ -184,6 +290,7 @@ class SimulatedRunner(DoneAtLaunch):
             live.hashes.append(extend_hash(live.hashes[-1], token))
             block, offset = divmod(live.num_computed, self.block_size)
             self.kv[live.blocks[block]][offset] = (salt_of(key), live.hashes[-1])
+            self._keep_in_groups(live, key, live.num_computed)
             live.num_computed += 1
 
     def _check_kv(self, key):

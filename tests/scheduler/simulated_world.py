@@ -4,10 +4,28 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from model_runner.contract import SamplingParams
+from model_runner.contract import CacheGroup, SamplingParams
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
 from tests.scheduler.simulated_runner import POISON, SimulatedRunner, extend_hash, next_token, token_logprobs
+
+
+def make_groups(config, num_blocks, windows=(3, 9)):
+    """Windows, rows and pages with as many blocks as one choice may need, and a few more."""
+    least = {
+        "width": 1,
+        "length": 60,
+        "budget": config.max_num_batched_tokens + 3,
+        "block_size": config.block_size,
+        "extra": 6,
+        "snapshot_every": config.snapshot_every,
+    }
+
+    def sized(kind, window=0):
+        group = CacheGroup(kind, 0, window)
+        return replace(group, num_blocks=group.most_held(**least) + num_blocks // 2)
+
+    return (*(sized("window", window) for window in windows), sized("rows"), sized("page"))
 
 
 def expected_output(request, choice):
@@ -69,7 +87,9 @@ def rank(watched):
 class World:
     """Adds, aborts, restarts and steps at random. Every broken promise is an AssertionError or KVMismatchError."""
 
-    def __init__(self, seed, config, num_blocks, num_draft=0, most_candidates=0, runs_ahead=False, in_background=0.0):
+    def __init__(
+        self, seed, config, num_blocks, num_draft=0, most_candidates=0, runs_ahead=False, in_background=0.0, groups=()
+    ):
         self.random = random.Random(seed)
         self.config = config
         self.num_blocks = num_blocks
@@ -77,6 +97,7 @@ class World:
         self.most_candidates = most_candidates
         self.runs_ahead = runs_ahead
         self.in_background = in_background
+        self.groups = groups
         self.live = {}  # key -> Watched, in the order of arrival
         self.num_steps = 0
         self.num_added = 0
@@ -107,8 +128,8 @@ class World:
     def _start_engine(self):
         self.num_scheduled = 0
         self.num_done = 0
-        self.scheduler = Scheduler(self.config, self.num_blocks)
-        self.runner = SimulatedRunner(self.num_blocks, self.config.block_size, self.num_draft)
+        self.scheduler = Scheduler(self.config, self.num_blocks, groups=self.groups)
+        self.runner = SimulatedRunner(self.num_blocks, self.config.block_size, self.num_draft, self.groups)
 
     def _add(self):
         pick = self.random

@@ -123,7 +123,7 @@ def test_beams_share_the_prompt_and_copy_only_the_last_block():
         assert fork.forked_from == lead.key
         assert fork.blocks[:2] == lead.blocks[:2]
         assert fork.blocks[2] != lead.blocks[2]
-    assert [source for source, _ in second.copies] == [lead.blocks[2]] * 2
+    assert [copy.source for copy in second.copies] == [lead.blocks[2]] * 2
     assert [share.chosen is not None for share in second.scheduled] == [True, False, False]
 
 

@@ -67,7 +67,8 @@ def test_a_lookup_says_what_changes_it():
     cache.insert(names[1], 8)
 
     def after(change):
-        lookup = Lookup(names, cache.lookup(names))
+        held = cache.lookup(names)
+        lookup = Lookup(held, names[len(held) : len(held) + 1])
         cache.followed = [lookup]
         change()
         return lookup.is_current

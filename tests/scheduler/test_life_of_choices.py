@@ -36,7 +36,7 @@ def test_siblings_fork_the_prompt_and_compute_its_last_token(num_prompt, num_sha
         assert forked.blocks[:num_shared] == leader[:num_shared]
         assert not set(forked.blocks[num_shared:]) & set(leader)
     assert len(second.copies) == num_copies
-    assert all(source == leader[num_shared] for source, _ in second.copies)
+    assert all(source == leader[num_shared] for source, _, _ in second.copies)
 
 
 def test_siblings_of_a_chunked_prompt_wait_for_all_of_it():

@@ -9,9 +9,9 @@ from model_runner.contract import SamplingParams
 from scheduler import out_of_memory
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, SchedulerConfig
 from scheduler.out_of_memory import OUT_OF_MEMORY
-from tests.scheduler.driving import make_engine, make_request, run, shares, tokens_of
+from tests.scheduler.driving import CONFIG, make_engine, make_request, run, shares, tokens_of
 from tests.scheduler.simulated_beams import expected_sequences
-from tests.scheduler.simulated_world import World, expected_output
+from tests.scheduler.simulated_world import World, expected_output, make_groups
 
 # -- what happens ------------------------------------------------------------------------------------------------------
 
@@ -112,9 +112,10 @@ def make_search(width):
     return EngineRequest(":search", (0, 1, 2, 3, 4, 5), sampling, 8, choices, beam_search=BeamSearch(width))
 
 
+@pytest.mark.parametrize("groups", [(), make_groups(CONFIG, 64)])
 @pytest.mark.parametrize("most_tokens", [4, 5, 7])
-def test_beams_are_preempted_and_made_smaller_together(most_tokens):
-    engine = make_engine(num_blocks=64)
+def test_beams_are_preempted_and_made_smaller_together(most_tokens, groups):
+    engine = make_engine(num_blocks=64, groups=groups)
     search, guided = make_search(4), replace(make_request("guided", 5, 6, guidance=1.5), guide=(1, 2, 3))
     others = [make_request(f"o{index}", 2 + index, 6) for index in range(3)]
     engine.runner.most_tokens = most_tokens
@@ -181,6 +182,7 @@ WORLDS = [
     (SchedulerConfig(4, 6, 12, 60, "priority"), 18, {}),
     (SchedulerConfig(4, 6, 24, 60, "fair"), 20, {"num_draft": 3}),
     (SchedulerConfig(4, 6, 16, 60), 20, {"num_draft": 2, "most_candidates": 6}),
+    (SchedulerConfig(4, 6, 16, 60), 20, {"num_draft": 2, "groups": make_groups(SchedulerConfig(4, 6, 16, 60), 20)}),
 ]
 
 

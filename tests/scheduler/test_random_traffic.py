@@ -1,15 +1,18 @@
 """40,000 steps of random traffic against brute force, and broken schedulers that must not get through."""
 
+from dataclasses import replace
+
 import pytest
 
 from model_runner.contract import StepPlan
+from scheduler.block_groups import PageBlocks, RowsBlocks, WindowBlocks
 from scheduler.block_pool import BlockPool, IntegrityError
 from scheduler.interface import FinishReason, SchedulerConfig
 from scheduler.prefix_cache import BlockChain, Lookup, PrefixCache
 from scheduler.scheduler import Scheduler
 from scheduler.sharing import KVSharing
 from tests.scheduler.simulated_runner import KVMismatchError
-from tests.scheduler.simulated_world import World
+from tests.scheduler.simulated_world import World, make_groups
 
 
 def make_config(policy="fcfs", budget=16, prefix_caching=True, block_size=4, max_num_seqs=6):
@@ -77,11 +80,30 @@ def test_candidates_have_room_or_wait(seed, config, num_blocks):
     assert all(world.tally[reason] > 0 for reason in FinishReason)
 
 
+@pytest.mark.parametrize("num_draft", [0, 3])
+@pytest.mark.parametrize(("seed", "config", "num_blocks"), [(i, *world) for i, world in enumerate(WORLDS)])
+def test_cache_groups_change_nothing(seed, config, num_blocks, num_draft):
+    config = replace(config, snapshot_every=seed % 3 * config.block_size)
+    groups = make_groups(config, num_blocks)
+    world = World(seed, config, num_blocks, num_draft, runs_ahead=seed % 2 == 1, groups=groups).run(num_steps=1500)
+    assert world.preemptions > 0
+    assert world.tally["reused"] > (10 if config.prefix_caching else 0)
+    assert all(world.tally[reason] > 0 for reason in FinishReason)
+
+
+@pytest.mark.parametrize(("config", "num_blocks"), WORLDS[:6])
+def test_candidates_go_with_cache_groups(config, num_blocks):
+    most, groups = min(6, config.max_num_batched_tokens - 1), make_groups(config, num_blocks)
+    world = World(3, config, num_blocks, most_candidates=most, groups=groups).run(num_steps=1000)
+    assert world.tally["compared"] > 100
+
+
 # -- negative controls: each breaks one thing, and the same traffic must notice ----------------------------------------
 
 
-def run_until_caught(errors=KVMismatchError):
-    world = World(0, *WORLDS[0])
+def run_until_caught(errors=KVMismatchError, *, with_groups=False):
+    groups = make_groups(*WORLDS[0]) if with_groups else ()
+    world = World(0, *WORLDS[0], num_draft=2, groups=groups)
     with pytest.raises(errors):
         world.run(num_steps=2000)
 
@@ -147,6 +169,25 @@ def test_evicted_blocks_that_are_still_found_are_caught(unchecked, monkeypatch):
 def test_lookups_that_outlive_their_blocks_are_caught(unchecked, monkeypatch):
     monkeypatch.setattr(Lookup, "note_forget", lambda self, block: None)
     run_until_caught()
+
+
+@pytest.mark.parametrize("kind", [WindowBlocks, RowsBlocks, PageBlocks])
+def test_blocks_of_groups_given_back_too_early_are_caught(kind, unchecked, monkeypatch):
+    first_needed = kind.first_needed
+    monkeypatch.setattr(kind, "first_needed", lambda self, request: first_needed(self, request) + 1)
+    run_until_caught((KVMismatchError, KeyError), with_groups=True)
+
+
+@pytest.mark.parametrize("kind", [WindowBlocks, PageBlocks])
+def test_beginning_without_what_a_group_needs_is_caught(kind, unchecked, monkeypatch):
+    monkeypatch.setattr(kind, "before", lambda self, boundary: range(0))
+    run_until_caught((KVMismatchError, KeyError), with_groups=True)
+
+
+def test_a_page_that_is_never_written_is_caught(unchecked, monkeypatch):
+    needed = PageBlocks.needed
+    monkeypatch.setattr(PageBlocks, "needed", lambda self, *arguments: list(needed(self, *arguments))[1:])
+    run_until_caught((KVMismatchError, KeyError), with_groups=True)
 
 
 def test_a_leaked_block_is_caught_by_the_books(monkeypatch):

@@ -121,7 +121,7 @@ inline void for_rows(samewise::ThreadPool &pool, int64_t rows, const Work &work)
 class LayerRun {
  public:
   LayerRun(samewise::ThreadPool &pool, const SwDecoderLayer &layer, const SwStep &step, Scratch scratch)
-      : pool_(pool), layer_(layer), step_(step), scratch_(scratch) {}
+      : pool_(pool), layer_(layer), step_(step_of(layer.cache, step)), scratch_(scratch) {}
 
   void run(const Rotation &rotation, const float *input, float *output) {
     quantize_normed(input, layer_.attention_norm, layer_.qkv);

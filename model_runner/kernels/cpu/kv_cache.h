@@ -12,6 +12,11 @@
 
 namespace SW_ISA {
 
+// The step with the blocks of a layer's cache group.
+inline const SwStep &step_of(const SwKvCache &cache, const SwStep &step) {
+  return cache.group == 0 ? step : step.groups[cache.group - 1];
+}
+
 inline Vec load(const int8_t *from) {
 #if defined(__AVX512F__)
   const IntVec numbers = (IntVec)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));

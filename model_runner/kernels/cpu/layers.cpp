@@ -1,7 +1,9 @@
-// Attention, decoder layers and whole forward passes for the instruction set SW_ISA, which the compiler options define.
+// Attention, recurrent layers, decoder layers and whole forward passes for the instruction set SW_ISA, which the compiler options define.
 // They are a file of their own so that two compilers share the work.
+#include "convolution.h"
 #include "decoder.h"
 #include "kv_cache.h"
+#include "recurrence.h"
 #include "runtime.h"
 
 namespace SW_ISA::entry {
@@ -29,11 +31,12 @@ int32_t linears(SwContext *context, const SwWeight *weights, int32_t count, cons
 
 int32_t attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *options,
                   const float *query, const float *key, const float *value, float *output) {
+  const SwStep &own = step_of(*cache, *step);
   const int64_t kv_heads = cache->kv_heads, key_dim = cache->key_dim, value_dim = cache->value_dim;
   context->pool.for_each(step->num_tokens, [&](int64_t token) {
-    write_kv(*cache, *step, token, key + token * kv_heads * key_dim, value + token * kv_heads * value_dim);
+    write_kv(*cache, own, token, key + token * kv_heads * key_dim, value + token * kv_heads * value_dim);
   });
-  attend(context->pool, *cache, *step, *options, query, options->heads * key_dim, output, options->heads * value_dim);
+  attend(context->pool, *cache, own, *options, query, options->heads * key_dim, output, options->heads * value_dim);
   return 0;
 }
 
@@ -53,6 +56,18 @@ int32_t forward(SwContext *context, const SwModel *model, const SwStep *step, co
   PassScratch scratch;
   PassScratch::lay_out(*model, *step, *pass, memory, &scratch);
   ForwardRun(context->pool, *model, *step, *pass, scratch).run();
+  return 0;
+}
+
+int32_t recur(SwContext *context, const SwRecurrence *recurrence, const SwStatePlan *plan, const float *query,
+              const float *key, const float *value, const float *log_decay, const float *beta, float *output) {
+  SW_ISA::recur(context->pool, *recurrence, *plan, {query, key, value, beta, output}, log_decay);
+  return 0;
+}
+
+int32_t convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
+                 float *output) {
+  SW_ISA::convolve(context->pool, *convolution, *plan, x, output);
   return 0;
 }
 

@@ -76,6 +76,8 @@ struct Kernels {
   decltype(&sw_draft) draft;
   decltype(&sw_truncate) truncate;
   decltype(&sw_move_kv) move_kv;
+  decltype(&sw_recur) recur;
+  decltype(&sw_convolve) convolve;
 };
 
 #define SW_OPTIONAL __attribute__((weak))

@@ -175,13 +175,25 @@ int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_laye
   return guarded([&] { return context->kernels.move_kv(context, layers, num_layers, moves, count); });
 }
 
+int32_t sw_recur(SwContext *context, const SwRecurrence *recurrence, const SwStatePlan *plan, const float *query,
+                 const float *key, const float *value, const float *log_decay, const float *beta, float *output) {
+  return guarded([&] {
+    return context->kernels.recur(context, recurrence, plan, query, key, value, log_decay, beta, output);
+  });
+}
+
+int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
+                    float *output) {
+  return guarded([&] { return context->kernels.convolve(context, convolution, plan, x, output); });
+}
+
 int64_t sw_size_of(const char *name) {
 #define SIZE_OF(type) {#type, sizeof(type)}
   static constexpr std::pair<const char *, int64_t> sizes[] = {
       SIZE_OF(SwKvCache), SIZE_OF(SwStep), SIZE_OF(SwAttention), SIZE_OF(SwWeight), SIZE_OF(SwExperts),
       SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwEmbedding), SIZE_OF(SwModel), SIZE_OF(SwPass),
       SIZE_OF(SwPick), SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
-      SIZE_OF(SwMove)};
+      SIZE_OF(SwMove), SIZE_OF(SwSegment), SIZE_OF(SwStatePlan), SIZE_OF(SwRecurrence), SIZE_OF(SwConvolution)};
 #undef SIZE_OF
   for (const auto &[struct_name, size] : sizes)
     if (!std::strcmp(name, struct_name)) return size;

@@ -76,6 +76,7 @@ typedef struct SwKvCache {
   int32_t kv_heads;
   int32_t key_dim;
   int32_t value_dim;
+  int32_t group;  // whose blocks these are: 0 for the step's own, otherwise those of its groups[group - 1]
 } SwKvCache;
 
 // The T tokens of a step, of C choices. The tokens of a choice are consecutive.
@@ -94,6 +95,7 @@ typedef struct SwStep {
   const int32_t *path_start;   // [T]
   const int32_t *path_first;   // [T + 1]
   const int32_t *path_places;  // [path_first[T]]
+  const struct SwStep *groups;  // the same tokens with the blocks of further cache groups; null for none
 } SwStep;
 
 typedef struct SwAttention {
@@ -292,6 +294,64 @@ typedef struct SwMove {
   int32_t to_offset;
 } SwMove;
 
+// How a step divides for recurrent layers (recurrence/plan.py): T tokens of C choices, in segments of at most 32 tokens.
+// A row's slot is its rows block * 32 + its place in the block.
+typedef struct SwSegment {
+  int32_t first;       // the first token is order[first]
+  int32_t num_tokens;
+  int32_t paths;       // for drafts, the first one's row in `paths`; -1 for known tokens
+  int32_t block;       // for known tokens, their rows block
+  int32_t offset;      // for known tokens, how many of its rows come before them
+  int32_t is_folded;   // for known tokens, whether the choice's state folds after them
+  int32_t page;        // page that this fold is written to; -1 for none
+  int32_t first_fold;  // for drafts, the first of the rows in `paths` that are folded into a copy of the state
+  int32_t num_folds;
+} SwSegment;
+
+typedef struct SwStatePlan {
+  int32_t num_tokens;
+  int32_t num_choices;
+  int32_t num_written;
+  const int32_t *slots;           // [T] slot of the token's row
+  const int32_t *num_rows;        // [T] rows of the token's block on its path, its own included
+  const int32_t *order;           // [T] tokens in the order of the segments
+  const SwSegment *segments;
+  const int32_t *first_segment;   // [C + 1] first segment of each choice
+  const int32_t *anchors;         // [C] page of each choice's first state; -1 for zero
+  const int32_t *paths;           // [., 32] slots of a draft's rows, or of a whole block on a draft's path
+  const int32_t *written_pages;   // [num_written] pages to write
+  const int32_t *written_blocks;  // [num_written] the rows block that each one follows
+} SwStatePlan;
+
+// Rows and pages of a recurrence, in float32. Strides between blocks and between pages count floats.
+typedef struct SwRecurrence {
+  int32_t heads;
+  int32_t key_heads;    // consecutive heads share a key
+  int32_t key_dim;      // a multiple of 16
+  int32_t value_dim;    // a multiple of 16
+  int32_t per_channel;  // whether each channel of a key has a decay
+  int64_t rows_stride;
+  int64_t page_stride;
+  float *keys;          // of the first block: [key_heads, 32, key_dim]
+  float *decays;        // [heads, 32], per channel [heads, 32, key_dim]
+  float *updates;       // [heads, 32, value_dim]
+  float *states;        // of the first page: [heads, key_dim, value_dim]
+} SwRecurrence;
+
+// Rows and pages of a causal depthwise convolution, its weights, and where a step's earlier inputs are.
+typedef struct SwConvolution {
+  int32_t channels;
+  int32_t kernel;        // at most 33
+  int32_t silu;          // whether the outputs x become x / (1 + e^-x)
+  int64_t rows_stride;
+  int64_t page_stride;
+  float *inputs;         // of the first block: [32, channels]
+  float *last;           // of the first page: [kernel - 1, channels]
+  const float *weight;   // [channels, kernel], the newest input last
+  const float *bias;     // [channels]; null for none
+  const int32_t *sources;  // [T, kernel - 1] a slot; -1 for zero; -2 - i for number i of the last inputs of all pages
+} SwConvolution;
+
 // isa is "avx512bf16", "avx512vnni", "avx2", "portable", or "auto" for the best that this machine supports. Returns
 // null if the machine does not support it. There may be fewer threads if the system refuses: sw_threads returns their
 // number.
@@ -361,6 +421,16 @@ SW_PUBLIC int32_t sw_truncate(SwContext *context, const float *logits, int32_t r
 // Makes the moves in the caches of all layers. No move may read a place that an earlier one has written.
 SW_PUBLIC int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
                    int32_t count);
+
+// Writes the rows of T tokens, computes their outputs, and writes pages. query and key [T, key_heads, key_dim],
+// value and output [T, heads, value_dim], log_decay [T, heads], or [T, heads, key_dim] per channel; beta [T, heads],
+// or null if no update depends on what the state already answers.
+SW_PUBLIC int32_t sw_recur(SwContext *context, const SwRecurrence *recurrence, const SwStatePlan *plan, const float *query,
+                 const float *key, const float *value, const float *log_decay, const float *beta, float *output);
+
+// Writes the rows x[T, channels], computes output[T, channels], and writes pages.
+SW_PUBLIC int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
+                    float *output);
 
 // The size of a struct by name, or -1. Python compares it with the size it computed from this file.
 SW_PUBLIC int64_t sw_size_of(const char *name);

@@ -1,0 +1,309 @@
+"""The interface of recurrent layers, and the memory of their rows and pages.
+
+One recurrence covers gated delta nets, KDA, Mamba 2 and lightning attention. A head has a state S [key_dim, value_dim];
+for each token, with a decay a for the head or for each channel of its key:
+
+    S <- Diag(a) S,  u = beta (v - S^T k) or u = v,  S <- S + k u^T,  o = S^T q
+
+It is computed from anchors. The state after every full block of 32 positions depends on the state before the block and
+on the block's rows (k, u, a). A token's output depends on the anchor before it and on the rows of its own block. So its
+bits depend neither on chunks nor on drafts nor on where a cached prefix ended.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from model_runner.batch import Batch
+from model_runner.contract import BlockCopy
+from model_runner.kernels.library import huge_pages
+from model_runner.kv_cache import Move
+
+BLOCK = 32
+"""Positions in a block. Results depend on it."""
+LANES = 16
+"""Head dimensions are stored with zeros up to a multiple of this."""
+
+Metadata = TypeVar("Metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """Shape of a layer's recurrence."""
+
+    heads: int
+    """Heads of values and states, a multiple of `key_heads`. Consecutive heads share a query and a key."""
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    delta: bool
+    """Whether u = beta (v - S^T k); otherwise u = v."""
+    per_channel: bool
+    """Whether every channel of a key has its own decay; otherwise every head has one."""
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Shape of a block's keys."""
+        return self.key_heads, BLOCK, padded(self.key_dim)
+
+    @property
+    def decays(self) -> tuple[int, ...]:
+        """Shape of a block's decays."""
+        return (self.heads, BLOCK, padded(self.key_dim)) if self.per_channel else (self.heads, BLOCK)
+
+    @property
+    def updates(self) -> tuple[int, ...]:
+        """Shape of a block's u."""
+        return self.heads, BLOCK, padded(self.value_dim)
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Shape of a page's state."""
+        return self.heads, padded(self.key_dim), padded(self.value_dim)
+
+    @property
+    def rows_bytes(self) -> int:
+        """Memory of a rows block."""
+        return sum(map(math.prod, (self.keys, self.decays, self.updates))) * torch.float32.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        """Memory of a page."""
+        return math.prod(self.state) * torch.float32.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class ConvShape:
+    """Shape of a causal depthwise convolution: y_p = sum over i of w_i x_(p - kernel + 1 + i), per channel."""
+
+    channels: int
+    kernel: int
+    """Inputs per output, at most 33: the newest block holds all that a later token needs."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.kernel <= BLOCK + 1:
+            raise ValueError(f"a convolution over {self.kernel} positions is not supported; use 1 to {BLOCK + 1}")
+
+    @property
+    def rows_bytes(self) -> int:
+        """Memory of a rows block."""
+        return BLOCK * self.channels * torch.float32.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        """Memory of a page: the last inputs before the block's end."""
+        return (self.kernel - 1) * self.channels * torch.float32.itemsize
+
+
+def padded(dim: int) -> int:
+    """A head dimension as it is stored."""
+    return -(-dim // LANES) * LANES
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentMemory:
+    """Rows and pages of one recurrence, or with a dimension of layers after the first, of all of the same shape."""
+
+    keys: Tensor  # [blocks, key_heads, BLOCK, key_dim]
+    decays: Tensor  # [blocks, heads, BLOCK] or [blocks, heads, BLOCK, key_dim]: factors, not logarithms
+    updates: Tensor  # [blocks, heads, BLOCK, value_dim]
+    states: Tensor  # [pages, heads, key_dim, value_dim]
+
+    def layer(self, index: int) -> "RecurrentMemory":
+        """The memory of one of the layers."""
+        return RecurrentMemory(*(part[:, index] for part in (self.keys, self.decays, self.updates, self.states)))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvMemory:
+    """Rows and pages of one convolution, or with a dimension of layers after the first, of all of the same shape."""
+
+    inputs: Tensor  # [blocks, BLOCK, channels]
+    last: Tensor  # [pages, kernel - 1, channels] inputs before the end of the page's block
+
+    def layer(self, index: int) -> "ConvMemory":
+        """The memory of one of the layers."""
+        return ConvMemory(self.inputs[:, index], self.last[:, index])
+
+
+class StateCache:
+    """Rows blocks and pages of all recurrent layers of a model, in float32.
+
+    A rows block, and a page, is contiguous for all layers together.
+    """
+
+    def __init__(
+        self,
+        recurrences: Sequence[RecurrentShape],
+        convolutions: Sequence[ConvShape],
+        num_rows_blocks: int,
+        num_pages: int,
+        device: torch.device,
+        group: int = 0,
+    ) -> None:
+        """Allocate zeros. `group` is the number of the rows blocks' cache group."""
+        self._group = group
+        self.recurrences = tuple(recurrences)
+        self.convolutions = tuple(convolutions)
+        self.num_rows_blocks = num_rows_blocks
+        self.num_pages = num_pages
+        self.device = device
+        rows_bytes, page_bytes = state_bytes(recurrences, convolutions)
+        self._rows = _zeros(num_rows_blocks, rows_bytes, device)
+        self._pages = _zeros(num_pages, page_bytes, device)
+        rows, pages = _Pieces(self._rows), _Pieces(self._pages)
+        self._groups = {shape: self._take(shape, recurrences.count(shape), rows, pages) for shape in set(recurrences)}
+        self._conv_groups = {
+            shape: ConvMemory(
+                rows.take(convolutions.count(shape), BLOCK, shape.channels),
+                pages.take(convolutions.count(shape), shape.kernel - 1, shape.channels),
+            )
+            for shape in set(convolutions)
+        }
+
+    @cached_property
+    def recurrent(self) -> list[RecurrentMemory]:
+        """Memory of each recurrence."""
+        layers = self.recurrences
+        return [self._groups[shape].layer(layers[:index].count(shape)) for index, shape in enumerate(layers)]
+
+    @cached_property
+    def conv(self) -> list[ConvMemory]:
+        """Memory of each convolution."""
+        layers = self.convolutions
+        return [self._conv_groups[shape].layer(layers[:index].count(shape)) for index, shape in enumerate(layers)]
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy rows blocks. All are read before any is written."""
+        if pairs := [(copy.source, copy.destination) for copy in copies if copy.group == self._group]:
+            old, new = self._indices(pairs)
+            self._rows[new] = self._rows[old]
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy single tokens' rows to other places. All are read before any is written."""
+        places = [move[:4] for move in moves if move.group == self._group]
+        if not places:
+            return
+        old_block, old, new_block, new = self._indices(places)
+        for group in self._groups.values():
+            for rows in (group.keys, group.updates, group.decays):
+                rows[new_block, :, :, new] = rows[old_block, :, :, old]
+        for conv in self._conv_groups.values():
+            conv.inputs[new_block, :, new] = conv.inputs[old_block, :, old]
+
+    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Nothing to do: rows are written before they are read."""
+
+    def _indices(self, pairs: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        return list(torch.tensor(pairs, device=self.device).T)
+
+    def _take(self, shape: RecurrentShape, layers: int, rows: "_Pieces", pages: "_Pieces") -> RecurrentMemory:
+        keys, decays, updates = (rows.take(layers, *part) for part in (shape.keys, shape.decays, shape.updates))
+        return RecurrentMemory(keys, decays, updates, pages.take(layers, *shape.state))
+
+
+class _Pieces:
+    """Takes one piece after another out of the numbers of every block or page."""
+
+    def __init__(self, memory: Tensor) -> None:
+        """`memory` is [count, numbers]."""
+        self._memory = memory
+        self._taken = 0
+
+    def take(self, *shape: int) -> Tensor:
+        """[count, *shape], a view."""
+        start, self._taken = self._taken, self._taken + math.prod(shape)
+        return self._memory[:, start : self._taken].view(len(self._memory), *shape)
+
+
+def _zeros(count: int, num_bytes: int, device: torch.device) -> Tensor:
+    """[count, num_bytes / 4] float32; on CPU from zero pages, which take memory only when they are written."""
+    if device.type == "cpu":
+        return huge_pages(count * num_bytes).view(torch.float32).view(count, num_bytes // torch.float32.itemsize)
+    return torch.zeros(count, num_bytes // torch.float32.itemsize, device=device)
+
+
+def state_bytes(recurrences: Sequence[RecurrentShape], convolutions: Sequence[ConvShape]) -> tuple[int, int]:
+    """Memory of a rows block and of a page."""
+    shapes: list[RecurrentShape | ConvShape] = [*recurrences, *convolutions]
+    return sum(shape.rows_bytes for shape in shapes), sum(shape.page_bytes for shape in shapes)
+
+
+class RecurrenceBackend(ABC, Generic[Metadata]):
+    """Computes recurrences and convolutions of a step, and writes their rows and pages.
+
+    Guarantee: an output row depends, bit for bit, only on the inputs of its own token and of those before it on its
+    path. It does not depend on other rows, on how the prompt was chunked, on drafts, or on the blocks and pages used.
+    """
+
+    cache: StateCache
+
+    @abstractmethod
+    def prepare(self, batch: Batch) -> Metadata:
+        """Data that all layers of a step share, from `batch.states`. Called once per step.
+
+        Raises:
+            ValueError: if the batch has no states, or they do not fit its tokens.
+        """
+
+    @abstractmethod
+    def recur(
+        self,
+        index: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        beta: Tensor | None,
+        metadata: Metadata,
+    ) -> Tensor:
+        """Write the rows of T tokens, pass through the recurrence, and write pages.
+
+        Args:
+            index: of the recurrence in the cache.
+            query: [T, key_heads, key_dim], normalised and scaled as the layer does.
+            key: [T, key_heads, key_dim].
+            value: [T, heads, value_dim].
+            log_decay: [T, heads] or [T, heads, key_dim], as `per_channel` says: the logarithm of a, not positive. The
+                backend stores a itself and multiplies decays, which needs no exponential for each pair of tokens and
+                does not overflow.
+            beta: [T, heads], or None without `delta`.
+            metadata: the result of `prepare` for this step.
+
+        Returns:
+            [T, heads, value_dim] in the type of `value`.
+        """
+
+    @abstractmethod
+    def convolve(
+        self, index: int, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, metadata: Metadata
+    ) -> Tensor:
+        """Write the inputs of T tokens as rows, apply a causal depthwise convolution, and write pages.
+
+        Args:
+            index: of the convolution in the cache.
+            x: [T, channels].
+            weight: [channels, kernel], the newest input last.
+            bias: [channels], or None.
+            activation: "silu" (or "swish") or None.
+            metadata: the result of `prepare` for this step.
+
+        Returns:
+            [T, channels] in the type of `x`.
+
+        Raises:
+            ValueError: for another activation.
+        """
+
+
+def has_silu(activation: str | None) -> bool:
+    """Whether a convolution ends with SiLU. Raises ValueError if the activation is not supported."""
+    if activation not in (None, "silu", "swish"):
+        raise ValueError(f"a convolution with activation {activation!r} is not supported; use silu or none")
+    return activation is not None
