@@ -341,6 +341,13 @@ class Kernels:
         self.call("sw_linear", weight.struct, source, count, pointer(output, count, weight.outputs))
         return output
 
+    def linears(self, weights: CData, rows: Tensor, outputs: int) -> Tensor:
+        """Multiply rows [n, count, inputs] with an SwWeight each of `count`, all alike -> [n, count, outputs]."""
+        count, output = rows.shape[1], torch.empty(*rows.shape[:2], outputs, dtype=torch.float32)
+        source = pointer(rows, len(rows), count, weights[0].inputs)
+        self.call("sw_linears", weights, count, source, len(rows), pointer(output, len(rows), count, outputs))
+        return output
+
     def attention(self, cache: CData, step: CData, options: CData, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write key and value [T, kv_heads, dim] to the cache, then attend with query [T, heads, key_dim].
 

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
 from model_runner.models.interleaved_experts import as_modules
+from model_runner.models.latents import keep_latents, plain_heads
 from model_runner.models.loading import (
     ModelShape,
     gguf_file_of,
@@ -112,8 +113,12 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
         )
 
 
-def inspect_model(config: PretrainedConfig) -> ModelShape:
+def inspect_model(config: PretrainedConfig, *, keeps_latents: bool = False) -> ModelShape:
     """Run one token through the model on torch's meta device, which computes only shapes.
+
+    Args:
+        config: the model's configuration.
+        keeps_latents: whether layers with latent attention will store latents (`models/latents.py`).
 
     Raises:
         UnsupportedModelError: if some layers do not use transformers' attention interface.
@@ -134,7 +139,12 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
         raise UnsupportedModelError(
             f"{describe_model(config)} has no max_position_embeddings in config.json; {SEE_MODELS}"
         )
-    return _shape_of(seen, longest)
+    shape = _shape_of(seen, longest)
+    if keeps_latents and keep_latents(seen.model, plain_heads):
+        with torch.device("meta"):
+            recorder, *_ = _try_one_token(seen.model)
+        shape = replace(shape, kv=tuple(recorder.shapes))
+    return shape
 
 
 @dataclass(frozen=True, slots=True)

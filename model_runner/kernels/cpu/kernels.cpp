@@ -11,6 +11,7 @@
 
 namespace SW_ISA::entry {
 
+decltype(sw_linears) linears;
 decltype(sw_attention) attention;
 decltype(sw_decoder_layer) decoder_layer;
 decltype(sw_forward) forward;
@@ -140,8 +141,9 @@ namespace samewise {
 namespace entry = SW_ISA::entry;
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
-    SW_TEXT(SW_ISA),  entry::packed_size,   entry::pack,    entry::repack,  entry::unpack, entry::linear,
-    entry::attention, entry::decoder_layer, entry::forward, entry::experts, entry::pick,   entry::draft,
-    entry::truncate,  entry::move_kv,       entry::recur,   entry::convolve};
+    SW_TEXT(SW_ISA), entry::packed_size, entry::pack,      entry::repack,        entry::unpack,
+    entry::linear,   entry::linears,     entry::attention, entry::decoder_layer, entry::forward,
+    entry::experts,  entry::pick,        entry::draft,     entry::truncate,      entry::move_kv,
+    entry::recur,    entry::convolve};
 
 }  // namespace samewise

@@ -8,6 +8,27 @@
 
 namespace SW_ISA::entry {
 
+int32_t linears(SwContext *context, const SwWeight *weights, int32_t count, const float *x, int32_t num_rows,
+                float *y) {
+  const int64_t inputs = weights->inputs, outputs = outputs_of_all(*weights), panels = panels_of_all(*weights);
+  const int64_t units = (num_rows + kUnitRows - 1) / kUnitRows;
+  context->pool.for_each(count * units, [&](int64_t unit) {
+    thread_local ThreadMemory memory;
+    const int64_t index = unit / units, first_row = unit % units * kUnitRows;
+    const int64_t rows = std::min<int64_t>(kUnitRows, num_rows - first_row);
+    char *data = memory.reserve(rows * (row_bytes(inputs) + sizeof(float)));
+    const QuantizedRows quantized = lay_out_rows(inputs, data, reinterpret_cast<float *>(data + rows * row_bytes(inputs)));
+    for (int64_t row = 0; row < rows; ++row)
+      quantize_row(x + ((first_row + row) * count + index) * inputs, weights[index], quantized, row);
+    multiply_unit(weights[index], quantized, 0, rows, 0, panels,
+                  [&](int64_t row, int64_t first, int64_t number, const float *results) {
+                    float *to = y + ((first_row + row) * count + index) * outputs + first;
+                    std::memcpy(to, results, number * sizeof(float));
+                  });
+  });
+  return 0;
+}
+
 int32_t attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *options,
                   const float *query, const float *key, const float *value, float *output) {
   const SwStep &own = step_of(*cache, *step);

@@ -67,6 +67,7 @@ struct Kernels {
   decltype(&sw_repack) repack;
   decltype(&sw_unpack) unpack;
   decltype(&sw_linear) linear;
+  decltype(&sw_linears) linears;
   decltype(&sw_attention) attention;
   decltype(&sw_decoder_layer) decoder_layer;
   decltype(&sw_forward) forward;

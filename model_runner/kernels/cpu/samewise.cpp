@@ -127,6 +127,11 @@ int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, in
   return rows == 0 ? 0 : guarded([&] { return context->kernels.linear(context, weight, x, rows, y); });
 }
 
+int32_t sw_linears(SwContext *context, const SwWeight *weights, int32_t count, const float *x, int32_t rows,
+                   float *y) {
+  return rows == 0 ? 0 : guarded([&] { return context->kernels.linears(context, weights, count, x, rows, y); });
+}
+
 int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
                      const float *query, const float *key, const float *value, float *output) {
   if (step->num_tokens == 0) return 0;

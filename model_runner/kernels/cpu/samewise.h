@@ -383,6 +383,11 @@ SW_PUBLIC int32_t sw_repack(SwContext *context, int32_t format, const uint8_t *b
 // y[rows, outputs] = x[rows, inputs] times the weight and those that follow in its chain, with x rounded to integers with one scale per row.
 SW_PUBLIC int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y);
 
+// y[rows, count, outputs] = x[rows, count, inputs], each of `count` vectors times the weight of its own. All weights have
+// the same shape and kind.
+SW_PUBLIC int32_t sw_linears(SwContext *context, const SwWeight *weights, int32_t count, const float *x, int32_t rows,
+                     float *y);
+
 // Writes key and value to the cache, then attends: query [T, heads, key_dim], key [T, kv_heads, key_dim],
 // value [T, kv_heads, value_dim], output [T, heads, value_dim].
 SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
