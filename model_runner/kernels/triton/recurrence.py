@@ -12,8 +12,8 @@ from torch import Tensor
 from model_runner.recurrence.backend import BLOCK, ConvMemory, RecurrentMemory, RecurrentShape, padded
 from model_runner.recurrence.plan import Segment
 
-_WIDEST = 32
-"""Values' channels per program; 16 where keys have more than 128 channels, whose states would not fit in registers."""
+_VALUE_TILE = 16
+"""Values' channels per program, so that a state of keys with 256 channels fits in registers."""
 _CHANNELS = 256
 """Channels of a convolution per program."""
 
@@ -37,10 +37,8 @@ def recur(
         output: [T, heads, value_dim], receives the outputs.
     """
     query, value, beta = rows
-    key_tile = triton.next_power_of_2(padded(shape.key_dim))
-    value_tile = min(triton.next_power_of_2(padded(shape.value_dim)), _WIDEST if key_tile <= 128 else _WIDEST // 2)
     *parts, num_choices = starts
-    _recur_kernel[(num_choices, shape.heads, triton.cdiv(shape.value_dim, value_tile))](
+    _recur_kernel[(num_choices, shape.heads, triton.cdiv(shape.value_dim, _VALUE_TILE))](
         memory.keys,
         memory.decays,
         memory.updates,
@@ -59,11 +57,11 @@ def recur(
         STORED_VALUE=padded(shape.value_dim),
         DELTA=shape.delta,
         PER_CHANNEL=shape.per_channel,
-        KEY_TILE=key_tile,
-        VALUE_TILE=value_tile,
+        KEY_TILE=triton.next_power_of_2(padded(shape.key_dim)),
+        VALUE_TILE=_VALUE_TILE,
         ROWS=BLOCK,
         FIELDS=len(Segment._fields),
-        num_warps=4,
+        num_warps=8,
     )
 
 
@@ -108,8 +106,8 @@ def _flushed(x):
     return tl.where(tl.abs(x) < 7.888609052210118e-31, 0.0, x)  # 2^-100
 
 
-@triton.jit
-def _stored(dim: tl.constexpr):
+@triton.constexpr_function
+def _stored(dim):
     """The stored size of a vector."""
     return (dim + 15) // 16 * 16
 
@@ -148,13 +146,12 @@ def _decay(
     ROWS: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
 ):
-    """The decay of row j, one number or [KEY_TILE]; 1 for rows from `last` on."""
+    """The decays [n] of row j, n = 1 or KEY_TILE; 1 for rows from `last` on."""
     slot = tl.sum(tl.where(tl.arange(0, ROWS) == j, slots, 0), 0)
     row, start = _place(slot, head, ROWS, stride)
-    if PER_CHANNEL:
-        d = tl.arange(0, KEY_TILE)
-        return tl.load(decays + start + row * _stored(KEY_DIM) + d, mask=(d < KEY_DIM) & (j < last), other=1.0)
-    return tl.load(decays + start + row, mask=j < last, other=1.0)
+    d = tl.arange(0, KEY_TILE if PER_CHANNEL else 1)
+    size: tl.constexpr = _stored(KEY_DIM) if PER_CHANNEL else 1
+    return tl.load(decays + start + row * size + d, mask=(d < KEY_DIM) & (j < last), other=1.0)
 
 
 @triton.jit
@@ -195,7 +192,7 @@ def _fold(
         j = ROWS - 1 - step
         factors = tl.where((rows == j)[:, None], from_start, factors)
         a = _decay(decays, slots, j, ROWS, head, stride, KEY_DIM, KEY_TILE, ROWS, PER_CHANNEL)
-        from_start = _flushed(from_start * (a[None, :] if PER_CHANNEL else a))
+        from_start = _flushed(from_start * a[None, :])
     at, mask = _updates(updates, slots, is_present, head, stride, STORED_VALUE, VALUE_TILE, ROWS)
     added = tl.dot(tl.trans(k * factors), tl.load(at, mask=mask, other=0.0), input_precision="ieee")
     return _flushed(state * tl.trans(from_start) + added)
@@ -239,7 +236,7 @@ def _weights(
             of_keys = tl.where(is_column, of_keys * decay, of_keys)
             of_queries = tl.where(is_column, of_queries * decay, of_queries)
         a = _decay(decays, slots, j, last, head, stride, KEY_DIM, KEY_TILE, ROWS, PER_CHANNEL)
-        decay = tl.where((rows >= j)[:, None], _flushed(decay * (a[None, :] if PER_CHANNEL else a)), decay)
+        decay = tl.where((rows >= j)[:, None], _flushed(decay * a[None, :]), decay)
     return of_keys, of_queries, decay
 
 
