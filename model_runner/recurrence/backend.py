@@ -177,16 +177,15 @@ class StateCache:
         return [self._conv_groups[shape].layer(layers[:index].count(shape)) for index, shape in enumerate(layers)]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy rows blocks, given as (from, to). All are read before any is written."""
-        if copies:
-            old, new = self._indices(copies)
+        """Copy rows blocks, given as (source, destination). No destination may be a source."""
+        for old, new in copies:
             self._rows[new] = self._rows[old]
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy single tokens' rows to other places. All are read before any is written."""
         if not moves:
             return
-        old_block, old, new_block, new = self._indices(moves)
+        old_block, old, new_block, new = torch.tensor(moves, device=self.device).unbind(1)
         for group in self._groups.values():
             for rows in (group.keys, group.updates, group.decays):
                 rows[new_block, :, :, new] = rows[old_block, :, :, old]
@@ -197,9 +196,6 @@ class StateCache:
         """Zero rows blocks."""
         if blocks:
             self._rows[torch.tensor(blocks, device=self.device)] = 0
-
-    def _indices(self, pairs: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        return list(torch.tensor(pairs, device=self.device).T)
 
     def _take(self, shape: RecurrentShape, layers: int, rows: "_Pieces", pages: "_Pieces") -> RecurrentMemory:
         keys, decays, updates = (rows.take(layers, *part) for part in (shape.keys, shape.decays, shape.updates))
