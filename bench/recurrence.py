@@ -1,6 +1,6 @@
-"""Measures the CPU kernels of recurrent layers: time per token and head, beside what memory and arithmetic allow.
+"""Measures the CPU kernels of recurrent layers: time per token and head, with the limits of memory and arithmetic.
 
-The sizes are those of Qwen3.5-0.8B (16 heads of 128 x 128), of KDA with as many heads, and of Mamba 2 with 16 heads of
+The sizes are Qwen3.5-0.8B's (16 heads of 128 x 128), of KDA with as many heads, and of Mamba 2 with 16 heads of
 128 x 64 that share one key, in 18 layers. All is done in one thread, and times are its processor time, the least of
 several: so other work on the machine slows memory and caches, but is not counted itself. The load average is printed.
 """
@@ -41,7 +41,7 @@ READ_BYTES, MATRIX_SIZE = 1 << 29, 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a thread can do."""
+    """Limits of one thread."""
 
     read_gb_per_s: float
     """Sum of a buffer much larger than the caches of a core."""
@@ -134,7 +134,7 @@ def _inputs(shape: RecurrentShape, count: int) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def _bytes_per_token(shape: RecurrentShape, count: int) -> float:
-    """Of one head: its state, once a block, and half a block of keys, decays and updates, if they are in memory."""
+    """Bytes that one head reads from memory: its state, once a block; half a block of keys, decays and updates."""
     at_once = min(count, BLOCK)
     numbers = shape.key_dim * shape.value_dim / at_once
     if count == 1:
@@ -144,7 +144,7 @@ def _bytes_per_token(shape: RecurrentShape, count: int) -> float:
 
 
 def _multiply_adds(shape: RecurrentShape, count: int) -> float:
-    """Of one head: reads of the state, products with half a block of keys and updates, and its share of a fold."""
+    """Multiply-adds of one head: with the state, with half a block of keys and updates, and its share of a fold."""
     vectors = 2 if shape.delta else 1
     folds = 1 if count >= BLOCK else 0
     return (vectors + folds) * shape.key_dim * shape.value_dim + vectors * BLOCK / 2 * (shape.key_dim + shape.value_dim)

@@ -24,7 +24,7 @@ class NativeMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNetParameters:
-    """What a gated delta net has between its projections: H heads."""
+    """Parameters of a gated delta net between its projections, with H heads."""
 
     conv_weight: Tensor  # [channels, kernel]
     conv_bias: Tensor | None

@@ -52,7 +52,7 @@ class Runner:
         self.layer = self.backend.gated_delta_net((0, 0), parameters)
 
     def run(self, projected: list[Tensor], cuts: list[int]) -> Tensor:
-        """What enters the last projection."""
+        """Returns the input of the last projection."""
         outputs, start, anchor = [], 0, (0, -1)
         for count in cuts:
             end = start + count

@@ -1,8 +1,10 @@
 """Compiles the kernels of recurrent layers for the sizes that models have."""
 
+from dataclasses import astuple
+
 import torch
 
-from model_runner.kernels.triton.recurrence import convolve, recur
+from model_runner.kernels.triton.recurrence import Sizes, convolve, recur
 from model_runner.recurrence.backend import ConvShape, RecurrentShape, StateCache
 from tests.model_runner.triton.hopper import report
 
@@ -21,10 +23,12 @@ def launch() -> None:
         cache = StateCache([shape], [], 1, 1, torch.device("cpu"))
         query, value = torch.zeros(1, shape.key_heads, shape.key_dim), torch.zeros(1, shape.heads, shape.value_dim)
         beta = torch.zeros(1, shape.heads) if shape.delta else None
-        recur(shape, cache.recurrent[0], numbers, starts, (query, value, beta), value)
-    memory = StateCache([], [ConvShape(6144, 4)], 1, 1, torch.device("cpu")).conv[0]
+        memory = cache.recurrent[0]
+        parts = memory.keys, memory.decays, memory.updates, memory.states
+        recur(Sizes(*astuple(shape)), parts, numbers, starts, (query, value, beta), value)
+    conv = StateCache([], [ConvShape(6144, 4)], 1, 1, torch.device("cpu")).conv[0]
     x, weight = torch.zeros(1, 6144), torch.zeros(6144, 4)
-    convolve(memory, torch.zeros(1, 3, dtype=torch.int32), x, weight, None, x, silu=True)
+    convolve((conv.inputs, conv.last), torch.zeros(1, 3, dtype=torch.int32), x, weight, None, x, silu=True)
 
 
 if __name__ == "__main__":
