@@ -2,6 +2,7 @@
 // They are a file of their own so that two compilers share the work.
 #include "convolution.h"
 #include "decoder.h"
+#include "gated_delta_net.h"
 #include "kv_cache.h"
 #include "recurrence.h"
 #include "runtime.h"
@@ -61,13 +62,24 @@ int32_t forward(SwContext *context, const SwModel *model, const SwStep *step, co
 
 int32_t recur(SwContext *context, const SwRecurrence *recurrence, const SwStatePlan *plan, const float *query,
               const float *key, const float *value, const float *log_decay, const float *beta, float *output) {
-  SW_ISA::recur(context->pool, *recurrence, *plan, {query, key, value, beta, output}, log_decay);
+  const int64_t key_stride = int64_t{recurrence->key_heads} * recurrence->key_dim;
+  const int64_t value_stride = int64_t{recurrence->heads} * recurrence->value_dim;
+  SW_ISA::recur(context->pool, *recurrence, *plan, {query, key, value, key_stride, value_stride, beta, output},
+                log_decay);
   return 0;
 }
 
 int32_t convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
                  float *output) {
   SW_ISA::convolve(context->pool, *convolution, *plan, x, output);
+  return 0;
+}
+
+int32_t gated_delta_net(SwContext *context, const SwGatedDeltaNet *layer, const SwStatePlan *plan, const float *qkv,
+                        const float *z, const float *b, const float *a, float *output) {
+  char *scratch = context->reserve(GatedDeltaNetRun::scratch_bytes(*layer, *plan));
+  if (!scratch) return 1;
+  GatedDeltaNetRun(context->pool, *layer, *plan).run(qkv, z, b, a, output, scratch);
   return 0;
 }
 

@@ -78,6 +78,7 @@ struct Kernels {
   decltype(&sw_move_kv) move_kv;
   decltype(&sw_recur) recur;
   decltype(&sw_convolve) convolve;
+  decltype(&sw_gated_delta_net) gated_delta_net;
 };
 
 #define SW_OPTIONAL __attribute__((weak))

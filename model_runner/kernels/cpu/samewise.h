@@ -352,6 +352,17 @@ typedef struct SwConvolution {
   const int32_t *sources;  // [T, kernel - 1] a slot; -1 for zero; -2 - i for number i of the last inputs of all pages
 } SwConvolution;
 
+// A gated delta net between its projections. Query, key and value are convolved side by side, with SiLU.
+typedef struct SwGatedDeltaNet {
+  SwRecurrence recurrence;
+  SwConvolution convolution;  // channels: heads of queries, of keys, of values
+  float gain;                 // factor on sigmoid(b): beta
+  float norm_eps;
+  const float *decay_factor;  // [heads] factor on softplus(a + decay_bias): the logarithm of the decay
+  const float *decay_bias;    // [heads]
+  const float *norm;          // [value_dim] of each head's output, which is then multiplied by SiLU(z)
+} SwGatedDeltaNet;
+
 // isa is "avx512bf16", "avx512vnni", "avx2", "portable", or "auto" for the best that this machine supports. Returns
 // null if the machine does not support it. There may be fewer threads if the system refuses: sw_threads returns their
 // number.
@@ -431,6 +442,10 @@ SW_PUBLIC int32_t sw_recur(SwContext *context, const SwRecurrence *recurrence, c
 // Writes the rows x[T, channels], computes output[T, channels], and writes pages.
 SW_PUBLIC int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
                     float *output);
+
+// Runs a gated delta net: qkv[T, channels], z and output [T, heads, value_dim], b and a [T, heads].
+SW_PUBLIC int32_t sw_gated_delta_net(SwContext *context, const SwGatedDeltaNet *layer, const SwStatePlan *plan, const float *qkv,
+                           const float *z, const float *b, const float *a, float *output);
 
 // The size of a struct by name, or -1. Python compares it with the size it computed from this file.
 SW_PUBLIC int64_t sw_size_of(const char *name);
