@@ -57,9 +57,9 @@ class Texts:
         """
         output = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
         for index, (start, end) in enumerate(self.spans):
-            parts = [part[None, :, start:end].contiguous() for part in (query, key, value)]
+            own_query, own_key, own_value = (part[None, :, start:end].contiguous() for part in (query, key, value))
             bias = None if biases is None else biases[index][None]
-            attended = _within(*parts, scaling, window, bias)
+            attended = _within(own_query, own_key, own_value, scaling, window, bias)
             output[start:end] = attended[0].transpose(0, 1)
         return output
 

@@ -219,7 +219,9 @@ def _check_report(model: Any, report: Mapping[str, Any]) -> None:
         for key in report["unexpected_keys"]
         if key.removeprefix(prefix).split(".")[0] in own and not key.endswith(_BUFFERS)
     ]
-    mismatched = [f"{key} {list(stored)} instead of {list(wanted)}" for key, stored, wanted in report["mismatched_keys"]]
+    mismatched = [
+        f"{key} {list(stored)} instead of {list(wanted)}" for key, stored, wanted in report["mismatched_keys"]
+    ]
     faults = (
         ("has no weights", report["missing_keys"]),
         ("has weights of another shape", mismatched),

@@ -76,7 +76,9 @@ class EncoderRunner(DoneAtLaunch):
         info = _describe(config, folder, platform, model, pooling)
         logger.info("weights    %s as %s on cpu", f"{model.num_parameters:,}", info.dtype)
         what = "classes" if pooling is None else "numbers"
-        logger.info("encoder    %d %s of a text of at most %s tokens", info.hidden_size, what, f"{info.max_model_len:,}")
+        logger.info(
+            "encoder    %d %s of a text of at most %s tokens", info.hidden_size, what, f"{info.max_model_len:,}"
+        )
         return cls(model, pooling, replace(info, started_in=(("weights", time.perf_counter() - start),)))
 
     @property

@@ -250,7 +250,9 @@ def _convert(source: Path, target: Path) -> None:
         ModelNotFoundError: with the converter's last line of output; a debug line has all output.
     """
     command = [*isolated_module("model_runner.models.conversion"), str(os.getpid()), str(source), str(target)]
-    with tempfile.TemporaryFile("w+") as output:  # a pipe would break if a signal ends the start, and the child complain
+    with tempfile.TemporaryFile(
+        "w+"
+    ) as output:  # a pipe would break if a signal ends the start, and the child complain
         done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=output)
         if done.returncode == 0:
             return

@@ -150,7 +150,9 @@ def pooling(*modes: str, size: int = 48) -> tuple[str, dict[str, Any]]:
     return "Pooling", {"word_embedding_dimension": size, **on}
 
 
-def dense(inputs: int, outputs: int, activation: str = "torch.nn.modules.linear.Identity") -> tuple[str, dict[str, Any]]:
+def dense(
+    inputs: int, outputs: int, activation: str = "torch.nn.modules.linear.Identity"
+) -> tuple[str, dict[str, Any]]:
     return "Dense", {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation}
 
 
