@@ -19,6 +19,8 @@ _ENCODERS = frozenset({
 """Model types whose attention is bidirectional, unless `is_decoder` is set."""
 _BOTH = frozenset({"gemma3_text"})
 """Model types whose attention is bidirectional if `use_bidirectional_attention` is set."""
+MODEL_TYPES = _ENCODERS | _BOTH
+"""Model types of encoders."""
 _CLASSIFIES = "ForSequenceClassification"
 _TASKS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM", "LMHeadModel", "Model")
 """Endings of classes whose encoder makes embeddings; their heads for tokens are not used."""
@@ -84,7 +86,7 @@ class EncoderFolder:
     classifies: bool
     """Whether the model has a head for classes or scores; otherwise it makes embeddings."""
     modules: tuple[SentenceModule, ...]
-    """What makes an embedding of a text's hidden states, in order. Without sentence-transformers' files, the mean."""
+    """The steps from a text's hidden states to its embedding, in order. Without sentence-transformers' files, the mean."""
     has_modules: bool
     """Whether sentence-transformers' files name the modules."""
     lowercases: bool

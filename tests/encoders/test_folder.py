@@ -1,4 +1,4 @@
-"""What an encoder's files say: its task, its modules, its lengths, and what is refused."""
+"""An encoder's files: its task, its modules, its lengths, and what is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from model_runner.encoders.folder import find_encoder
 from model_runner.models.refusal import UnsupportedModelError
 from server.generation.abilities import Abilities, read_abilities
 from server.text.tokenizer import Tokenizer
-from tests.encoders.folders import MODULES, NORMALIZE, add_modules, dense, pooling, tokenizer, write
+from bench.random_encoders import MODULES, NORMALIZE, add_modules, dense, pooling, tokenizer, write
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 

@@ -17,7 +17,7 @@ from model_runner.models.refusal import UnsupportedModelError
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, SchedulerConfig
 from scheduler.scheduler import Scheduler
-from tests.encoders.folders import ENCODERS, MODULES, TEXTS, add_modules, save_encoder, tokenizer
+from bench.random_encoders import ENCODERS, MODULES, TEXTS, add_modules, save_encoder, tokenizer
 from tests.encoders.oracle import Oracle, Vector, cosine
 
 PAIRS = [(TEXTS[0], TEXTS[2]), ("a", "b"), (TEXTS[3], TEXTS[1]), (TEXTS[4], "dog")]

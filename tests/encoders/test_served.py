@@ -20,7 +20,7 @@ from server.app import create_app
 from server.assembly import Checkpoints, make_engine
 from server.config import Settings
 from server.text import tokenizer as texts
-from tests.encoders.folders import TEXTS, add_modules, dense, pooling, save_encoder
+from bench.random_encoders import TEXTS, add_modules, dense, pooling, save_encoder
 from tests.encoders.oracle import Oracle, cosine
 from tests.server.helpers import client_of, error_of
 

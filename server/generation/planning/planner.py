@@ -64,7 +64,7 @@ class _Encoded:
     text: str = ""
     """The prompt's text, if it came as text."""
     num_first: int | None = None
-    """Of a pair of texts for an encoder: tokens of the first."""
+    """Tokens of the first text of a pair, for an encoder."""
 
 
 class Planner:
