@@ -65,10 +65,12 @@ async def compare_vectors(console: Console) -> bool:
         with tempfile.TemporaryDirectory() as name:
             folder = add_modules(save_encoder(Path(name) / kind, kind), *MODULES[kind])
             expected = np.asarray(sentence_transformer(folder).encode(TEXTS), dtype=np.float64)
-            async with local_server(["--model", str(folder), "--quantization", "none"]) as server:
-                async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-                    crowd = await embed(client, TEXTS)
-                    alone = [(await embed(client, [text]))[0] for text in TEXTS]
+            async with (
+                local_server(["--model", str(folder), "--quantization", "none"]) as server,
+                httpx.AsyncClient(base_url=server.url, timeout=60) as client,
+            ):
+                crowd = await embed(client, TEXTS)
+                alone = [(await embed(client, [text]))[0] for text in TEXTS]
         ours = np.asarray(crowd, dtype=np.float64)
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(expected, axis=1)
         distance = 1 - float(((ours * expected).sum(1) / norms).min())

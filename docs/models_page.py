@@ -15,7 +15,8 @@ PAGE = """\
 # Supported models
 
 Samewise serves decoder-only language models that transformers knows, from a folder, a GGUF file or the Hugging Face
-hub, and [encoders](#embedding-and-scoring-models) for embeddings and reranking. The start refuses a model that it cannot serve exactly, with a reason, before any weight is loaded.
+hub, and [encoders](#embedding-and-scoring-models) for embeddings and reranking. The start refuses a model that it
+cannot serve exactly, with a reason, before any weight is loaded.
 
 ```bash
 samewise serve Qwen/Qwen3-0.6B          # from the hub

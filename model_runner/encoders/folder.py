@@ -30,6 +30,12 @@ _TRANSFORMER_FILES = (
 )
 """Names of the settings of a Transformer module, the current one first."""
 
+_NOMIC = {
+    **{"activation_function": "swiglu", "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "prenorm": False},
+    **{"qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "use_rms_norm": False, "num_experts": 0},
+}
+"""Entries of NomicBERT's own configurations, which transformers ignores, with the values that it computes."""
+
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 _MODES: Mapping[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -86,7 +92,8 @@ class EncoderFolder:
     classifies: bool
     """Whether the model has a head for classes or scores; otherwise it makes embeddings."""
     modules: tuple[SentenceModule, ...]
-    """The steps from a text's hidden states to its embedding, in order. Without sentence-transformers' files, the mean."""
+    """The steps from a text's hidden states to its embedding, in order; without sentence-transformers' files, the
+    mean."""
     has_modules: bool
     """Whether sentence-transformers' files name the modules."""
     lowercases: bool
@@ -126,6 +133,10 @@ def find_encoder(folder: Path) -> EncoderFolder | None:
     kind = str(config["model_type"])
     architecture = str((config.get("architectures") or ["Model"])[0])
     classifies = architecture.endswith(_CLASSIFIES)
+    if kind == "nomic_bert" and (
+        other := [name for name in _NOMIC if (config.get(name) or _NOMIC[name]) != _NOMIC[name]]
+    ):
+        raise UnsupportedModelError(f"{folder} is a NomicBERT with another {few(other)}, which is not supported")
     if not classifies and not architecture.endswith(_TASKS):
         raise UnsupportedModelError(
             f"{folder} (a {kind} model) has a head for another task ({architecture}); encoders are supported for "

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from bench.random_encoders import MODULES, NORMALIZE, add_modules, dense, pooling, tokenizer, write
 from model_runner.encoders.folder import find_encoder
 from model_runner.models.refusal import UnsupportedModelError
 from server.generation.abilities import Abilities, read_abilities
 from server.text.tokenizer import Tokenizer
-from bench.random_encoders import MODULES, NORMALIZE, add_modules, dense, pooling, tokenizer, write
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 
@@ -99,6 +99,15 @@ def test_a_transformer_in_a_folder_of_its_own_is_refused(folder: Path) -> None:
 def test_a_head_for_another_task_is_refused(folder: Path) -> None:
     write(folder / "config.json", BERT | {"architectures": ["BertForTokenClassification"]})
     with pytest.raises(UnsupportedModelError, match=r"another task \(BertForTokenClassification\)"):
+        find_encoder(folder)
+
+
+def test_settings_that_transformers_ignores_are_refused(folder: Path) -> None:
+    nomic = {"model_type": "nomic_bert", "rotary_emb_base": 1000, "prenorm": False, "num_experts": None}
+    write(folder / "config.json", nomic)
+    assert find_encoder(folder) is not None
+    write(folder / "config.json", nomic | {"num_experts": 8, "rotary_emb_base": 10_000})
+    with pytest.raises(UnsupportedModelError, match="another num_experts, rotary_emb_base"):
         find_encoder(folder)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.random_encoders import ENCODERS, MODULES, TEXTS, add_modules, save_encoder, tokenizer
 from model_runner.config import RunnerConfig
 from model_runner.contract import Pooling, SamplingParams, StepPlan, StepResult
 from model_runner.encoders import model as encoder_model
@@ -17,7 +18,6 @@ from model_runner.models.refusal import UnsupportedModelError
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, SchedulerConfig
 from scheduler.scheduler import Scheduler
-from bench.random_encoders import ENCODERS, MODULES, TEXTS, add_modules, save_encoder, tokenizer
 from tests.encoders.oracle import Oracle, Vector, cosine
 
 PAIRS = [(TEXTS[0], TEXTS[2]), ("a", "b"), (TEXTS[3], TEXTS[1]), (TEXTS[4], "dog")]

@@ -14,13 +14,13 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from bench.random_encoders import TEXTS, add_modules, dense, pooling, save_encoder
 from model_runner.models.repository import ModelFolder
 from server.api.body_worker import WorkerPool
 from server.app import create_app
 from server.assembly import Checkpoints, make_engine
 from server.config import Settings
 from server.text import tokenizer as texts
-from bench.random_encoders import TEXTS, add_modules, dense, pooling, save_encoder
 from tests.encoders.oracle import Oracle, cosine
 from tests.server.helpers import client_of, error_of
 
@@ -176,6 +176,7 @@ async def test_classes(serve: Serve, tmp_path: Path) -> None:
             assert one["label"] == names["id2label"][int(logits.argmax())]
             assert one["num_classes"] == 3
         assert answer["usage"]["prompt_tokens"] == sum(len(made.encode(text).ids) for text in TEXTS)
+        assert (await http.post("/invocations", json={"input": TEXTS})).json()["data"] == answer["data"]
         refused = await http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
         assert "3 classes; scoring needs one" in error_of(refused, 400)["message"]
         capability = (await http.get("/v1/capabilities")).json()["classification"]
