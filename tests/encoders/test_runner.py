@@ -121,6 +121,21 @@ def test_classification_heads(kind: str, classes: int, tmp_path: Path) -> None:
         np.testing.assert_allclose(vector(crowd[one.request_id]), expected, atol=2e-4)
 
 
+@pytest.mark.parametrize("kind", ["modernbert", "gemma3_text", "mpnet"])
+def test_windows_and_biases_of_long_texts(kind: str, embedding_folder: Callable[[str], Path]) -> None:
+    """Queries with a window are computed 128 at a time."""
+    folder = embedding_folder(kind)
+    runner = load(folder, max_model_len=290)
+    requests = [
+        request(f"r{length}", [0, *(4 + place * 7 % 50 for place in range(length - 1))], Pooling("modules"))
+        for length in (290, 129, 128, 256, 255)
+    ]
+    found = run(engine(runner), requests)
+    for one in requests:
+        assert run(engine(runner), [one]) == {one.request_id: found[one.request_id]}
+        assert cosine(vector(found[one.request_id]), Oracle(folder).embed([*one.prompt])) > 1 - 1e-9
+
+
 def test_token_types_matter(tmp_path: Path) -> None:
     runner = load(save_encoder(tmp_path, "bert", classes=1))
     pair = score_requests()[0]

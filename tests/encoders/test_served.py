@@ -126,7 +126,10 @@ async def _check_other_endpoints(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v1/models")).json()["data"][0]["max_model_len"] == 200
     assert (await http.post("/tokenize", json={"model": "tiny", "prompt": "ab"})).json()["count"] == 4
     assert (await http.get("/health")).status_code == 200
-    assert "samewise:prompt_tokens_total" in (await http.get("/metrics")).text
+    metrics = (await http.get("/metrics")).text
+    assert "samewise:prompt_tokens_total" in metrics
+    assert "samewise:kv_cache_blocks{" not in metrics
+    assert (await http.get("/v1/steps")).json()["kv_cache"] is None
 
 
 async def test_scores_and_rankings(serve: Serve, tmp_path: Path) -> None:
