@@ -1,11 +1,13 @@
-"""Benchmark of encoders against sentence-transformers: the vectors of nine kinds, and the speed of one of 33 million.
+"""Benchmark of encoders against sentence-transformers: vectors, speed, and the loss by rounded weights.
 
     python -m bench.encoders vectors
     python -m bench.encoders speed --turns 5
+    python -m bench.encoders quality --folder MODEL
 
-It needs `pip install sentence-transformers`. All weights are random. In `speed`, clients of our server send one text at
-a time over HTTP. Sentence-transformers gets the texts of all clients as one batch, in a process of its own, without
-HTTP. The two are measured in turns, and while one is measured, the other waits.
+It needs `pip install sentence-transformers`. In `vectors` and `speed`, weights are random. In `speed`, clients of our
+server send one text at a time over HTTP. Sentence-transformers gets the texts of all clients as one batch, in a process
+of its own, without HTTP. The two are measured in turns, and while one is measured, the other waits. `quality` embeds
+paragraphs of our documentation with a real model.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -83,7 +86,7 @@ async def compare_vectors(console: Console) -> bool:
 
 async def embed(client: httpx.AsyncClient, texts: Sequence[str]) -> list[list[float]]:
     """The vectors of texts, by one request."""
-    answer = await client.post("/v1/embeddings", json={"input": list(texts)})
+    answer = await client.post("/v1/embeddings", json={"input": list(texts), "truncate_prompt_tokens": -1})
     answer.raise_for_status()
     return [one["embedding"] for one in answer.json()["data"]]
 
@@ -118,7 +121,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Other:
-    """A process in which sentence-transformers encodes batches when it is told to."""
+    """A process in which sentence-transformers encodes batches on demand."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         command = [sys.executable, "-m", "bench.encoders", "worker", "--folder", str(folder), "--threads", str(threads)]
@@ -184,13 +187,47 @@ async def compare_speed(console: Console, turns: int, seconds: float) -> None:
     console.print(table)
 
 
+WEIGHTS = (("none",), ("int8",), ("int8", "--rows", "int16"), ("int4",))
+"""Values of --quantization, with further flags."""
+_NEIGHBOURS = 10
+
+
+async def compare_quality(console: Console, folder: Path) -> None:
+    """Compare the vectors of rounded weights with those of sentence-transformers in float32."""
+    pages = sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))
+    paragraphs = [part for page in pages for part in page.read_text(encoding="utf-8").split("\n\n")]
+    texts = [part for part in paragraphs if 40 < len(part) < 900][:400]
+    expected = np.asarray(sentence_transformer(folder).encode(texts), dtype=np.float64)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    wanted = neighbours(expected @ expected.T)
+    table = Table("--quantization", "mean cosine", "smallest", "same 10 nearest", title=f"{len(texts)} paragraphs")
+    for flags in WEIGHTS:
+        async with (
+            local_server(["--model", str(folder), "--quantization", *flags]) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=120) as client,
+        ):
+            ours = np.asarray(await embed(client, texts), dtype=np.float64)
+        ours /= np.linalg.norm(ours, axis=1, keepdims=True)
+        cosines, found = (ours * expected).sum(1), neighbours(ours @ ours.T)
+        common = [len(set(one) & set(other)) / _NEIGHBOURS for one, other in zip(found, wanted, strict=True)]
+        table.add_row(" ".join(flags), f"{cosines.mean():.5f}", f"{cosines.min():.5f}", f"{np.mean(common):.1%}")
+    console.print(table)
+
+
+def neighbours(similarities: NDArray[np.float64]) -> list[list[int]]:
+    """The nearest other texts of each text, from similarities [texts, texts]."""
+    others = similarities - 9 * np.eye(len(similarities))
+    nearest: list[list[int]] = np.argsort(-others, axis=1)[:, :_NEIGHBOURS].tolist()
+    return nearest
+
+
 def main() -> int:
     """Run the part that the arguments name."""
     parser = argparse.ArgumentParser(description="Compare encoders with sentence-transformers.")
-    parser.add_argument("part", choices=("vectors", "speed", "worker"))
+    parser.add_argument("part", choices=("vectors", "speed", "quality", "worker"))
     parser.add_argument("--turns", type=int, default=5, help="measurements of each kind, in turns")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    parser.add_argument("--folder", type=Path, help="the worker's model")
+    parser.add_argument("--folder", type=Path, help="the model of quality and worker")
     parser.add_argument("--threads", type=int, default=1, help="of the worker")
     arguments = parser.parse_args()
     console = Console()
@@ -199,6 +236,9 @@ def main() -> int:
         return 0
     if arguments.part == "speed":
         asyncio.run(compare_speed(console, arguments.turns, arguments.seconds))
+        return 0
+    if arguments.part == "quality":
+        asyncio.run(compare_quality(console, arguments.folder))
         return 0
     return 0 if asyncio.run(compare_vectors(console)) else 1
 
