@@ -23,7 +23,7 @@ _SIZES: Mapping[str, Any] = {
 TEXTS = ["the quick brown fox", "a", "jumps over the lazy dog and runs away " * 4, "zebra quiz", "what " * 25]
 """With spaces, every word of k letters has k tokens; the longest text has 124, and two special ones."""
 
-ENCODERS: Mapping[str, Mapping[str, Any]] = {
+ENCODERS: dict[str, Mapping[str, Any]] = {
     "bert": _SIZES,
     "xlm-roberta": {**_SIZES, "type_vocab_size": 1},
     "mpnet": _SIZES,
@@ -39,6 +39,11 @@ ENCODERS: Mapping[str, Mapping[str, Any]] = {
     "eurobert": {**_SIZES, "num_key_value_heads": 2, "mask_token_id": 3},
 }
 """Configurations by model type, which run in a millisecond."""
+OTHER_ENCODERS: dict[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("roberta", "camembert", "ernie", "roberta-prelayernorm", "xlm-roberta-xl"), _SIZES),
+    "albert": {**_SIZES, "embedding_size": 32},
+}
+"""Types whose layers are those of BERT with small changes."""
 
 
 def save_small(folder: Path) -> Path:
@@ -75,12 +80,12 @@ def write(path: Path, content: object) -> None:
 def save_encoder(folder: Path, kind: str, *, classes: int | None = None, **settings: Any) -> Path:
     """Save a random model of this kind and its tokenizer; with `classes`, one with a classification head."""
     torch.manual_seed(len(kind))
-    config: Any = AutoConfig.for_model(kind, **{**ENCODERS[kind], **settings})
+    config: Any = AutoConfig.for_model(kind, **{**(ENCODERS | OTHER_ENCODERS)[kind], **settings})
     maker: Any = AutoModel if classes is None else AutoModelForSequenceClassification
     if classes is not None:
         config.num_labels = classes
     maker.from_config(config).save_pretrained(folder)
-    has_types = kind in ("bert", "electra", "nomic_bert")
+    has_types = kind in ("albert", "bert", "electra", "ernie", "nomic_bert")
     tokenizer(types=has_types).save(str(folder / "tokenizer.json"))
     names = ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"]
     special = {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "pad_token": "<pad>"}

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_runner.config import RunnerConfig
-from model_runner.contract import AdmittedRequest, ChoiceResult, Pooling, StepPlan, StepResult
+from model_runner.contract import AdmittedRequest, ChoiceResult, Pooling, SamplingParams, StepPlan, StepResult
 from model_runner.encoders.folder import EncoderFolder
 from model_runner.encoders.model import EncoderModel, EncoderText
 from model_runner.encoders.pooling import SentencePooling
@@ -36,7 +37,7 @@ class _Running:
 
     @property
     def pooling(self) -> Pooling:
-        assert self.request.sampling.pooling is not None, "the server plans only pooling for a model without a head"
+        assert self.request.sampling.pooling is not None, "`prepare` refuses all other requests"
         return self.request.sampling.pooling
 
     @property
@@ -85,6 +86,16 @@ class EncoderRunner(DoneAtLaunch):
     def num_blocks(self) -> int:
         """Number of places for texts."""
         return self.info.num_blocks
+
+    def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
+        """Refuse all but this model's numbers."""
+        wanted = "classes" if self._pooling is None else "modules"
+        if sampling.pooling is not None and sampling.pooling.by == wanted:
+            return None
+        asked = "tokens" if sampling.pooling is None else f"pooling by {sampling.pooling.by}"
+        failed: Future[None] = Future()
+        failed.set_exception(ValueError(f"the model is an encoder, which gives pooling by {wanted}, not {asked}"))
+        return failed
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Encode all texts whose last token is scheduled."""

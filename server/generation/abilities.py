@@ -288,6 +288,8 @@ def _scoring(files: _Files, tokenizer: Tokenizer, score_tokens: Sequence[str]) -
     template = (files.transformer.get("processing_kwargs") or {}).get("chat_template") or {}
     instruction, opens_turn = prompts.get(default), bool(template.get("add_generation_prompt"))
     named = list(score_tokens) or files.config.get("classifier_from_token") or []
+    if named and files.encoder is not None:
+        raise ValueError(f"score_tokens: {files.folder} is an encoder, which has no logits of tokens. Give none.")
     if named:
         tokens = _token_ids(tokenizer, named)
         return Scoring("logits", tokens, instruction=instruction, opens_turn=opens_turn)

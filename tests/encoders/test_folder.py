@@ -152,6 +152,11 @@ def test_the_activation_of_scores(config: dict[str, Any], is_probability: bool, 
     assert scoring.value([2.0], is_raw=False) == pytest.approx(0.8808 if is_probability else 2, abs=1e-4)
 
 
+def test_an_encoder_has_no_tokens_to_score_by(folder: Path) -> None:
+    with pytest.raises(ValueError, match="score_tokens: .* is an encoder"):
+        read_abilities(folder, Tokenizer.from_folder(folder), ["a", "b"])
+
+
 def test_probabilities_of_classes(folder: Path) -> None:
     names = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "a", "1": "b"}}
     one_of = abilities(folder, **names).classification

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from bench.random_encoders import ENCODERS, MODULES, TEXTS, add_modules, save_encoder, tokenizer
+from bench.random_encoders import ENCODERS, MODULES, OTHER_ENCODERS, TEXTS, add_modules, save_encoder, tokenizer
 from model_runner.config import RunnerConfig
 from model_runner.contract import Pooling, SamplingParams, StepPlan, StepResult
 from model_runner.encoders import model as encoder_model
-from model_runner.encoders.folder import find_encoder
+from model_runner.encoders.folder import MODEL_TYPES, find_encoder
 from model_runner.encoders.runner import EncoderRunner
 from model_runner.models.refusal import UnsupportedModelError
 from scheduler.engine import Engine
@@ -121,6 +121,24 @@ def test_classification_heads(kind: str, classes: int, tmp_path: Path) -> None:
         np.testing.assert_allclose(vector(crowd[one.request_id]), expected, atol=2e-4)
 
 
+@pytest.mark.parametrize("kind", OTHER_ENCODERS)
+def test_other_kinds(kind: str, tmp_path: Path) -> None:
+    embedding = add_modules(save_encoder(tmp_path / "embedding", kind), *MODULES["bert"])
+    requests = embedding_requests(Pooling("modules"))
+    found = run(engine(load(embedding)), requests)
+    for one in requests:
+        assert cosine(vector(found[one.request_id]), Oracle(embedding).embed([*one.prompt])) > 1 - 1e-9
+    scoring = save_encoder(tmp_path / "scoring", kind, classes=1)
+    scores = run(engine(load(scoring)), score_requests())
+    for one, pair in zip(score_requests(), PAIRS, strict=True):
+        expected = Oracle(scoring).classify([*one.prompt], tokenizer().encode(*pair).type_ids)
+        np.testing.assert_allclose(vector(scores[one.request_id]), expected, atol=2e-4)
+
+
+def test_every_kind_is_tested() -> None:
+    assert {*ENCODERS, *OTHER_ENCODERS} == MODEL_TYPES
+
+
 @pytest.mark.parametrize("kind", ["modernbert", "gemma3_text", "mpnet"])
 def test_windows_and_biases_of_long_texts(kind: str, embedding_folder: Callable[[str], Path]) -> None:
     """Queries with a window are computed 128 at a time."""
@@ -211,6 +229,16 @@ def test_numbers_that_are_not_finite_are_an_error(embedding_folder: Callable[[st
     assert outputs["good"] is None
     assert outputs["bad"] is not None
     assert "not finite" in outputs["bad"].message
+
+
+@pytest.mark.parametrize("pooling", [None, Pooling("last"), Pooling("classes")])
+def test_other_requests_fail(pooling: Pooling | None, embedding_folder: Callable[[str], Path]) -> None:
+    running = engine(load(embedding_folder("bert")))
+    running.add(EngineRequest("r", (0, 5, 2), SamplingParams(pooling=pooling), 0 if pooling else 4))
+    (output,) = running.step()
+    assert output.error is not None
+    assert "the model is an encoder, which gives pooling by modules" in output.error.message
+    assert output.error.by_request
 
 
 def test_a_model_that_mixes_texts_is_refused(
