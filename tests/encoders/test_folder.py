@@ -153,7 +153,7 @@ def test_the_activation_of_scores(config: dict[str, Any], is_probability: bool, 
 
 
 def test_an_encoder_has_no_tokens_to_score_by(folder: Path) -> None:
-    with pytest.raises(ValueError, match="score_tokens: .* is an encoder"):
+    with pytest.raises(ValueError, match=r"score_tokens: .* is an encoder"):
         read_abilities(folder, Tokenizer.from_folder(folder), ["a", "b"])
 
 

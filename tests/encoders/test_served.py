@@ -1,10 +1,11 @@
-"""Encoders behind the API, with the engine in a process of its own."""
+"""Encoders behind the API, on real engines."""
 
 import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from bench.random_encoders import TEXTS, add_modules, dense, pooling, save_encod
 from model_runner.models.repository import ModelFolder
 from server.api.body_worker import WorkerPool
 from server.app import create_app
-from server.assembly import Checkpoints, make_engine
+from server.assembly import Checkpoints, engine_config, make_engine
 from server.config import Settings
+from server.engine.supervisor import EngineLimits, EngineSupervisor
+from server.engine.worker import load_engine
 from server.text import tokenizer as texts
 from tests.encoders.oracle import Oracle, cosine
+from tests.engine_process.inprocess import InProcessEngine
 from tests.server.helpers import client_of, error_of
 
 Serve = Callable[..., Any]
@@ -32,10 +36,16 @@ def serve(workers: WorkerPool) -> Serve:
     """A context manager that serves a folder, and gives clients of it and its engine."""
 
     @asynccontextmanager
-    async def served(folder: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, httpx.AsyncClient, Any]]:
+    async def served(
+        folder: Path, *, in_process: bool = True
+    ) -> AsyncIterator[tuple[openai.AsyncOpenAI, httpx.AsyncClient, Any]]:
         settings = Settings(model=str(folder), quantization="none", threads=1, speculation="off")
         found = ModelFolder(folder, "tiny")
-        engine = make_engine(settings, Checkpoints(found, None, ()))
+        checkpoints = Checkpoints(found, None, ())
+        engine: EngineSupervisor = make_engine(settings, checkpoints)
+        if in_process:
+            config = engine_config(settings, checkpoints)
+            engine = InProcessEngine(partial(load_engine, config), EngineLimits(64, 60))
         app = create_app(engine, texts.Tokenizer.from_folder(folder), settings, found, None, workers=workers)
         await engine.start()
         try:
@@ -58,7 +68,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_embeddings(serve: Serve, embedder: Path) -> None:
     made, oracle = Tokenizer.from_file(str(embedder / "tokenizer.json")), Oracle(embedder)
-    async with serve(embedder) as (client, http, engine):
+    async with serve(embedder, in_process=False) as (client, http, engine):
         crowd = await client.embeddings.create(model="tiny", input=TEXTS)
         alone = [(await client.embeddings.create(model="tiny", input=text)).data[0].embedding for text in TEXTS]
         assert [one.embedding for one in crowd.data] == alone
@@ -69,6 +79,11 @@ async def test_embeddings(serve: Serve, embedder: Path) -> None:
         query = await client.embeddings.create(model="tiny", input=TEXTS[0], extra_body={"prompt_name": "query"})
         assert cosine(np.array(query.data[0].embedding), oracle.embed(made.encode(f"ask {TEXTS[0]}").ids)) > 1 - 1e-9
         assert query.data[0].embedding != alone[0]
+
+        many = await asyncio.gather(
+            *(client.embeddings.create(model="tiny", input=TEXTS[index % 5]) for index in range(40))
+        )
+        assert [answer.data[0].embedding for answer in many] == [alone[index % 5] for index in range(40)]
 
         await _check_lengths(client, http)
         await _check_other_endpoints(http)
@@ -184,12 +199,3 @@ async def test_classes(serve: Serve, tmp_path: Path) -> None:
         assert "3 classes; scoring needs one" in error_of(refused, 400)["message"]
         capability = (await http.get("/v1/capabilities")).json()["classification"]
         assert capability == {"labels": ["sad", "glad", "mad"], "exclusive": True}
-
-
-async def test_many_clients_get_the_same(serve: Serve, embedder: Path) -> None:
-    async with serve(embedder) as (client, _, _):
-        alone = [(await client.embeddings.create(model="tiny", input=text)).data[0].embedding for text in TEXTS]
-        answers = await asyncio.gather(
-            *(client.embeddings.create(model="tiny", input=TEXTS[index % 5]) for index in range(40))
-        )
-        assert [answer.data[0].embedding for answer in answers] == [alone[index % 5] for index in range(40)]
