@@ -193,7 +193,7 @@ _NEIGHBOURS = 10
 
 
 async def compare_quality(console: Console, folder: Path) -> None:
-    """Compare the vectors of rounded weights with those of sentence-transformers in float32."""
+    """Compare vectors by rounded weights with sentence-transformers in float32."""
     pages = sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))
     paragraphs = [part for page in pages for part in page.read_text(encoding="utf-8").split("\n\n")]
     texts = [part for part in paragraphs if 40 < len(part) < 900][:400]

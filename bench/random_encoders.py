@@ -43,7 +43,7 @@ OTHER_ENCODERS: dict[str, Mapping[str, Any]] = {
     **dict.fromkeys(("roberta", "camembert", "ernie", "roberta-prelayernorm", "xlm-roberta-xl"), _SIZES),
     "albert": {**_SIZES, "embedding_size": 32},
 }
-"""Types whose layers are those of BERT with small changes."""
+"""Types with BERT's layers and small changes."""
 
 
 def save_small(folder: Path) -> Path:
