@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from marked_pages import code, table
 
+from model_runner.encoders.folder import MODEL_TYPES
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
 from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES, LayerFamily, Mixture
@@ -14,7 +15,8 @@ PAGE = """\
 # Supported models
 
 Samewise serves decoder-only language models that transformers knows, from a folder, a GGUF file or the Hugging Face
-hub. The start refuses a model that it cannot serve exactly, with a reason, before any weight is loaded.
+hub, and [encoders](#embedding-and-scoring-models) for embeddings and reranking. The start refuses a model that it
+cannot serve exactly, with a reason, before any weight is loaded.
 
 ```bash
 samewise serve Qwen/Qwen3-0.6B          # from the hub
@@ -26,7 +28,8 @@ samewise serve ./my-model-Q4_K_M.gguf   # a GGUF file
 
 [Models](../how-to/models.md) lists all forms of names, and how models are downloaded.
 
-`GET /v1/capabilities` says what the running model can do: generate, chat, call tools, reason, embed or score.
+`GET /v1/capabilities` says what the running model can do: generate, chat, call tools, reason, embed, score or
+classify.
 
 ## Families with native kernels
 
@@ -133,8 +136,14 @@ Files with these values of `general.architecture` are read:
 
 ## Embedding and scoring models
 
-A model with a sentence-transformers configuration (`modules.json`) embeds with its pooling. A model with a
-classification head, or a reranker that answers yes or no, scores: see [embeddings](api/embeddings.md).
+Encoders of these values of `model_type` are served on the CPU, for embeddings or with a classification head:
+
+{encoders}
+
+`gemma3_text` is an encoder if its configuration sets `use_bidirectional_attention`, as EmbeddingGemma's does; a type
+that is an encoder by default is none with `is_decoder`. Any other model with a sentence-transformers configuration
+(`modules.json`) embeds with its pooling. A model with a classification head, or a reranker that answers yes or no,
+scores or classifies: see [embeddings](api/embeddings.md).
 """
 NAMES = {
     "Cwm": "CWM",
@@ -198,6 +207,7 @@ def render_models() -> str:
         families=table(("family", "model class", "layer class", "supported beyond Llama's layer"), rows),
         formats=formats,
         gguf=code(sorted(ARCHITECTURES), " and "),
+        encoders=code(sorted(MODEL_TYPES), " and "),
     )
 
 

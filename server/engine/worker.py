@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from model_runner.config import RunnerConfig
+from model_runner.encoders.folder import find_encoder
 from model_runner.kernels.early import build_early
 from model_runner.processes import die_with_parent
 from scheduler.prefix_cache import CacheLog
@@ -40,6 +42,10 @@ from server.engine.messages import (
 from server.logs import configure_logging
 from server.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from model_runner.encoders.runner import EncoderRunner
+    from model_runner.runner import ModelRunner
+
 DEFAULT_FACTORY = "server.engine.worker:load_engine"
 
 PARENT_CHECK_MS = 1000
@@ -58,13 +64,13 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         from model_runner.models.repository import cache_folder  # noqa: PLC0415
 
         build_early(cache_folder(), config.runner.device)
-        from model_runner.runner import ModelRunner  # noqa: PLC0415  (brings torch)
+        load = _loader(config.runner)
         from scheduler.engine import Engine  # noqa: PLC0415
         from scheduler.interface import SchedulerConfig  # noqa: PLC0415
         from scheduler.scheduler import Scheduler  # noqa: PLC0415
 
     imports_s = time.perf_counter() - start
-    runner = ModelRunner.load(config.runner)
+    runner = load()
     check_speculation(config.runner, runner.info.speculation_methods)
     scheduler_config = SchedulerConfig(
         block_size=runner.info.block_size,
@@ -72,13 +78,25 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         max_num_batched_tokens=runner.info.max_num_batched_tokens,
         max_model_len=runner.info.max_model_len,
         policy=config.policy,
-        prefix_caching=config.prefix_caching,
+        prefix_caching=config.prefix_caching and runner.info.has_kv_cache,
     )
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
     watches = StopStringWatches(partial(Tokenizer.from_folder, config.runner.model))
     cache_log = CacheLog() if config.kv_events else None
     scheduler = Scheduler(scheduler_config, runner.num_blocks, watches, cache_log, groups=runner.groups)
     return LoadedEngine(Engine(scheduler, runner), info, runner.close, cache_log)
+
+
+def _loader(config: RunnerConfig) -> "Callable[[], ModelRunner | EncoderRunner]":
+    """The function that loads the runner for the model's kind. Brings torch."""
+    encoder = find_encoder(config.model)
+    if encoder is None:
+        from model_runner.runner import ModelRunner  # noqa: PLC0415
+
+        return partial(ModelRunner.load, config)
+    from model_runner.encoders.runner import EncoderRunner  # noqa: PLC0415
+
+    return partial(EncoderRunner.load, config, encoder)
 
 
 def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:
