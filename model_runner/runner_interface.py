@@ -43,7 +43,7 @@ class RunnerInfo:
     started_in: tuple[tuple[str, float], ...] = ()
     """Phases of the startup, each with its seconds."""
     groups: tuple[CacheGroup, ...] = ()
-    """Blocks of layers that need only some positions, in addition to those of every choice."""
+    """Blocks of layers that need only some positions, in addition to every choice's own."""
 
 
 @dataclass(frozen=True, slots=True)

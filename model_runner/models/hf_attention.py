@@ -50,11 +50,24 @@ class StepAttention:
         """[T] the step's positions, which ModelCall sets."""
         self.num_calls = 0
         """Calls of this pass so far. Layers that attend by themselves count theirs."""
+        self._shared: dict[str, int] = {}
+        """By the kind of layer, the call whose keys and values later layers use."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         call = self.num_calls
         self.num_calls += 1
         return self.backend.forward(call, query, key, value, options, self.metadata)
+
+    def of(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """The same for a module that may use the keys and values of an earlier layer of its kind (Gemma 3n and 4)."""
+        if not hasattr(module, "store_full_length_kv"):
+            return self(query, key, value, options)
+        kind = str(module.layer_type)
+        if module.is_kv_shared_layer:
+            return self.backend.attend(self._shared[kind], query, options, self.metadata)
+        if module.store_full_length_kv:
+            self._shared[kind] = self.num_calls
+        return self(query, key, value, options)
 
 
 class CurrentStep:
@@ -212,12 +225,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     latents = getattr(module, "latents", None)
     if latents is not None:
         queries = latents.absorb(queries)
-    output = step(
-        queries,
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        options,
-    )
+    output = step.of(module, queries, key[0].transpose(0, 1), value[0].transpose(0, 1), options)
     if latents is not None:
         output = latents.expand(output)
     return output.unsqueeze(0), None

@@ -76,6 +76,9 @@ class _RecordingAttention(AttentionBackend[None]):
         self.shapes.append(KVShape(key.shape[1], key.shape[2], value.shape[2], group, options.reach))
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
+    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: None) -> Tensor:
+        return query.new_zeros(*query.shape[:2], self.shapes[layer].value_dim)
+
 
 def _changing_rope(text: Any) -> set[str]:
     """The types of rotary scaling, in any layer of a text configuration, whose frequencies depend on the length."""

@@ -34,7 +34,7 @@ int32_t attention(SwContext *context, const SwKvCache *cache, const SwStep *step
                   const float *query, const float *key, const float *value, float *output) {
   const SwStep &own = step_of(*cache, *step);
   const int64_t kv_heads = cache->kv_heads, key_dim = cache->key_dim, value_dim = cache->value_dim;
-  context->pool.for_each(step->num_tokens, [&](int64_t token) {
+  context->pool.for_each(key ? step->num_tokens : 0, [&](int64_t token) {
     write_kv(*cache, own, token, key + token * kv_heads * key_dim, value + token * kv_heads * value_dim);
   });
   attend(context->pool, *cache, own, *options, query, options->heads * key_dim, output, options->heads * value_dim);

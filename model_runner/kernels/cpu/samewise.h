@@ -400,7 +400,7 @@ SW_PUBLIC int32_t sw_linears(SwContext *context, const SwWeight *weights, int32_
                      float *y);
 
 // Writes key and value to the cache, then attends: query [T, heads, key_dim], key [T, kv_heads, key_dim],
-// value [T, kv_heads, value_dim], output [T, heads, value_dim].
+// value [T, kv_heads, value_dim], output [T, heads, value_dim]. Without a key, they are in the cache already.
 SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
                      const float *query, const float *key, const float *value, float *output);
 
