@@ -46,7 +46,7 @@ _SECONDS = 180
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a model type."""
+    """The result of a model type."""
 
     model_type: str
     verdict: Verdict

@@ -160,7 +160,7 @@ def _l2_norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _L2_EPS)
 
 
-def _mamba2(  # noqa: PLR0913, PLR0917 - the signature is transformers'
+def _mamba2(  # noqa: PLR0913 - the signature is transformers'
     find: FindStates,
     original: Function,
     hidden_states: Tensor,
