@@ -46,7 +46,7 @@ _SECONDS = 180
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a model type."""
+    """The result for a model type."""
 
     model_type: str
     verdict: Verdict
@@ -141,10 +141,8 @@ def render(outcomes: Sequence[Outcome]) -> str:
     """The page of all model types."""
     served = [one for one in outcomes if one.verdict == "served"]
     others = [one for one in outcomes if one.verdict != "served"]
-    rows = [
-        f"| `{one.model_type}` | `{one.model_class}` | {one.layers} | {'one native call' if one.is_native else 'modules'} |"
-        for one in served
-    ]
+    ways = {True: "one native call", False: "modules"}
+    rows = [f"| `{one.model_type}` | `{one.model_class}` | {one.layers} | {ways[one.is_native]} |" for one in served]
     refused = [f"| `{one.model_type}` | {one.layers} | {_short(one)} |" for one in others]
     return _PAGE.format(
         version=__version__,

@@ -85,7 +85,9 @@ _PART = {
 _LOCAL = {**_PART, "hidden_size_global": 64}
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_WHOLE_SECTIONS = {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0}}
 _SECTIONS = {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}
+_VISION_TOKENS = {"vision_start_token_id": 10, "vision_end_token_id": 11}
 _DECODER = {"is_decoder": True}
 _SMALL_PALIGEMMA = {
     "model_type": "paligemma",
@@ -124,10 +126,7 @@ _CASES: Mapping[str, dict[str, Any]] = {
         ),
         _SECTIONS,
     ),
-    **dict.fromkeys(
-        ("glm4v_text", "glm_ocr_text"),
-        {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0}},
-    ),
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text"), _WHOLE_SECTIONS),
     "glm4v_moe_text": {
         **_ROUTED,
         "n_group": 1,
@@ -154,6 +153,9 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 10}},
     "emu3": {"vocabulary_map": {"<image>": 10}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
+    "deepseek_ocr2": {
+        "vision_config": {"encoder_config": {"hidden_size": 896, "intermediate_size": 96, "num_hidden_layers": 1}}
+    },
     "deepseek_ocr2_text": {**_ROUTED, "num_key_value_heads": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]},
     "diffusion_gemma_text": {**_WINDOWS, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
     "dots3_note": {"vision_config": {"adapter_out_dim": 64}, "audio_config": {"adapter_out_dim": 64}},
@@ -167,7 +169,8 @@ _CASES: Mapping[str, dict[str, Any]] = {
     },
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "granite4_vision": {"deepstack_layer_map": [], "spatial_target_layers": [], "downsample_rate": "1/1"},
-    "muse_spark": {"audio_config": {"out_hidden_size": 64}},
+    "muse_glimmer": {"vision_config": {"num_hidden_layers": 1}},
+    "muse_spark": {"vision_config": {"num_hidden_layers": 1}, "audio_config": {"out_hidden_size": 64}},
     "mistral4": {**_LATENT, **_ROUTED, "head_dim": 8},
     "step3p5": {
         "num_local_experts": 4,
@@ -186,6 +189,8 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "gemma4_assistant": {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 6}
     },
+    "inkling2_text": {"unpadded_vocab_size": VOCAB_SIZE},
+    "inkling2_loop_text": {"unpadded_vocab_size": VOCAB_SIZE},
     "inkling2": {"vision_config": {"text_hidden_size": 64}},
     "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
     "muse_spark_text": {
@@ -196,6 +201,8 @@ _CASES: Mapping[str, dict[str, Any]] = {
         "sliding_window": 16,
     },
     "reformer": {**_DECODER, "axial_pos_embds": False},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [0, 0]}},
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _VISION_TOKENS),
     "perception_lm": {"vision_config": {"model_type": "timm_wrapper", "model_args": {"embed_dim": 32}}},
     "pi0": {"vlm_config": _SMALL_PALIGEMMA, "dit_config": {"model_type": "gemma", **_BASE}},
     "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16},
@@ -449,17 +456,16 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     """The type's configuration with few and small layers."""
     config_class = CONFIG_MAPPING[model_type]
     if "text_config" not in config_class.sub_configs:
-        return config_class(**_entries(model_type))
+        config = config_class(**_entries(model_type))
+        _shrink_towers(config)
+        return config
     sub_config = config_class.sub_configs["text_config"]
     text_type = getattr(sub_config, "model_type", None) or _TEXT_TYPES.get(model_type)
     text_type = text_type or config_class().get_text_config().model_type
     own = dict(_CASES.get(model_type, {}))
     text = {"model_type": text_type, **_entries(text_type), **own.pop("text_config", {})}
     config = config_class(text_config=text, **own)
-    for name in config.sub_configs:
-        tower = getattr(config, name, None)
-        if isinstance(tower, PretrainedConfig) and name != "text_config":
-            _shrink_tower(tower)
+    _shrink_towers(config)
     return config
 
 
@@ -468,19 +474,25 @@ def _entries(model_type: str) -> dict[str, Any]:
     return {name: entry for name, entry in entries.items() if name not in _WITHOUT.get(model_type, ())}
 
 
-def _shrink_tower(config: PretrainedConfig) -> None:
-    if getattr(config, "per_layer_config", None) is not None:
-        return  # it names layers by number
+def _shrink_towers(config: PretrainedConfig) -> None:
     for name in config.sub_configs:
-        if isinstance(part := getattr(config, name, None), PretrainedConfig):
-            _shrink_tower(part)
-    for name in _DEPTHS:
+        part = getattr(config, name, None)
+        if isinstance(part, PretrainedConfig) and name != "text_config":
+            _shrink_towers(part)
+            _shrink(part)
+
+
+def _shrink(config: PretrainedConfig) -> None:
+    """Leave one layer of a tower; those with kinds or widths of layers are in `_CASES`."""
+    entries = config.to_dict()
+    if entries.get("per_layer_config") is not None:
+        config.per_layer_config = {}
+    depths = () if entries.get("layer_types") or entries.get("depths") else _DEPTHS
+    for name in depths:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 1)
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:1]
     for name in _SMALL:
-        if isinstance(getattr(config, name, None), int):
+        if isinstance(entries.get(name), int):
             setattr(config, name, _BASE["hidden_size"])
 
 

@@ -12,7 +12,7 @@ from server.api.fields.structured import StructuredFields
 from server.api.fields.tools import ToolFields
 from server.api.llama_cpp.schema import LlamaFields
 from server.api.messages.schema import MessagesFields
-from server.api.pooling.schema import PoolingFields, ScoringFields
+from server.api.pooling.schema import PoolingFields, ScoringFields, TextFields
 from server.api.responses.schema import HistoryFields, InputFields
 
 
@@ -55,8 +55,8 @@ PAGES = (
         is_written=True,
     ),
     ApiPage(
-        "embeddings", "Embeddings, scores and rankings", "",
-        ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank"), is_written=True,
+        "embeddings", "Embeddings, scores and classes", "",
+        ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v1/classify"), is_written=True,
     ),
     ApiPage(
         "tokens", "Tokens",
@@ -117,7 +117,8 @@ GROUPS = (
     FieldGroup("Input and form of a response", InputFields, "Fields of requests that create or count a response."),
     FieldGroup("Every message", MessagesFields, "Fields that messages and their token counts share."),
     FieldGroup("Every llama.cpp completion", LlamaFields, "Fields that `/completion` and `/infill` share."),
-    FieldGroup("Every embedding, score and ranking", PoolingFields, "Fields of all these requests."),
+    FieldGroup("Every request for numbers", PoolingFields, "Fields of embeddings, scores, rankings and classes."),
+    FieldGroup("Numbers of single texts", TextFields, "Fields that embeddings and classes share."),
     FieldGroup("Every score and ranking", ScoringFields, "Fields that scores and rankings share."),
 )  # fmt: skip
 
@@ -177,6 +178,7 @@ EXAMPLES: Mapping[str, str] = {
   "query": "What is a panda?",
   "documents": ["A bear of China.", "A city in France."]
 }"""),
+    "POST /v1/classify": _post("/v1/classify", """{"input": ["I like it.", "Never again."]}"""),
     "POST /tokenize": _post("/tokenize", """{"prompt": "The capital of France is"}"""),
     "POST /detokenize": _post("/detokenize", """{"tokens": [84, 104, 101]}"""),
     "POST /v1/files": "curl http://127.0.0.1:8000/v1/files -F purpose=batch -F file=@requests.jsonl",

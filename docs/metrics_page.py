@@ -34,7 +34,7 @@ The process adds metrics of its own, such as its memory, its CPU time and its op
 
 def render_metrics() -> str:
     """The page."""
-    info = SimpleNamespace(block_size=32, num_blocks=1, kv_dtype="float32")
+    info = SimpleNamespace(block_size=32, num_blocks=1, kv_dtype="float32", has_kv_cache=True)
     idle: Any = SimpleNamespace(
         info=info, stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0, num_background_held=0
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from marked_pages import code, table
 
+from model_runner.encoders.folder import MODEL_TYPES
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
 from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES, LayerFamily, Mixture
@@ -14,7 +15,8 @@ PAGE = """\
 # Supported models
 
 Samewise serves decoder-only language models that transformers knows, from a folder, a GGUF file or the Hugging Face
-hub. The start refuses a model that it cannot serve exactly, with a reason, before any weight is loaded.
+hub, and [encoders](#embedding-and-scoring-models) for embeddings and reranking. The start refuses a model that it
+cannot serve exactly, with a reason, before any weight is loaded.
 
 ```bash
 samewise serve Qwen/Qwen3-0.6B          # from the hub
@@ -22,9 +24,12 @@ samewise serve ./my-model               # a folder with config.json, tokenizer a
 samewise serve ./my-model-Q4_K_M.gguf   # a GGUF file
 ```
 
+[Model types](model-types.md) lists every `model_type`.
+
 [Models](../how-to/models.md) lists all forms of names, and how models are downloaded.
 
-`GET /v1/capabilities` says what the running model can do: generate, chat, call tools, reason, embed or score.
+`GET /v1/capabilities` says what the running model can do: generate, chat, call tools, reason, embed, score or
+classify.
 
 ## Families with native kernels
 
@@ -39,17 +44,22 @@ directions runs as other families do.
 ## Other families
 
 A decoder-only model outside this table runs its own transformers modules, with the server's attention, int8 or int4
-linear layers and experts. It gives the same guarantees and is slower. Among them are Llama 4 (text, on CPU) and
-families with attention sinks: MiMo-V2-Flash, Granite SWA and Flint. These are refused:
+linear layers and experts. It gives the same guarantees and is slower. [Model types](model-types.md) lists every type
+that transformers knows, served or refused, as a command found them. The main reasons of refusals:
 
 | model | reason |
 |---|---|
 | encoder-decoder, such as T5 | The scheduler has no encoder step. |
-| layers other than full, sliding or chunked attention, such as Mamba | The paged KV cache holds keys and values only. |
+| encoders such as BERT without `is_decoder` | Their attention sees later tokens, so they cannot generate token by token. |
+| layers that keep more than keys and values, such as Mamba's | The paged KV cache holds keys and values only. |
+| layers that mix tokens outside of attention | Requests of a batch would mix. The start tries it with the model's weights. |
 | rotary scaling of type `dynamic`, which depends on the longest request | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
 | a head for another task, such as token classification | Its text would come from random weights. |
-| images and audio | Only text is read. A multimodal model is served for its text. |
+| images and audio | Only text is read. |
+
+A multimodal model is served for its text. The weights of its image and audio towers stay on disk, and the log names
+them at startup.
 
 ## LongRoPE
 
@@ -126,8 +136,14 @@ Files with these values of `general.architecture` are read:
 
 ## Embedding and scoring models
 
-A model with a sentence-transformers configuration (`modules.json`) embeds with its pooling. A model with a
-classification head, or a reranker that answers yes or no, scores: see [embeddings](api/embeddings.md).
+Encoders of these values of `model_type` are served on the CPU, for embeddings or with a classification head:
+
+{encoders}
+
+`gemma3_text` is an encoder if its configuration sets `use_bidirectional_attention`, as EmbeddingGemma's does; a type
+that is an encoder by default is none with `is_decoder`. Any other model with a sentence-transformers configuration
+(`modules.json`) embeds with its pooling. A model with a classification head, or a reranker that answers yes or no,
+scores or classifies: see [embeddings](api/embeddings.md).
 """
 NAMES = {
     "Cwm": "CWM",
@@ -191,6 +207,7 @@ def render_models() -> str:
         families=table(("family", "model class", "layer class", "supported beyond Llama's layer"), rows),
         formats=formats,
         gguf=code(sorted(ARCHITECTURES), " and "),
+        encoders=code(sorted(MODEL_TYPES), " and "),
     )
 
 

@@ -29,7 +29,7 @@ from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
-from model_runner.recurrence.backend import StateCache, state_bytes
+from model_runner.recurrence.backend import BLOCK, StateCache, state_bytes
 from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
@@ -96,6 +96,8 @@ def assemble(
     """
     platform = platform or choose_platform(config)
     shapes = _inspect(config, platform)
+    if (shapes.target.recurrences or shapes.target.convolutions) and config.block_size != BLOCK:
+        raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
     sizes = platform.sizes(config)
     needs = _needs(shapes, platform)
     plan = plan_memory(needs, platform.room(), config, sizes, platform.types)

@@ -197,15 +197,18 @@ class DoLa:
 class Pooling:
     """Which numbers a pooling request (embedding, score, classification) returns."""
 
-    by: Literal["last", "mean", "logits", "classes"] = "last"
+    by: Literal["last", "mean", "logits", "classes", "modules"] = "last"
     """last: the hidden state of the last token, after the model's final norm. mean: the mean hidden state of all
-    tokens. logits: the logits of `tokens`, after the last token. classes: the classification head's output for the last
-    token."""
+    tokens. logits: the logits of `tokens`, after the last token. classes: the output of the model's classification
+    head. modules: the output of an encoder's sentence-transformers modules."""
     dimensions: int | None = None
     """Keep only the first numbers, this many; None keeps all."""
     normalizes: bool = False
     """Divide the result by its Euclidean norm."""
     tokens: tuple[int, ...] = ()
+    num_first: int | None = None
+    """For encoders: tokens of the first text of a pair, with the special tokens around it. The others get token type 1,
+    if the model has types. None: one text."""
 
     @property
     def needs_every_token(self) -> bool:

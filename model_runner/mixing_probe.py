@@ -25,7 +25,7 @@ _OTHER_LENGTH = 11
 _SPLIT = 18
 """Tokens of its first chunk."""
 _CLOSE = 0.03
-"""Largest difference of logits, as a share of the largest, where results need not be exact: bfloat16 rounds by 0.4 %."""
+"""Most that logits differ, as a share of the largest, if results need not be exact: bfloat16 rounds by 0.4 %."""
 
 
 @dataclass(frozen=True, slots=True)

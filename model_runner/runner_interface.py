@@ -35,13 +35,15 @@ class RunnerInfo:
     speculation_methods: tuple[str, ...] = ()
     """Speculation methods that a request can name."""
     hidden_size: int = 0
-    """Size of a token's hidden state."""
+    """Size of a token's hidden state; for an encoder, of what it makes of a text."""
+    has_kv_cache: bool = True
+    """Whether blocks hold keys and values; for an encoder, a block is the place of one text in a step."""
     num_early_exits: int = 0
     """Layers before which the model can predict the next token; 0 if it does not support early exits."""
     started_in: tuple[tuple[str, float], ...] = ()
     """Phases of the startup, each with its seconds."""
     groups: tuple[CacheGroup, ...] = ()
-    """Blocks of layers that need only some positions, in addition to those of every choice."""
+    """Blocks of layers that need only some positions, in addition to every choice's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class GroupBlocks(ABC):
                 self.pool.release_spare(block)
 
     def _likely(self, request: Request, boundaries: range) -> Iterator[int]:
-        """Those of the boundaries at which another choice is likely to begin.
+        """Select the boundaries at which another choice is likely to begin.
 
         They are the end of the prompt, the end of what the prefix cache knew of it, and snapshots.
         """
@@ -147,7 +147,7 @@ class WindowBlocks(GroupBlocks):
 
 
 class RowsBlocks(GroupBlocks):
-    """What recurrent layers keep of each position since the newest page."""
+    """Data of recurrent layers for each position since the newest page."""
 
     def before(self, boundary: int) -> range:
         return range(0)
@@ -186,7 +186,7 @@ _KINDS: Mapping[str, type[GroupBlocks]] = {"window": WindowBlocks, "rows": RowsB
 
 
 class BlockGroups:
-    """All blocks of a runner: the choices' own, and those of its cache groups."""
+    """All blocks of a runner: the choices' own, and the blocks of its cache groups."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class BlockGroups:
         return (known - (request.sampling.num_candidates > 0)) // self._block_size
 
     def to_continue(self, request: Request, num_tokens: int, num_draft: int = 0) -> Growth:
-        """What a running choice lacks to compute its next tokens, its candidates and drafts."""
+        """The blocks that a running choice lacks to compute its next tokens, its candidates and drafts."""
         known = request.num_computed + num_tokens
         end = known + request.num_candidates + num_draft
         num_own = max(0, blocks_for(end, self._block_size) - len(request.blocks))
@@ -226,7 +226,7 @@ class BlockGroups:
         return Growth(num_own, self._lacking(request, stretch, request.group_blocks))
 
     def to_begin(self, request: Request, reuse: ReusedKV, num_tokens: int) -> Growth:
-        """What a choice lacks to begin with the reused blocks, of which it computes so many tokens in the step.
+        """The blocks that a choice lacks to begin with reused ones and compute `num_tokens` tokens in the step.
 
         Its own blocks are for all its tokens.
         """
@@ -255,7 +255,7 @@ class BlockGroups:
         return True
 
     def grow(self, request: Request, growth: Growth) -> tuple[tuple[int, ...], tuple[PlacedBlock, ...]]:
-        """Give a choice its new blocks. Returns its own, and those of cache groups."""
+        """Give a choice its new blocks. Returns its own, and the blocks of cache groups."""
         new = self.own.allocate(growth.num_own)
         request.blocks += new
         placed = []

@@ -105,7 +105,7 @@ class BlockChain:
 
 
 class Lookup:
-    """What was looked up in one cache. `is_current` turns False when the cache changes in a way that may matter."""
+    """A remembered lookup in one cache. `is_current` turns False when the cache changes in a way that may matter."""
 
     def __init__(self, held: Iterable[int], awaited: Iterable[bytes]) -> None:
         """The lookup found the blocks `held`; it would find more if one of the names `awaited` were there."""

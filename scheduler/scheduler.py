@@ -452,7 +452,7 @@ class Scheduler:
         return request.num_computed < len(request.blocks) * block_size
 
     def _growth(self, request: Request, reuse: ReusedKV | None, num_tokens: int) -> Growth:
-        """What a running request needs to compute `num_tokens` tokens, or to begin as a fork."""
+        """The blocks that a running request needs to compute `num_tokens` tokens, or to begin as a fork."""
         if reuse is not None:
             return self._blocks.to_begin(request, reuse, num_tokens)
         return self._blocks.to_continue(request, num_tokens) if num_tokens else Growth()

@@ -173,6 +173,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         settings.log_level,
         settings.log_format,
         kv_events=settings.kv_events is not None,
+        snapshot_every=settings.state_snapshot_every,
     )
 
 

@@ -123,6 +123,12 @@ class Settings(BaseSettings):
         32, description="Tokens of a KV cache block, the unit in which prefixes are shared. Rarely worth changing."
     )
     prefix_caching: bool = Field(True, description="Reuse the KV cache of prompts that begin alike.")
+    state_snapshot_every: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens of a long prompt between states of recurrent layers (Qwen3.5, Mamba) that are kept for "
+        "other prompts that begin alike. Default 2048; 0 keeps only states at the end of prompts.",
+    )
 
     max_num_seqs: int | None = Field(
         None,
@@ -321,6 +327,12 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_snapshots(self) -> "Settings":
+        if self.state_snapshot_every is not None and not self.prefix_caching:
+            raise _missing("state_snapshot_every", "prefix_caching")
+        return self
+
+    @model_validator(mode="after")
     def _check_strictness(self) -> "Settings":
         if self.strict and self.lenient:
             raise PydanticCustomError("strict_and_lenient", "strict and lenient exclude each other. Set one of them")
@@ -364,7 +376,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("score_tokens", "aux_model"),
     ),
     "Device and precision": ("device", "dtype", "quantization", "rows", "exact", "cuda_graphs", "threads"),
-    "Memory": ("max_model_len", "kv_cache_gib", "kv_cache_dtype", "block_size", "prefix_caching"),
+    "Memory": ("max_model_len", "kv_cache_gib", "kv_cache_dtype", "block_size", "prefix_caching", "state_snapshot_every"),
     "Scheduling": (
         *("max_num_seqs", "max_num_batched_tokens", "policy", "max_waiting", "request_timeout_s", "engine_timeout_s"),
     ),

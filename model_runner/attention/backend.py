@@ -71,3 +71,7 @@ class AttentionBackend(ABC, Generic[Metadata]):
         Returns:
             [tokens, heads, value_dim].
         """
+
+    @abstractmethod
+    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Metadata) -> Tensor:
+        """Attend to keys and values that `forward` has written in this step."""

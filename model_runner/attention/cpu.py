@@ -77,3 +77,8 @@ class NativeAttention(AttentionBackend[NativeStep]):
         struct = attention_struct(query.shape[1], options)
         rows = (tensor.float().contiguous() for tensor in (query, key, value))
         return self._kernels.attention(self._structs[layer], metadata.struct, struct, *rows).to(query.dtype)
+
+    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: NativeStep) -> Tensor:
+        struct = attention_struct(query.shape[1], options)
+        rows = query.float().contiguous()
+        return self._kernels.attention(self._structs[layer], metadata.struct, struct, rows).to(query.dtype)

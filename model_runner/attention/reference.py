@@ -85,7 +85,6 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
     def attend(
         self, layer: int, query: Tensor, options: AttentionOptions, metadata: Sequence[ReferenceMetadata]
     ) -> Tensor:
-        """Attend without writing keys and values to the cache."""
         own = metadata[self._cache.group_of[layer]]
         limits = options.window, options.chunk
         tiles = own.tiles.get(limits)

@@ -22,8 +22,11 @@ PREFERRED = ("Q4_K_M", "Q8_0")
 """Tags that are taken if none is named, in this order; then the first file."""
 _NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
-_SMALL_IN_FOLDERS = ("[0-9]_*/config.json", "additional_chat_templates/*.jinja")
-"""Settings of sentence-transformers' modules, and named chat templates."""
+_SMALL_IN_FOLDERS = (
+    *("[0-9]_*/config.json", "[0-9]_Dense/model.safetensors", "[0-9]_LayerNorm/model.safetensors"),
+    "additional_chat_templates/*.jinja",
+)
+"""Sentence-transformers' modules, and named chat templates."""
 HEADS = ("*.json", "*.safetensors", "*.bin", "*.pt")
 """Files of trained heads."""
 

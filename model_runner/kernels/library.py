@@ -341,8 +341,23 @@ class Kernels:
         self.call("sw_linear", weight.struct, source, count, pointer(output, count, weight.outputs))
         return output
 
-    def attention(self, cache: CData, step: CData, options: CData, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write key and value [T, kv_heads, dim] to the cache, then attend with query [T, heads, key_dim].
+    def linears(self, weights: CData, rows: Tensor, outputs: int) -> Tensor:
+        """Multiply rows [n, count, inputs] with an SwWeight each of `count`, all alike -> [n, count, outputs]."""
+        count, output = rows.shape[1], torch.empty(*rows.shape[:2], outputs, dtype=torch.float32)
+        source = pointer(rows, len(rows), count, weights[0].inputs)
+        self.call("sw_linears", weights, count, source, len(rows), pointer(output, len(rows), count, outputs))
+        return output
+
+    def attention(
+        self,
+        cache: CData,
+        step: CData,
+        options: CData,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """Write key and value [T, kv_heads, dim] to the cache, if given, then attend with query [T, heads, key_dim].
 
         Args:
             cache: SwKvCache.
@@ -364,8 +379,8 @@ class Kernels:
             step,
             options,
             pointer(query, count, heads, key_dim),
-            pointer(key, count, kv_heads, key_dim),
-            pointer(value, count, kv_heads, value_dim),
+            CPU.ffi.NULL if key is None else pointer(key, count, kv_heads, key_dim),
+            CPU.ffi.NULL if value is None else pointer(value, count, kv_heads, value_dim),
             pointer(output, count, heads, value_dim),
         )
         return output

@@ -23,7 +23,15 @@ _STEP = "current_step"
 """Attribute of all modules with their CurrentStep."""
 
 _HARMLESS = frozenset(
-    {"position_ids", "use_cache", "is_causal", "output_attentions", "output_router_logits", "logits_to_keep"}
+    {
+        "is_causal",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
 )
 """Keyword arguments that models pass along and that have no effect here."""
 
@@ -42,11 +50,24 @@ class StepAttention:
         """[T] the step's positions, which ModelCall sets."""
         self.num_calls = 0
         """Calls of this pass so far. Layers that attend by themselves count theirs."""
+        self._shared: dict[str, int] = {}
+        """By the kind of layer, the call whose keys and values later layers use."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         call = self.num_calls
         self.num_calls += 1
         return self.backend.forward(call, query, key, value, options, self.metadata)
+
+    def of(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """The same for a module that may use the keys and values of an earlier layer of its kind (Gemma 3n and 4)."""
+        if not hasattr(module, "store_full_length_kv"):
+            return self(query, key, value, options)
+        kind = str(module.layer_type)
+        if module.is_kv_shared_layer:
+            return self.backend.attend(self._shared[kind], query, options, self.metadata)
+        if module.store_full_length_kv:
+            self._shared[kind] = self.num_calls
+        return self(query, key, value, options)
 
 
 class CurrentStep:
@@ -201,12 +222,12 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:
         queries = (queries * query_scale(step.positions)).to(queries.dtype)
-    output = step(
-        queries,
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        options,
-    )
+    latents = getattr(module, "latents", None)
+    if latents is not None:
+        queries = latents.absorb(queries)
+    output = step.of(module, queries, key[0].transpose(0, 1), value[0].transpose(0, 1), options)
+    if latents is not None:
+        output = latents.expand(output)
     return output.unsqueeze(0), None
 
 

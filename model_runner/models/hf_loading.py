@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
 from model_runner.models.interleaved_experts import as_modules
+from model_runner.models.latents import keep_latents, plain_heads
 from model_runner.models.loading import (
     ModelShape,
     gguf_file_of,
@@ -51,6 +52,8 @@ _LAYER_KINDS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "mlp", "moe"}
 )
 """Kinds of layers, of transformers' `layer_types`, that keep only keys, values and recurrent states of other tokens."""
+_OWN_POSITIONS = frozenset({"kosmos-2.5"})
+"""Types whose positions do not begin at 0."""
 _WITHOUT_POSITIONS = 1 << 20
 """The longest request of a model that has no attention, and so no limit of its own."""
 
@@ -72,6 +75,9 @@ class _RecordingAttention(AttentionBackend[None]):
         group = query.shape[1] // key.shape[1]
         self.shapes.append(KVShape(key.shape[1], key.shape[2], value.shape[2], group, options.reach))
         return query.new_zeros(*query.shape[:2], value.shape[2])
+
+    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: None) -> Tensor:
+        return query.new_zeros(*query.shape[:2], self.shapes[layer].value_dim)
 
 
 def _changing_rope(text: Any) -> set[str]:
@@ -96,6 +102,8 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
             f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
             f"{SEE_MODELS}"
         )
+    if config.model_type in _OWN_POSITIONS:
+        raise UnsupportedModelError(f"{describe_model(config)} counts positions in its own way; {SEE_MODELS}")
     if getattr(text, "recurrent_kv_cache_mode", None) == "last_loop":
         raise UnsupportedModelError(
             f"{describe_model(config)} has recurrent_kv_cache_mode last_loop, whose answers depend on how a prompt is "
@@ -108,8 +116,12 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
         )
 
 
-def inspect_model(config: PretrainedConfig) -> ModelShape:
+def inspect_model(config: PretrainedConfig, *, keeps_latents: bool = False) -> ModelShape:
     """Run one token through the model on torch's meta device, which computes only shapes.
+
+    Args:
+        config: the model's configuration.
+        keeps_latents: whether layers with latent attention will store latents (`models/latents.py`).
 
     Raises:
         UnsupportedModelError: if some layers do not use transformers' attention interface.
@@ -130,19 +142,24 @@ def inspect_model(config: PretrainedConfig) -> ModelShape:
         raise UnsupportedModelError(
             f"{describe_model(config)} has no max_position_embeddings in config.json; {SEE_MODELS}"
         )
-    return _shape_of(seen, longest)
+    shape = _shape_of(seen, longest)
+    if keeps_latents and keep_latents(seen.model, plain_heads):
+        with torch.device("meta"):
+            recorder, *_ = _try_one_token(seen.model)
+        shape = replace(shape, kv=tuple(recorder.shapes))
+    return shape
 
 
 @dataclass(frozen=True, slots=True)
 class _Inspection:
-    """What one token found on the meta device."""
+    """Findings of one token on the meta device."""
 
     model: Any
     """The model without its unused parts."""
     unused: Sequence[str]
     """Names of the parts that text does not use."""
     shapes: Sequence[KVShape]
-    """Of the keys and values of each attention call, in the order of the calls."""
+    """Shapes of the keys and values of each attention call, in the order of the calls."""
     states: RecordedStates
     """Shapes of its recurrences and convolutions."""
     num_logits: int

@@ -73,4 +73,4 @@ _CHANGES: dict[str, Callable[[Any], None]] = {
     "LongcatFlashExperts": _change_longcat,
     "Step3p7Experts": lambda _: None,
 }
-"""What turns a module's weights into gate_up_proj [experts, 2 * intermediate, hidden] and down_proj."""
+"""Changes that turn a module's weights into gate_up_proj [experts, 2 * intermediate, hidden] and down_proj."""

@@ -20,7 +20,7 @@ _LONGEST_REASON = 400
 """Characters: transformers may answer with the list of all models that it knows."""
 _FEW = 3
 
-SEE_MODELS = "docs/reference/models.md lists the supported models"
+SEE_MODELS = "docs/reference/model-types.md lists the supported models"
 """Advice for errors about architectures."""
 
 

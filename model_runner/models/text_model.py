@@ -4,6 +4,7 @@ A model for images and text is served for its text. Its towers would take memory
 before any weight is read.
 """
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -12,11 +13,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.pytorch_utils import Conv1D
 
 from model_runner.models.hf_attention import ATTENTION_NAME
 from model_runner.models.looped_experts import restore_common_form
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
+
+logger = logging.getLogger("samewise.runner")
 
 ATTENTION = {"": ATTENTION_NAME, "text_config": ATTENTION_NAME}
 """Transformers' `attn_implementation`: ours for the text; towers keep the default."""
@@ -38,7 +42,7 @@ def model_class(config: PretrainedConfig) -> Any:
 
 
 def class_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration that the model's class takes: the whole one, or that of the text."""
+    """The configuration that the model's class takes: the whole one, or the text's."""
     text = config.get_text_config()
     if text is config or model_class(config).config_class is not type(text):
         return config
@@ -72,6 +76,7 @@ def explaining(config: PretrainedConfig) -> Iterator[None]:
     except Exception as error:
         if (reason := _reason(error, config)) is None:
             raise
+        logger.debug("%s", describe_model(config), exc_info=True)
         raise UnsupportedModelError(f"{describe_model(config)} {reason}; {SEE_MODELS}") from error
 
 
@@ -93,7 +98,13 @@ _MISSING = re.compile(r"missing \d+ required positional arguments?: (.*)")
 
 
 def _register_own_classes(config: PretrainedConfig) -> None:
-    """Let GPT-Neo, which chooses the class of its attention by the name, take its plain one for ours."""
+    """Let GPT-Neo, which chooses the class of its attention by the name, take its plain one for ours.
+
+    Llama 4 reads `image_outputs` from its text model's output, which has none in transformers 5.24.
+    """
+    if config.model_type == "llama4":
+        output: Any = MoeCausalLMOutputWithPast
+        output.image_outputs = None
     if config.model_type == "gpt_neo":
         from transformers.models.gpt_neo import modeling_gpt_neo as own  # noqa: PLC0415 - only where needed
 

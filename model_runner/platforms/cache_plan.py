@@ -1,4 +1,4 @@
-"""Divides the memory of a model's caches between the choices' own blocks and those of its cache groups."""
+"""Divides the memory of a model's caches between the choices' own blocks and the blocks of cache groups."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -17,7 +17,7 @@ _HELD_WINDOWS = 2
 _STATES_SHARE = 0.5
 """The most of the cache that the states of running choices take, unless their number is configured."""
 _NAMED_SHARE = 0.2
-"""What pages in the prefix cache take of the rest."""
+"""Share of the rest for pages in the prefix cache."""
 _NAMED_PAGES = 16
 """The most of these, for each choice that can run."""
 
@@ -48,7 +48,7 @@ class CacheDivision:
     state_bytes: int
     """Memory of rows and pages."""
     num_scratch: int
-    """Rows blocks for what a step computes and folds, in addition to those of the group."""
+    """Rows blocks for what a step computes and folds, in addition to the blocks of the group."""
 
 
 class CacheDivider:

@@ -91,6 +91,11 @@ class CpuPlatform(Platform):
         """Their files, before they were looked at."""
 
     @property
+    def packer(self) -> NativePacker | None:
+        """Packs weights for the native kernels; None if they stay in float32."""
+        return self._packer
+
+    @property
     def hardware(self) -> str:
         return torch.backends.cpu.get_cpu_capability()
 

@@ -98,7 +98,7 @@ class Platform(ABC):
         """
         from model_runner.models.hf_loading import inspect_model  # noqa: PLC0415 - transformers takes seconds
 
-        return inspect_model(self.read_config(folder))
+        return inspect_model(self.read_config(folder), keeps_latents=self.device.type == "cpu")
 
     @abstractmethod
     def load(self, folder: Path) -> LoadedModel:

@@ -180,17 +180,17 @@ class StateCache:
         return [self._conv_groups[shape].layer(layers[:index].count(shape)) for index, shape in enumerate(layers)]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy rows blocks. All are read before any is written."""
-        if pairs := [(copy.source, copy.destination) for copy in copies if copy.group == self._group]:
-            old, new = self._indices(pairs)
-            self._rows[new] = self._rows[old]
+        """Copy rows blocks. No destination may be a source."""
+        for source, destination, group in copies:
+            if group == self._group:
+                self._rows[destination] = self._rows[source]
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy single tokens' rows to other places. All are read before any is written."""
         places = [move[:4] for move in moves if move.group == self._group]
         if not places:
             return
-        old_block, old, new_block, new = self._indices(places)
+        old_block, old, new_block, new = torch.tensor(places, device=self.device).unbind(1)
         for group in self._groups.values():
             for rows in (group.keys, group.updates, group.decays):
                 rows[new_block, :, :, new] = rows[old_block, :, :, old]
@@ -199,9 +199,6 @@ class StateCache:
 
     def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
         """Nothing to do: rows are written before they are read."""
-
-    def _indices(self, pairs: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        return list(torch.tensor(pairs, device=self.device).T)
 
     def _take(self, shape: RecurrentShape, layers: int, rows: "_Pieces", pages: "_Pieces") -> RecurrentMemory:
         keys, decays, updates = (rows.take(layers, *part) for part in (shape.keys, shape.decays, shape.updates))

@@ -1,5 +1,6 @@
 """Recurrences and convolutions with the C++ kernels."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -19,6 +20,20 @@ class NativeMetadata:
 
     plan: Plan
     native: native.NativePlan
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetParameters:
+    """Parameters of a gated delta net between its projections, with H heads."""
+
+    conv_weight: Tensor  # [channels, kernel]
+    conv_bias: Tensor | None
+    a_log: Tensor  # [H]
+    dt_bias: Tensor  # [H]
+    norm: Tensor  # [value_dim]
+    norm_eps: float
+    gain: float = 1.0
+    """Factor on sigmoid(b), the beta of the recurrence."""
 
 
 class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
@@ -48,8 +63,8 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         metadata: NativeMetadata,
     ) -> Tensor:
         shape = self.cache.recurrences[index]
-        decays = _padded(log_decay) if shape.per_channel else log_decay.float().contiguous()
-        gains = None if beta is None else beta.float().contiguous()
+        decays = _padded(log_decay) if shape.per_channel else _floats(log_decay)
+        gains = None if beta is None else _floats(beta)
         rows = (_padded(query), _padded(key), _padded(value), decays, gains)
         output = native.recur(self._kernels, self._recurrences[index], metadata.native, rows)
         return output[..., : shape.value_dim].to(value.dtype)
@@ -63,24 +78,74 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         activation: str | None,
         metadata: NativeMetadata,
     ) -> Tensor:
+        struct, _weights = self._convolution(index, weight, bias, silu=has_silu(activation))
+        struct.sources = self._sources(index, metadata)
+        return native.convolve(self._kernels, struct, metadata.native, x.float().contiguous()).to(x.dtype)
+
+    def gated_delta_net(
+        self, indices: tuple[int, int], parameters: GatedDeltaNetParameters
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, NativeMetadata], Tensor]:
+        """A whole gated delta net between its projections, in one call for a step.
+
+        Args:
+            indices: of the recurrence and of the convolution in the cache.
+            parameters: the layer's.
+
+        Returns:
+            A function of query, key and value side by side [T, channels], z [T, heads * value_dim], b and a [T, heads]
+            and the step's metadata, that returns [T, heads * value_dim]. It writes rows and pages.
+
+        Raises:
+            ValueError: if a head's dimensions are no multiples of 16.
+        """
+        shape = self.cache.recurrences[indices[0]]
+        if (padded(shape.key_dim), padded(shape.value_dim)) != (shape.key_dim, shape.value_dim):
+            raise ValueError(f"heads of {shape.key_dim} x {shape.value_dim} are no multiples of 16")
+        p = parameters
+        convolution, of_convolution = self._convolution(indices[1], p.conv_weight, p.conv_bias, silu=True)
+        numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm)]
+        struct = CPU.new(
+            "SwGatedDeltaNet",
+            recurrence=self._recurrences[indices[0]][0],
+            convolution=convolution[0],
+            gain=p.gain,
+            norm_eps=p.norm_eps,
+            decay_factor=pointer(numbers[0], shape.heads),
+            decay_bias=pointer(numbers[1], shape.heads),
+            norm=pointer(numbers[2], shape.value_dim),
+        )
+        memory = (*numbers, of_convolution)
+
+        def run(qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, metadata: NativeMetadata) -> Tensor:
+            assert memory
+            struct.convolution.sources = self._sources(indices[1], metadata)
+            rows = _floats(qkv), _floats(z), _floats(b), _floats(a)
+            return native.gated_delta_net(self._kernels, struct, metadata.native, rows).to(qkv.dtype)
+
+        return run
+
+    def _sources(self, index: int, metadata: NativeMetadata) -> CData:
+        kernel = self.cache.convolutions[index].kernel
+        sources = metadata.plan.inputs_of(kernel)
+        return pointer(sources, len(sources), kernel - 1)
+
+    def _convolution(self, index: int, weight: Tensor, bias: Tensor | None, *, silu: bool) -> tuple[CData, object]:
+        """An SwConvolution without sources, and the memory that it needs."""
         shape, memory = self.cache.convolutions[index], self.cache.conv[index]
-        sources = metadata.plan.inputs_of(shape.kernel)
-        weights = weight.float().contiguous()
-        biases = None if bias is None else bias.float().contiguous()
+        weights, biases = _floats(weight), None if bias is None else _floats(bias)
         struct = CPU.new(
             "SwConvolution",
             channels=shape.channels,
             kernel=shape.kernel,
-            silu=has_silu(activation),
+            silu=silu,
             rows_stride=memory.inputs.stride(0),
             page_stride=memory.last.stride(0),
             inputs=_address(memory.inputs),
             last=_address(memory.last),
             weight=pointer(weights, shape.channels, shape.kernel),
             bias=CPU.ffi.NULL if biases is None else pointer(biases, shape.channels),
-            sources=pointer(sources, len(x), shape.kernel - 1),
         )
-        return native.convolve(self._kernels, struct, metadata.native, x.float().contiguous()).to(x.dtype)
+        return struct, (weights, biases)
 
     def _recurrence(self, index: int) -> CData:
         shape, memory = self.cache.recurrences[index], self.cache.recurrent[index]
@@ -105,7 +170,12 @@ def _address(memory: Tensor) -> CData:
     return CPU.ffi.cast("float *", memory.data_ptr())
 
 
+def _floats(numbers: Tensor) -> Tensor:
+    """Contiguous float32."""
+    return numbers.detach().float().contiguous()
+
+
 def _padded(vectors: Tensor) -> Tensor:
     """Contiguous float32 vectors with zeros up to the stored size."""
     dim = vectors.shape[-1]
-    return F.pad(vectors.float(), (0, padded(dim) - dim)).contiguous() if dim % 16 else vectors.float().contiguous()
+    return F.pad(_floats(vectors), (0, padded(dim) - dim)) if padded(dim) > dim else _floats(vectors)

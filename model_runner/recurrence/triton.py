@@ -1,6 +1,6 @@
 """Recurrences and convolutions on CUDA with Triton kernels."""
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -67,7 +67,9 @@ class TritonRecurrence(RecurrenceBackend[TritonMetadata]):
         decays[places] = log_decay.float().exp()
         output = torch.empty(value.shape, dtype=torch.float32, device=value.device)
         rows = _regular(query), _regular(value), None if beta is None else _regular(beta)
-        kernels.recur(shape, memory, metadata.numbers, metadata.starts, rows, output)
+        parts = memory.keys, memory.decays, memory.updates, memory.states
+        sizes = kernels.Sizes(*astuple(shape))
+        kernels.recur(sizes, parts, metadata.numbers, metadata.starts, rows, output)
         return output.to(value.dtype)
 
     def convolve(
@@ -87,7 +89,7 @@ class TritonRecurrence(RecurrenceBackend[TritonMetadata]):
             sources = torch.from_numpy(metadata.plan.inputs_of(kernel)).to(self.cache.device)
             metadata.conv_inputs[kernel] = sources
         parameters = _regular(weight), None if bias is None else _regular(bias)
-        kernels.convolve(memory, sources, rows, *parameters, output, silu=has_silu(activation))
+        kernels.convolve((memory.inputs, memory.last), sources, rows, *parameters, output, silu=has_silu(activation))
         memory.last[metadata.pages] = memory.inputs[metadata.page_blocks, BLOCK + 1 - kernel :]
         return output.to(x.dtype)
 

@@ -25,7 +25,7 @@ _LARGEST = 2.0**17
 """Hidden states are clamped to this magnitude, so that the sum of 2**17 tokens stays below 2**63."""
 _ROWS = 256
 """Hidden states converted to integers at a time, to bound memory."""
-_SHORTEST = 1e-12
+SHORTEST_NORM = 1e-12
 """Smallest norm to divide by, as in torch's `normalize`."""
 NOT_FINITE = Failure("the model's hidden states are not finite")
 
@@ -101,7 +101,7 @@ def _verdict(vector: FloatArray, pooling: Pooling) -> Verdict:
     if not np.isfinite(kept).all():
         return Verdict(error=NOT_FINITE)
     if pooling.normalizes:
-        kept = kept / max(float(np.sqrt(np.square(kept).cumsum()[-1])), _SHORTEST)
+        kept = kept / max(float(np.sqrt(np.square(kept).cumsum()[-1])), SHORTEST_NORM)
     return Verdict(pooled=kept.astype("<f4").tobytes())
 
 

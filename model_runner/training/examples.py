@@ -16,7 +16,6 @@ from model_runner.batch import IntArray, prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.models.features import Feature
-from model_runner.models.hf_loading import inspect_model
 from model_runner.platforms.choose import choose_platform
 from model_runner.training.prompts import Prompt, held_out_prompts, training_prompts
 
@@ -193,7 +192,7 @@ class TargetForTraining:
         """Loads the model; sequences have at most `max_tokens` tokens. Raises the errors of ModelRunner.load."""
         platform = choose_platform(config)
         self._block_size = config.block_size
-        shape = inspect_model(platform.read_config(config.model))
+        shape = platform.inspect(config.model)
         model = platform.load(config.model)
         cache = platform.make_cache(shape.kv, -(-max_tokens // config.block_size), config.block_size)
         self._target = platform.make_target(model, platform.attention(cache), max_tokens, needs)

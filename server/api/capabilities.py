@@ -13,7 +13,7 @@ from server.api.dialect import Dialect
 from server.api.fields.rules import RequestModel, relations_of
 from server.api.openapi import answers
 from server.api.services import ServicesDep
-from server.generation.abilities import Embedding, Scoring
+from server.generation.abilities import Classification, Embedding, Scoring
 from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
 from server.generation.planning.limits import implicit_max_tokens
@@ -60,7 +60,7 @@ class EmbeddingCapability(AnswerObject):
     """How the model embeds texts."""
 
     trained: Annotated[bool, doc("Whether the model was trained for embeddings.")]
-    pooling: Annotated[Literal["last", "mean"], doc("Which tokens' hidden states make the vector.")]
+    pooling: Annotated[str, doc("How the hidden states of tokens make the vector, such as `last`, `mean` or `cls`.")]
     normalized: Annotated[bool, doc("Whether vectors have length 1.")]
     size: Annotated[int, doc("Numbers in a vector.")]
     dimensions: Annotated[
@@ -68,6 +68,9 @@ class EmbeddingCapability(AnswerObject):
     ]
     prompts: Annotated[Sequence[str], doc("Values of `prompt_name`.")]
     default_prompt: Annotated[str | None, doc("The default of `prompt_name`; null: none.")]
+    similarity: Annotated[
+        str | None, doc("The function that the model's files name to compare vectors, such as `cosine`; null: none.")
+    ]
 
 
 class ScoringCapability(AnswerObject):
@@ -75,6 +78,13 @@ class ScoringCapability(AnswerObject):
 
     by: Annotated[Literal["classes", "logits"], doc("A classification head, or the tokens for yes and no.")]
     probability: Annotated[bool, doc("Whether scores are from 0 to 1.")]
+
+
+class ClassificationCapability(AnswerObject):
+    """How the model classifies texts."""
+
+    labels: Annotated[Sequence[str], doc("Names of the classes.")]
+    exclusive: Annotated[bool, doc("Whether a text has one class, so that probabilities add up to 1.")]
 
 
 class Capabilities(AnswerObject):
@@ -90,6 +100,9 @@ class Capabilities(AnswerObject):
     generates: Annotated[bool, doc("Whether the model generates text.")]
     embedding: Annotated[EmbeddingCapability | None, doc("How the model embeds texts; null: it does not.")]
     scoring: Annotated[ScoringCapability | None, doc("How the model scores texts; null: it does not.")]
+    classification: Annotated[
+        ClassificationCapability | None, doc("How the model classifies texts; null: it does not.")
+    ]
     chat: Annotated[bool, doc("Whether the model has a chat template.")]
     chat_template_variables: Annotated[Sequence[str], doc("Keys of `chat_template_kwargs`.")]
     tool_format: Annotated[str, doc("The model's format of tool calls.")]
@@ -132,6 +145,7 @@ async def capabilities(request: Request, services: ServicesDep) -> Response:
         generates=services.model.abilities.generates,
         embedding=_embedding(services.model.abilities.embedding, info.hidden_size),
         scoring=_scoring(services.model.abilities.scoring),
+        classification=_classification(services.model.abilities.classification),
         chat=template is not None,
         chat_template_variables=[] if template is None else sorted(template.variables | template.with_tools.variables),
         tool_format=services.model.formats.tool_format,
@@ -161,17 +175,24 @@ def _embedding(form: Embedding | None, size: int) -> EmbeddingCapability | None:
         return None
     return EmbeddingCapability(
         trained=form.is_trained,
-        pooling=form.by,
+        pooling=form.pooling or form.by,
         normalized=form.normalizes,
         size=size,
         dimensions=list(form.dimensions) if form.shortens else None,
         prompts=sorted(form.prompts),
         default_prompt=form.default_prompt,
+        similarity=form.similarity,
     )
 
 
 def _scoring(form: Scoring | None) -> ScoringCapability | None:
     return None if form is None else ScoringCapability(by=form.by, probability=form.is_probability)
+
+
+def _classification(form: Classification | None) -> ClassificationCapability | None:
+    if form is None:
+        return None
+    return ClassificationCapability(labels=list(form.labels), exclusive=form.are_exclusive)
 
 
 def bodies_of(dialects: Sequence[Dialect]) -> Mapping[str, type[RequestModel]]:

@@ -67,7 +67,7 @@ class StepList(AnswerObject):
     object: Literal["list"] = "list"
     data: Annotated[Sequence[StepObject], doc("The steps, oldest first.")]
     last_step: Annotated[int, doc("Number of the last step, for `after` in the next request; 0 before the first.")]
-    kv_cache: Annotated[KVCacheBlocks | None, doc("Null until the engine has been ready.")]
+    kv_cache: Annotated[KVCacheBlocks | None, doc("Null until the engine has been ready, and for encoders.")]
 
 
 router = APIRouter(tags=["Operations"])
@@ -102,6 +102,8 @@ def _kv_cache_of(engine: EngineClient) -> KVCacheBlocks | None:
     try:
         info = engine.info
     except EngineUnavailableError:
+        return None
+    if not info.has_kv_cache:
         return None
     held, cached = engine.stats.kv_held_blocks, engine.stats.kv_cached_blocks
     return KVCacheBlocks(

@@ -211,11 +211,9 @@ class _Life:
         self._announce("Abilities", str(services.model.abilities))
         if self._settings.chat_template is not None:
             self._announce("Chat template", str(self._settings.chat_template))
-        self._announce(
-            "Context",
-            f"{info.max_model_len:,} tokens; KV cache of {tokens:,} tokens, "
-            f"{tokens / info.max_model_len:.1f} full-length requests",
-        )
+        cache = f"KV cache of {tokens:,} tokens, {tokens / info.max_model_len:.1f} full-length requests"
+        held = cache if info.has_kv_cache else "no KV cache"
+        self._announce("Context", f"{info.max_model_len:,} tokens; {held}")
         if self._checkpoints.aux_model is not None:
             self._announce("Auxiliary model", self._checkpoints.aux_model.name)
         self._announce("Speculation", describe_speculation(self._settings, info.speculation_methods))

@@ -55,6 +55,8 @@ class EngineConfig:
     log_format: Literal["text", "json"] = "text"
     kv_events: bool = False
     """Whether to report changes of the prefix cache."""
+    snapshot_every: int | None = None
+    """`SchedulerConfig.snapshot_every`; None: the default of models with recurrent layers."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):

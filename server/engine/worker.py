@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from model_runner.config import RunnerConfig
+from model_runner.encoders.folder import find_encoder
 from model_runner.kernels.early import build_early
 from model_runner.processes import die_with_parent
 from scheduler.prefix_cache import CacheLog
@@ -40,8 +42,14 @@ from server.engine.messages import (
 from server.logs import configure_logging
 from server.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from model_runner.encoders.runner import EncoderRunner
+    from model_runner.runner import ModelRunner
+
 DEFAULT_FACTORY = "server.engine.worker:load_engine"
 
+_SNAPSHOT_EVERY = 2048
+"""A state of Qwen3.5-0.8B takes as much memory as the keys and values of 1,600 tokens."""
 PARENT_CHECK_MS = 1000
 UNSENT_CHECK_MS = 1
 SEND_BUFFER = 4 << 20
@@ -58,27 +66,43 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         from model_runner.models.repository import cache_folder  # noqa: PLC0415
 
         build_early(cache_folder(), config.runner.device)
-        from model_runner.runner import ModelRunner  # noqa: PLC0415  (brings torch)
+        load = _loader(config.runner)
         from scheduler.engine import Engine  # noqa: PLC0415
         from scheduler.interface import SchedulerConfig  # noqa: PLC0415
         from scheduler.scheduler import Scheduler  # noqa: PLC0415
 
     imports_s = time.perf_counter() - start
-    runner = ModelRunner.load(config.runner)
+    runner = load()
     check_speculation(config.runner, runner.info.speculation_methods)
+    has_states = any(group.kind == "page" for group in runner.groups)
+    if config.snapshot_every is not None and not has_states:
+        raise ValueError("state_snapshot_every needs a model with recurrent layers; remove --state-snapshot-every")
     scheduler_config = SchedulerConfig(
         block_size=runner.info.block_size,
         max_num_seqs=runner.info.max_num_seqs,
         max_num_batched_tokens=runner.info.max_num_batched_tokens,
         max_model_len=runner.info.max_model_len,
         policy=config.policy,
-        prefix_caching=config.prefix_caching,
+        prefix_caching=config.prefix_caching and runner.info.has_kv_cache,
+        snapshot_every=_SNAPSHOT_EVERY if config.snapshot_every is None else config.snapshot_every,
     )
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
     watches = StopStringWatches(partial(Tokenizer.from_folder, config.runner.model))
     cache_log = CacheLog() if config.kv_events else None
     scheduler = Scheduler(scheduler_config, runner.num_blocks, watches, cache_log, groups=runner.groups)
     return LoadedEngine(Engine(scheduler, runner), info, runner.close, cache_log)
+
+
+def _loader(config: RunnerConfig) -> "Callable[[], ModelRunner | EncoderRunner]":
+    """The function that loads the runner for the model's kind. Brings torch."""
+    encoder = find_encoder(config.model)
+    if encoder is None:
+        from model_runner.runner import ModelRunner  # noqa: PLC0415
+
+        return partial(ModelRunner.load, config)
+    from model_runner.encoders.runner import EncoderRunner  # noqa: PLC0415
+
+    return partial(EncoderRunner.load, config, encoder)
 
 
 def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from model_runner.encoders.folder import EncoderFolder, find_encoder
 from server.errors import InvalidRequestError
 from server.text.template_files import read_json
 from server.text.tokenizer import Tokenizer
@@ -16,7 +17,10 @@ from server.text.tokenizer import Tokenizer
 class Embedding:
     """How the model embeds a text."""
 
-    by: Literal["last", "mean"] = "last"
+    by: Literal["last", "mean", "modules"] = "last"
+    """modules: by an encoder's sentence-transformers modules."""
+    pooling: str = ""
+    """With `modules`: the modes of their pooling, joined by `+`."""
     normalizes: bool = True
     is_trained: bool = False
     """Whether the model was trained for embeddings; other models return the hidden state of the last token."""
@@ -28,6 +32,8 @@ class Embedding:
     """Whether vectors can be shortened (Matryoshka)."""
     dimensions: tuple[int, ...] = ()
     """The lengths that vectors can be shortened to; empty: any."""
+    similarity: str | None = None
+    """The function that compares vectors, by the model's files: cosine, dot, euclidean or manhattan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,34 @@ class Scoring:
         raw = numbers[0] - sum(numbers[1:])
         if is_raw or not self.is_probability:
             return raw
-        return 1 / (1 + math.exp(-raw)) if raw >= 0 else math.exp(raw) / (1 + math.exp(raw))
+        return sigmoid(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """How the model classifies a text."""
+
+    labels: tuple[str, ...]
+    """Names of the classes."""
+    are_exclusive: bool
+    """Whether a text has one class: a softmax makes probabilities of the numbers, otherwise a sigmoid of each."""
+
+    def probabilities(self, numbers: Sequence[float]) -> Sequence[float]:
+        """The probabilities of the classes, from the numbers of the model's head."""
+        if not self.are_exclusive:
+            return [sigmoid(number) for number in numbers]
+        highest = max(numbers)
+        powers = [math.exp(number - highest) for number in numbers]
+        return [power / sum(powers) for power in powers]
+
+
+def sigmoid(number: float) -> float:
+    """1 / (1 + exp(-number)), without overflow."""
+    return 1 / (1 + math.exp(-number)) if number >= 0 else math.exp(number) / (1 + math.exp(number))
+
+
+_PATHS = {"embed": "/v1/embeddings", "score": "/v1/score or /v1/rerank", "classify": "/v1/classify"}
+"""The paths of abilities other than generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +90,30 @@ class Abilities:
     """The abilities of a model, and why it lacks others."""
 
     generates: bool = True
+    is_encoder: bool = False
+    """Whether it reads each text as a whole, in both directions, between the tokenizer's special tokens."""
     embedding: Embedding | None = None
     no_embedding: str = "It is not made for embeddings."
     scoring: Scoring | None = None
     no_scoring: str = "It is not made for scores: its configuration names neither a classification head nor tokens."
+    classification: Classification | None = None
+    no_classification: str = "It has no classification head."
 
     def check_generates(self, model: str) -> None:
         """Raise InvalidRequestError, which names the model, if it cannot generate text."""
         if not self.generates:
-            raise unable(model, "generate text", f"It can {' and '.join(self.names) or 'do nothing else, either'}.")
+            can = [f"{name} ({_PATHS[name]})" for name in self.names]
+            raise unable(model, "generate text", f"It can {' and '.join(can) or 'do nothing else, either'}.")
 
     @property
     def names(self) -> Sequence[str]:
         """The names of its abilities."""
-        known = {"generate": self.generates, "embed": self.embedding is not None, "score": self.scoring is not None}
+        known = {
+            "generate": self.generates,
+            "embed": self.embedding is not None,
+            "score": self.scoring is not None,
+            "classify": self.classification is not None,
+        }
         return [name for name, is_there in known.items() if is_there]
 
     def __str__(self) -> str:
@@ -107,11 +150,15 @@ def read_abilities(folder: Path, tokenizer: Tokenizer, score_tokens: Sequence[st
     Raises OSError or ValueError if a file is malformed or a score token does not exist.
     """
     files = _Files(folder)
-    abilities = Abilities(files.generates)
+    abilities = Abilities(files.generates, is_encoder=files.encoder is not None)
     try:
         abilities = replace(abilities, embedding=_embedding(files))
     except _UnsupportedError as error:
         abilities = replace(abilities, no_embedding=str(error))
+    try:
+        abilities = replace(abilities, classification=_classification(files))
+    except _UnsupportedError as error:
+        abilities = replace(abilities, no_classification=str(error))
     try:
         scoring = _scoring(files, tokenizer, score_tokens)
         if scoring is not None and scoring.by == "logits" and tokenizer.chat_template is None:
@@ -131,6 +178,7 @@ class _Files:
         self.transformer = read_json(folder / "sentence_bert_config.json")
         self.modules = _read_modules(folder / "modules.json")
         self.architecture = str((self.config.get("architectures") or ["ForCausalLM"])[0])
+        self.encoder: EncoderFolder | None = find_encoder(folder)
 
     @property
     def classifies(self) -> bool:
@@ -140,7 +188,9 @@ class _Files:
     def generates(self) -> bool:
         """A class with another head, or with none, was saved without a language-model head."""
         is_bare = self.architecture.endswith("Model") and not self.architecture.endswith("LMHeadModel")
-        return not self.classifies and not is_bare and not (self.modules and self._lacks_head)
+        if self.encoder is not None or self.classifies or is_bare:
+            return False
+        return not (self.modules and self._lacks_head)
 
     @property
     def _lacks_head(self) -> bool:
@@ -148,6 +198,16 @@ class _Files:
         names = _weight_names(self.folder)
         is_tied = self.config.get("tie_word_embeddings", True)
         return bool(names) and not is_tied and not any("lm_head" in name for name in names)
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Texts to put before an input, by their names."""
+        return {name: str(text or "") for name, text in (self.sentences.get("prompts") or {}).items()}
+
+    @property
+    def num_classes(self) -> int:
+        """Outputs of the classification head."""
+        return self.config.get("num_labels") or len(self.config.get("id2label") or range(2))
 
     def of_module(self, kind: str) -> dict[str, Any] | None:
         """The configuration of a sentence-transformers module; None if there is no such module."""
@@ -183,6 +243,18 @@ def _embedding(files: _Files) -> Embedding:
         raise _UnsupportedError("It scores pairs of texts.")
     sizes = files.config.get("matryoshka_dimensions") or ()
     shortens = bool(sizes) or bool(files.config.get("is_matryoshka"))
+    if files.encoder is not None:
+        return Embedding(
+            by="modules",
+            pooling=files.encoder.pooling,
+            normalizes=files.encoder.normalizes,
+            is_trained=files.encoder.has_modules,
+            prompts=files.prompts,
+            default_prompt=files.sentences.get("default_prompt_name"),
+            shortens=shortens,
+            dimensions=tuple(sizes),
+            similarity=files.sentences.get("similarity_fn_name"),
+        )
     if not files.modules:
         return Embedding(is_trained=not files.generates, shortens=shortens, dimensions=tuple(sizes))
     if unknown := files.modules.keys() - {"Transformer", "Pooling", "Normalize"}:
@@ -193,10 +265,11 @@ def _embedding(files: _Files) -> Embedding:
         by=_way(files.of_module("Pooling") or {}),
         normalizes="Normalize" in files.modules,
         is_trained=True,
-        prompts={name: str(text) for name, text in (files.sentences.get("prompts") or {}).items()},
+        prompts=files.prompts,
         default_prompt=files.sentences.get("default_prompt_name"),
         shortens=shortens,
         dimensions=tuple(sizes),
+        similarity=files.sentences.get("similarity_fn_name"),
     )
 
 
@@ -215,6 +288,8 @@ def _scoring(files: _Files, tokenizer: Tokenizer, score_tokens: Sequence[str]) -
     template = (files.transformer.get("processing_kwargs") or {}).get("chat_template") or {}
     instruction, opens_turn = prompts.get(default), bool(template.get("add_generation_prompt"))
     named = list(score_tokens) or files.config.get("classifier_from_token") or []
+    if named and files.encoder is not None:
+        raise ValueError(f"score_tokens: {files.folder} is an encoder, which has no logits of tokens. Give none.")
     if named:
         tokens = _token_ids(tokenizer, named)
         return Scoring("logits", tokens, instruction=instruction, opens_turn=opens_turn)
@@ -224,9 +299,8 @@ def _scoring(files: _Files, tokenizer: Tokenizer, score_tokens: Sequence[str]) -
         return Scoring("logits", tokens, _is_probability(files), instruction, opens_turn)
     if not files.classifies:
         return None
-    num_classes = files.config.get("num_labels") or len(files.config.get("id2label") or range(2))
-    if num_classes != 1:
-        raise _UnsupportedError(f"Its classification head has {num_classes} classes; scoring needs one class.")
+    if files.num_classes != 1:
+        raise _UnsupportedError(f"Its classification head has {files.num_classes} classes; scoring needs one class.")
     return Scoring("classes", (), _is_probability(files), instruction, opens_turn)
 
 
@@ -243,9 +317,26 @@ def _token_ids(tokenizer: Tokenizer, named: Sequence[str]) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def _classification(files: _Files) -> Classification | None:
+    if not files.classifies:
+        return None
+    if files.num_classes == 1:
+        raise _UnsupportedError("Its head has one number, which is a score of the text.")
+    names = files.config.get("id2label") or {}
+    labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(files.num_classes))
+    return Classification(labels, files.config.get("problem_type") != "multi_label_classification")
+
+
 def _is_probability(files: _Files) -> bool:
-    """A sigmoid is the default where there is one number, as in sentence-transformers."""
-    said = files.sentences.get("activation_fn") or (files.config.get("sentence_transformers") or {}).get(
-        "activation_fn"
+    """Whether a sigmoid follows. It is the default where there is one number, as in sentence-transformers."""
+    config = files.config
+    named = str(
+        files.sentences.get("activation_fn")
+        or (config.get("sentence_transformers") or {}).get("activation_fn")
+        or config.get("sbert_ce_default_activation_function")
+        or "Sigmoid"
     )
-    return not str(said or "").endswith("Identity")
+    kind = named.rpartition(".")[2]
+    if kind not in ("Identity", "Sigmoid"):
+        raise _UnsupportedError(f"Its scores have the activation {named[:80]}, which is not supported.")
+    return kind == "Sigmoid"

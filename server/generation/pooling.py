@@ -33,9 +33,23 @@ class Embed:
     prompt_name: str | None = None
     """Name of the model's prompt that goes before each text; None: the model's default."""
     truncate: int | None = None
-    """How many tokens at the end of each input are used; -1: as many as fit."""
+    """How many tokens of each input are used, at its end or, by an encoder, at its beginning; -1: as many as fit."""
     normalizes: bool | None = None
     """Whether vectors have length 1; None: the model's default."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of text that take about as long to process as all inputs."""
+        return sum(_BYTES_EACH + _size(one) for one in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Classify:
+    """A request for the probabilities of each input's classes."""
+
+    inputs: Sequence[TextPrompt | TokenPrompt]
+    truncate: int | None = None
+    """As in Embed."""
 
     @property
     def num_bytes(self) -> int:
@@ -82,13 +96,13 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingRequest:
-    """A request for embeddings or scores, whichever API it came through."""
+    """A request for embeddings, scores or classes, whichever API it came through."""
 
     model: str | None
     """The name that the client sent; None: none."""
     may_omit_model: bool = False
     """Whether a missing model name is usual in this API, and not reported."""
-    asks: Embed | Score
+    asks: Embed | Score | Classify
     id_prefix: str
     priority: int = 0
     cache_salt: str = ""
@@ -126,15 +140,17 @@ class PairPrompts:
         if asks.max_document_tokens is not None:
             document = self._tokenizer.beginning(document, asks.max_document_tokens)
         try:
-            return TokenPrompt(self._tokens(pair.query, document, asks.instruction, pair.path), pair.path)
+            tokens, num_first = self._tokens(pair.query, document, asks.instruction, pair.path)
+            return TokenPrompt(tokens, pair.path, num_first)
         except ContextLengthError:
             self._encode(pair.query, pair.query_path)  # blames the query if it is too long by itself
             raise
 
-    def _tokens(self, query: str, document: str, asked: str | None, path: str) -> list[int]:
+    def _tokens(self, query: str, document: str, asked: str | None, path: str) -> tuple[list[int], int | None]:
+        """The tokens of a pair and, if the tokenizer says so, how many belong to the query."""
         template = self._tokenizer.chat_template
         if template is not None and template.knows_pairs:
-            return self._encode(self._rendered(template, query, document, asked, path), path)
+            return self._encode(self._rendered(template, query, document, asked, path), path), None
         if self._scoring.by == "classes":
             if asked is not None:
                 raise _no_instruction()
@@ -144,7 +160,7 @@ class PairPrompts:
         question = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
         messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": question}]
         text, _ = render(template, Conversation(messages, thinks=False))
-        return self._encode(text, path)
+        return self._encode(text, path), None
 
     def _rendered(self, template: ChatTemplate, query: str, document: str, asked: str | None, path: str) -> str:
         pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
@@ -169,7 +185,7 @@ def _no_instruction() -> InvalidRequestError:
 
 
 class PoolingRules:
-    """Plans requests for embeddings and scores, for one model on one engine. Cheap to make."""
+    """Plans requests for embeddings, scores and classes, for one model on one engine. Cheap to make."""
 
     def __init__(self, planner: Planner, tokenizer: Tokenizer, model: ServedModel, hidden_size: int) -> None:
         self._planner = planner
@@ -178,11 +194,16 @@ class PoolingRules:
         self._hidden_size = hidden_size
 
     def plan(self, request: PoolingRequest) -> Plan:
-        """The plan for a request. Raises what Planner.plan does, also if the model cannot embed or score."""
+        """The plan for a request. Raises what Planner.plan does, also if the model lacks the ability."""
         if request.model is not None:
             self._model.check_name(request.model)
         asks = request.asks
-        pooling, prompts = self._embedding(asks, request) if isinstance(asks, Embed) else self._scores(asks, request)
+        if isinstance(asks, Embed):
+            pooling, prompts = self._embedding(asks, request)
+        elif isinstance(asks, Score):
+            pooling, prompts = self._scores(asks, request)
+        else:
+            pooling, prompts = self._classes(asks)
         asked = GenerationRequest(
             model=request.model,
             may_omit_model=request.may_omit_model,
@@ -190,7 +211,7 @@ class PoolingRules:
             pooling=pooling,
             id_prefix=request.id_prefix,
             max_tokens=0,
-            truncate_prompt=asks.truncate if isinstance(asks, Embed) else None,
+            truncate_prompt=None if isinstance(asks, Score) or self._is_encoder else asks.truncate,
             priority=request.priority,
             cache_salt=request.cache_salt,
             paths=request.paths,
@@ -210,10 +231,36 @@ class PoolingRules:
         if asks.prompt_name is not None and not all(isinstance(prompt, TextPrompt) for prompt in asks.inputs):
             message = "'prompt_name' needs texts: tokens and messages are taken as they are."
             raise InvalidRequestError(message, param="prompt_name", code="invalid_parameter_combination")
+        if self._is_encoder and any(isinstance(prompt, Conversation) for prompt in asks.inputs):
+            message = "Unsupported parameter: 'messages'. This model embeds texts: use 'input'."
+            raise InvalidRequestError(message, param="messages", code="unsupported_parameter")
         before = "" if name is None else embedding.prompts[name]
         inputs = [replace(one, text=before + one.text) if isinstance(one, TextPrompt) else one for one in asks.inputs]
         normalizes = embedding.normalizes if asks.normalizes is None else asks.normalizes
-        return Pooling(embedding.by, self._dimensions(asks, embedding), normalizes), inputs
+        pooling = Pooling(embedding.by, self._dimensions(asks, embedding), normalizes)
+        return pooling, self._shortened(inputs, asks.truncate)
+
+    def _shortened(self, inputs: Sequence[Prompt], num_tokens: int | None) -> Sequence[Prompt]:
+        """The prompts; for an encoder, their beginnings if the request truncates them."""
+        if num_tokens is None or not self._is_encoder:
+            return inputs
+        return [self._beginning(prompt, num_tokens) for prompt in inputs]
+
+    def _beginning(self, prompt: Prompt, num_tokens: int) -> TokenPrompt:
+        if not isinstance(prompt, TextPrompt):
+            message = "'truncate_prompt_tokens' needs texts: this model's tokens have special ones at their end."
+            raise InvalidRequestError(message, param="truncate_prompt_tokens", code="invalid_parameter_combination")
+        path = prompt.path or "input"
+        return TokenPrompt(self._planner.encode_beginning(prompt.text, path, num_tokens), path)
+
+    @property
+    def _is_encoder(self) -> bool:
+        return self._model.abilities.is_encoder
+
+    def _classes(self, asks: Classify) -> tuple[Pooling, Sequence[Prompt]]:
+        if self._model.abilities.classification is None:
+            raise unable(self._model.name, "classify texts", self._model.abilities.no_classification)
+        return Pooling("classes"), self._shortened(asks.inputs, asks.truncate)
 
     def _dimensions(self, asks: Embed, embedding: Embedding) -> int | None:
         """The length to shorten vectors to; None: the full length."""

@@ -32,6 +32,8 @@ class TokenPrompt:
 
     tokens: Sequence[int]
     path: str
+    num_first: int | None = None
+    """For an encoder: tokens of the first text of a pair, with its special tokens; None: one text."""
 
     def opposed(self, negative: str) -> TextPrompt:
         """The negative prompt, for guidance."""

@@ -308,22 +308,23 @@ class EngineCollector(Collector):
         return self._families.gauges("engine_state", "1 for the engine's current state, else 0.", ["state"], states)
 
     def _cache_config(self) -> Metric:
-        """Empty until the engine has been ready once."""
-        try:
-            config = _describe_cache(self._engine.info)
-        except EngineUnavailableError:
-            config = {}
+        """Empty until the engine has been ready once, and for encoders."""
+        config: dict[str, str] = {}
+        with suppress(EngineUnavailableError):
+            if self._engine.info.has_kv_cache:
+                config = _describe_cache(self._engine.info)
         text = "Always 1; the labels describe the KV cache."
         values = {tuple(config.values()): 1.0} if config else {}
         return self._families.gauges("cache_config_info", text, list(config), values)
 
     def _cache_blocks(self, stats: EngineStats) -> Metric:
-        """Empty until the engine has been ready once."""
+        """Empty until the engine has been ready once, and for encoders."""
         by_state: dict[tuple[str, ...], float] = {}
         with suppress(EngineUnavailableError):
-            held, cached = stats.kv_held_blocks, stats.kv_cached_blocks
-            free = self._engine.info.num_blocks - held - cached
-            by_state = {("held",): held, ("cached",): cached, ("free",): free}
+            info, held, cached = self._engine.info, stats.kv_held_blocks, stats.kv_cached_blocks
+            free = info.num_blocks - held - cached
+            if info.has_kv_cache:
+                by_state = {("held",): held, ("cached",): cached, ("free",): free}
         text = "KV cache blocks by state: held by running choices, cached (evicted when needed), or free."
         return self._families.gauges("kv_cache_blocks", text, ["state"], by_state)
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as TokenizerModel
+from tokenizers import normalizers
 
 from model_runner.contract import Breaker
+from model_runner.encoders.folder import find_encoder
 from model_runner.models.vocabulary import byte_characters
 from server.text.chat_template import ChatTemplate, TemplateSources
 from server.text.dry_breakers import BreakerSpellings
@@ -66,6 +68,10 @@ class Tokenizer:
             model = TokenizerModel.from_file(str(path))
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"{path} is damaged ({error}); download it again.") from error
+        encoder = find_encoder(folder)
+        if encoder is not None and encoder.lowercases:
+            own = [] if model.normalizer is None else [model.normalizer]
+            model.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
         return cls(model, config, templates or read_templates(folder, config))
 
     @cached_property
@@ -129,9 +135,26 @@ class Tokenizer:
         words = [(text, None)] if model.pre_tokenizer is None else model.pre_tokenizer.pre_tokenize_str(text)
         return [token.id for word, _ in words for token in model.model.tokenize(word)]
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """The tokens of a pair of texts, with the tokenizer's special tokens before, between and after."""
-        return self._model.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        """The tokens of a pair of texts, with the tokenizer's special tokens before, between and after.
+
+        Also returns how many of them belong to the first text; None if the tokenizer gives all tokens the same type.
+        """
+        encoded = self._model.encode_batch_fast([(first, second)], add_special_tokens=True)[0]
+        names = self.config.get("model_input_names")
+        has_types = 1 in encoded.type_ids and (names is None or "token_type_ids" in names)
+        return encoded.ids, encoded.type_ids.index(1) if has_types else None
+
+    @property
+    def num_added(self) -> int:
+        """How many special tokens are put around a text."""
+        return self._model.num_special_tokens_to_add(is_pair=False)
+
+    def encode_beginning(self, text: str, num_tokens: int) -> list[int]:
+        """The first tokens of the text with the special tokens around them, at most `num_tokens` together."""
+        encoded = self._model.encode_batch([text], add_special_tokens=False)[0]
+        encoded.truncate(num_tokens - self.num_added)
+        return self._model.post_process(encoded, add_special_tokens=True).ids
 
     def beginning(self, text: str, num_tokens: int) -> str:
         """The beginning of the text that takes at most `num_tokens` tokens, in whole characters."""

@@ -146,7 +146,7 @@ def load(
     tiny_model: Callable[..., Path], recurrent_model: Callable[[str], Path], embedded_folder: Path
 ) -> Callable[..., Harness]:
     """Returns a function from a family's name, or "embedded", a quantization, a tiny model's size of vocabulary, and
-    what rows are rounded to, to a harness with the model. Families may be those of `recurrent_model`.
+    what rows are rounded to, to a harness with the model. Families may also be recurrent ones.
     """
     made: dict[tuple[str, Quantization, int, Rows], Harness] = {}
 

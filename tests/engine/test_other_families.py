@@ -1,6 +1,7 @@
 """Families that run their own transformers modules, where a module is unlike Llama's."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,18 +9,23 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     FlintConfig,
+    Glm4MoeLiteConfig,
     GPT2Config,
     GptOssConfig,
     GraniteMoeSWAConfig,
     GraniteSWAConfig,
     Llama4TextConfig,
     MiMoV2FlashConfig,
+    MiniCPM3Config,
     PretrainedConfig,
 )
 
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.kernels.library import Kernels
+from model_runner.kv_cache import KVShape
 from model_runner.models.hf_loading import inspect_model, load_config, load_model
 from model_runner.models.native_modules import prepare
 from model_runner.models.native_packer import NativePacker
@@ -57,6 +63,12 @@ LLAMA4 = {
     "intermediate_size_mlp": 48,
     "interleave_moe_layer_step": 2,
 }
+LATENTS = {
+    **{name: value for name, value in SINKS.items() if name not in ("layer_types", "sliding_window")},
+    **{"num_key_value_heads": 4, "head_dim": 8},
+    **{"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12},
+}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1}
 MIMO = {"v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
@@ -69,6 +81,10 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "flint": lambda: FlintConfig(**SINKS),
     "llama 4": lambda: Llama4TextConfig(**LLAMA4, num_experts_per_tok=1),
     "llama 4 with two experts": lambda: Llama4TextConfig(**LLAMA4, num_experts_per_tok=2, moe_layers=[0, 1]),
+    "deepseek 2": lambda: DeepseekV2Config(**LATENTS | ROUTED, first_k_dense_replace=1),
+    "deepseek 3": lambda: DeepseekV3Config(**LATENTS | ROUTED, first_k_dense_replace=1),
+    "glm 4.7 flash": lambda: Glm4MoeLiteConfig(**LATENTS | ROUTED),
+    "minicpm 3": lambda: MiniCPM3Config(**LATENTS),
     "mimo": lambda: MiMoV2FlashConfig(**SINKS | MIMO),
 }
 
@@ -108,6 +124,13 @@ def test_only_weights_that_are_multiplied_are_packed(folder: Path, kernels_libra
     dense = [name for name, weight in model.named_parameters() if weight.dim() == 2]
     assert all("embed" in name or "norm" in name or "wte" in name or "wpe" in name for name in dense)
     assert isinstance(model.get_output_embeddings().weight, PackedWeight)
+
+
+def test_latents_are_stored_on_the_cpu_and_take_less() -> None:
+    config = DeepseekV3Config(**LATENTS | ROUTED)
+    assert inspect_model(config).kv[0] == KVShape(4, 24, 12, 1)
+    assert inspect_model(config, keeps_latents=True).kv[0] == KVShape(1, 40, 32, 4)
+    assert replace(inspect_model(config, keeps_latents=True), kv=()) == replace(inspect_model(config), kv=())
 
 
 def test_inputs_and_outputs_of_a_conv1d_are_counted_as_those_of_a_linear() -> None:

@@ -1,4 +1,4 @@
-"""Recurrent layers beside what else the engine does: drafts, beams, candidates, guides, and pages that are gone."""
+"""Recurrent layers with the rest of the engine: drafts, beams, candidates, guides, and pages that are gone."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -2,10 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from bench.tiny_models import write_tiny_model
+from model_runner.config import RunnerConfig
 from model_runner.contract import Speculation
+from model_runner.platforms.choose import choose_platform
+from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest
 from tests.engine.conftest import GREEDY, Harness
 
@@ -64,3 +71,17 @@ def test_drafts_go_with_windows(harness: Harness) -> None:
     alone = harness.run(harness.engine(), [request])
     speculated = replace(request, speculation=Speculation("lookahead", 3))
     assert harness.run(harness.engine(chunk=48), [speculated])["a", 0].tokens == alone["a", 0].tokens
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+def test_layers_that_share_keys_and_values_store_them_once(family: str, tmp_path: Path) -> None:
+    write_tiny_model(family, tmp_path)
+    shape = choose_platform(config := RunnerConfig(tmp_path, device="cpu", quantization="none")).inspect(tmp_path)
+    assert (len(shape.kv), shape.num_layers) == (4, 6)
+    harness = Harness(ModelRunner.load(replace(config, kv_cache_gib=0.05, max_num_seqs=4)))
+    request = make_request("a", 90)
+    answer = harness.run(harness.engine(chunk=32), [request])["a", 0]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = torch.tensor([request.prompt])
+    expected = model.generate(tokens, max_new_tokens=40, do_sample=False, eos_token_id=None)
+    assert answer.tokens == expected[0, 90:].tolist()

@@ -148,7 +148,7 @@ def test_an_unknown_model_is_refused_in_few_words(entries: dict[str, object], re
     with pytest.raises(UnsupportedModelError, match=reason) as failure:
         ModelRunner.load(RunnerConfig(tmp_path, device="cpu", kv_cache_gib=0.01))
     message = str(failure.value)
-    assert message.endswith("; docs/reference/models.md lists the supported models")
+    assert message.endswith("; docs/reference/model-types.md lists the supported models")
     assert "\n" not in message
     assert len(message) < 300
 

@@ -79,7 +79,7 @@ def test_inspection_refuses_what_cannot_run(config: PretrainedConfig, reason: st
 def test_weights_used_in_another_way_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    monkeypatch.setattr("model_runner.models.hf_loading.make_linear", lambda model: None)
+    monkeypatch.setattr("model_runner.models.text_model.make_linear", lambda model: None)
     config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="not supported"):
@@ -200,6 +200,7 @@ def test_what_is_counted_for_int4_is_what_loading_packs_in_int4(
 
 SHAPE = ModelShape(
     (KVShape(2, 16, 16),) * 3,
+    num_layers=3,
     num_parameters=1_000_000,
     num_shared=100_000,
     num_multiplied=900_000,

@@ -69,6 +69,9 @@ class NoAttention(AttentionBackend[None]):
     ) -> Tensor:
         raise AssertionError("the model attends")
 
+    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: None) -> Tensor:
+        raise AssertionError("the model attends")
+
 
 class Driver:
     """Runs prompts in chunks through a model, with rows and pages of its own for each of their blocks."""

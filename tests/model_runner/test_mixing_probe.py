@@ -35,7 +35,9 @@ def test_models_with_other_mixers_are_refused_if_inspection_lets_them_pass(
     with pytest.raises(UnsupportedModelError, match="layers of the kind"):
         load(tmp_path, quantization="none")
     monkeypatch.setattr(hf_loading, "_LAYER_KINDS", hf_loading._LAYER_KINDS | {"hybrid", "conv"})
-    with pytest.raises(UnsupportedModelError, match=r"other logits in chunks next to another request .*models\.md"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"other logits in chunks next to another request .*model-types\.md"
+    ):
         load(tmp_path, quantization="none")
 
 

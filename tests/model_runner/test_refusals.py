@@ -70,7 +70,7 @@ def test_models_that_meet_code_not_written_for_them(
         except UnsupportedModelError as refusal:
             reason = str(refusal)
             assert f"{tmp_path} (a {family} model)" in reason
-            assert not ("attention" in reason and "docs/reference/models.md" not in reason)
+            assert not ("attention" in reason and "docs/reference/model-types.md" not in reason)
             assert "\n" not in reason
             assert not any(record.exc_info for record in caplog.records)
             return
@@ -191,7 +191,9 @@ def test_code_of_a_checkpoint_is_neither_run_nor_asked_about(tmp_path: Path, mon
     classes = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "planted.Planted")
     (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "planted", "auto_map": classes}))
-    with pytest.raises(UnsupportedModelError, match=r"no model that transformers can read: .*custom code.*models\.md"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"no model that transformers can read: .*custom code.*model-types\.md"
+    ):
         load_config(tmp_path)
     tiny_config("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"auto_map": classes}

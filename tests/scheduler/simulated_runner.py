@@ -154,7 +154,7 @@ class SimulatedRunner(DoneAtLaunch):
         ]
 
     def _forget_unneeded(self):
-        """What no position from the next on can see was given back, and may be anybody's by now."""
+        """Blocks that no further position can see were given back, and may be anybody's by now."""
         for live in self.live.values():
             folded = live.num_folded
             for held, group in zip(live.groups, self.groups, strict=True):

@@ -100,6 +100,7 @@ async def test_a_model_is_used_as_its_configuration_says(trained: httpx.AsyncCli
         "dimensions": [4, 8],
         "prompts": ["document", "query"],
         "default_prompt": "document",
+        "similarity": None,
     }
 
 
@@ -334,7 +335,7 @@ async def test_a_model_without_a_head_for_tokens_does_not_write(make_app: Callab
     folder = folder_with(tmp_path / "model", {**TRAINED, "config.json": {"architectures": ["LlamaModel"]}})
     async with client_of(make_app(folder)) as client:
         message = await refused(client, "/v1/completions", completion(), "model", "unsupported_model")
-        assert message == "The model `tiny` cannot generate text. It can embed."
+        assert message == "The model `tiny` cannot generate text. It can embed (/v1/embeddings)."
         assert (await client.post(PATH, json=asked())).status_code == 200
         message = await refused(client, "/v1/score", {"queries": "a", "documents": "b"}, "model", "unsupported_model")
         assert message.startswith("The model `tiny` cannot score texts. It is not made for scores")

@@ -117,5 +117,6 @@ async def test_the_document_says_which_forms_there_are(client: httpx.AsyncClient
     document = (await client.get("/openapi.json")).json()
     schema = document["paths"][PATH]["post"]["requestBody"]["content"]["application/json"]["schema"]
     named = [one["$ref"].rpartition("/")[2] for one in schema["anyOf"]]
-    assert named == ["ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest", "RerankRequest", "ScoreRequest"]
+    pooling = ["EmbeddingRequest", "RerankRequest", "ScoreRequest", "ClassifyRequest"]
+    assert named == ["ChatCompletionRequest", "CompletionRequest", *pooling]
     assert set(named) <= set(document["components"]["schemas"])

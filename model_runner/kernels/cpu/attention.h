@@ -22,23 +22,38 @@ namespace SW_ISA {
 // ---------------------------------------------------------------------------------------------------------------------
 // Units of work of a step's attention, and which positions its rows see.
 
-// Some rows of one choice, with the query heads of one key-value head.
+constexpr int kPairsOfUnit = 24;  // limits queries and outputs so that they stay in the L1 cache together with a tile
+
+// The query heads of a key-value head, and the number of them in a unit: many heads are shared between units.
+struct Group {
+  int heads;
+  int parts;    // units of a row
+  int at_once;  // heads of a unit, fewer in the last one
+
+  explicit Group(int heads)
+      : heads(heads), parts((heads + kPairsOfUnit - 1) / kPairsOfUnit), at_once((heads + parts - 1) / parts) {}
+};
+
+// Some rows of one choice, with query heads of one key-value head.
 struct Unit {
   int choice;
   int first_token;
   int num_rows;
   int kv_head;
+  int first_head;  // of the key-value head's
+  int num_heads;
 };
 
 // Deals out the units of a step from last to first: the last choices have the longest prompt chunks, and the units at
 // the end should be small.
 class Units {
  public:
-  Units(const SwStep &step, int kv_heads, int rows_at_once)
-      : step_(step), kv_heads_(kv_heads), rows_at_once_(rows_at_once), first_(step.num_choices + 1) {
+  Units(const SwStep &step, int kv_heads, const Group &group, int rows_at_once)
+      : step_(step), group_(group), parts_(kv_heads * group.parts), rows_at_once_(rows_at_once),
+        first_(step.num_choices + 1) {
     for (int choice = 0; choice < step.num_choices; ++choice) {
       const int rows = step.first_token[choice + 1] - step.first_token[choice];
-      first_[choice + 1] = first_[choice] + kv_heads * ((rows + rows_at_once - 1) / rows_at_once);
+      first_[choice + 1] = first_[choice] + parts_ * ((rows + rows_at_once - 1) / rows_at_once);
     }
   }
 
@@ -49,14 +64,17 @@ class Units {
     const int index = count() - 1 - place;
     const int choice = static_cast<int>(std::upper_bound(first_.begin(), first_.end(), index) - first_.begin()) - 1;
     const int of_choice = index - first_[choice];
-    const int token = step_.first_token[choice] + of_choice / kv_heads_ * rows_at_once_;
-    const int end = step_.first_token[choice + 1];
-    return {choice, token, std::min(rows_at_once_, end - token), of_choice % kv_heads_};
+    const int token = step_.first_token[choice] + of_choice / parts_ * rows_at_once_;
+    const int end = step_.first_token[choice + 1], part = of_choice % parts_;
+    const int first_head = part % group_.parts * group_.at_once;
+    return {choice, token, std::min(rows_at_once_, end - token), part / group_.parts, first_head,
+            std::min(group_.at_once, group_.heads - first_head)};
   }
 
  private:
   const SwStep &step_;
-  const int kv_heads_;
+  const Group group_;
+  const int parts_;  // units of a row
   const int rows_at_once_;
   std::vector<int> first_;  // index of each choice's first unit, then the number of units
 };
@@ -85,8 +103,6 @@ inline Row row_of(const SwStep &step, const SwAttention &options, int token) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-
-constexpr int kPairsOfUnit = 24;  // limits queries and outputs so that they stay in the L1 cache together with a tile
 
 // Memory of one thread, kept for the next call.
 class ThreadMemory {
@@ -177,7 +193,7 @@ class Attender {
       : cache_(cache), step_(step), options_(options), group_(options.heads / cache.kv_heads),
         shape_{cache.block_size, cache.key_dim, cache.value_dim, options.softcap} {
     thread_local ThreadMemory memory;
-    const int64_t pairs = int64_t{rows_at_once} * group_;
+    const int64_t pairs = int64_t{rows_at_once} * group_.at_once;
     memory_.lay_out(cache, rows_at_once, pairs, memory.reserve(memory_.lay_out(cache, rows_at_once, pairs, nullptr)));
   }
 
@@ -190,7 +206,7 @@ class Attender {
   void run(const Unit &unit, const float *query, int64_t query_stride, float *output, int64_t output_stride) {
     unit_ = unit;
     for (int row = 0; row < unit.num_rows; ++row)
-      prefetch(query + row * query_stride, int64_t{group_} * shape_.key_dim * sizeof(float));
+      prefetch(query + row * query_stride, int64_t{unit.num_heads} * shape_.key_dim * sizeof(float));
     for (int row = 0; row < unit.num_rows; ++row) begin_row(row, query + row * query_stride);
     attend_own_tiles();
     for (int row = 0; row < unit.num_rows; ++row) {
@@ -200,7 +216,7 @@ class Attender {
   }
 
  private:
-  Pair *pairs_of(int row) { return memory_.pairs + row * group_; }
+  Pair *pairs_of(int row) { return memory_.pairs + row * group_.at_once; }
   int64_t block_at(int position) const { return block_of(unit_, position); }
 
   int64_t block_of(const Unit &unit, int position) const {
@@ -209,14 +225,15 @@ class Attender {
 
   void begin_row(int row, const float *query) {
     memory_.rows[row] = row_of(step_, options_, unit_.first_token + row);
-    for (int64_t head = 0, pair = row * group_; head < group_; ++head, ++pair) {
+    const int64_t first_head = int64_t{unit_.kv_head} * group_.heads + unit_.first_head;
+    for (int64_t head = 0, pair = row * group_.at_once; head < unit_.num_heads; ++head, ++pair) {
       Pair &p = memory_.pairs[pair];
       p = {memory_.queries + pair * memory_.query_stride, memory_.totals + pair * kLanes,
            memory_.outputs + pair * memory_.output_stride, kLowest, 0, 0};
       take_query(query + head * shape_.key_dim, p.query);
       std::fill_n(p.totals, kLanes, 0.0f);
       std::fill_n(p.output, memory_.output_stride, 0.0f);
-      if (options_.sinks) begin_with_sink(options_.sinks[int64_t{unit_.kv_head} * group_ + head], p);
+      if (options_.sinks) begin_with_sink(options_.sinks[first_head + head], p);
     }
   }
 
@@ -236,7 +253,7 @@ class Attender {
   // Adds a row's pairs to those that see the tile at this position; returns their new number.
   int add_seeing(int row, int start, int count) {
     const Row &r = memory_.rows[row];
-    for (int head = 0; head < group_; ++head) {
+    for (int head = 0; head < unit_.num_heads; ++head) {
       Pair &pair = pairs_of(row)[head];
       pair.low = std::max(0, r.first - start);
       pair.high = std::min(shape_.block_size, r.last + 1 - start);
@@ -343,7 +360,7 @@ class Attender {
   }
 
   void finish_row(int row, float *output) {
-    for (int64_t head = 0; head < group_; ++head) {
+    for (int64_t head = 0; head < unit_.num_heads; ++head) {
       const Pair &pair = pairs_of(row)[head];
       scale(pair.output, 1.0f / sum(load_lanes(pair.totals)), shape_.value_dim, output + head * shape_.value_dim);
     }
@@ -352,7 +369,7 @@ class Attender {
   const SwKvCache &cache_;
   const SwStep &step_;
   const SwAttention &options_;
-  const int group_;
+  const Group group_;
   const TileShape shape_;
   UnitMemory<T> memory_;
   Unit unit_{};
@@ -362,14 +379,14 @@ class Attender {
 template <typename T>
 void attend_as(samewise::ThreadPool &pool, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
                const float *query, int64_t query_stride, float *output, int64_t output_stride) {
-  const int group = options.heads / cache.kv_heads;
-  const int rows_at_once = std::max(1, kPairsOfUnit / group);
-  const Units units(step, cache.kv_heads, rows_at_once);
+  const Group group(options.heads / cache.kv_heads);
+  const int rows_at_once = std::max(1, kPairsOfUnit / group.heads);
+  const Units units(step, cache.kv_heads, group, rows_at_once);
   pool.for_each(units.count(), [&](int64_t place) {
     Attender<T> attender(cache, step, options, rows_at_once);
     const Unit unit = units.at(static_cast<int>(place));
     if (place + pool.size() < units.count()) attender.expect(units.at(static_cast<int>(place) + pool.size()));
-    const int64_t token = unit.first_token, head = int64_t{unit.kv_head} * group;
+    const int64_t token = unit.first_token, head = int64_t{unit.kv_head} * group.heads + unit.first_head;
     attender.run(unit, query + token * query_stride + head * cache.key_dim, query_stride,
                  output + token * output_stride + head * cache.value_dim, output_stride);
   });

@@ -203,11 +203,13 @@ class ScratchOfThread {
   int64_t size_ = 0;
 };
 
-// The inputs and outputs of a step.
+// The inputs and outputs of a step. Strides are from token to token.
 struct RecurrenceStep {
   const float *query;  // [T, key_heads, key_dim]
   const float *key;    // [T, key_heads, key_dim]
   const float *value;  // [T, heads, value_dim]
+  int64_t key_stride;  // of queries, too
+  int64_t value_stride;
   const float *beta;   // [T, heads]; null without delta
   float *output;       // [T, heads, value_dim]
 };
@@ -275,8 +277,8 @@ class RecurrenceUnit {
     const float *vectors[2 * kRows];  // keys, if they are needed, then queries
     for (int64_t i = 0; i < n; ++i) {
       const int64_t token = plan_.order[segment.first + i], count = plan_.num_rows[token];
-      const float *key = step_.key + (token * layer_.key_heads + key_head_) * key_dim_;
-      const float *query = step_.query + (token * layer_.key_heads + key_head_) * key_dim_;
+      const float *key = step_.key + token * step_.key_stride + key_head_ * key_dim_;
+      const float *query = step_.query + token * step_.key_stride + key_head_ * key_dim_;
       weigh(rows_of_token(i, count), count, i, key, query);
       if (kDelta) vectors[i] = kPerChannel ? scratch_.decayed + i * key_dim_ : key;
       vectors[(kDelta ? n : 0) + i] = kPerChannel ? scratch_.decayed + (kRows + i) * key_dim_ : query;
@@ -370,7 +372,7 @@ class RecurrenceUnit {
     const float *of_key = weights(0, i), *of_query = weights(1, i);
     const Vec decay = broadcast(kPerChannel ? 1.0f : scratch_.to_start[i]);
     const int64_t at = token * layer_.heads + head_;
-    const float *value = step_.value + at * value_dim_;
+    const float *value = step_.value + token * step_.value_stride + head_ * value_dim_;
     float *output = step_.output + at * value_dim_, *update = rows.updates[count - 1];
     by_columns<kColumns>(value_dim_, [&]<int C>(int64_t column) {
       Vec u[C], o[C];
@@ -478,10 +480,9 @@ void recur_as(samewise::ThreadPool &pool, const SwRecurrence &layer, const SwSta
 // Writes rows, computes outputs, and writes pages. log_decay is [T, heads], or [T, heads, key_dim] per channel.
 inline void recur(samewise::ThreadPool &pool, const SwRecurrence &layer, const SwStatePlan &plan,
                   const RecurrenceStep &step, const float *log_decay) {
-  const int64_t key_size = int64_t{layer.key_heads} * layer.key_dim;
   const int64_t decay_size = int64_t{layer.heads} * (layer.per_channel ? layer.key_dim : 1);
   pool.for_each(plan.num_tokens, [&](int64_t token) {
-    write_row(layer, plan, token, step.key + token * key_size, log_decay + token * decay_size);
+    write_row(layer, plan, token, step.key + token * step.key_stride, log_decay + token * decay_size);
   });
   const auto run = step.beta ? (layer.per_channel ? recur_as<true, true> : recur_as<true, false>)
                              : (layer.per_channel ? recur_as<false, true> : recur_as<false, false>);

@@ -67,6 +67,7 @@ struct Kernels {
   decltype(&sw_repack) repack;
   decltype(&sw_unpack) unpack;
   decltype(&sw_linear) linear;
+  decltype(&sw_linears) linears;
   decltype(&sw_attention) attention;
   decltype(&sw_decoder_layer) decoder_layer;
   decltype(&sw_forward) forward;
@@ -77,6 +78,7 @@ struct Kernels {
   decltype(&sw_move_kv) move_kv;
   decltype(&sw_recur) recur;
   decltype(&sw_convolve) convolve;
+  decltype(&sw_gated_delta_net) gated_delta_net;
 };
 
 #define SW_OPTIONAL __attribute__((weak))

@@ -127,6 +127,11 @@ int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, in
   return rows == 0 ? 0 : guarded([&] { return context->kernels.linear(context, weight, x, rows, y); });
 }
 
+int32_t sw_linears(SwContext *context, const SwWeight *weights, int32_t count, const float *x, int32_t rows,
+                   float *y) {
+  return rows == 0 ? 0 : guarded([&] { return context->kernels.linears(context, weights, count, x, rows, y); });
+}
+
 int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
                      const float *query, const float *key, const float *value, float *output) {
   if (step->num_tokens == 0) return 0;
@@ -182,13 +187,19 @@ int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const 
   return guarded([&] { return context->kernels.convolve(context, convolution, plan, x, output); });
 }
 
+int32_t sw_gated_delta_net(SwContext *context, const SwGatedDeltaNet *layer, const SwStatePlan *plan, const float *qkv,
+                           const float *z, const float *b, const float *a, float *output) {
+  return guarded([&] { return context->kernels.gated_delta_net(context, layer, plan, qkv, z, b, a, output); });
+}
+
 int64_t sw_size_of(const char *name) {
 #define SIZE_OF(type) {#type, sizeof(type)}
   static constexpr std::pair<const char *, int64_t> sizes[] = {
       SIZE_OF(SwKvCache), SIZE_OF(SwStep), SIZE_OF(SwAttention), SIZE_OF(SwWeight), SIZE_OF(SwExperts),
       SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwEmbedding), SIZE_OF(SwModel), SIZE_OF(SwPass),
       SIZE_OF(SwPick), SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
-      SIZE_OF(SwMove), SIZE_OF(SwSegment), SIZE_OF(SwStatePlan), SIZE_OF(SwRecurrence), SIZE_OF(SwConvolution)};
+      SIZE_OF(SwMove), SIZE_OF(SwSegment), SIZE_OF(SwStatePlan), SIZE_OF(SwRecurrence), SIZE_OF(SwConvolution),
+      SIZE_OF(SwGatedDeltaNet)};
 #undef SIZE_OF
   for (const auto &[struct_name, size] : sizes)
     if (!std::strcmp(name, struct_name)) return size;

@@ -352,6 +352,17 @@ typedef struct SwConvolution {
   const int32_t *sources;  // [T, kernel - 1] a slot; -1 for zero; -2 - i for number i of the last inputs of all pages
 } SwConvolution;
 
+// A gated delta net between its projections. Query, key and value are convolved side by side, with SiLU.
+typedef struct SwGatedDeltaNet {
+  SwRecurrence recurrence;
+  SwConvolution convolution;  // channels: heads of queries, of keys, of values
+  float gain;                 // factor on sigmoid(b): beta
+  float norm_eps;
+  const float *decay_factor;  // [heads] factor on softplus(a + decay_bias): the logarithm of the decay
+  const float *decay_bias;    // [heads]
+  const float *norm;          // [value_dim] of each head's output, which is then multiplied by SiLU(z)
+} SwGatedDeltaNet;
+
 // isa is "avx512bf16", "avx512vnni", "avx2", "portable", or "auto" for the best that this machine supports. Returns
 // null if the machine does not support it. There may be fewer threads if the system refuses: sw_threads returns their
 // number.
@@ -383,8 +394,13 @@ SW_PUBLIC int32_t sw_repack(SwContext *context, int32_t format, const uint8_t *b
 // y[rows, outputs] = x[rows, inputs] times the weight and those that follow in its chain, with x rounded to integers with one scale per row.
 SW_PUBLIC int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y);
 
+// y[rows, count, outputs] = x[rows, count, inputs], each of `count` vectors times the weight of its own. All weights have
+// the same shape and kind.
+SW_PUBLIC int32_t sw_linears(SwContext *context, const SwWeight *weights, int32_t count, const float *x, int32_t rows,
+                     float *y);
+
 // Writes key and value to the cache, then attends: query [T, heads, key_dim], key [T, kv_heads, key_dim],
-// value [T, kv_heads, value_dim], output [T, heads, value_dim].
+// value [T, kv_heads, value_dim], output [T, heads, value_dim]. Without a key, they are in the cache already.
 SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
                      const float *query, const float *key, const float *value, float *output);
 
@@ -426,6 +442,10 @@ SW_PUBLIC int32_t sw_recur(SwContext *context, const SwRecurrence *recurrence, c
 // Writes the rows x[T, channels], computes output[T, channels], and writes pages.
 SW_PUBLIC int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
                     float *output);
+
+// Runs a gated delta net: qkv[T, channels], z and output [T, heads, value_dim], b and a [T, heads].
+SW_PUBLIC int32_t sw_gated_delta_net(SwContext *context, const SwGatedDeltaNet *layer, const SwStatePlan *plan, const float *qkv,
+                           const float *z, const float *b, const float *a, float *output);
 
 // The size of a struct by name, or -1. Python compares it with the size it computed from this file.
 SW_PUBLIC int64_t sw_size_of(const char *name);

@@ -1,26 +1,39 @@
 """Recurrent layers by rows and pages on a GPU; recurrence/backend.py has the formulas, recurrence/plan.py the segments.
 
 A program does one head of one choice, for some channels of its values, and keeps its part of the state in registers.
-It computes 32 rows at a time, those of a block, whether one of them is wanted or all. Products are IEEE float32, of one
+It computes the 32 rows of a block together, even if one of them is wanted. Products are IEEE float32, of one
 shape, and rows are added in the order of positions. So a row's bits do not depend on which rows are computed with it.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_runner.recurrence.backend import BLOCK, ConvMemory, RecurrentMemory, RecurrentShape, padded
-from model_runner.recurrence.plan import Segment
-
-_WIDEST = 32
-"""Values' channels per program; 16 where keys have more than 128 channels, whose states would not fit in registers."""
+_ROWS = 32
+"""Rows of a block."""
+_SEGMENT_FIELDS = 9
+_VALUE_TILE = 16
+"""Values' channels per program, so that a state of keys with 256 channels fits in registers."""
 _CHANNELS = 256
 """Channels of a convolution per program."""
 
 
+class Sizes(NamedTuple):
+    """As in RecurrentShape."""
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    delta: bool
+    per_channel: bool
+
+
 def recur(
-    shape: RecurrentShape,
-    memory: RecurrentMemory,
+    sizes: Sizes,
+    memory: tuple[Tensor, Tensor, Tensor, Tensor],
     plan: Tensor,
     starts: tuple[int, ...],
     rows: tuple[Tensor, Tensor, Tensor | None],
@@ -29,51 +42,54 @@ def recur(
     """Compute outputs and updates of a step's tokens, whose keys and decays are stored, and write pages.
 
     Args:
-        shape: of the recurrence.
-        memory: its rows and pages.
+        sizes: of the recurrence.
+        memory: its keys, decays, updates and states, as in RecurrentMemory.
         plan: int32 numbers of the plan, in order: segments, first segments, anchors, order, numbers of rows, paths.
         starts: where each of these begins, then the number of choices.
         rows: query [T, key_heads, key_dim], value [T, heads, value_dim], beta [T, heads] or None; contiguous float32.
         output: [T, heads, value_dim], receives the outputs.
     """
     query, value, beta = rows
-    key_tile = triton.next_power_of_2(padded(shape.key_dim))
-    value_tile = min(triton.next_power_of_2(padded(shape.value_dim)), _WIDEST if key_tile <= 128 else _WIDEST // 2)
     *parts, num_choices = starts
-    _recur_kernel[(num_choices, shape.heads, triton.cdiv(shape.value_dim, value_tile))](
-        memory.keys,
-        memory.decays,
-        memory.updates,
-        memory.states,
-        memory.keys.stride(0),
-        memory.states.stride(0),
+    _recur_kernel[(num_choices, sizes.heads, triton.cdiv(sizes.value_dim, _VALUE_TILE))](
+        *memory,
+        memory[0].stride(0),
+        memory[3].stride(0),
         *(plan[start:] for start in parts),
         query,
         value,
         query if beta is None else beta,
         output,
-        HEADS=shape.heads,
-        KEY_HEADS=shape.key_heads,
-        KEY_DIM=shape.key_dim,
-        VALUE_DIM=shape.value_dim,
-        STORED_VALUE=padded(shape.value_dim),
-        DELTA=shape.delta,
-        PER_CHANNEL=shape.per_channel,
-        KEY_TILE=key_tile,
-        VALUE_TILE=value_tile,
-        ROWS=BLOCK,
-        FIELDS=len(Segment._fields),
-        num_warps=4,
+        HEADS=sizes.heads,
+        KEY_HEADS=sizes.key_heads,
+        KEY_DIM=sizes.key_dim,
+        VALUE_DIM=sizes.value_dim,
+        STORED_VALUE=_stored(sizes.value_dim),
+        DELTA=sizes.delta,
+        PER_CHANNEL=sizes.per_channel,
+        KEY_TILE=triton.next_power_of_2(_stored(sizes.key_dim)),
+        VALUE_TILE=_VALUE_TILE,
+        ROWS=_ROWS,
+        FIELDS=_SEGMENT_FIELDS,
+        num_warps=8,
+        enable_fp_fusion=False,
     )
 
 
 def convolve(
-    memory: ConvMemory, sources: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor, *, silu: bool
+    memory: tuple[Tensor, Tensor],
+    sources: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    output: Tensor,
+    *,
+    silu: bool,
 ) -> None:
     """Convolve x [T, channels], whose rows are stored, with weight [channels, kernel].
 
     Args:
-        memory: rows and pages.
+        memory: inputs and last inputs, as in ConvMemory.
         sources: [T, kernel - 1] int32, as `Plan.inputs_of` returns them.
         x: contiguous float32.
         weight: contiguous float32.
@@ -83,10 +99,8 @@ def convolve(
     """
     count, channels = x.shape
     _convolve_kernel[(count, triton.cdiv(channels, _CHANNELS))](
-        memory.inputs,
-        memory.last,
-        memory.inputs.stride(0),
-        memory.last.stride(0),
+        *memory,
+        *(part.stride(0) for part in memory),
         sources,
         x,
         weight,
@@ -97,8 +111,9 @@ def convolve(
         HAS_BIAS=bias is not None,
         SILU=silu,
         TILE=_CHANNELS,
-        ROWS=BLOCK,
+        ROWS=_ROWS,
         num_warps=4,
+        enable_fp_fusion=False,
     )
 
 
@@ -108,8 +123,8 @@ def _flushed(x):
     return tl.where(tl.abs(x) < 7.888609052210118e-31, 0.0, x)  # 2^-100
 
 
-@triton.jit
-def _stored(dim: tl.constexpr):
+@triton.constexpr_function
+def _stored(dim):
     """The stored size of a vector."""
     return (dim + 15) // 16 * 16
 
@@ -137,24 +152,15 @@ def _keys(keys, slots, is_present, key_head, stride, KEY_DIM: tl.constexpr, KEY_
 
 @triton.jit
 def _decay(
-    decays,
-    slots,
-    j,
-    last,
-    head,
-    stride,
-    KEY_DIM: tl.constexpr,
-    KEY_TILE: tl.constexpr,
-    ROWS: tl.constexpr,
+    decays, slots, j, last, head, stride, KEY_DIM: tl.constexpr, KEY_TILE: tl.constexpr, ROWS: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
-):
-    """The decay of row j, one number or [KEY_TILE]; 1 for rows from `last` on."""
+):  # fmt: skip
+    """The decays [n] of row j, n = 1 or KEY_TILE; 1 for rows from `last` on."""
     slot = tl.sum(tl.where(tl.arange(0, ROWS) == j, slots, 0), 0)
     row, start = _place(slot, head, ROWS, stride)
-    if PER_CHANNEL:
-        d = tl.arange(0, KEY_TILE)
-        return tl.load(decays + start + row * _stored(KEY_DIM) + d, mask=(d < KEY_DIM) & (j < last), other=1.0)
-    return tl.load(decays + start + row, mask=j < last, other=1.0)
+    d = tl.arange(0, KEY_TILE if PER_CHANNEL else 1)
+    size: tl.constexpr = _stored(KEY_DIM) if PER_CHANNEL else 1
+    return tl.load(decays + start + row * size + d, mask=(d < KEY_DIM) & (j < last), other=1.0)
 
 
 @triton.jit
@@ -170,21 +176,9 @@ def _updates(
 
 @triton.jit
 def _fold(
-    state,
-    keys,
-    decays,
-    updates,
-    slots,
-    head,
-    key_head,
-    stride,
-    KEY_DIM: tl.constexpr,
-    STORED_VALUE: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
-    KEY_TILE: tl.constexpr,
-    VALUE_TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    state, keys, decays, updates, slots, head, key_head, stride, KEY_DIM: tl.constexpr, STORED_VALUE: tl.constexpr,
+    PER_CHANNEL: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """The state after a block whose rows are at `slots`."""
     rows = tl.arange(0, ROWS)
     is_present = rows >= 0
@@ -195,7 +189,7 @@ def _fold(
         j = ROWS - 1 - step
         factors = tl.where((rows == j)[:, None], from_start, factors)
         a = _decay(decays, slots, j, ROWS, head, stride, KEY_DIM, KEY_TILE, ROWS, PER_CHANNEL)
-        from_start = _flushed(from_start * (a[None, :] if PER_CHANNEL else a))
+        from_start = _flushed(from_start * a[None, :])
     at, mask = _updates(updates, slots, is_present, head, stride, STORED_VALUE, VALUE_TILE, ROWS)
     added = tl.dot(tl.trans(k * factors), tl.load(at, mask=mask, other=0.0), input_precision="ieee")
     return _flushed(state * tl.trans(from_start) + added)
@@ -203,21 +197,9 @@ def _fold(
 
 @triton.jit
 def _weights(
-    k,
-    q,
-    keys,
-    decays,
-    slots,
-    last,
-    head,
-    key_head,
-    stride,
-    KEY_DIM: tl.constexpr,
-    DELTA: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
-    KEY_TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    k, q, keys, decays, slots, last, head, key_head, stride, KEY_DIM: tl.constexpr, DELTA: tl.constexpr,
+    PER_CHANNEL: tl.constexpr, KEY_TILE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Weights [ROWS, ROWS] of u_j in u_i and in o_i, and the decays from the start to each row."""
     rows = tl.arange(0, ROWS)
     of_keys = tl.zeros([ROWS, ROWS], tl.float32)
@@ -239,38 +221,17 @@ def _weights(
             of_keys = tl.where(is_column, of_keys * decay, of_keys)
             of_queries = tl.where(is_column, of_queries * decay, of_queries)
         a = _decay(decays, slots, j, last, head, stride, KEY_DIM, KEY_TILE, ROWS, PER_CHANNEL)
-        decay = tl.where((rows >= j)[:, None], _flushed(decay * (a[None, :] if PER_CHANNEL else a)), decay)
+        decay = tl.where((rows >= j)[:, None], _flushed(decay * a[None, :]), decay)
     return of_keys, of_queries, decay
 
 
 @triton.jit
 def _compute(
-    state,
-    keys,
-    decays,
-    updates,
-    query,
-    value,
-    beta,
-    output,
-    slots,
-    first,
-    last,
-    tokens,
-    head,
-    key_head,
-    stride,
-    HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    STORED_VALUE: tl.constexpr,
-    DELTA: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
-    KEY_TILE: tl.constexpr,
-    VALUE_TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    state, keys, decays, updates, query, value, beta, output, slots, first, last, tokens, head, key_head, stride,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    STORED_VALUE: tl.constexpr, DELTA: tl.constexpr, PER_CHANNEL: tl.constexpr, KEY_TILE: tl.constexpr,
+    VALUE_TILE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Compute rows `first` to `last` - 1 of a block, which belong to these tokens; those before are stored."""
     rows, d = tl.arange(0, ROWS), tl.arange(0, KEY_TILE)
     c = tl.program_id(2) * VALUE_TILE + tl.arange(0, VALUE_TILE)
@@ -314,34 +275,11 @@ def _compute(
 
 @triton.jit(do_not_specialize=["rows_stride", "page_stride"])
 def _recur_kernel(
-    keys,
-    decays,
-    updates,
-    states,
-    rows_stride,
-    page_stride,
-    segments,
-    first_segment,
-    anchors,
-    order,
-    num_rows,
-    paths,
-    query,
-    value,
-    beta,
-    output,
-    HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    STORED_VALUE: tl.constexpr,
-    DELTA: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
-    KEY_TILE: tl.constexpr,
-    VALUE_TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-    FIELDS: tl.constexpr,
-):
+    keys, decays, updates, states, rows_stride, page_stride, segments, first_segment, anchors, order, num_rows, paths,
+    query, value, beta, output, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, STORED_VALUE: tl.constexpr, DELTA: tl.constexpr, PER_CHANNEL: tl.constexpr,
+    KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr, ROWS: tl.constexpr, FIELDS: tl.constexpr,
+):  # fmt: skip
     choice, head = tl.program_id(0), tl.program_id(1)
     key_head = head // (HEADS // KEY_HEADS)
     rows, d = tl.arange(0, ROWS), tl.arange(0, KEY_TILE)
@@ -360,22 +298,10 @@ def _recur_kernel(
         for fold in range(num_folds):
             slots = tl.load(paths + (first_fold + fold) * ROWS + rows)
             read = _fold(
-                read,
-                keys,
-                decays,
-                updates,
-                slots,
-                head,
-                key_head,
-                rows_stride,
-                KEY_DIM,
-                STORED_VALUE,
-                PER_CHANNEL,
-                KEY_TILE,
-                VALUE_TILE,
-                ROWS,
-            )
-        # All known tokens at once, each draft by itself: its rows are those of its own path.
+                read, keys, decays, updates, slots, head, key_head, rows_stride, KEY_DIM, STORED_VALUE, PER_CHANNEL,
+                KEY_TILE, VALUE_TILE, ROWS,
+            )  # fmt: skip
+        # All known tokens at once, each draft by itself: its path has its own rows.
         for item in range(tl.where(is_draft, num_tokens, tl.minimum(num_tokens, 1))):
             slots = tl.load(paths + (paths_at + item) * ROWS + rows, mask=is_draft & (rows >= 0), other=0)
             slots = tl.where(is_draft, slots, block * ROWS + rows)
@@ -385,71 +311,24 @@ def _recur_kernel(
             is_new = (rows >= first) & (rows < last)
             tokens = tl.load(order + first_token + item + rows - first, mask=is_new, other=0)
             _compute(
-                read,
-                keys,
-                decays,
-                updates,
-                query,
-                value,
-                beta,
-                output,
-                slots,
-                first,
-                last,
-                tokens,
-                head,
-                key_head,
-                rows_stride,
-                HEADS,
-                KEY_HEADS,
-                KEY_DIM,
-                VALUE_DIM,
-                STORED_VALUE,
-                DELTA,
-                PER_CHANNEL,
-                KEY_TILE,
-                VALUE_TILE,
-                ROWS,
-            )
+                read, keys, decays, updates, query, value, beta, output, slots, first, last, tokens, head, key_head,
+                rows_stride, HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, STORED_VALUE, DELTA, PER_CHANNEL, KEY_TILE,
+                VALUE_TILE, ROWS,
+            )  # fmt: skip
             tl.debug_barrier()  # later rows read the updates, which other threads have stored
         if is_folded != 0:
             state = _fold(
-                state,
-                keys,
-                decays,
-                updates,
-                block * ROWS + rows,
-                head,
-                key_head,
-                rows_stride,
-                KEY_DIM,
-                STORED_VALUE,
-                PER_CHANNEL,
-                KEY_TILE,
-                VALUE_TILE,
-                ROWS,
-            )
+                state, keys, decays, updates, block * ROWS + rows, head, key_head, rows_stride, KEY_DIM, STORED_VALUE,
+                PER_CHANNEL, KEY_TILE, VALUE_TILE, ROWS,
+            )  # fmt: skip
             tl.store(states + page.to(tl.int64) * page_stride + in_state, state, mask=is_stored & (page >= 0))
 
 
 @triton.jit(do_not_specialize=["rows_stride", "page_stride"])
 def _convolve_kernel(
-    inputs,
-    last,
-    rows_stride,
-    page_stride,
-    sources,
-    x,
-    weight,
-    bias,
-    output,
-    CHANNELS: tl.constexpr,
-    KERNEL: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    inputs, last, rows_stride, page_stride, sources, x, weight, bias, output, CHANNELS: tl.constexpr,
+    KERNEL: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_there = channel < CHANNELS

@@ -1,4 +1,4 @@
-"""Answers of POST /v1/embeddings, /v1/score and /v1/rerank."""
+"""Answers of POST /v1/embeddings, /v1/score, /v1/rerank and /v1/classify."""
 
 import base64
 import struct
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.api.answer_object import AnswerObject, Warnings, doc
-from server.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from server.api.pooling.schema import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from server.generation.run import PromptRun, Run
 from server.generation.served_model import ServedModel
 
@@ -95,6 +95,27 @@ class RankedText(AnswerObject):
     text: Annotated[str | UnsetType, doc("The text, with `return_text`.")] = UNSET
 
 
+class TextClasses(AnswerObject):
+    """The classes of one input."""
+
+    index: Annotated[int, doc("Index of the input.")]
+    label: Annotated[str, doc("Name of the most probable class.")]
+    probs: Annotated[Sequence[float], doc("Probabilities of all classes; with `use_activation` off, raw numbers.")]
+    num_classes: Annotated[int, doc("How many classes the model has.")]
+
+
+class Classified(AnswerObject):
+    """Response schema for POST /v1/classify."""
+
+    id: Annotated[str, doc("The answer's id.")]
+    object: Literal["list"] = "list"
+    created: Annotated[int, doc("Unix time in seconds.")]
+    model: Annotated[str, doc("The model's name, as in the request.")]
+    data: Annotated[Sequence[TextClasses], doc("In the order of the inputs.")]
+    usage: PromptUsage
+    warnings: Warnings = UNSET
+
+
 Finished = Callable[[Run, ServedModel], bytes]
 """A function from a finished run to the body of its answer."""
 
@@ -108,6 +129,23 @@ def _embeddings(run: Run, model: ServedModel, *, in_base64: bool) -> bytes:
     vectors = (base64.b64encode(one.pooled).decode() if in_base64 else _floats(one) for one in run.prompts)
     data = [Embedding(index=one.index, embedding=vector) for one, vector in zip(run.prompts, vectors, strict=True)]
     return msgspec.json.encode(EmbeddingList(data=data, **_shared(run)))
+
+
+def classify_answer(body: ClassifyRequest) -> Finished:
+    """The writer of a Classified."""
+    return partial(_classes, is_raw=body.use_activation is False)
+
+
+def _classes(run: Run, model: ServedModel, *, is_raw: bool) -> bytes:
+    form = model.abilities.classification
+    assert form is not None, "the plan was made with it"
+    data = []
+    for prompt in run.prompts:
+        numbers = _floats(prompt)
+        best = max(range(len(numbers)), key=numbers.__getitem__)  # the first among equals
+        probs = numbers if is_raw else form.probabilities(numbers)
+        data.append(TextClasses(index=prompt.index, label=form.labels[best], probs=probs, num_classes=len(numbers)))
+    return msgspec.json.encode(Classified(id=run.plan.id, created=int(time.time()), data=data, **_shared(run)))
 
 
 def score_answer(body: ScoreRequest) -> Finished:

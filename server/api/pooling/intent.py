@@ -1,9 +1,9 @@
-"""Converts the bodies of embedding, score and rerank requests to pooling requests."""
+"""Converts the bodies of embedding, score, rerank and classify requests to pooling requests."""
 
 from typing import Any
 
-from server.api.pooling.schema import EmbeddingRequest, PoolingFields, RerankRequest, ScoreRequest
-from server.generation.pooling import Embed, Pair, PoolingRequest, Score
+from server.api.pooling.schema import ClassifyRequest, EmbeddingRequest, PoolingFields, RerankRequest, ScoreRequest
+from server.generation.pooling import Classify, Embed, Pair, PoolingRequest, Score
 from server.generation.request import TextPrompt, TokenPrompt
 
 
@@ -14,6 +14,12 @@ def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
     inputs = texts if conversation is None else (conversation,)
     asks = Embed(inputs, body.dimensions, body.prompt_name, body.truncate_prompt_tokens, body.use_activation)
     return _request(body, asks, "embd-", "input" if conversation is None else "messages")
+
+
+def classify_intent(body: ClassifyRequest) -> PoolingRequest:
+    """A request for the classes of each input."""
+    inputs = tuple(_input(body, index, one) for index, one in enumerate(body.inputs))
+    return _request(body, Classify(inputs, body.truncate_prompt_tokens), "classify-", "input")
 
 
 def score_intent(body: ScoreRequest) -> PoolingRequest:
@@ -35,7 +41,9 @@ def rerank_intent(body: RerankRequest) -> PoolingRequest:
     return _request(body, asks, "rerank-", body.named, may_omit_model=body.is_tei)
 
 
-def _request(body: PoolingFields, asks: Embed | Score, id_prefix: str, prompt: str, **more: Any) -> PoolingRequest:
+def _request(
+    body: PoolingFields, asks: Embed | Score | Classify, id_prefix: str, prompt: str, **more: Any
+) -> PoolingRequest:
     """The request of a body whose prompts are in the field `prompt`."""
     return PoolingRequest(
         model=body.model,
@@ -49,7 +57,7 @@ def _request(body: PoolingFields, asks: Embed | Score, id_prefix: str, prompt: s
     )
 
 
-def _input(body: EmbeddingRequest, index: int, one: str | list[int]) -> TextPrompt | TokenPrompt:
+def _input(body: EmbeddingRequest | ClassifyRequest, index: int, one: str | list[int]) -> TextPrompt | TokenPrompt:
     path = "input" if body.input is one else f"input[{index}]"
     return TextPrompt(one, path) if isinstance(one, str) else TokenPrompt(tuple(one), path)
 

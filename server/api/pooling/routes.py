@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/score and /v1/rerank, and their shared handler."""
+"""POST /v1/embeddings, /v1/score, /v1/rerank and /v1/classify, and their shared handler."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,17 +13,19 @@ from server.api.endpoint import from_body, start_run
 from server.api.fields.rules import RequestModel
 from server.api.openapi import GENERATION_ERRORS, answers, takes
 from server.api.pooling.answer import (
+    Classified,
     EmbeddingList,
     Finished,
     RankedText,
     Reranked,
     ScoreList,
+    classify_answer,
     embedding_answer,
     rerank_answer,
     score_answer,
 )
-from server.api.pooling.intent import embedding_intent, rerank_intent, score_intent
-from server.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from server.api.pooling.intent import classify_intent, embedding_intent, rerank_intent, score_intent
+from server.api.pooling.schema import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from server.api.services import Services, ServicesDep
 from server.generation.notices import as_headers
 from server.generation.pooling import PoolingRequest
@@ -46,6 +48,7 @@ class PoolingApi:
 EMBEDDINGS = PoolingApi(EmbeddingRequest, embedding_intent, embedding_answer)
 SCORES = PoolingApi(ScoreRequest, score_intent, score_answer)
 RERANK = PoolingApi(RerankRequest, rerank_intent, rerank_answer)
+CLASSES = PoolingApi(ClassifyRequest, classify_intent, classify_answer)
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank")
 """Cohere's clients use the second path."""
 
@@ -72,6 +75,17 @@ async def create_embeddings(request: Request, services: ServicesDep) -> Response
 async def create_scores(request: Request, services: ServicesDep) -> Response:
     """Score how well each document answers its query."""
     return await _respond(SCORES, request, services)
+
+
+@router.post(
+    "/v1/classify",
+    responses=answers(Classified, *GENERATION_ERRORS),
+    openapi_extra=takes(ClassifyRequest),
+    tags=["Scores"],
+)
+async def create_classes(request: Request, services: ServicesDep) -> Response:
+    """Classify texts: the probabilities of the model's classes for each."""
+    return await _respond(CLASSES, request, services)
 
 
 async def rerank(request: Request, services: ServicesDep) -> Response:
@@ -119,6 +133,7 @@ DIALECT = Dialect(
     requests={
         "/v1/embeddings": EmbeddingRequest,
         "/v1/score": ScoreRequest,
+        "/v1/classify": ClassifyRequest,
         **dict.fromkeys(_RERANK_PATHS, RerankRequest),
     },
 )

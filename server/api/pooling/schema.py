@@ -1,4 +1,4 @@
-"""Request schemas of POST /v1/embeddings, /v1/score and /v1/rerank."""
+"""Request schemas of POST /v1/embeddings, /v1/score, /v1/rerank and /v1/classify."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, cast
@@ -17,7 +17,7 @@ MAX_TEXTS = 2048
 
 
 class PoolingFields(ForeignHints):
-    """Fields of all requests for embeddings, scores and rankings."""
+    """Fields of all requests for embeddings, scores, rankings and classes."""
 
     model: str | None = Field(None, description=MODEL)
     request_id: str | None = own_id()
@@ -58,7 +58,24 @@ Input = Annotated[
 ]
 
 
-class EmbeddingRequest(ConversationFields, PoolingFields):
+class TextFields(PoolingFields):
+    """Fields of requests for numbers of single texts."""
+
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1,
+        description="Keep this many tokens of each text, at its end or, with an encoder, at its beginning; -1: as many "
+        "as fit.",
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _check_truncation(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
+            raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
+        return self
+
+
+class EmbeddingRequest(ConversationFields, TextFields):
     """Request schema for POST /v1/embeddings: fields of OpenAI, vLLM and sentence-transformers."""
 
     input: Input | None = Field(
@@ -79,9 +96,6 @@ class EmbeddingRequest(ConversationFields, PoolingFields):
         description="Which of the model's prompts, such as `query` or `document`, precedes the texts; by default the "
         "one that its configuration names.",
     )
-    truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="Keep this many tokens at the end of each text; -1: as many as fit."
-    )
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:
@@ -89,19 +103,31 @@ class EmbeddingRequest(ConversationFields, PoolingFields):
             raise problem("missing_required_parameter", "Missing required parameter: 'input'.", "input")
         return self
 
-    @model_validator(mode="after")
-    def _check_truncation(self) -> Self:
-        if self.truncate_prompt_tokens == 0:
-            message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
-            raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
-        return self
+    @property
+    def inputs(self) -> Sequence[str | list[int]]:
+        """All inputs, in any of the accepted shapes."""
+        return _all_of(self.input)
+
+
+def _all_of(given: Any) -> Sequence[str | list[int]]:
+    """All inputs of an `Input`."""
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        return [given]
+    return cast(Sequence[str | list[int]], given or ())
+
+
+class ClassifyRequest(TextFields):
+    """Request schema for POST /v1/classify: fields of vLLM."""
+
+    input: Input = Field(description="One or several texts, as text or token ids.")
+    use_activation: bool | None = Field(
+        None, description="`false`: the numbers of the model's head are returned in place of probabilities."
+    )
 
     @property
     def inputs(self) -> Sequence[str | list[int]]:
         """All inputs, in any of the accepted shapes."""
-        if isinstance(self.input, str) or (self.input and isinstance(self.input[0], int)):
-            return [self.input]
-        return cast(Sequence[str | list[int]], self.input or ())
+        return _all_of(self.input)
 
 
 Texts = Annotated[

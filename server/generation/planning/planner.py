@@ -63,6 +63,8 @@ class _Encoded:
     path: str
     text: str = ""
     """The prompt's text, if it came as text."""
+    num_first: int | None = None
+    """Tokens of the first text of a pair, for an encoder."""
 
 
 class Planner:
@@ -190,7 +192,7 @@ class Planner:
         """The tokens of a prompt. Adds notices of ignored parts."""
         if isinstance(prompt, TokenPrompt):
             check_tokens(prompt.tokens, prompt.path, self._info.vocab_size)
-            return _Encoded(prompt.tokens, prompt.path)
+            return _Encoded(prompt.tokens, prompt.path, num_first=prompt.num_first)
         if isinstance(prompt, MixedPrompt | FillIn):
             return _Encoded(self._in_parts(prompt), prompt.path)
         text = self._text(prompt, request, notices)
@@ -260,6 +262,21 @@ class Planner:
             raise self._limits.too_long(len(tokens), path)
         return self._known(tokens, path)
 
+    def encode_beginning(self, text: str, path: str, num_tokens: int) -> list[int]:
+        """The beginning of a text with the special tokens around it, at most `num_tokens` together; -1: as many as fit.
+
+        Raises InvalidRequestError if `num_tokens` leaves no room for the text.
+        """
+        added = self._tokenizer.num_added
+        if 0 <= num_tokens <= added:
+            message = (
+                f"Invalid 'truncate_prompt_tokens': integer below minimum value. Expected a value >= {added + 1}, "
+                f"because this model has {added} special tokens around each text, but got {num_tokens} instead."
+            )
+            raise InvalidRequestError(message, param="truncate_prompt_tokens", code="integer_below_min_value")
+        most = self._limits.capacity() if num_tokens == -1 else num_tokens
+        return self._known(self._tokenizer.encode_beginning(text, most), path)
+
     def _in_parts(self, prompt: MixedPrompt | FillIn) -> list[int]:
         """The tokens of a prompt whose parts are encoded separately."""
         parts = prompt.pieces if isinstance(prompt, MixedPrompt) else prompt.parts
@@ -322,6 +339,9 @@ class Planner:
         if request.sampling.guidance is not None:
             guide = prompt[-1:] if negative_prompt is None else negative_prompt
             max_tokens = min(max_tokens, room.max_tokens(len(guide), NEGATIVE_PROMPT))
+        if encoded.num_first is not None and (pooling := request.sampling.pooling) is not None:
+            sampling = replace(request.sampling, pooling=replace(pooling, num_first=encoded.num_first))
+            request = replace(request, sampling=sampling)
         return replace(request, prompt=tuple(prompt), max_tokens=max_tokens, guide=tuple(guide))
 
     def _default_max_tokens(self, request: GenerationRequest) -> int | None:

@@ -151,9 +151,10 @@ def test_safetensors_come_before_gguf_unless_a_tag_is_named() -> None:
 def test_the_small_files() -> None:
     paths = [
         *("config.json", "tokenizer.model", "merges.txt", "chat_template.jinja", "1_Pooling/config.json"),
+        "2_Dense/model.safetensors",
         *("additional_chat_templates/rag.jinja", "onnx/config.json", "original/params.json", "a.py", "README.md"),
     ]
-    assert choose_small(paths, Wanted()) == paths[:6]
+    assert choose_small(paths, Wanted()) == paths[:7]
     heads = ["config.json", "heads.pt", "a/b.pt", "heads.safetensors"]
     assert choose_small(heads, Wanted(is_heads=True)) == ["config.json", "heads.pt", "heads.safetensors"]
 

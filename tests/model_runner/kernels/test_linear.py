@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.kernels.library import WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
+from model_runner.models.latents import NativeHeads
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import PackedWeight
 from tests.model_runner.kernels import int4_oracle, int8_oracle, rotated_oracle
@@ -285,3 +286,17 @@ def test_as_the_weight_of_a_module(kernels: Kernels, kind: WeightKind, inputs: i
     assert torch.equal(result.view(12, 17), kernels.linear(kernels.pack(kind, weight, bias), rows.view(12, inputs)))
     transposed = rows.transpose(0, 1)
     assert torch.equal(F.linear(transposed, packed), F.linear(transposed.contiguous(), packed))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8_rotated", "int4"])
+@pytest.mark.parametrize("count", [1, 7, 150])  # the last is more than one unit of work takes
+def test_heads_with_a_weight_each_are_as_one_after_the_other(kind: WeightKind, count: int, kernels: Kernels) -> None:
+    weights = [random(37, 64, seed=head) for head in range(5)]
+    rows = random(count, 5, 64, seed=9)
+    heads = NativeHeads(NativePacker(kernels, kind), torch.stack(weights))
+    result = heads(rows)
+    for head, weight in enumerate(weights):
+        expected = kernels.linear(kernels.pack(kind, weight), rows[:, head].contiguous())
+        assert torch.equal(result[:, head], expected)
+    assert torch.equal(heads(rows[:1]), result[:1])
+    assert heads(rows[:0]).shape == (0, 5, 37)

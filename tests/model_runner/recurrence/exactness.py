@@ -1,4 +1,4 @@
-"""What every backend must show: the same bits, however a stream was cut, drafted, moved or begun."""
+"""Tests for every backend: the same bits, however a stream was cut, drafted, moved or begun."""
 
 from functools import cache
 

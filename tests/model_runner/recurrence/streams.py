@@ -79,7 +79,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Part:
-    """What a step computes for one stream."""
+    """A step's tokens of one stream."""
 
     stream: Stream
     known: Inputs | None = None
@@ -91,7 +91,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of the recurrence [n, heads * value_dim] and of the convolution [n, channels]."""
+    """Outputs of the recurrence [n, heads * value_dim] and of the convolution [n, channels]."""
 
     recurrent: Tensor
     conv: Tensor

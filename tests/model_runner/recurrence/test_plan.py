@@ -1,4 +1,4 @@
-"""What a plan refuses, and how it divides a step."""
+"""How a plan divides a step, and tables that it refuses."""
 
 from dataclasses import replace
 

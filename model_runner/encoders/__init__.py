@@ -1,0 +1,1 @@
+"""Encoders: models that turn whole texts into embeddings and scores, and generate nothing."""

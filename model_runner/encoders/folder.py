@@ -1,0 +1,221 @@
+"""The files of an encoder's folder: its task, its length, and sentence-transformers' modules. Imports no torch.
+
+Formats: https://github.com/huggingface/sentence-transformers, version 6 (base/model.py, base/modules,
+sentence_transformer/modules and cross_encoder/model.py).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from model_runner.models.refusal import UnsupportedModelError, few
+
+_ENCODERS = frozenset({
+    *("albert", "bert", "camembert", "distilbert", "electra", "ernie", "eurobert", "modernbert", "mpnet"),
+    *("nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
+})  # fmt: skip
+"""Model types whose attention is bidirectional, unless `is_decoder` is set."""
+_BOTH = frozenset({"gemma3_text"})
+"""Model types whose attention is bidirectional if `use_bidirectional_attention` is set."""
+MODEL_TYPES = _ENCODERS | _BOTH
+"""Model types of encoders."""
+_CLASSIFIES = "ForSequenceClassification"
+_TASKS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM", "LMHeadModel", "Model")
+"""Endings of classes whose encoder makes embeddings; their heads for tokens are not used."""
+_TRANSFORMER_FILES = (
+    "sentence_bert_config.json",
+    *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta")),
+)
+"""Names of the settings of a Transformer module, the current one first."""
+
+_NOMIC = {
+    **{"activation_function": "swiglu", "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "prenorm": False},
+    **{"qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "use_rms_norm": False, "num_experts": 0},
+}
+"""Entries of NomicBERT's own configurations, which transformers ignores, with the values that it computes."""
+
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+_MODES: Mapping[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""The mode of each switch of older files, in the order in which vectors are joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingModule:
+    """Makes one vector of a text's hidden states; vectors of several modes are joined."""
+
+    modes: tuple[PoolingMode, ...] = ("mean",)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseModule:
+    """A linear layer with an activation."""
+
+    folder: Path
+    """Has the weights `linear.weight`, `linear.bias`, and perhaps `residual.weight`."""
+    activation: str
+    """The name of a class in torch.nn."""
+    adds_input: bool
+    """Whether the input is added to the output, through the weight `residual` if sizes differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormModule:
+    """A layer norm of the vector."""
+
+    folder: Path
+    """Has the weights `norm.weight` and `norm.bias`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizeModule:
+    """Divides the vector by its Euclidean norm."""
+
+
+SentenceModule = PoolingModule | DenseModule | LayerNormModule | NormalizeModule
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFolder:
+    """An encoder's settings."""
+
+    path: Path
+    model_type: str
+    classifies: bool
+    """Whether the model has a head for classes or scores; otherwise it makes embeddings."""
+    modules: tuple[SentenceModule, ...]
+    """The steps from a text's hidden states to its embedding, in order; without sentence-transformers' files, the
+    mean."""
+    has_modules: bool
+    """Whether sentence-transformers' files name the modules."""
+    lowercases: bool
+    """Whether texts are put in lower case before they are tokenised."""
+    max_tokens: int | None
+    """The longest text by the files of tokenizer and sentence-transformers; None: they name no limit."""
+
+    @property
+    def pooling(self) -> str:
+        """The modes of pooling, joined by `+`."""
+        return "+".join(mode for module in self.modules if isinstance(module, PoolingModule) for mode in module.modes)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether vectors have length 1 by default."""
+        return bool(self.modules) and isinstance(self.modules[-1], NormalizeModule)
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes an encoder: every token of a text sees every other."""
+    kind = config.get("model_type")
+    if kind in _BOTH:
+        return bool(config.get("use_bidirectional_attention"))
+    return kind in _ENCODERS and not config.get("is_decoder")
+
+
+def find_encoder(folder: Path) -> EncoderFolder | None:
+    """Read an encoder's folder; None if it has another kind of model.
+
+    Raises:
+        UnsupportedModelError: if the model needs something that is not supported.
+        OSError, ValueError: if a file is malformed.
+    """
+    config = read_object(folder / "config.json")
+    if not is_encoder(config):
+        return None
+    kind = str(config["model_type"])
+    architecture = str((config.get("architectures") or ["Model"])[0])
+    classifies = architecture.endswith(_CLASSIFIES)
+    if kind == "nomic_bert" and (
+        other := [name for name in _NOMIC if (config.get(name) or _NOMIC[name]) != _NOMIC[name]]
+    ):
+        raise UnsupportedModelError(f"{folder} is a NomicBERT with another {few(other)}, which is not supported")
+    if not classifies and not architecture.endswith(_TASKS):
+        raise UnsupportedModelError(
+            f"{folder} (a {kind} model) has a head for another task ({architecture}); encoders are supported for "
+            f"embeddings, and with a head of the class ...{_CLASSIFIES} for scores and classes; give another checkpoint"
+        )
+    transformer = next((found for name in _TRANSFORMER_FILES if (found := read_object(folder / name))), {})
+    has_modules = (folder / "modules.json").is_file()
+    modules = tuple(_modules(folder)) if has_modules and not classifies else (PoolingModule(),)
+    limits = transformer.get("max_seq_length"), read_object(folder / "tokenizer_config.json").get("model_max_length")
+    lengths = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 1 << 30]
+    return EncoderFolder(
+        path=folder,
+        model_type=kind,
+        classifies=classifies,
+        modules=modules,
+        has_modules=has_modules,
+        lowercases=bool(transformer.get("do_lower_case")),
+        max_tokens=min(lengths, default=None),
+    )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no file. Raises OSError or ValueError."""
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object; download it again")
+    return content
+
+
+def _modules(folder: Path) -> Iterator[SentenceModule]:
+    """The modules after the Transformer."""
+    names = []
+    for entry in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
+        try:
+            kind, path = str(entry["type"]).rpartition(".")[2], str(entry["path"])
+        except (TypeError, KeyError):
+            raise ValueError(f"{folder / 'modules.json'} is no list of modules; download it again") from None
+        names.append(kind)
+        if kind == "Transformer":
+            if path:
+                raise _unsupported(folder, f"has its Transformer in the folder {path!r} instead of its own")
+        elif kind != "Dropout":  # does nothing in evaluation
+            yield _module(folder, kind, folder / path)
+    if names[:2] != ["Transformer", "Pooling"] or names.count("Pooling") > 1:
+        raise _unsupported(folder, f"names the modules {few(names) or 'none'}, not Transformer, Pooling and others")
+
+
+def _module(folder: Path, kind: str, path: Path) -> SentenceModule:
+    config = read_object(path / "config.json")
+    named = config.get("module_input_name") or "sentence_embedding", config.get("module_output_name")
+    if named[0] != "sentence_embedding" or named[1] not in (None, "sentence_embedding"):
+        raise _unsupported(folder, f"has a module {kind} for {named[0]!r}, not for the embedding of a text")
+    if kind == "Pooling":
+        if config.get("include_prompt") is False:
+            raise _unsupported(folder, "leaves the prompt out of its pooling")
+        return PoolingModule(_pooling_modes(folder, config))
+    if kind == "Dense":
+        module, _, activation = str(config.get("activation_function") or "torch.nn.Tanh").rpartition(".")
+        if not module.startswith("torch.nn"):
+            raise _unsupported(folder, f"has a Dense module with the activation {activation!r}, which is not torch's")
+        return DenseModule(path, activation, bool(config.get("use_residual")))
+    if kind == "LayerNorm":
+        return LayerNormModule(path)
+    if kind == "Normalize":
+        return NormalizeModule()
+    raise _unsupported(folder, f"names the module {kind[:80]!r}")
+
+
+def _pooling_modes(folder: Path, config: Mapping[str, Any]) -> tuple[PoolingMode, ...]:
+    named = config.get("pooling_mode")
+    if named is None:
+        named = [mode for switch, mode in _MODES.items() if config.get(switch)] or ["mean"]
+    modes = tuple([named] if isinstance(named, str) else named)
+    if unknown := [str(mode) for mode in modes if mode not in _MODES.values()]:
+        raise _unsupported(folder, f"has the pooling mode {unknown[0][:80]!r}")
+    return modes
+
+
+def _unsupported(folder: Path, what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"modules.json of {folder} {what}; this is not supported, so give another model")

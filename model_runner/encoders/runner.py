@@ -1,0 +1,211 @@
+"""The runner of encoders: whole texts in, embeddings or class scores out."""
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_runner.config import RunnerConfig
+from model_runner.contract import AdmittedRequest, ChoiceResult, Pooling, SamplingParams, StepPlan, StepResult
+from model_runner.encoders.folder import EncoderFolder
+from model_runner.encoders.model import EncoderModel, EncoderText
+from model_runner.encoders.pooling import SentencePooling
+from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.safetensors_files import SafetensorsCheckpoint
+from model_runner.platforms.cpu import CpuPlatform
+from model_runner.platforms.memory import GIB, DoesNotFitError, oom_reason
+from model_runner.runner_interface import DoneAtLaunch, RunnerInfo, SpeculationStats
+from model_runner.scoring.pooler import NOT_FINITE, SHORTEST_NORM
+
+logger = logging.getLogger("samewise.runner")
+
+
+@dataclass(slots=True)
+class _Running:
+    """A text that was admitted."""
+
+    request: AdmittedRequest
+    num_scheduled: int = 0
+
+    @property
+    def pooling(self) -> Pooling:
+        assert self.request.sampling.pooling is not None, "`prepare` refuses all other requests"
+        return self.request.sampling.pooling
+
+    @property
+    def text(self) -> EncoderText:
+        return EncoderText(list(self.request.tokens), self.pooling.num_first)
+
+
+class EncoderRunner(DoneAtLaunch):
+    """Executes plans by encoding each text as a whole, in the step that schedules its last token.
+
+    Nothing is kept between steps, so the blocks that a plan hands out stand for no memory: each is the place of one
+    text. Steps that schedule a part of a text, and not its end, compute nothing for it.
+    """
+
+    def __init__(self, model: EncoderModel, pooling: SentencePooling | None, info: RunnerInfo) -> None:
+        """`pooling` makes embeddings; None: the model's head makes scores."""
+        self.info = info
+        self._model = model
+        self._pooling = pooling
+        self._running: dict[str, _Running] = {}
+
+    @classmethod
+    def load(cls, config: RunnerConfig, folder: EncoderFolder) -> "EncoderRunner":
+        """Load the model on the CPU.
+
+        Raises:
+            DoesNotFitError: if the weights do not fit in memory.
+            UnsupportedModelError: if the model is not supported, or mixes the texts of a batch.
+            ValueError: if a setting is for models that generate.
+        """
+        _refuse_settings(config)
+        start = time.perf_counter()
+        platform = CpuPlatform(config)
+        _check_memory(folder.path, platform.room().free)
+        model = EncoderModel(folder, platform.packer)
+        pooling = None if folder.classifies else SentencePooling(folder.modules, model.config.hidden_size)
+        info = _describe(config, folder, platform, model, pooling)
+        logger.info("weights    %s as %s on cpu", f"{model.num_parameters:,}", info.dtype)
+        what = "classes" if pooling is None else "numbers"
+        logger.info(
+            "encoder    %d %s of a text of at most %s tokens", info.hidden_size, what, f"{info.max_model_len:,}"
+        )
+        return cls(model, pooling, replace(info, started_in=(("weights", time.perf_counter() - start),)))
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of places for texts."""
+        return self.info.num_blocks
+
+    def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
+        """Refuse all but this model's numbers."""
+        wanted = "classes" if self._pooling is None else "modules"
+        if sampling.pooling is not None and sampling.pooling.by == wanted:
+            return None
+        asked = "tokens" if sampling.pooling is None else f"pooling by {sampling.pooling.by}"
+        failed: Future[None] = Future()
+        failed.set_exception(ValueError(f"the model is an encoder, which gives pooling by {wanted}, not {asked}"))
+        return failed
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Encode all texts whose last token is scheduled."""
+        for key in plan.released:
+            self._running.pop(key, None)
+        for admitted in plan.admitted:
+            self._running[admitted.key] = _Running(admitted)
+        scheduled = [(self._running[entry.key], entry.num_tokens) for entry in plan.scheduled]
+        complete = [
+            running for running, count in scheduled if running.num_scheduled + count == len(running.request.tokens)
+        ]
+        reason = ""
+        try:
+            numbers = self._compute(complete)
+        except (MemoryError, RuntimeError) as error:
+            reason = oom_reason(error)
+        if reason:
+            return StepResult((), out_of_memory=reason)
+        for running, count in scheduled:
+            running.num_scheduled += count
+        found = {running.request.key: one for running, one in zip(complete, numbers, strict=True)}
+        return StepResult(tuple(_result(key, self._running[key].pooling, found.get(key)) for key in plan.keys))
+
+    def _compute(self, texts: Sequence[_Running]) -> Sequence[Tensor]:
+        """The numbers of each text, before they are shortened and normalised."""
+        if not texts:
+            return []
+        hidden = self._model.encode([running.text for running in texts])
+        return self._model.classify(hidden) if self._pooling is None else self._pooling(hidden)
+
+    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
+        return ()
+
+    def close(self) -> None:
+        """Does nothing: nothing runs between steps."""
+
+
+def _result(key: str, pooling: Pooling, numbers: Tensor | None) -> ChoiceResult:
+    """The result of a text; without numbers, its end was not scheduled yet."""
+    if numbers is None:
+        return ChoiceResult(key, ())
+    kept = numbers.double().numpy()[: pooling.dimensions]
+    if not np.isfinite(kept).all():
+        return ChoiceResult(key, (), error=NOT_FINITE)
+    if pooling.normalizes:
+        kept = kept / max(float(np.sqrt(np.square(kept).cumsum()[-1])), SHORTEST_NORM)
+    return ChoiceResult(key, (), pooled=kept.astype("<f4").tobytes())
+
+
+def _refuse_settings(config: RunnerConfig) -> None:
+    """Raise ValueError for a setting that does not apply to encoders."""
+    if config.device == "cuda":
+        raise ValueError("encoders run on the CPU only; use --device cpu or auto")
+    set_for_others = {
+        "--draft-model": config.draft_model is not None,
+        "--heads": bool(config.heads),
+        "--aux-model": config.aux_model is not None,
+        "--learn": config.learn,
+        "--kv-cache-gib": config.kv_cache_gib is not None,
+        "--kv-cache-dtype": config.kv_cache_dtype != "auto",
+    }
+    if named := [name for name, is_set in set_for_others.items() if is_set]:
+        raise ValueError(
+            f"{config.model} is an encoder, which generates nothing and has no KV cache; remove {', '.join(named)}"
+        )
+
+
+def _check_memory(folder: Path, free: int) -> None:
+    """Raise DoesNotFitError unless there is room for the weights in float32, which are packed after all were read."""
+    shapes = SafetensorsCheckpoint(folder).shapes
+    if not shapes:
+        raise UnsupportedModelError(f"{folder} has no safetensors; encoders are read from these files only")
+    needed = sum(map(math.prod, shapes.values())) * torch.float32.itemsize
+    if needed > free:
+        raise DoesNotFitError(
+            f"loading the weights takes {needed / GIB:.1f} GiB, but only {free / GIB:.1f} GiB are free; free some "
+            "memory, or use a smaller model"
+        )
+
+
+def _describe(
+    config: RunnerConfig,
+    folder: EncoderFolder,
+    platform: CpuPlatform,
+    model: EncoderModel,
+    pooling: SentencePooling | None,
+) -> RunnerInfo:
+    """Properties of the loaded model. Raises ValueError if the configured length is beyond its positions."""
+    longest = min(model.max_tokens, folder.max_tokens or model.max_tokens)
+    if config.max_model_len is not None:
+        longest = config.max_model_len
+    if longest > model.max_tokens:
+        raise ValueError(
+            f"max_model_len {longest:,} is more than the model's own limit of {model.max_tokens:,}; lower it"
+        )
+    sizes = platform.sizes(config)
+    return RunnerInfo(
+        vocab_size=model.config.vocab_size,
+        max_model_len=longest,
+        num_blocks=sizes.max_num_seqs,
+        block_size=longest,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        device="cpu",
+        dtype=platform.types.weights or "float32",
+        kv_dtype="none",
+        kernels=platform.kernels,
+        rows=platform.rows,
+        hardware=platform.hardware,
+        software=f"torch {torch.__version__}, transformers {version('transformers')}",
+        hidden_size=model.config.num_labels if pooling is None else pooling.size,
+        has_kv_cache=False,
+    )

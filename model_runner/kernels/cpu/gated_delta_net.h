@@ -1,0 +1,84 @@
+// A gated delta net between its projections, as Qwen3.5 and Qwen3-Next have it: convolution with SiLU, L2 norms of
+// queries and keys, gates, recurrence, and a norm that is gated by SiLU.
+#pragma once
+#include <cmath>
+
+#include "convolution.h"
+#include "decoder.h"
+#include "double_math.h"
+#include "recurrence.h"
+#include "runtime.h"
+#include "samewise.h"
+#include "simd.h"
+
+namespace SW_ISA {
+
+constexpr float kL2Eps = 1e-6f;
+
+// log(1 + e^x).
+inline float softplus(float x) {
+  const double rest = log(1.0 + exp_not_positive(-std::abs(static_cast<double>(x))));
+  return static_cast<float>((x > 0 ? static_cast<double>(x) : 0.0) + (x == x ? rest : static_cast<double>(x)));
+}
+
+// x = factor x / sqrt(sum of squares + eps).
+inline void l2_norm(float *x, float factor, int64_t n) {  // n is a multiple of kWidth
+  const Vec scale = broadcast(factor / std::sqrt(sum_of_squares(x, n) + kL2Eps));
+  for (int64_t i = 0; i < n; i += kWidth) store(x + i, load(x + i) * scale);
+}
+
+// Runs the layer on a step's rows.
+class GatedDeltaNetRun {
+ public:
+  GatedDeltaNetRun(samewise::ThreadPool &pool, const SwGatedDeltaNet &layer, const SwStatePlan &plan)
+      : pool_(pool), layer_(layer), plan_(plan), channels_(layer.convolution.channels),
+        heads_(layer.recurrence.heads) {}
+
+  static int64_t scratch_bytes(const SwGatedDeltaNet &layer, const SwStatePlan &plan) {
+    return int64_t{plan.num_tokens} * (layer.convolution.channels + 2 * layer.recurrence.heads) * sizeof(float);
+  }
+
+  void run(const float *qkv, const float *gate, const float *beta, const float *decay, float *output, char *scratch) {
+    const SwRecurrence &shape = layer_.recurrence;
+    const int64_t tokens = plan_.num_tokens, keys = int64_t{shape.key_heads} * shape.key_dim;
+    float *rows = reinterpret_cast<float *>(scratch), *gains = rows + tokens * channels_, *decays = gains + tokens * heads_;
+    convolve(pool_, layer_.convolution, plan_, qkv, rows);
+    for_rows(pool_, tokens, [&](int64_t token) {
+      float *row = rows + token * channels_;
+      for (int64_t head = 0; head < shape.key_heads; ++head) {
+        l2_norm(row + head * shape.key_dim, 1.0f / std::sqrt(static_cast<float>(shape.key_dim)), shape.key_dim);
+        l2_norm(row + keys + head * shape.key_dim, 1.0f, shape.key_dim);
+      }
+      set_gates(beta + token * heads_, decay + token * heads_, gains + token * heads_, decays + token * heads_);
+    });
+    recur(pool_, shape, plan_, {rows, rows + keys, rows + 2 * keys, channels_, channels_, gains, output}, decays);
+    for_rows(pool_, tokens * heads_, [&](int64_t row) {
+      norm_and_gate(output + row * shape.value_dim, gate + row * shape.value_dim, shape.value_dim);
+    });
+  }
+
+ private:
+  void set_gates(const float *beta, const float *decay, float *gains, float *log_decays) const {
+    for (int64_t head = 0; head < heads_; ++head) {
+      float sign[kWidth] = {-beta[head]};
+      store(sign, layer_.gain / (exp(load(sign)) + 1.0f));
+      gains[head] = sign[0];
+      log_decays[head] = layer_.decay_factor[head] * softplus(decay[head] + layer_.decay_bias[head]);
+    }
+  }
+
+  void norm_and_gate(float *x, const float *gate, int64_t n) const {
+    rms_norm(x, layer_.norm, layer_.norm_eps, n, x);
+    for (int64_t i = 0; i < n; i += kWidth) {
+      const Vec z = load(gate + i);
+      store(x + i, load(x + i) * (z / (exp(-z) + 1.0f)));
+    }
+  }
+
+  samewise::ThreadPool &pool_;
+  const SwGatedDeltaNet &layer_;
+  const SwStatePlan &plan_;
+  const int64_t channels_, heads_;
+};
+
+}  // namespace SW_ISA
