@@ -29,6 +29,7 @@ class HeadsCheckpoint:
         self.config = config
         self._origin = origin
         self._tensors = tensors
+        self._taken: set[str] = set()
 
     @classmethod
     def read(cls, folder: Path, prefix: str = "") -> "HeadsCheckpoint":
@@ -39,6 +40,11 @@ class HeadsCheckpoint:
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
         return frozenset(self._tensors)
+
+    @property
+    def left(self) -> frozenset[str]:
+        """Names of the tensors that were not taken."""
+        return self.names - self._taken
 
     def error(self, problem: str) -> HeadsError:
         """The error for a problem with these heads, for the caller to raise."""
@@ -55,6 +61,7 @@ class HeadsCheckpoint:
         """A tensor as float32; its shape must be `shape`."""
         if name not in self._tensors:
             raise self.error(f"the tensor {name} is missing")
+        self._taken.add(name)
         tensor = self._tensors[name]
         if tuple(tensor.shape) != shape:
             raise self.error(f"{name} has the shape {tuple(tensor.shape)} instead of {shape}")

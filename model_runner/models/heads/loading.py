@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model_runner.models.heads.base import Heads, HeadsError, TargetShape
+from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.checkpoint import SCALE, HeadsCheckpoint, read_config
 from model_runner.models.heads.eagle3 import Eagle3Heads, eagle3_checkpoint, load_eagle3
 from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint, load_hydra
 from model_runner.models.heads.medusa import MedusaHeads, load_medusa, medusa_checkpoint
+from model_runner.models.heads.mtp import has_mtp, load_mtp
 
 _LOADERS: dict[str, Callable[[HeadsCheckpoint, TargetShape], Heads]] = {
     "medusa": load_medusa,
@@ -23,7 +24,7 @@ _LOADERS: dict[str, Callable[[HeadsCheckpoint, TargetShape], Heads]] = {
 
 
 def load_heads(folder: Path, target: TargetShape) -> Heads:
-    """Read a checkpoint of Medusa, Hydra or EAGLE-3 heads, or a target's own MTP module.
+    """Read a checkpoint of Medusa, Hydra or EAGLE-3 heads, or the MTP module of a target's checkpoint.
 
     Weights are float32 on the CPU; the heads are in evaluation mode without gradients.
 
@@ -31,12 +32,8 @@ def load_heads(folder: Path, target: TargetShape) -> Heads:
         HeadsError: if the kind is not known, the heads do not fit the target, or the files are damaged.
     """
     config = read_config(folder)
-    if config.get("num_nextn_predict_layers"):
-        if config.get("model_type") != "deepseek_v3":
-            raise HeadsError(f"{folder}: multi-token prediction of {config.get('model_type')} models is not supported")
-        from model_runner.models.heads.mtp import load_mtp, mtp_prefix  # noqa: PLC0415 - imports a model of transformers
-
-        return load_mtp(HeadsCheckpoint.read(folder, mtp_prefix(config)), target)
+    if has_mtp(config):
+        return load_mtp(folder, config, target)
     return heads_of(HeadsCheckpoint.read(folder), target)
 
 

@@ -1,142 +1,123 @@
-"""DeepSeek-V3's module of multi-token prediction, in the names of the target's checkpoint.
+"""Modules for multi-token prediction, in the names of their targets' checkpoints."""
 
-The truth is transformers' own decoder layer with its eager attention over all tokens at once.
-"""
-
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import DeepseekV3Config
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
+from torch import Tensor
 
+from model_runner.kv_cache import KVShape
 from model_runner.models.features import LAST
 from model_runner.models.heads.base import HeadsError, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.heads.mtp import MTPHeads
-from tests.model_runner.heads.checkpoints import Tensors, rms, write
+from tests.model_runner.heads.checkpoints import Tensors, write
+from tests.model_runner.heads.mtp_modules import LAYERS, NextN, Qwen, one_by_one
 
-HIDDEN, VOCAB, LAYERS, EXPERTS = 32, 50, 3, 4
-TARGET = TargetShape(HIDDEN, VOCAB, LAYERS)
+TARGET = TargetShape(32, 50, LAYERS)
 COUNT = 5
 
 
-def make_config() -> DeepseekV3Config:
-    return DeepseekV3Config(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        n_shared_experts=1,
-        n_routed_experts=EXPERTS,
-        kv_lora_rank=8,
-        q_lora_rank=12,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=12,
-        v_head_dim=10,
-        n_group=2,
-        topk_group=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        rms_norm_eps=1e-5,
-        num_nextn_predict_layers=1,
-    )
+def as_they_are(tensors: Tensors) -> Tensors:
+    return tensors
 
 
-class Truth:
-    """A random module, the tensors under which it is published, and what it computes."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(3)
-        self.config = make_config()
-        self.config._attn_implementation = "eager"
-        self.layer = DeepseekV3DecoderLayer(self.config, LAYERS).eval()
-        for parameter in self.layer.parameters():
-            nn.init.normal_(parameter, std=0.3)
-        self.rotary = DeepseekV3RotaryEmbedding(self.config)
-        self.enorm, self.hnorm, self.norm = torch.rand(HIDDEN), torch.rand(HIDDEN), torch.rand(HIDDEN)
-        self.eh_proj = torch.randn(HIDDEN, 2 * HIDDEN) * 0.3
-
-    def tensors(self) -> Tensors:
-        prefix = f"model.layers.{LAYERS}."
-        named = {
-            f"{prefix}enorm.weight": self.enorm,
-            f"{prefix}hnorm.weight": self.hnorm,
-            f"{prefix}eh_proj.weight": self.eh_proj,
-            f"{prefix}shared_head.norm.weight": self.norm,
-            f"{prefix}shared_head.head.weight": torch.zeros(VOCAB, HIDDEN),
-            f"{prefix}embed_tokens.weight": torch.zeros(VOCAB, HIDDEN),
-            "model.layers.0.input_layernorm.weight": torch.zeros(HIDDEN),
-        }
-        for name, tensor in self.layer.state_dict().items():
-            if name == "mlp.experts.gate_up_proj":
-                for index, both in enumerate(tensor):
-                    gate, up = both.chunk(2)
-                    named[f"{prefix}mlp.experts.{index}.gate_proj.weight"] = gate.clone()
-                    named[f"{prefix}mlp.experts.{index}.up_proj.weight"] = up.clone()
-            elif name == "mlp.experts.down_proj":
-                named |= {f"{prefix}mlp.experts.{i}.down_proj.weight": one.clone() for i, one in enumerate(tensor)}
-            else:
-                named[prefix + name] = tensor.clone()
-        return named
-
-    @torch.no_grad()
-    def states(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        embedded = embedded.clone()
-        embedded[0] = 0.0  # position 0
-        rows = torch.cat([rms(embedded, self.enorm), rms(hidden, self.hnorm)], dim=-1) @ self.eh_proj.T
-        positions = torch.arange(len(rows)).unsqueeze(0)
-        mask = torch.full((len(rows), len(rows)), float("-inf")).triu(1)[None, None]
-        rotation = self.rotary(rows.unsqueeze(0), positions)
-        output = self.layer(rows.unsqueeze(0), attention_mask=mask, position_embeddings=rotation)
-        return output[0]
+def target_of(module: NextN | Qwen) -> TargetShape:
+    return TargetShape(module.config.hidden_size, module.config.vocab_size, module.config.num_hidden_layers)
 
 
-def test_states_and_logits_are_those_of_transformers(tmp_path: Path) -> None:
-    truth = Truth()
-    heads = load_heads(write(tmp_path, truth.config.to_dict(), truth.tensors()), TARGET)
-    assert isinstance(heads, MTPHeads)
-    assert (heads.kind, heads.needs, heads.draft_ids, heads.embed_tokens) == ("mtp", (LAST,), None, None)
-    assert (heads.kv.num_heads, heads.kv.key_dim, heads.kv.value_dim) == (4, 20, 10)
-    embedded, hidden = torch.randn(COUNT, HIDDEN), torch.randn(COUNT, HIDDEN)
-    expected = truth.states(embedded, hidden)
-
+def attending(scale: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """An `Attend` that keeps what it was given: every token sees all before it, and itself."""
     keys: list[Tensor] = []
     values: list[Tensor] = []
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys.extend(key)
         values.extend(value)
-        k, v = torch.stack(keys), torch.stack(values)  # [seen, heads, dim]
-        scores = torch.einsum("nhd,shd->nhs", query, k) * heads.scale
+        group = query.shape[1] // key.shape[1]
+        k, v = (torch.stack(past).repeat_interleave(group, dim=1) for past in (keys, values))  # [seen, heads, dim]
+        scores = torch.einsum("nhd,shd->nhs", query, k) * scale
         seen = torch.arange(len(k) - len(query), len(k)).unsqueeze(1)
         scores = scores.masked_fill((torch.arange(len(k)) > seen).unsqueeze(1), float("-inf"))
         return torch.einsum("nhs,shd->nhd", scores.softmax(-1), v)
 
+    return attend
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "stored", "kv"),
+    [
+        (NextN, "deepseek_v3", as_they_are, KVShape(4, 20, 10)),
+        (NextN, "glm4_moe", as_they_are, KVShape(2, 16, 16, 2)),
+        (Qwen, "qwen3_5_text", as_they_are, KVShape(2, 16, 16, 2)),
+        (Qwen, "qwen3_5_moe_text", as_they_are, KVShape(2, 16, 16, 2)),
+        (Qwen, "qwen3_5_moe_text", one_by_one, KVShape(2, 16, 16, 2)),
+        (Qwen, "qwen3_next", one_by_one, KVShape(2, 16, 16, 2)),
+    ],
+    ids=["deepseek", "glm", "qwen3.5", "qwen3.5 experts", "qwen3.5 experts one by one", "qwen3-next"],
+)
+def test_states_and_logits_are_those_of_the_formulas(
+    make: type[NextN | Qwen], kind: str, stored: Callable[[Tensors], Tensors], kv: KVShape, tmp_path: Path
+) -> None:
+    module = make(kind)
+    heads = load_heads(write(tmp_path, module.config.to_dict(), stored(module.tensors())), target_of(module))
+    assert isinstance(heads, MTPHeads)
+    assert (heads.kind, heads.needs, heads.draft_ids, heads.embed_tokens) == ("mtp", (LAST,), None, None)
+    assert heads.kv == kv
+    size = (COUNT, module.config.hidden_size)
+    embedded, hidden = torch.randn(size), torch.randn(size)
+    expected = module.states(embedded, hidden)
+
+    attend = attending(heads.scale)
     state = heads.first_state({LAST: hidden})
     positions = torch.arange(COUNT)
-    actual = [heads.step(embedded[:3], state[:3], positions[:3], attend)]
-    actual += [heads.step(embedded[i : i + 1], state[i : i + 1], positions[i : i + 1], attend) for i in (3, 4)]
-    torch.testing.assert_close(torch.cat(actual), expected, rtol=1e-4, atol=1e-4)
-    head = torch.randn(VOCAB, HIDDEN)
-    logits = heads.logits(torch.cat(actual), lambda rows: rows @ head.T)
-    torch.testing.assert_close(logits, rms(expected, truth.norm) @ head.T, rtol=1e-3, atol=1e-3)
+    parts = [heads.step(embedded[:3], state[:3], positions[:3], attend)]
+    parts += [heads.step(embedded[i : i + 1], state[i : i + 1], positions[i : i + 1], attend) for i in (3, 4)]
+    actual = torch.cat(parts)
+    torch.testing.assert_close(actual, expected.float(), rtol=1e-4, atol=1e-4)
+    head = torch.randn(module.config.vocab_size, size[1])
+    logits = heads.logits(actual, lambda rows: rows @ head.T)
+    torch.testing.assert_close(logits, module.logits(expected, head).float(), rtol=1e-3, atol=1e-3)
 
 
-def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
-    truth = Truth()
-    config, tensors = truth.config.to_dict(), truth.tensors()
-    with pytest.raises(HeadsError, match="several modules"):
-        load_heads(write(tmp_path / "two", {**config, "num_nextn_predict_layers": 2}, tensors), TARGET)
-    scaled = {**tensors, f"model.layers.{LAYERS}.eh_proj.weight_scale_inv": torch.ones(1, 1)}
-    with pytest.raises(HeadsError, match="float8"):
-        load_heads(write(tmp_path / "scaled", config, scaled), TARGET)
-    with pytest.raises(HeadsError, match="glm4_moe"):
-        load_heads(write(tmp_path / "other", {**config, "model_type": "glm4_moe"}, tensors), TARGET)
+def test_the_module_of_a_model_for_images_and_text_is_found(tmp_path: Path) -> None:
+    module = Qwen()
+    config = {"model_type": "qwen3_5", "text_config": module.config.to_dict() | {"mtp_num_hidden_layers": 1}}
+    heads = load_heads(write(tmp_path, config, module.tensors()), target_of(module))
+    assert torch.equal(heads.state_dict()["projection.weight"], module.weights["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    ("entries", "added", "reason"),
+    [
+        ({"num_nextn_predict_layers": 2}, {}, "several modules"),
+        ({}, {f"model.layers.{LAYERS}.eh_proj.weight_scale_inv": torch.ones(1, 1)}, "float8"),
+        ({"model_type": "exaone_moe"}, {}, "multi-token prediction of exaone_moe models is not supported"),
+        ({}, {f"model.layers.{LAYERS}.eh_proj.weight_scale": torch.ones(1)}, r"not supported: .*eh_proj\.weight_scale$"),
+        ({"hidden_size": 48}, {}, "hidden size of 48"),
+    ],
+    ids=["several", "float8", "another kind", "unknown weights", "another target"],
+)
+def test_what_cannot_be_served_is_refused(
+    entries: dict[str, Any], added: Tensors, reason: str, tmp_path: Path
+) -> None:
+    module = NextN()
+    with pytest.raises(HeadsError, match=reason):
+        load_heads(write(tmp_path, module.config.to_dict() | entries, module.tensors() | added), TARGET)
+
+
+def test_incomplete_modules_are_refused(tmp_path: Path) -> None:
+    module = NextN()
+    tensors = module.tensors()
     del tensors[f"model.layers.{LAYERS}.mlp.experts.2.up_proj.weight"]
     with pytest.raises(HeadsError, match=r"the tensor model\.layers\.3\.mlp\.experts\.2\.up_proj\.weight is missing"):
-        load_heads(write(tmp_path / "lacking", config, tensors), TARGET)
+        load_heads(write(tmp_path / "lacking", module.config.to_dict(), tensors), TARGET)
+    qwen = Qwen()
+    without = write(tmp_path / "without", qwen.config.to_dict(), {"model.norm.weight": torch.ones(64)})
+    with pytest.raises(HeadsError, match=r"has no weights of a module for multi-token prediction \(mtp\.\*\)"):
+        load_heads(without, target_of(qwen))
+    second = qwen.tensors() | {"mtp.layers.1.input_layernorm.weight": torch.ones(64)}
+    with pytest.raises(HeadsError, match=r"weights that are not supported: mtp\.layers\.1\.input_layernorm\.weight"):
+        load_heads(write(tmp_path / "second", qwen.config.to_dict(), second), target_of(qwen))
