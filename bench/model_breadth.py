@@ -46,7 +46,7 @@ _SECONDS = 180
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for a model type."""
+    """The result of a model type."""
 
     model_type: str
     verdict: Verdict
@@ -142,8 +142,8 @@ def render(outcomes: Sequence[Outcome]) -> str:
     served = [one for one in outcomes if one.verdict == "served"]
     others = [one for one in outcomes if one.verdict != "served"]
     ways = {True: "one native call", False: "modules"}
-    rows = [f"| `{one.model_type}` | `{one.model_class}` | {one.layers} | {ways[one.is_native]} |" for one in served]
-    refused = [f"| `{one.model_type}` | {one.layers} | {_short(one)} |" for one in others]
+    rows = [f"| {one.model_type} | {one.model_class} | {one.layers} | {ways[one.is_native]} |" for one in served]
+    refused = [f"| {one.model_type} | {one.layers} | {_short(one)} |" for one in others]
     return _PAGE.format(
         version=__version__,
         num_types=len(outcomes),
@@ -161,7 +161,7 @@ def _short(outcome: Outcome) -> str:
     reason = outcome.reason if outcome.verdict == "refused" else f"{outcome.verdict}: {outcome.reason}"
     reason = reason.removeprefix(f"(a {outcome.model_type} model) ").removeprefix(f"a {outcome.model_type} model ")
     first = reason.partition("; docs/")[0]
-    return " ".join(first.replace("|", "/").split())
+    return " ".join(first.replace("|", "/").replace("`", "").split())
 
 
 _PAGE = """\

@@ -203,6 +203,7 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "reformer": {**_DECODER, "axial_pos_embds": False},
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 0]}},
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _VISION_TOKENS),
+    "sarvam_mla": {**_LATENT, **_GROUPED, "first_k_dense_replace": 1, "head_dim": 8},
     "perception_lm": {"vision_config": {"model_type": "timm_wrapper", "model_args": {"embed_dim": 32}}},
     "pi0": {"vlm_config": _SMALL_PALIGEMMA, "dit_config": {"model_type": "gemma", **_BASE}},
     "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16},
@@ -454,7 +455,7 @@ def auto_class(config: PretrainedConfig) -> Any:
 
 def tiny_config(model_type: str) -> PretrainedConfig:
     """The type's configuration with few and small layers."""
-    config_class = CONFIG_MAPPING[model_type]
+    config_class: Any = CONFIG_MAPPING[model_type]
     if "text_config" not in config_class.sub_configs:
         config = config_class(**_entries(model_type))
         _shrink_towers(config)

@@ -50,9 +50,9 @@ that transformers knows, served or refused, as a command found them. The main re
 | model | reason |
 |---|---|
 | encoder-decoder, such as T5 | The scheduler has no encoder step. |
-| encoders such as BERT without `is_decoder` | Their attention sees later tokens, so they cannot generate token by token. |
+| encoders such as BERT without `is_decoder` | Their attention sees later tokens. |
 | layers that keep more than keys and values, such as Mamba's | The paged KV cache holds keys and values only. |
-| layers that mix tokens outside of attention | Requests of a batch would mix. The start tries it with the model's weights. |
+| layers that mix tokens outside of attention | Requests of a batch would mix. Each start tries it. |
 | rotary scaling of type `dynamic`, which depends on the longest request | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
 | a head for another task, such as token classification | Its text would come from random weights. |

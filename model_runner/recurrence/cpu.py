@@ -42,6 +42,9 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
     def __init__(self, kernels: Kernels, cache: StateCache) -> None:
         self._kernels = kernels
         self.cache = cache
+        self._convolutions: dict[int, tuple[Tensor, CData, object]] = {}
+        """For each convolution that was computed: its weight, SwConvolution, and the memory of that. Weights do not
+        change."""
         self._recurrences = [self._recurrence(index) for index in range(len(cache.recurrences))]
 
     def prepare(self, batch: Batch) -> NativeMetadata:
@@ -78,9 +81,12 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         activation: str | None,
         metadata: NativeMetadata,
     ) -> Tensor:
-        struct, _weights = self._convolution(index, weight, bias, silu=has_silu(activation))
+        known = self._convolutions.get(index)
+        if known is None or known[0].data_ptr() != weight.data_ptr():
+            known = self._convolutions[index] = weight, *self._convolution(index, weight, bias, activation)
+        struct = known[1]
         struct.sources = self._sources(index, metadata)
-        return native.convolve(self._kernels, struct, metadata.native, x.float().contiguous()).to(x.dtype)
+        return native.convolve(self._kernels, struct, metadata.native, _floats(x)).to(x.dtype)
 
     def gated_delta_net(
         self, indices: tuple[int, int], parameters: GatedDeltaNetParameters
@@ -102,7 +108,7 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         if (padded(shape.key_dim), padded(shape.value_dim)) != (shape.key_dim, shape.value_dim):
             raise ValueError(f"heads of {shape.key_dim} x {shape.value_dim} are no multiples of 16")
         p = parameters
-        convolution, of_convolution = self._convolution(indices[1], p.conv_weight, p.conv_bias, silu=True)
+        convolution, of_convolution = self._convolution(indices[1], p.conv_weight, p.conv_bias, "silu")
         numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm)]
         struct = CPU.new(
             "SwGatedDeltaNet",
@@ -129,20 +135,22 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         sources = metadata.plan.inputs_of(kernel)
         return pointer(sources, len(sources), kernel - 1)
 
-    def _convolution(self, index: int, weight: Tensor, bias: Tensor | None, *, silu: bool) -> tuple[CData, object]:
+    def _convolution(
+        self, index: int, weight: Tensor, bias: Tensor | None, activation: str | None
+    ) -> tuple[CData, object]:
         """An SwConvolution without sources, and the memory that it needs."""
         shape, memory = self.cache.convolutions[index], self.cache.conv[index]
-        weights, biases = _floats(weight), None if bias is None else _floats(bias)
+        weights, biases = _floats(weight.T), None if bias is None else _floats(bias)
         struct = CPU.new(
             "SwConvolution",
             channels=shape.channels,
             kernel=shape.kernel,
-            silu=silu,
+            silu=has_silu(activation),
             rows_stride=memory.inputs.stride(0),
             page_stride=memory.last.stride(0),
             inputs=_address(memory.inputs),
             last=_address(memory.last),
-            weight=pointer(weights, shape.channels, shape.kernel),
+            weight=pointer(weights, shape.kernel, shape.channels),
             bias=CPU.ffi.NULL if biases is None else pointer(biases, shape.channels),
         )
         return struct, (weights, biases)

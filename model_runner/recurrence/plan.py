@@ -60,11 +60,12 @@ class Plan:
     def inputs_of(self, kernel: int) -> Int32Array:
         """[T, kernel - 1] where each token's earlier inputs are, the oldest first.
 
-        A slot; or -1 for zero before the start; or -2 - i for number i of the last inputs of all pages in order.
+        2 t + 1 for token t of the step; 2 s for slot s, written before; -1 for zero before the start; -2 - i for number
+        i of the last inputs of all pages in order.
         """
         found = self.inputs.get(kernel)
         if found is None:
-            found = self.inputs[kernel] = self.sources.find(kernel)
+            found = self.inputs[kernel] = self.sources.find(kernel, self.slots)
         return found
 
 
@@ -79,19 +80,23 @@ class _Sources:
     anchors: IntArray  # [C, 2] positions in the state, and its page
     draft_paths: dict[int, IntArray]  # by token: slots of the positions from its start on
 
-    def find(self, kernel: int) -> Int32Array:
+    def find(self, kernel: int, slots: Int32Array) -> Int32Array:
         """As `Plan.inputs_of`."""
         reach = kernel - 1
         places = self.positions[:, None] + np.arange(-reach, 0)  # [T, reach]
         covered, page = (column[self.choices, None] for column in self.anchors.T)
         blocks = self.tables[self.choices[:, None], np.clip(places // BLOCK, 0, None)]
         found = blocks.astype(np.int64) * BLOCK + places % BLOCK
-        in_page = places < covered
-        found[in_page] = (-2 - (page * reach + places - covered + reach))[in_page]
-        found[places < 0] = -1
         for token, path in self.draft_paths.items():
             on_path = places[token] - self.starts[token]
             found[token, on_path >= 0] = path[on_path[on_path >= 0]]
+        token_at = np.full(max(found.max(initial=0), slots.max(initial=0)) + 1, -1)
+        token_at[slots] = np.arange(len(slots))
+        tokens = token_at[np.clip(found, 0, None)]
+        found = np.where(tokens >= 0, 2 * tokens + 1, 2 * found)
+        in_page = places < covered
+        found[in_page] = (-2 - (page * reach + places - covered + reach))[in_page]
+        found[places < 0] = -1
         result: Int32Array = found.astype(np.int32)
         return result
 

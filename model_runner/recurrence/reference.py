@@ -102,8 +102,11 @@ class ReferenceRecurrence(RecurrenceBackend[ReferenceMetadata]):
         total = torch.zeros_like(rows)
         for tap, sources in enumerate(metadata.conv_inputs[kernel].unbind(1)):
             earlier = torch.zeros_like(rows)
-            in_rows, in_pages = sources >= 0, sources < -1
-            earlier[in_rows] = memory.inputs[sources[in_rows] // BLOCK, sources[in_rows] % BLOCK]
+            in_step, in_pages = (sources >= 0) & (sources % 2 == 1), sources < -1
+            in_rows = (sources >= 0) & ~in_step
+            slots = sources[in_rows] // 2
+            earlier[in_step] = rows[sources[in_step] // 2]
+            earlier[in_rows] = memory.inputs[slots // BLOCK, slots % BLOCK]
             of_page = -2 - sources[in_pages]
             earlier[in_pages] = memory.last[of_page // (kernel - 1), of_page % (kernel - 1)]
             total += weights[:, tap] * earlier

@@ -154,6 +154,18 @@ def test_windows_and_biases_of_long_texts(kind: str, embedding_folder: Callable[
         assert cosine(vector(found[one.request_id]), Oracle(folder).embed([*one.prompt])) > 1 - 1e-9
 
 
+@pytest.mark.parametrize("quantization", ["none", "auto"])
+def test_threads_change_nothing(quantization: str, embedding_folder: Callable[[str], Path]) -> None:
+    one, two = (
+        run(
+            engine(load(embedding_folder("modernbert"), quantization=quantization, threads=threads)),
+            embedding_requests(Pooling("modules")),
+        )
+        for threads in (1, 2)
+    )
+    assert one == two
+
+
 def test_token_types_matter(tmp_path: Path) -> None:
     runner = load(save_encoder(tmp_path, "bert", classes=1))
     pair = score_requests()[0]

@@ -10,79 +10,77 @@
 
 namespace SW_ISA {
 
-constexpr int kSlice = 256;      // channels of a unit
+constexpr int kSlice = 2048;     // channels of a unit
 constexpr int kMostInputs = 33;  // of an output
+constexpr int kRowsOfBlock = 32;
 
-// Some channels of a convolution, for all tokens of a step.
-class ConvolutionSlice {
+// A causal convolution on a step's tokens.
+class ConvolutionRun {
  public:
-  ConvolutionSlice(const SwConvolution &layer, const SwStatePlan &plan, int64_t first)
-      : layer_(layer), plan_(plan), first_(first), count_(std::min<int64_t>(kSlice, layer.channels - first)) {
-    for (int64_t channel = 0; channel < count_; ++channel)
-      for (int64_t tap = 0; tap < layer.kernel; ++tap)
-        weights_[tap][channel] = layer.weight[(first + channel) * layer.kernel + tap];
-  }
+  ConvolutionRun(samewise::ThreadPool &pool, const SwConvolution &layer, const SwStatePlan &plan)
+      : pool_(pool), layer_(layer), plan_(plan), channels_(layer.channels), reach_(layer.kernel - 1) {}
 
+  // x and output are [T, channels].
   void run(const float *x, float *output) const {
-    for (int64_t token = 0; token < plan_.num_tokens; ++token)
-      std::memcpy(row(plan_.slots[token]), x + token * layer_.channels + first_, count_ * sizeof(float));
-    for (int64_t token = 0; token < plan_.num_tokens; ++token) convolve(token, x, output);
-    const int64_t reach = layer_.kernel - 1;
-    for (int64_t i = 0; i < plan_.num_written; ++i)
-      for (int64_t tap = 0; tap < reach; ++tap)
-        std::memcpy(last(plan_.written_pages[i] * reach + tap),
-                    row(plan_.written_blocks[i] * kRowsOfBlock + kRowsOfBlock - reach + tap), count_ * sizeof(float));
+    const int64_t slices = (channels_ + kSlice - 1) / kSlice;
+    pool_.for_each(plan_.num_tokens * slices, [&](int64_t unit) {
+      const int64_t token = unit / slices, first = unit % slices * kSlice;
+      const int64_t count = std::min<int64_t>(kSlice, channels_ - first);
+      std::memcpy(row(plan_.slots[token]) + first, x + token * channels_ + first, count * sizeof(float));
+      convolve(token, first, count, x, output + token * channels_ + first);
+    });
+    for (int64_t i = 0; i < plan_.num_written * reach_; ++i)
+      std::memcpy(last(plan_.written_pages[i / reach_] * reach_ + i % reach_),
+                  row(plan_.written_blocks[i / reach_] * kRowsOfBlock + kRowsOfBlock - reach_ + i % reach_),
+                  channels_ * sizeof(float));
   }
 
  private:
-  static constexpr int kRowsOfBlock = 32;
-
   float *row(int64_t slot) const {
-    return layer_.inputs + slot / kRowsOfBlock * layer_.rows_stride + slot % kRowsOfBlock * layer_.channels + first_;
+    return layer_.inputs + slot / kRowsOfBlock * layer_.rows_stride + slot % kRowsOfBlock * channels_;
   }
 
   float *last(int64_t index) const {
-    const int64_t reach = layer_.kernel - 1;
-    return layer_.last + index / reach * layer_.page_stride + index % reach * layer_.channels + first_;
+    return layer_.last + index / reach_ * layer_.page_stride + index % reach_ * channels_;
   }
 
-  void convolve(int64_t token, const float *x, float *output) const {
-    const float *inputs[kMostInputs];
-    const int64_t reach = layer_.kernel - 1;
-    for (int64_t tap = 0; tap < reach; ++tap) {
-      const int32_t source = layer_.sources[token * reach + tap];
-      inputs[tap] = source >= 0 ? row(source) : source == -1 ? nullptr : last(-2 - int64_t{source});
+  // Inputs that are tokens of the step are read from x, for other threads may be writing their rows.
+  void convolve(int64_t token, int64_t first, int64_t count, const float *x, float *output) const {
+    const float *inputs[kMostInputs], *weights[kMostInputs];
+    int taps = 0;
+    for (int64_t tap = 0; tap <= reach_; ++tap) {
+      const int64_t source = tap < reach_ ? layer_.sources[token * reach_ + tap] : 2 * token + 1;
+      if (source == -1) continue;
+      const float *from = source < 0 ? last(-2 - source) : source % 2 ? x + source / 2 * channels_ : row(source / 2);
+      inputs[taps] = from + first;
+      weights[taps++] = layer_.weight + tap * channels_ + first;
     }
-    inputs[reach] = x + token * layer_.channels + first_;
-    float *to = output + token * layer_.channels + first_;
-    for (int64_t channel = 0; channel < count_; channel += kWidth) {
-      const int64_t lanes = std::min<int64_t>(kWidth, count_ - channel);
-      Vec sum = layer_.bias ? some(layer_.bias + first_ + channel, lanes) : Vec{};
-      for (int64_t tap = 0; tap <= reach; ++tap)
-        if (inputs[tap]) sum = fma(load(weights_[tap] + channel), some(inputs[tap] + channel, lanes), sum);
-      if (layer_.silu) sum = sum / (exp(-sum) + 1.0f);
-      std::memcpy(to + channel, &sum, lanes * sizeof(float));
+    const float *bias = layer_.bias ? layer_.bias + first : nullptr;
+    int64_t channel = 0;
+    for (; channel + kWidth <= count; channel += kWidth) {
+      Vec sum = bias ? load(bias + channel) : Vec{};
+      for (int tap = 0; tap < taps; ++tap) sum = fma(load(weights[tap] + channel), load(inputs[tap] + channel), sum);
+      store(output + channel, activated(sum));
+    }
+    for (; channel < count; ++channel) {
+      float sum = bias ? bias[channel] : 0.0f;
+      for (int tap = 0; tap < taps; ++tap) sum = fma(weights[tap][channel], inputs[tap][channel], sum);
+      output[channel] = activated(broadcast(sum))[0];
     }
   }
 
-  static Vec some(const float *from, int64_t lanes) {
-    if (lanes == kWidth) return load(from);
-    Vec v{};
-    std::memcpy(&v, from, lanes * sizeof(float));
-    return v;
-  }
+  Vec activated(Vec x) const { return layer_.silu ? x / (exp(-x) + 1.0f) : x; }
 
+  samewise::ThreadPool &pool_;
   const SwConvolution &layer_;
   const SwStatePlan &plan_;
-  const int64_t first_, count_;
-  float weights_[kMostInputs][kSlice] = {};
+  const int64_t channels_, reach_;
 };
 
 // Writes rows, computes outputs, and writes pages: x and output are [T, channels].
 inline void convolve(samewise::ThreadPool &pool, const SwConvolution &layer, const SwStatePlan &plan, const float *x,
                      float *output) {
-  pool.for_each((layer.channels + kSlice - 1) / kSlice,
-                [&](int64_t slice) { ConvolutionSlice(layer, plan, slice * kSlice).run(x, output); });
+  ConvolutionRun(pool, layer, plan).run(x, output);
 }
 
 }  // namespace SW_ISA

@@ -347,9 +347,10 @@ typedef struct SwConvolution {
   int64_t page_stride;
   float *inputs;         // of the first block: [32, channels]
   float *last;           // of the first page: [kernel - 1, channels]
-  const float *weight;   // [channels, kernel], the newest input last
+  const float *weight;   // [kernel, channels], for the newest input last
   const float *bias;     // [channels]; null for none
-  const int32_t *sources;  // [T, kernel - 1] a slot; -1 for zero; -2 - i for number i of the last inputs of all pages
+  // [T, kernel - 1] 2 t + 1 for token t; 2 s for slot s; -1 for zero; -2 - i for number i of the last inputs of all pages
+  const int32_t *sources;
 } SwConvolution;
 
 // A gated delta net between its projections. Query, key and value are convolved side by side, with SiLU.

@@ -338,9 +338,12 @@ def _convolve_kernel(
     for tap in tl.static_range(KERNEL - 1):
         source = tl.load(sources + token * (KERNEL - 1) + tap)
         of_page = -2 - source
-        row = (source // ROWS).to(tl.int64) * rows_stride + source % ROWS * CHANNELS
+        in_step = (source >= 0) & (source % 2 == 1)
+        slot = source // 2
+        row = (slot // ROWS).to(tl.int64) * rows_stride + slot % ROWS * CHANNELS
         in_page = (of_page // (KERNEL - 1)).to(tl.int64) * page_stride + of_page % (KERNEL - 1) * CHANNELS
-        earlier = tl.load(inputs + row + channel, mask=is_there & (source >= 0), other=0.0)
+        earlier = tl.load(inputs + row + channel, mask=is_there & (source >= 0) & ~in_step, other=0.0)
+        earlier += tl.load(x + slot.to(tl.int64) * CHANNELS + channel, mask=is_there & in_step, other=0.0)
         earlier += tl.load(last + in_page + channel, mask=is_there & (source < -1), other=0.0)
         total += tl.load(weight + channel * KERNEL + tap, mask=is_there, other=0.0) * earlier
     newest = tl.load(x + token * CHANNELS + channel, mask=is_there, other=0.0)

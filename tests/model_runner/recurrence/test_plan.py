@@ -32,14 +32,15 @@ def test_divides_at_blocks() -> None:
     assert plan.slots[[0, 59]].tolist() == [5 * 32 + 8, 9 * 32 + 3]
     assert plan.written == [(4, 3)]
     inputs = plan.inputs_of(4)
-    assert inputs[0].tolist() == [5 * 32 + 5, 5 * 32 + 6, 5 * 32 + 7]
+    assert inputs[0].tolist() == [2 * (5 * 32 + 5), 2 * (5 * 32 + 6), 2 * (5 * 32 + 7)]
+    assert inputs[2].tolist() == [2 * (5 * 32 + 7), 1, 3]
 
 
 def test_finds_inputs_in_pages_and_before_the_start() -> None:
     plan = make_plan(batch(32, 2, StateTables([[-1, 5]], [(1, 7)], [[]])))
-    assert plan.inputs_of(4).tolist() == [[-2 - 21, -2 - 22, -2 - 23], [-2 - 22, -2 - 23, 160]]
+    assert plan.inputs_of(4).tolist() == [[-2 - 21, -2 - 22, -2 - 23], [-2 - 22, -2 - 23, 1]]
     plan = make_plan(batch(0, 2, StateTables([[5]], [(0, -1)], [[]])))
-    assert plan.inputs_of(3).tolist() == [[-1, -1], [-1, 160]]
+    assert plan.inputs_of(3).tolist() == [[-1, -1], [-1, 1]]
 
 
 @pytest.mark.parametrize(
