@@ -22,6 +22,7 @@ from model_runner.mixing_probe import ProbedCache, mixes_tokens
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
+from model_runner.models.heads.mtp import comes_with_mtp
 from model_runner.models.loading import ModelShape, check_tokenizers, load_classification_head
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model
 from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
@@ -150,6 +151,8 @@ def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
     fitting = TargetShape(target.hidden, target.vocab_size, target.num_layers)
     heads = [load_heads(folder, fitting) for folder in config.heads]
     _check_methods(config.heads, heads)
+    if not heads and config.speculation != "off" and comes_with_mtp(config.model):
+        logger.info("heads      the model's own module for multi-token prediction drafts with --heads %s", config.model)
     draft = _inspect_companion(config, platform, config.draft_model, "draft")
     aux = _inspect_companion(config, platform, config.aux_model, "auxiliary")
     folders = config.model, config.draft_model, config.aux_model

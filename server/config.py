@@ -173,8 +173,9 @@ class Settings(BaseSettings):
     )
     heads: Names = Field(
         (),
-        description="Folder or hub name of Medusa, Hydra or EAGLE-3 heads for speculation. Repeat it for several. By "
-        "default the heads of the embedded model, if that is served.",
+        description="Folder or hub name of Medusa, Hydra or EAGLE-3 heads for speculation, or of the model itself for "
+        "its own module for multi-token prediction. Repeat it for several. By default the heads of the embedded model, "
+        "if that is served.",
     )
     learn: bool = Field(
         False,

@@ -1,6 +1,7 @@
 """Multi-token prediction by the modules of tiny checkpoints: the tokens and logprobs of no speculation."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_a_module_that_knows_the_target_is_right(kind: str, tmp_path: Path) -> N
     alone = harness.run(harness.engine(), requests)
     drafting = [replace(request, speculation=Speculation("mtp", 4)) for request in requests]
     answers = harness.run(harness.engine(), drafting)
-    assert {key: one.tokens for key, one in answers.items()} == {key: one.tokens for key, one in alone.items()}
+    assert all((one.tokens, one.logprobs) == (alone[key].tokens, alone[key].logprobs) for key, one in answers.items())
     num_accepted, num_rejected = (
         sum(getattr(one, name) for one in answers.values()) for name in ("num_accepted", "num_rejected")
     )
@@ -127,10 +128,23 @@ def test_first_drafts_are_those_of_the_formulas(tmp_path: Path, monkeypatch: pyt
     prompt = tuple((3 + 7 * index * index) % 300 + 3 for index in range(50))
     request = EngineRequest("a", prompt, GREEDY, 60, speculation=Speculation("mtp", 3))
     (answer,) = harness.run(harness.engine(chunk=24), [request]).values()
+    (alone,) = harness.run(harness.engine(), [replace(request, speculation=None)]).values()
+    assert (answer.tokens, answer.logprobs) == (alone.tokens, alone.logprobs)
     expected = best_guesses(folder, torch.tensor([*prompt, *answer.tokens]))
     right = [expected[num] == token for num, token in guesses.items()]
     assert len(right) > 20
     assert all(right)
+
+
+def test_a_start_says_what_a_model_comes_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "samewise.runner")
+    folder = write_qwen(tmp_path / "model")
+    hint = f"multi-token prediction drafts with --heads {folder}"
+    for config in (RunnerConfig(folder, heads=(folder,)), RunnerConfig(folder, speculation="off")):
+        ModelRunner.load(replace(config, kv_cache_gib=0.02))
+        assert hint not in caplog.text
+    ModelRunner.load(RunnerConfig(folder, kv_cache_gib=0.02))
+    assert hint in caplog.text
 
 
 @torch.no_grad()

@@ -30,8 +30,9 @@ from model_runner.attention.backend import AttentionOptions
 from model_runner.kv_cache import KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.models.heads.base import HeadsError, TargetShape
-from model_runner.models.heads.checkpoint import HeadsCheckpoint
+from model_runner.models.heads.checkpoint import HeadsCheckpoint, read_config
 from model_runner.models.heads.layer import Attend, RecurrentHeads
+from model_runner.models.loading import open_checkpoint
 from model_runner.models.refusal import few
 
 if TYPE_CHECKING:
@@ -94,12 +95,12 @@ _FORMS = {
 
 
 class _Attention:
-    """Replaces the step's attention in the target's own layers."""
+    """Replaces the step's attention (StepAttention) in a layer of the target's kind."""
 
     def __init__(self, attend: Attend) -> None:
         self._attend = attend
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def of(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         return self._attend(query, key, value)
 
 
@@ -162,6 +163,16 @@ def has_mtp(config: Mapping[str, Any]) -> bool:
     """Whether checkpoints with this config.json come with a module, of a form that is supported or not."""
     text = _text_of(config)
     return bool(text.get(_NEXTN.count)) or _FORMS.get(str(text.get("model_type"))) is _QWEN
+
+
+def comes_with_mtp(folder: Path) -> bool:
+    """Whether a model's folder has the weights of a module of a supported form. Raises HeadsError."""
+    text = _text_of(read_config(folder))
+    form = _FORMS.get(str(text.get("model_type")))
+    if form is None or (checkpoint := open_checkpoint(folder)) is None:
+        return False
+    prefix = form.prefix.format(text.get("num_hidden_layers"))
+    return any(name.startswith(prefix) for name in checkpoint.shapes)
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
