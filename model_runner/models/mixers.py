@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.models.activations import softplus
-from model_runner.recurrence.backend import ConvShape, RecurrenceBackend, RecurrentShape
+from model_runner.recurrence.backend import ConvShape, GatedDeltaNetParameters, RecurrenceBackend, RecurrentShape
 
 _L2_EPS = 1e-6
 """As in flash-linear-attention: x / sqrt(sum(x²) + eps)."""
@@ -30,6 +30,12 @@ class States(Protocol):
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         """The arguments and the result of `RecurrenceBackend.convolve`."""
+        ...
+
+    def gated_delta_net(
+        self, read: Callable[[], GatedDeltaNetParameters]
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+        """The next recurrence and convolution in one call, as by `RecurrenceBackend.gated_delta_net`."""
         ...
 
 
@@ -48,6 +54,16 @@ class StepStates:
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         index, self._num_convolutions = self._num_convolutions, self._num_convolutions + 1
         return self._backend.convolve(index, x, weight, bias, activation, self._metadata)
+
+    def gated_delta_net(
+        self, read: Callable[[], GatedDeltaNetParameters]
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+        whole = self._backend.gated_delta_net((self._num_recurrences, self._num_convolutions), read)
+        if whole is None:
+            return None
+        self._num_recurrences += 1
+        self._num_convolutions += 1
+        return lambda qkv, z, b, a: whole(qkv, z, b, a, self._metadata)
 
 
 class RecordedStates:
@@ -68,6 +84,9 @@ class RecordedStates:
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         self.convolutions.append(ConvShape(*weight.shape))
         return torch.empty_like(x)
+
+    def gated_delta_net(self, read: Callable[[], GatedDeltaNetParameters]) -> None:
+        """The parts are recorded."""
 
 
 FindStates = Callable[[], States | None]
@@ -108,6 +127,8 @@ def hook_mixers(model: nn.Module, find: FindStates) -> int:
         )
         hooked.__kwdefaults__ = forward.__kwdefaults__
         mixer.forward = MethodType(hooked, mixer)
+        if type(mixer).__name__ in _IN_ONE_CALL:
+            mixer.forward = partial(_gated_delta_net, find, mixer.forward, mixer)
     return len(mixers) + len(whole)
 
 
@@ -213,6 +234,26 @@ def _lightning(
     return module.out_proj(gate * module.norm(mixed)), None
 
 
+def _gated_delta_net(
+    find: FindStates, in_parts: Function, module: Any, hidden_states: Tensor, *arguments: Any, **keywords: Any
+) -> Any:
+    """Qwen3.5's layer, in one call between its projections if there is one: [1, T, hidden] -> the same shape."""
+    states = find()
+    whole = None if states is None else states.gated_delta_net(partial(_read_parameters, module))
+    if whole is None:
+        return in_parts(hidden_states, *arguments, **keywords)
+    rows = hidden_states[0]
+    projections = module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a
+    return module.out_proj(whole(*(projection(rows) for projection in projections))).unsqueeze(0)
+
+
+def _read_parameters(module: Any) -> GatedDeltaNetParameters:
+    weight, bias = module.conv1d.weight.squeeze(1), module.conv1d.bias
+    norm = module.norm
+    return GatedDeltaNetParameters(weight, bias, module.A_log, module.dt_bias, norm.weight, norm.variance_epsilon)
+
+
+_IN_ONE_CALL = frozenset({"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
 _WHOLE: dict[str, Function] = {"MiniMaxLightningAttention": _lightning}
 """Mixers whose whole forward is ours, by class."""
 _HOOKS: dict[str, Function] = {

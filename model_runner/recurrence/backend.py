@@ -12,7 +12,7 @@ bits depend neither on chunks nor on drafts nor on where a cached prefix ended.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -232,6 +232,27 @@ def state_bytes(recurrences: Sequence[RecurrentShape], convolutions: Sequence[Co
     return sum(shape.rows_bytes for shape in shapes), sum(shape.page_bytes for shape in shapes)
 
 
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetParameters:
+    """Parameters of a gated delta net between its projections, with H heads."""
+
+    conv_weight: Tensor  # [channels, kernel]
+    conv_bias: Tensor | None
+    a_log: Tensor  # [H]
+    dt_bias: Tensor  # [H]
+    norm: Tensor  # [value_dim]
+    norm_eps: float
+    gain: float = 1.0
+    """Factor on sigmoid(b), the beta of the recurrence."""
+
+
+GatedDeltaNet = Callable[[Tensor, Tensor, Tensor, Tensor, Metadata], Tensor]
+"""Everything between the projections of a gated delta net, with its rows and pages.
+
+Maps query, key and value side by side [T, channels], z [T, heads * value_dim], b and a [T, heads] and the step's
+metadata to [T, heads * value_dim]."""
+
+
 class RecurrenceBackend(ABC, Generic[Metadata]):
     """Computes recurrences and convolutions of a step, and writes their rows and pages.
 
@@ -297,6 +318,17 @@ class RecurrenceBackend(ABC, Generic[Metadata]):
         Raises:
             ValueError: for another activation.
         """
+
+    def gated_delta_net(
+        self, indices: tuple[int, int], read: Callable[[], GatedDeltaNetParameters]
+    ) -> GatedDeltaNet[Metadata] | None:
+        """A whole gated delta net in one call; None if its parts must be called.
+
+        Args:
+            indices: of the recurrence and of the convolution in the cache.
+            read: reads the layer's parameters, when it is first needed.
+        """
+        return None
 
 
 def has_silu(activation: str | None) -> bool:

@@ -10,7 +10,14 @@ from model_runner.batch import Batch
 from model_runner.kernels import recurrence as native
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels
-from model_runner.recurrence.backend import RecurrenceBackend, StateCache, has_silu, padded
+from model_runner.recurrence.backend import (
+    GatedDeltaNet,
+    GatedDeltaNetParameters,
+    RecurrenceBackend,
+    StateCache,
+    has_silu,
+    padded,
+)
 from model_runner.recurrence.plan import Plan, make_plan
 
 
@@ -22,20 +29,6 @@ class NativeMetadata:
     native: native.NativePlan
 
 
-@dataclass(frozen=True, slots=True)
-class GatedDeltaNetParameters:
-    """Parameters of a gated delta net between its projections, with H heads."""
-
-    conv_weight: Tensor  # [channels, kernel]
-    conv_bias: Tensor | None
-    a_log: Tensor  # [H]
-    dt_bias: Tensor  # [H]
-    norm: Tensor  # [value_dim]
-    norm_eps: float
-    gain: float = 1.0
-    """Factor on sigmoid(b), the beta of the recurrence."""
-
-
 class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
     """A unit of work is one head of one choice."""
 
@@ -45,6 +38,7 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         self._convolutions: dict[int, tuple[Tensor, CData, object]] = {}
         """For each convolution that was computed: its weight, SwConvolution, and the memory of that. Weights do not
         change."""
+        self._nets: dict[int, GatedDeltaNet[NativeMetadata]] = {}
         self._recurrences = [self._recurrence(index) for index in range(len(cache.recurrences))]
 
     def prepare(self, batch: Batch) -> NativeMetadata:
@@ -89,24 +83,17 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         return native.convolve(self._kernels, struct, metadata.native, _floats(x)).to(x.dtype)
 
     def gated_delta_net(
-        self, indices: tuple[int, int], parameters: GatedDeltaNetParameters
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, NativeMetadata], Tensor]:
-        """A whole gated delta net between its projections, in one call for a step.
-
-        Args:
-            indices: of the recurrence and of the convolution in the cache.
-            parameters: the layer's.
-
-        Returns:
-            A function of query, key and value side by side [T, channels], z [T, heads * value_dim], b and a [T, heads]
-            and the step's metadata, that returns [T, heads * value_dim]. It writes rows and pages.
-
-        Raises:
-            ValueError: if a head's dimensions are no multiples of 16.
-        """
+        self, indices: tuple[int, int], read: Callable[[], GatedDeltaNetParameters]
+    ) -> GatedDeltaNet[NativeMetadata] | None:
         shape = self.cache.recurrences[indices[0]]
         if (padded(shape.key_dim), padded(shape.value_dim)) != (shape.key_dim, shape.value_dim):
-            raise ValueError(f"heads of {shape.key_dim} x {shape.value_dim} are no multiples of 16")
+            return None
+        if indices[0] not in self._nets:
+            self._nets[indices[0]] = self._make_net(indices, read())
+        return self._nets[indices[0]]
+
+    def _make_net(self, indices: tuple[int, int], parameters: GatedDeltaNetParameters) -> GatedDeltaNet[NativeMetadata]:
+        shape = self.cache.recurrences[indices[0]]
         p = parameters
         convolution, of_convolution = self._convolution(indices[1], p.conv_weight, p.conv_bias, "silu")
         numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm)]
