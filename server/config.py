@@ -377,7 +377,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("score_tokens", "aux_model"),
     ),
     "Device and precision": ("device", "dtype", "quantization", "rows", "exact", "cuda_graphs", "threads"),
-    "Memory": ("max_model_len", "kv_cache_gib", "kv_cache_dtype", "block_size", "prefix_caching", "state_snapshot_every"),
+    "Memory": (
+        "max_model_len",
+        "kv_cache_gib",
+        "kv_cache_dtype",
+        "block_size",
+        "prefix_caching",
+        "state_snapshot_every",
+    ),
     "Scheduling": (
         *("max_num_seqs", "max_num_batched_tokens", "policy", "max_waiting", "request_timeout_s", "engine_timeout_s"),
     ),

@@ -50,13 +50,14 @@ def attending(scale: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     ("make", "kind", "stored", "kv"),
     [
         (NextN, "deepseek_v3", as_they_are, KVShape(4, 20, 10)),
+        (NextN, "glm4_moe_lite", as_they_are, KVShape(4, 20, 10)),
         (NextN, "glm4_moe", as_they_are, KVShape(2, 16, 16, 2)),
         (Qwen, "qwen3_5_text", as_they_are, KVShape(2, 16, 16, 2)),
         (Qwen, "qwen3_5_moe_text", as_they_are, KVShape(2, 16, 16, 2)),
         (Qwen, "qwen3_5_moe_text", one_by_one, KVShape(2, 16, 16, 2)),
         (Qwen, "qwen3_next", one_by_one, KVShape(2, 16, 16, 2)),
     ],
-    ids=["deepseek", "glm", "qwen3.5", "qwen3.5 experts", "qwen3.5 experts one by one", "qwen3-next"],
+    ids=["deepseek", "glm lite", "glm", "qwen3.5", "qwen3.5 experts", "qwen3.5 experts one by one", "qwen3-next"],
 )
 def test_states_and_logits_are_those_of_the_formulas(
     make: type[NextN | Qwen], kind: str, stored: Callable[[Tensors], Tensors], kv: KVShape, tmp_path: Path
@@ -95,14 +96,16 @@ def test_the_module_of_a_model_for_images_and_text_is_found(tmp_path: Path) -> N
         ({"num_nextn_predict_layers": 2}, {}, "several modules"),
         ({}, {f"model.layers.{LAYERS}.eh_proj.weight_scale_inv": torch.ones(1, 1)}, "float8"),
         ({"model_type": "exaone_moe"}, {}, "multi-token prediction of exaone_moe models is not supported"),
-        ({}, {f"model.layers.{LAYERS}.eh_proj.weight_scale": torch.ones(1)}, r"not supported: .*eh_proj\.weight_scale$"),
+        (
+            {},
+            {f"model.layers.{LAYERS}.eh_proj.weight_scale": torch.ones(1)},
+            r"not supported: .*eh_proj\.weight_scale$",
+        ),
         ({"hidden_size": 48}, {}, "hidden size of 48"),
     ],
     ids=["several", "float8", "another kind", "unknown weights", "another target"],
 )
-def test_what_cannot_be_served_is_refused(
-    entries: dict[str, Any], added: Tensors, reason: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_served_is_refused(entries: dict[str, Any], added: Tensors, reason: str, tmp_path: Path) -> None:
     module = NextN()
     with pytest.raises(HeadsError, match=reason):
         load_heads(write(tmp_path, module.config.to_dict() | entries, module.tensors() | added), TARGET)
