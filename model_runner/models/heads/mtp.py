@@ -15,7 +15,7 @@ The target's own head turns the normed result into logits. There are two forms, 
         The next state is the layer's result after the last norm.
 
 Layers and norms are transformers' own for the target's kind: Qwen's norms multiply by 1 + weight. Only one module is
-supported, and its weights in plain floating types.
+supported, in floating types, of which float8 needs scales of blocks or of whole weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -194,8 +194,6 @@ def load_mtp(folder: Path, config: Mapping[str, Any], target: TargetShape) -> MT
         raise checkpoint.error("the model has several modules for multi-token prediction; only one is supported")
     if not checkpoint.names:
         raise checkpoint.error(f"the checkpoint has no weights of a module for multi-token prediction ({prefix}*)")
-    if any(name.endswith("_scale_inv") for name in checkpoint.names):
-        raise checkpoint.error("weights in float8 are not supported")
     own = _of_one_layer(text, has_experts=any(".mlp.gate." in name for name in checkpoint.names))
     checkpoint.check_hidden(own.hidden_size, target)
     heads = MTPHeads(own, form)
