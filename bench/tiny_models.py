@@ -457,7 +457,7 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     """The type's configuration with few and small layers."""
     config_class: Any = CONFIG_MAPPING[model_type]
     if "text_config" not in config_class.sub_configs:
-        config = config_class(**_entries(model_type))
+        config: PretrainedConfig = config_class(**_entries(model_type))
         _shrink_towers(config)
         return config
     sub_config = config_class.sub_configs["text_config"]

@@ -14,7 +14,8 @@ from torch import Tensor
 from model_runner.config import KVCacheDType
 from model_runner.contract import BlockCopy, CacheGroup
 from model_runner.kernels.interface import CPU, CData, pointer
-from model_runner.kernels.library import Kernels, huge_pages
+from model_runner.kernels.library import Kernels
+from model_runner.kernels.memory import huge_pages
 
 
 class KVLayout(Protocol):

@@ -1,8 +1,6 @@
 """Python calls into the library of CPU kernels."""
 
-import contextlib
 import logging
-import mmap
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from torch import Tensor
 from model_runner.kernels.block_formats import BlockFormat, find_block_format
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.interface import CPU, CData, pointer
+from model_runner.kernels.memory import Arena
 
 logger = logging.getLogger("samewise.runner")
 
@@ -572,34 +571,3 @@ def _mask_addresses(masks: NDArray[np.int32], count: int, width: int) -> NDArray
         raise ValueError(f"masks of {words} words are too short for {width} logits")
     address = int(CPU.ffi.cast("intptr_t", pointer(masks, count, words)))
     return address + masks.strides[0] * np.arange(count)
-
-
-_HUGE_PAGE = 2 << 20
-_CHUNK = 64 << 20
-_ALIGNMENT = 64
-
-
-def huge_pages(num_bytes: int) -> Tensor:
-    """Zeroed int8 memory [num_bytes], in huge pages if the system has them. Pages are allocated when first written."""
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without huge pages refuses
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.int8)
-    start = -whole.data_ptr() % _HUGE_PAGE
-    return whole[start : start + num_bytes]
-
-
-class Arena:
-    """Allocates pieces of large chunks of memory. A chunk lives as long as its pieces."""
-
-    def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.int8)
-
-    def take(self, num_bytes: int) -> Tensor:
-        """Zeroed int8 memory [num_bytes], aligned to 64 bytes."""
-        rounded = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        if rounded > len(self._free):
-            self._free = huge_pages(max(rounded, _CHUNK))
-        piece, self._free = self._free[:num_bytes], self._free[rounded:]
-        return piece

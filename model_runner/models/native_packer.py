@@ -17,8 +17,8 @@ from model_runner.kernels.library import (
     Kernels,
     NativeWeight,
     WeightKind,
-    huge_pages,
 )
+from model_runner.kernels.memory import huge_pages
 from model_runner.models.packed import NativeProduct
 from model_runner.models.parameters import Blocks, DenseMatrix, Linear, Matrix
 

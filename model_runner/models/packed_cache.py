@@ -35,8 +35,9 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from model_runner.kernels.library import Kernels, NativeWeight, WeightKind, huge_pages
+from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kernels.library_folder import check_owner, locked, opened
+from model_runner.kernels.memory import huge_pages
 from model_runner.models.loading import checkpoint_files
 from model_runner.models.model_form import ModelForm
 from model_runner.models.native_packer import NativePacker

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from model_runner.batch import Batch
 from model_runner.contract import BlockCopy
-from model_runner.kernels.library import huge_pages
+from model_runner.kernels.memory import huge_pages
 from model_runner.kv_cache import Move
 
 BLOCK = 32

@@ -6,7 +6,7 @@ import mmap
 import pytest
 import torch
 
-from model_runner.kernels.library import Arena, huge_pages
+from model_runner.kernels.memory import Arena, huge_pages
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4097, (2 << 20) + 1])
