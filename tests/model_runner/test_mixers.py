@@ -15,7 +15,6 @@ from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch, StateTables
 from model_runner.kv_cache import KVCache
-from model_runner.models import hf_loading
 from model_runner.models.experts import EXPERTS_NAME, register_experts
 from model_runner.models.hf_loading import inspect_model, load_config, load_model
 from model_runner.models.hf_target import HFTargetModel
@@ -49,13 +48,6 @@ FAMILIES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _let_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let inspection see layers whose states the engine must keep."""
-    kinds = hf_loading._LAYER_KINDS | {"linear_attention", "hybrid", "conv"}
-    monkeypatch.setattr(hf_loading, "_LAYER_KINDS", kinds)
-
-
 class NoAttention(AttentionBackend[None]):
     """For a model without attention."""
 
@@ -79,7 +71,7 @@ class Driver:
     def __init__(self, folder: Path, num_blocks: int = 12) -> None:
         register_experts()
         config = load_config(folder)
-        self.shape: ModelShape = inspect_model(load_config(folder))
+        self.shape: ModelShape = inspect_model(load_config(folder), keeps_latents=True)
         model = load_model(folder, config, torch.float32, EXPERTS_NAME)
         prepare(model, None)
         cache = KVCache(self.shape.kv, num_blocks, BLOCK, torch.float32, CPU) if self.shape.kv else None

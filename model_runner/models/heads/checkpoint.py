@@ -19,6 +19,10 @@ from model_runner.models.heads.base import HeadsError, TargetShape, from_offsets
 
 SCALE = "_scale"
 """Suffix of the scales of an int8 weight."""
+_BLOCK_SCALE = "_scale_inv"
+"""Suffix of the scales of a float8 weight."""
+_BLOCK = (128, 128)
+"""Outputs and inputs of a block with one scale, if the configuration does not name others."""
 
 
 class HeadsCheckpoint:
@@ -68,8 +72,22 @@ class HeadsCheckpoint:
         if tensor.dtype != torch.int8:
             if not tensor.is_floating_point():
                 raise self.error(f"{name} holds {tensor.dtype}, not floats")
-            return tensor.float()
+            return tensor.float() if tensor.element_size() > 1 else self._from_float8(name, tensor)
         return tensor.float() * self.take(name + SCALE, shape[0]).unsqueeze(1)
+
+    def _from_float8(self, name: str, tensor: Tensor) -> Tensor:
+        """Multiply with the scale of all weights, or of blocks of outputs and inputs, as DeepSeek-V3 stores them."""
+        scale = name + _BLOCK_SCALE
+        if scale not in self._tensors:
+            raise self.error(f"{name} is stored in float8 without {scale}, which is not supported")
+        if self._tensors[scale].numel() == 1:
+            return tensor.float() * self.take(scale, *self._tensors[scale].shape)
+        sizes = (self.config.get("quantization_config") or {}).get("weight_block_size") or _BLOCK
+        *outer, outputs, inputs = tensor.shape
+        scales = self.take(scale, *outer, -(-outputs // sizes[0]), -(-inputs // sizes[1]))
+        for dim, size in zip((-2, -1), sizes, strict=True):
+            scales = scales.repeat_interleave(size, dim).narrow(dim, 0, tensor.shape[dim])
+        return tensor.float() * scales
 
     def fill(self, heads: nn.Module, renamed: Mapping[str, str] | None = None, optional: Collection[str] = ()) -> None:
         """Load all parameters of the heads by name; `renamed` maps prefixes of parameters to prefixes in the file.

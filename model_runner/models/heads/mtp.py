@@ -4,7 +4,7 @@ The state of a position is the target's hidden state h there, after its final no
 of the next token, projection([norm(e); norm(h)]), and runs one decoder layer of the target's kind, with full attention.
 The target's own head turns the normed result into logits. There are two forms, of a target with L decoder layers:
 
-    DeepSeek-V3 (arXiv:2412.19437, section 2.2), GLM-4.5
+    DeepSeek-V3 (arXiv:2412.19437, section 2.2), GLM-4.5 to 4.7
         model.layers.{L}.enorm|hnorm|eh_proj|shared_head.norm.weight
         model.layers.{L}.self_attn.*, mlp.*, input_layernorm.weight, post_attention_layernorm.weight
         The next state is the layer's result. As in other servers, the embedding counts as zero at position 0.
@@ -15,7 +15,7 @@ The target's own head turns the normed result into logits. There are two forms, 
         The next state is the layer's result after the last norm.
 
 Layers and norms are transformers' own for the target's kind: Qwen's norms multiply by 1 + weight. Only one module is
-supported, and its weights in plain floating types.
+supported, in floating types, of which float8 needs scales of blocks or of whole weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ class _Form:
     """How a family's module differs from others."""
 
     prefix: str
-    """Of its tensors; {} stands for the target's number of layers."""
+    """Begins the names of its tensors; {} stands for the target's number of layers."""
     names: Mapping[str, str]
     """Published names of the parts of MTPHeads, after the prefix."""
     count: str
@@ -87,6 +87,7 @@ _QWEN = _Form(
 _FORMS = {
     "deepseek_v3": _NEXTN,
     "glm4_moe": _NEXTN,
+    "glm4_moe_lite": _NEXTN,
     "qwen3_5_moe_text": _QWEN,
     "qwen3_5_text": _QWEN,
     "qwen3_next": _QWEN,
@@ -123,8 +124,9 @@ class MTPHeads(RecurrentHeads):
         super().__init__(None, needs=(LAST,))
         register_attention()
         text: Any = config
+        auto: Any = AutoModel
         with torch.device("meta"):
-            whole = AutoModel.from_config(text, attn_implementation=ATTENTION_NAME, experts_implementation="eager")
+            whole = auto.from_config(text, attn_implementation=ATTENTION_NAME, experts_implementation="eager")
             self.layer = whole.layers[0]
             self.last_norm: nn.Module = whole.norm
             self.embedding_norm = type(whole.norm)(text.hidden_size, text.rms_norm_eps)
@@ -192,8 +194,6 @@ def load_mtp(folder: Path, config: Mapping[str, Any], target: TargetShape) -> MT
         raise checkpoint.error("the model has several modules for multi-token prediction; only one is supported")
     if not checkpoint.names:
         raise checkpoint.error(f"the checkpoint has no weights of a module for multi-token prediction ({prefix}*)")
-    if any(name.endswith("_scale_inv") for name in checkpoint.names):
-        raise checkpoint.error("weights in float8 are not supported")
     own = _of_one_layer(text, has_experts=any(".mlp.gate." in name for name in checkpoint.names))
     checkpoint.check_hidden(own.hidden_size, target)
     heads = MTPHeads(own, form)
@@ -209,6 +209,7 @@ def _of_one_layer(text: Mapping[str, Any], *, has_experts: bool) -> Any:
     own.num_hidden_layers = 1
     for name, value in {
         "layer_types": ["full_attention"],
+        "mlp_layer_types": ["sparse" if has_experts else "dense"],
         "first_k_dense_replace": 0 if has_experts else 1,
         "mlp_only_layers": [] if has_experts else [0],
         "decoder_sparse_step": 1,

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DeepseekV3Config, Glm4MoeConfig, PretrainedConfig
+from transformers import DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig, PretrainedConfig
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 from transformers.models.glm4_moe import modeling_glm4_moe as glm
+from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite as glm_lite
 
 from bench.tiny_models import tiny_config
 from tests.model_runner.heads.checkpoints import EPS, Tensors, random_tensors, rms, silu
@@ -31,10 +32,17 @@ _SIZES: dict[str, Any] = {
 }
 
 
+_LATENT = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10}
+
+
 def deepseek_config() -> PretrainedConfig:
     """With experts and latent attention."""
-    latent = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10}
-    return DeepseekV3Config(**_SIZES, **latent, num_key_value_heads=4)
+    return DeepseekV3Config(**_SIZES, **_LATENT, num_key_value_heads=4)
+
+
+def glm_lite_config() -> PretrainedConfig:
+    """With experts and latent attention."""
+    return Glm4MoeLiteConfig(**_SIZES, **_LATENT, num_key_value_heads=4)
 
 
 def glm_config() -> PretrainedConfig:
@@ -56,18 +64,23 @@ def one_by_one(tensors: Tensors) -> Tensors:
 
 
 class NextN:
-    """Of DeepSeek's form. The truth is transformers' own layer with its eager attention over all tokens at once."""
+    """A module of DeepSeek's form. The truth is transformers' own layer, with its eager attention, over all tokens."""
 
     def __init__(self, kind: str = "deepseek_v3") -> None:
         torch.manual_seed(3)
         classes: dict[str, Any] = {
             "deepseek_v3": (deepseek_config, deepseek.DeepseekV3DecoderLayer, deepseek.DeepseekV3RotaryEmbedding),
+            "glm4_moe_lite": (
+                glm_lite_config,
+                glm_lite.Glm4MoeLiteDecoderLayer,
+                glm_lite.Glm4MoeLiteRotaryEmbedding,
+            ),
             "glm4_moe": (glm_config, glm.Glm4MoeDecoderLayer, glm.Glm4MoeRotaryEmbedding),
         }
         make, layer, rotary = classes[kind]
         self.config = make()
         self.config._attn_implementation = "eager"
-        self.layer = layer(self.config, LAYERS).eval()
+        self.layer = layer(self.config, LAYERS - 1).eval()
         for tensor in self.layer.state_dict().values():
             nn.init.normal_(tensor, std=0.3)
         self.rotary = rotary(self.config)
@@ -107,7 +120,7 @@ class NextN:
 
 @dataclass
 class Qwen:
-    """Of Qwen's form. The truth is plain formulas in float64, one token at a time."""
+    """A module of Qwen's form. The truth is plain formulas in float64, one token at a time."""
 
     kind: str = "qwen3_5_text"
     weights: Tensors = field(default_factory=dict)

@@ -89,6 +89,17 @@ def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
         load_heads(write(tmp_path, {"speculators_model_type": "mlp"}, tensors), TARGET)
 
 
+@pytest.mark.parametrize("has_blocks", [True, False])
+def test_float8_is_multiplied_with_its_scales(tmp_path: Path, has_blocks: bool) -> None:
+    weight, scales = torch.randn(3, 10, 14).to(torch.float8_e4m3fn), torch.rand(3, 3, 2)
+    config = {"quantization_config": {"weight_block_size": [4, 8]}}
+    stored = {"w": weight, "w_scale_inv": scales if has_blocks else scales[0, 0, :1]}
+    read = HeadsCheckpoint.read(write(tmp_path, config, stored)).take("w", 3, 10, 14)
+    for expert, output, entry in ((0, 0, 0), (1, 3, 7), (2, 9, 8), (0, 4, 13)):
+        scale = scales[expert, output // 4, entry // 8] if has_blocks else scales[0, 0, 0]
+        assert read[expert, output, entry] == weight[expert, output, entry].float() * scale
+
+
 def test_integers_where_floats_should_be(tmp_path: Path) -> None:
     checkpoint = HeadsCheckpoint.read(
         write(tmp_path, {}, {"a": torch.zeros(2, 2, dtype=torch.int32), "b": torch.zeros(2, 2, dtype=torch.int8)})

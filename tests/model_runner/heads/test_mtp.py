@@ -18,6 +18,7 @@ from tests.model_runner.heads.mtp_modules import LAYERS, NextN, Qwen, one_by_one
 
 TARGET = TargetShape(32, 50, LAYERS)
 COUNT = 5
+EH_PROJ = f"model.layers.{LAYERS}.eh_proj.weight"
 
 
 def as_they_are(tensors: Tensors) -> Tensors:
@@ -50,13 +51,14 @@ def attending(scale: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     ("make", "kind", "stored", "kv"),
     [
         (NextN, "deepseek_v3", as_they_are, KVShape(4, 20, 10)),
+        (NextN, "glm4_moe_lite", as_they_are, KVShape(4, 20, 10)),
         (NextN, "glm4_moe", as_they_are, KVShape(2, 16, 16, 2)),
         (Qwen, "qwen3_5_text", as_they_are, KVShape(2, 16, 16, 2)),
         (Qwen, "qwen3_5_moe_text", as_they_are, KVShape(2, 16, 16, 2)),
         (Qwen, "qwen3_5_moe_text", one_by_one, KVShape(2, 16, 16, 2)),
         (Qwen, "qwen3_next", one_by_one, KVShape(2, 16, 16, 2)),
     ],
-    ids=["deepseek", "glm", "qwen3.5", "qwen3.5 experts", "qwen3.5 experts one by one", "qwen3-next"],
+    ids=["deepseek", "glm lite", "glm", "qwen3.5", "qwen3.5 experts", "qwen3.5 experts one by one", "qwen3-next"],
 )
 def test_states_and_logits_are_those_of_the_formulas(
     make: type[NextN | Qwen], kind: str, stored: Callable[[Tensors], Tensors], kv: KVShape, tmp_path: Path
@@ -93,13 +95,9 @@ def test_the_module_of_a_model_for_images_and_text_is_found(tmp_path: Path) -> N
     ("entries", "added", "reason"),
     [
         ({"num_nextn_predict_layers": 2}, {}, "several modules"),
-        ({}, {f"model.layers.{LAYERS}.eh_proj.weight_scale_inv": torch.ones(1, 1)}, "float8"),
+        ({}, {EH_PROJ: torch.zeros(32, 64).to(torch.float8_e4m3fn)}, r"float8 without .*eh_proj\.weight_scale_inv"),
         ({"model_type": "exaone_moe"}, {}, "multi-token prediction of exaone_moe models is not supported"),
-        (
-            {},
-            {f"model.layers.{LAYERS}.eh_proj.weight_scale": torch.ones(1)},
-            r"not supported: .*eh_proj\.weight_scale$",
-        ),
+        ({}, {f"{EH_PROJ}_scale": torch.ones(1)}, r"not supported: .*eh_proj\.weight_scale$"),
         ({"hidden_size": 48}, {}, "hidden size of 48"),
     ],
     ids=["several", "float8", "another kind", "unknown weights", "another target"],
