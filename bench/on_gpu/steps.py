@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from bench.on_gpu.timing import Spans, synchronize
 from model_runner.contract import (
     AdmittedRequest,
+    BlockCopy,
     ChoiceResult,
     SamplingParams,
     ScheduledRequest,
@@ -58,10 +59,11 @@ class RunnerSteps:
             AdmittedRequest(key, prompt, context, 0, own, GREEDY)
             for key, prompt, own in zip(keys, prompts, blocks, strict=False)
         ]
-        copies, others = [], []
+        copies: list[BlockCopy] = []
+        others = []
         for row in range(len(first), rows):
             source = row % len(first)
-            copies += list(zip(blocks[source], blocks[row], strict=True))
+            copies += map(BlockCopy, blocks[source], blocks[row])
             tokens = (*prompts[source], 0)
             others.append(AdmittedRequest(keys[row], tokens, len(tokens), context, blocks[row], GREEDY))
         self._execute(first, tuple(ScheduledRequest(entry.key, context, ()) for entry in first))
@@ -122,7 +124,7 @@ class RunnerSteps:
         self,
         admitted: Sequence[AdmittedRequest],
         scheduled: tuple[ScheduledRequest, ...],
-        copies: Sequence[tuple[int, int]] = (),
+        copies: Sequence[BlockCopy] = (),
         *,
         is_whole: bool = True,
     ) -> Sequence[ChoiceResult]:
