@@ -50,13 +50,28 @@ that transformers knows, served or refused, as a command found them. The main re
 | model | reason |
 |---|---|
 | encoder-decoder, such as T5 | The scheduler has no encoder step. |
-| encoders such as BERT without `is_decoder` | Their attention sees later tokens. |
-| layers that keep more than keys and values, such as Mamba's | The paged KV cache holds keys and values only. |
+| recurrent layers of other kinds than below, such as Mamba's selective scan | Their states would not be kept. |
 | layers that mix tokens outside of attention | Requests of a batch would mix. Each start tries it. |
 | rotary scaling of type `dynamic`, which depends on the longest request | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
 | a head for another task, such as token classification | Its text would come from random weights. |
 | images and audio | Only text is read. |
+
+Layers may keep, instead of keys and values of all positions:
+
+| layers | models |
+|---|---|
+| a window, or a chunk of positions | Gemma 2 to 4, gpt-oss, Mistral, OLMo 3, Llama 4 and others |
+| latents (on CPU) | DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM 3, Kimi-Linear and others |
+| gated delta nets | Qwen3.5, Qwen3.6, Qwen3-Next, OLMo hybrid |
+| Kimi delta attention | Kimi-Linear, Ling (`bailing_hybrid`) |
+| Mamba 2 | Nemotron-H, Granite 4.0 H, Falcon-H1, Bamba, Zamba 2, Mamba 2 |
+| lightning attention | MiniMax-Text-01 |
+| short convolutions | LFM2, LFM3 |
+| keys and values of an earlier layer | Gemma 3n, Gemma 4 |
+
+Models with recurrent layers run by their modules. All guarantees hold for them, speculation and prefix caching
+included. They need `--block-size 32`, the default, and cannot be draft models.
 
 A multimodal model is served for its text. The weights of its image and audio towers stay on disk, and the log names
 them at startup.
