@@ -72,7 +72,7 @@ def try_type(model_type: str) -> Outcome:
             layers=", ".join(sorted({kind.removesuffix("_attention").replace("_", " ") for kind in kinds})),
         )
         try:
-            engines = Engines(RunnerConfig(folder, device="cpu", kv_cache_gib=0.02, quantization="none", threads=1))
+            engines = Engines(RunnerConfig(folder, device="cpu", kv_cache_gib=0.1, quantization="none", threads=1))
         except UnsupportedModelError as error:
             return replace(outcome, verdict="refused", reason=str(error).replace(str(folder), "").strip())
         if (difference := _difference(folder, engines)) is not None:
