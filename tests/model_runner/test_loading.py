@@ -49,7 +49,10 @@ def test_inspection_agrees_with_the_configuration(family: str) -> None:
     shape = inspect_model(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     group = config.num_attention_heads // config.num_key_value_heads
-    assert shape.kv == (KVShape(config.num_key_value_heads, head_dim, head_dim, group),) * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    windows = [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+    heads = config.num_key_value_heads, head_dim, head_dim, group
+    assert shape.kv == tuple(KVShape(*heads, window) for window in windows)
     assert shape.vocab_size == config.vocab_size
     assert shape.max_model_len == 1024
     assert shape.num_shared == (config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0)

@@ -12,7 +12,7 @@ from bench.tiny_models import write_tiny_model
 from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.mixing_probe import ProbedCache, mixes_tokens
-from model_runner.models import hf_loading
+from model_runner.models import hf_attention
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import LoadedModel, TargetModel
 from model_runner.platforms.cpu import CpuPlatform
@@ -28,13 +28,11 @@ def load(folder: Path, **settings: Any) -> ModelRunner:
 
 
 @pytest.mark.parametrize("family", ["zaya", "falcon_h1", "lfm2"])
-def test_models_with_other_mixers_are_refused_if_inspection_lets_them_pass(
+def test_models_with_mixers_that_are_not_hooked_are_refused(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tiny_model(family, tmp_path)
-    with pytest.raises(UnsupportedModelError, match="layers of the kind"):
-        load(tmp_path, quantization="none")
-    monkeypatch.setattr(hf_loading, "_LAYER_KINDS", hf_loading._LAYER_KINDS | {"hybrid", "conv"})
+    monkeypatch.setattr(hf_attention, "hook_mixers", lambda model, find: 0)
     with pytest.raises(
         UnsupportedModelError, match=r"other logits in chunks next to another request .*model-types\.md"
     ):
