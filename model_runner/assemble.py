@@ -14,7 +14,7 @@ import torch
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.contract import CacheGroup, smallest_group
-from model_runner.kv_cache import KVCache, KVCaches
+from model_runner.kv_cache import BlockCache, KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import Learned, MakeLink, choose_learned, fresh_proposer, make_learning
@@ -63,7 +63,7 @@ class RunnerParts:
     """The parts of a runner; tests replace some with fakes."""
 
     target: TargetModel
-    kv_cache: KVCache | KVCaches
+    kv_cache: BlockCache
     state: RunnerState
     speculator: Speculator
     controller: SpeculationController
@@ -261,11 +261,12 @@ def _put_together(
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
     amateur = _companion(target, aux, platform, plan.max_model_len)
     early_exit = platform.find_early_exit(target.model)
+    caches: list[BlockCache] = [target.kv_cache]
+    caches += [] if aux is None else [aux.kv_cache]
+    caches += [] if states is None else [states]
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs, recurrence),
-        kv_cache=KVCaches(
-            target.kv_cache, *([] if aux is None else [aux.kv_cache]), *([] if states is None else [states])
-        ),
+        kv_cache=caches[0] if len(caches) == 1 else KVCaches(*caches),
         state=RunnerState(blocks, sampling, speculator, search, learning),
         speculator=speculator,
         controller=controller,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from model_runner.models.damage import naming_damage
 from model_runner.models.refusal import UnsupportedModelError, few
 
 _ENCODERS = frozenset({
@@ -127,6 +128,11 @@ def find_encoder(folder: Path) -> EncoderFolder | None:
         UnsupportedModelError: if the model needs something that is not supported.
         OSError, ValueError: if a file is malformed.
     """
+    with naming_damage(folder):
+        return _read_encoder(folder)
+
+
+def _read_encoder(folder: Path) -> EncoderFolder | None:
     config = read_object(folder / "config.json")
     if not is_encoder(config):
         return None

@@ -82,6 +82,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "cuda_graphs": ("false", False),
     "kv_cache_gib": ("0.5", 0.5),
     "prefix_caching": ("false", False),
+    "state_snapshot_every": ("512", 512),
     "kv_events": ("tcp://*:5557", "tcp://*:5557"),
     "kv_events_topic": ("kv@10.0.0.7:8000@some/model", "kv@10.0.0.7:8000@some/model"),
     "kv_events_replay": ("ipc:///run/kv", "ipc:///run/kv"),
@@ -200,6 +201,10 @@ def test_a_variable_can_be_overruled_either_way_by_a_switch(monkeypatch: pytest.
         (
             ["--kv-events", "tcp://*:5557", "--api-keys-file", "keys.yaml", "--isolate-keys"],
             "kv_events and isolate_keys exclude each other: with isolate_keys no prefix is shared\n",
+        ),
+        (
+            ["--state-snapshot-every", "512", "--no-prefix-caching"],
+            "state_snapshot_every needs prefix_caching. Set prefix_caching too",
         ),
         (["--no-learn", "--learn-memory", "2"], "learn_memory needs learn. Set learn too"),
         (["--num-draft-tokens", "0"], "--num-draft-tokens: must be at least 1 (got '0')"),

@@ -171,7 +171,7 @@ def test_a_kernel_that_gets_no_memory_costs_its_step_and_nobody(
     case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     part = break_runner(case.harness.runner, "the forward pass", 4, monkeypatch)
-    call = Kernels._call
+    call = Kernels.call
 
     def lacking(kernels: Kernels, name: str, *arguments: object) -> None:
         """The library returns what it does where an allocation fails."""
@@ -179,7 +179,7 @@ def test_a_kernel_that_gets_no_memory_costs_its_step_and_nobody(
             kernels = SimpleNamespace(_library=SimpleNamespace(**{name: lambda *_: 1}), _context=None)  # type: ignore[assignment]
         call(kernels, name, *arguments)
 
-    monkeypatch.setattr(Kernels, "_call", lacking)
+    monkeypatch.setattr(Kernels, "call", lacking)
     outcome = case.run()
     assert outcome.answers == case.expected
     assert outcome.num_failed > 0

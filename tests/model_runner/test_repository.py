@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from rich.console import Console
@@ -35,11 +36,12 @@ def converter(monkeypatch: pytest.MonkeyPatch, *, code: int = 0) -> list[list[st
     """Replace the conversion program by one that makes an empty folder; returns the calls."""
     calls: list[list[str]] = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str], *, stdout: IO[str], **_: object) -> subprocess.CompletedProcess[str]:
         calls.append(command)
         if code == 0:
             Path(command[-1]).mkdir()
-        return subprocess.CompletedProcess(command, code, "Traceback\nit is damaged\n")
+        stdout.write("Traceback\nit is damaged\n")
+        return subprocess.CompletedProcess(command, code)
 
     monkeypatch.setattr(repository.subprocess, "run", run)
     return calls

@@ -10,7 +10,7 @@ from model_runner.assemble import RunnerParts
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch
-from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, StepResult
+from model_runner.contract import AdmittedRequest, BlockCopy, SamplingParams, ScheduledRequest, StepPlan, StepResult
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.runner import ModelRunner
@@ -103,7 +103,7 @@ def step(
     *shares: tuple[str, int],
     admitted: tuple[AdmittedRequest, ...] = (),
     released: tuple[str, ...] = (),
-    copies: tuple[tuple[int, int], ...] = (),
+    copies: tuple[BlockCopy, ...] = (),
 ) -> StepResult:
     scheduled = tuple(ScheduledRequest(key, count, ()) for key, count in shares)
     return runner.execute(StepPlan(released, copies, admitted, scheduled))
@@ -143,7 +143,7 @@ def test_prompt_logprobs_come_for_every_token_after_the_first_in_chunks() -> Non
 def test_a_fork_starts_from_the_copied_block() -> None:
     runner, _ = make_runner()
     step(runner, ("a", 3), admitted=(admit("a", [4, 6, 8], 0),))
-    forked = step(runner, ("b", 1), admitted=(admit("b", [4, 6, 8], 1, computed=2),), copies=((0, 1),))
+    forked = step(runner, ("b", 1), admitted=(admit("b", [4, 6, 8], 1, computed=2),), copies=(BlockCopy(0, 1),))
     assert forked.choices[0].tokens == (7,)
 
 

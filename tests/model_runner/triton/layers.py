@@ -42,7 +42,7 @@ class Metadata:
     """The step's data that layer and attention need."""
 
     slots: Tensor
-    reference: ReferenceMetadata
+    reference: Sequence[ReferenceMetadata]
 
 
 class WrittenAttention:
@@ -54,7 +54,7 @@ class WrittenAttention:
 
     def prepare(self, batch: Batch) -> Metadata:
         reference = self._reference.prepare(batch)
-        return Metadata(reference.block_of * BLOCK + reference.offset_of, reference)
+        return Metadata(reference[0].block_of * BLOCK + reference[0].offset_of, reference)
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Metadata) -> Tensor:
         return self._reference.attend(layer, query, options, metadata.reference)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model_runner.config import RunnerConfig
-from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
+from model_runner.contract import AdmittedRequest, PlacedBlock, SamplingParams, ScheduledRequest, StepPlan
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 from tests.model_runner.triton.interpreted_cuda import interpreted_runner
@@ -22,7 +22,8 @@ def generate(runner: ModelRunner, prompt: list[int], num_tokens: int, sampling: 
     """Tokens of one choice, its prompt in one step."""
     size = runner.info.block_size
     blocks = tuple(range(-(-(len(prompt) + num_tokens) // size)))
-    admitted = AdmittedRequest("a", tuple(prompt), len(prompt), 0, blocks, sampling)
+    placed = tuple(PlacedBlock(number, at, at) for number, _ in enumerate(runner.groups, 1) for at in blocks)
+    admitted = AdmittedRequest("a", tuple(prompt), len(prompt), 0, blocks, sampling, placed=placed)
     plan = StepPlan((), (), (admitted,), (ScheduledRequest("a", len(prompt), ()),))
     tokens: list[int] = []
     while len(tokens) < num_tokens:

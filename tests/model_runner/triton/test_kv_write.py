@@ -18,10 +18,14 @@ EPS = 0.01
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy's, in the interpreter
 
 
+def tensors_of(cache: KVCache) -> list[torch.Tensor]:
+    return [*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales]
+
+
 def make_cache(dtype: torch.dtype, device: torch.device, key_dim: int = 20, value_dim: int = 24) -> KVCache:
     """Full of ones, so that what is not written shows."""
     cache = KVCache([KVShape(KV_HEADS, key_dim, value_dim)], NUM_BLOCKS, BLOCK, dtype, device, whole_keys=True)
-    for tensor in cache._tensors():
+    for tensor in tensors_of(cache):
         tensor.fill_(1)
     return cache
 
@@ -32,7 +36,7 @@ def layer_of(cache: KVCache) -> CacheLayer:
 
 
 def assert_equal(one: KVCache, other: KVCache) -> None:
-    for a, b in zip(one._tensors(), other._tensors(), strict=True):
+    for a, b in zip(tensors_of(one), tensors_of(other), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
