@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig
 
 from model_runner.models.families import MODEL_TYPES, head_dim
+from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.known_config import MissingEntryError, read_known_config
 from model_runner.models.model_form import read_model_form
 from model_runner.models.parameters import Checkpoint, TensorCheckpoint
@@ -39,7 +40,7 @@ class RecordingConfig:
 def entries_that_are_read(case: str) -> tuple[dict[str, Any], Checkpoint]:
     """Entries of the whole configuration that matter, with the values that transformers has for them."""
     model = tiny_model(case)
-    checkpoint = TensorCheckpoint(model.state_dict())
+    checkpoint = with_usual_experts(TensorCheckpoint(model.state_dict()))
     recording = RecordingConfig(model.config.get_text_config())
     read_model_form(recording, checkpoint)
     return recording.read, checkpoint
