@@ -10,13 +10,9 @@ from bench.model_breadth import PAGE, Outcome, render, try_type
 SERVED = [
     "bert",
     "codegen",
-    "dbrx",
     "diffllama",
-    "gemma3n_text",
-    "got_ocr2",
     "gpt_neo",
     "longcat_flash",
-    "nemotron",
     "qwen3_vl",
 ]
 REFUSED = ["bloom", "falcon", "xglm"]
