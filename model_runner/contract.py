@@ -371,7 +371,7 @@ class CacheGroup:
 
 def smallest_group(num_blocks: int, groups: Sequence[CacheGroup]) -> int:
     """How many blocks every layer has, if choices have `num_blocks` of their own."""
-    return min(num_blocks, *(group.num_blocks for group in groups if group.kind != "page"), num_blocks)
+    return min([num_blocks, *(group.num_blocks for group in groups if group.kind != "page")])
 
 
 class PlacedBlock(NamedTuple):

@@ -208,8 +208,10 @@ class RunnerState:
         self, choices: Sequence[RunningChoice], choice_of: Sequence[int], places: Sequence[int] | IntArray
     ) -> list[GroupTables]:
         """The blocks of cache groups for tokens of these choices at these places."""
-        tables = []
-        for number, group in enumerate(self._groups if all(choice.groups for choice in choices) else ()):
+        tables: list[GroupTables] = []
+        if not self._groups or not all(choice.groups for choice in choices):
+            return tables
+        for number, group in enumerate(self._groups):
             if group.kind == "window":
                 of_choice = [choice.groups[number] for choice in choices]
                 block_of = [

@@ -57,8 +57,6 @@ class Stretch:
 
     start: int
     """First position that is computed."""
-    known: int
-    """End of the committed tokens."""
     end: int
     """End of all rows, including drafts and candidates. Drafts may share positions, but not places."""
     num_folded: int
@@ -108,10 +106,11 @@ class GroupBlocks(ABC):
 
         Those with which another choice is likely to begin are evicted no earlier than blocks of finished choices.
         """
-        first = self.first_needed(request)
+        first, reach = self.first_needed(request), blocks_for(self.spec.window, self._block_size)
         while held and (index := next(iter(held))) < first:
             block = held.pop(index)
-            if any(index in self.before(boundary) for boundary in self._likely(request, range(index + 1, first + 2))):
+            followed = range(index + 1, index + reach + 2)  # no later boundary needs it
+            if any(index in self.before(boundary) for boundary in self._likely(request, followed)):
                 self.pool.release([block])
             else:
                 self.pool.release_spare(block)
@@ -222,7 +221,7 @@ class BlockGroups:
         if not self.groups:
             return Growth(num_own)
         folds_to = max(self.num_folded(request, known), request.num_folded)
-        stretch = Stretch(request.num_computed, known, end, request.num_folded, folds_to)
+        stretch = Stretch(request.num_computed, end, request.num_folded, folds_to)
         return Growth(num_own, self._lacking(request, stretch, request.group_blocks))
 
     def to_begin(self, request: Request, reuse: ReusedKV, num_tokens: int) -> Growth:
@@ -236,7 +235,7 @@ class BlockGroups:
             return Growth(num_own)
         known = reuse.num_computed + num_tokens
         folds_to = max(self.num_folded(request, known), reuse.num_folded)
-        stretch = Stretch(reuse.num_computed, known, known, reuse.num_folded, folds_to)
+        stretch = Stretch(reuse.num_computed, known, reuse.num_folded, folds_to)
         return Growth(num_own, self._lacking(request, stretch, self._full_blocks(reuse)))
 
     def can_grow(self, growths: Sequence[Growth], reused: Sequence[ReusedKV] = ()) -> bool:

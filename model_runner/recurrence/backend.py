@@ -115,6 +115,13 @@ class RecurrentMemory:
     updates: Tensor  # [blocks, heads, BLOCK, value_dim]
     states: Tensor  # [pages, heads, key_dim, value_dim]
 
+    def put(self, blocks: Tensor, offsets: Tensor, key: Tensor, log_decay: Tensor) -> None:
+        """Store keys and decays of T tokens, of one layer, at blocks and offsets [T]."""
+        places = (blocks, slice(None), offsets)
+        self.keys[(*places, slice(key.shape[-1]))] = key.float()
+        decays = self.decays if log_decay.dim() == 2 else self.decays[..., : key.shape[-1]]
+        decays[places] = log_decay.float().exp()
+
     def layer(self, index: int) -> "RecurrentMemory":
         """The memory of one of the layers."""
         return RecurrentMemory(*(part[:, index] for part in (self.keys, self.decays, self.updates, self.states)))

@@ -62,12 +62,7 @@ class ReferenceRecurrence(RecurrenceBackend[ReferenceMetadata]):
         metadata: ReferenceMetadata,
     ) -> Tensor:
         plan, memory, shape = metadata.plan, self.cache.recurrent[index], self.cache.recurrences[index]
-        places = (metadata.block_of, slice(None), metadata.offset_of)
-        memory.keys[(*places, slice(shape.key_dim))] = key.float()
-        if shape.per_channel:
-            memory.decays[(*places, slice(shape.key_dim))] = log_decay.float().exp()
-        else:
-            memory.decays[places] = log_decay.float().exp()
+        memory.put(metadata.block_of, metadata.offset_of, key, log_decay)
         layer = _Layer(self.cache, index)
         output = torch.empty_like(value)
         for choice, page in enumerate(plan.anchors):

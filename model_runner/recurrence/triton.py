@@ -61,10 +61,7 @@ class TritonRecurrence(RecurrenceBackend[TritonMetadata]):
         metadata: TritonMetadata,
     ) -> Tensor:
         shape, memory = self.cache.recurrences[index], self.cache.recurrent[index]
-        places = (metadata.block_of, slice(None), metadata.offset_of)
-        memory.keys[(*places, slice(shape.key_dim))] = key.float()
-        decays = memory.decays[..., : shape.key_dim] if shape.per_channel else memory.decays
-        decays[places] = log_decay.float().exp()
+        memory.put(metadata.block_of, metadata.offset_of, key, log_decay)
         output = torch.empty(value.shape, dtype=torch.float32, device=value.device)
         rows = _regular(query), _regular(value), None if beta is None else _regular(beta)
         parts = memory.keys, memory.decays, memory.updates, memory.states

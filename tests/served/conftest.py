@@ -1,12 +1,13 @@
 """The real thing: `samewise serve` in a process of its own with the embedded model."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -74,6 +75,34 @@ class Server:
         self.log, _ = self.process.communicate(timeout=60)
         self.client.close()
         return self.process.returncode
+
+
+async def stream_texts(
+    server: Server, model: str, prompts: Sequence[str], max_tokens: int, after_first: asyncio.Event | None = None
+) -> list[str]:
+    """Streams at the same time, seeded by their places; sets the event when every one has begun."""
+    begun = 0
+
+    async def one(index: int, prompt: str) -> str:
+        nonlocal begun
+        text = ""
+        stream = await client.completions.create(
+            model=model,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            seed=index,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for chunk in stream:
+            begun += not text
+            text += chunk.choices[0].text
+            if begun == len(prompts) and after_first is not None:
+                after_first.set()
+        return text
+
+    async with server.async_client() as client:
+        return await asyncio.gather(*(one(*numbered) for numbered in enumerate(prompts)))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 
 from bench import tiny_models
 from tests import tiny_vocabulary
-from tests.served.conftest import Server
+from tests.served.conftest import Server, stream_texts
 
 NUM_STREAMS = 24
 
@@ -24,36 +24,11 @@ def recurrent_server(tmp_path: Path) -> Iterator[Server]:
     assert running.terminate() == 0
 
 
-async def stream_texts(server: Server, begun: asyncio.Event | None = None) -> list[str]:
-    """Text of each stream; sets the event when all have begun."""
-    num_begun = 0
-
-    async def one(index: int) -> str:
-        nonlocal num_begun
-        text = ""
-        stream = await client.completions.create(
-            model="recurrent",
-            prompt="a b c " * (10 + 3 * index),
-            max_tokens=60,
-            seed=index,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        async for chunk in stream:
-            num_begun += not text
-            text += chunk.choices[0].text
-            if num_begun == NUM_STREAMS and begun is not None:
-                begun.set()
-        return text
-
-    async with server.async_client() as client:
-        return await asyncio.gather(*map(one, range(NUM_STREAMS)))
-
-
 async def test_killing_the_engine_changes_no_stream(recurrent_server: Server) -> None:
-    undisturbed = await stream_texts(recurrent_server)
+    prompts = ["a b c " * (10 + 3 * index) for index in range(NUM_STREAMS)]
+    undisturbed = await stream_texts(recurrent_server, "recurrent", prompts, 60)
     begun = asyncio.Event()
-    streams = asyncio.create_task(stream_texts(recurrent_server, begun))
+    streams = asyncio.create_task(stream_texts(recurrent_server, "recurrent", prompts, 60, begun))
     await begun.wait()
     os.kill(recurrent_server.engine_pid, signal.SIGKILL)
     assert await streams == undisturbed

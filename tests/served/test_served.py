@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.served.conftest import Server
+from tests.served.conftest import Server, stream_texts
 
 pytestmark = pytest.mark.embedded
 
@@ -87,33 +87,6 @@ def test_every_method_of_speculation_stops_at_the_same_place(server: Server, set
         assert answer(speculation={"method": method, "num_tokens": 6}, **more) == plain, method
 
 
-async def stream_texts(server: Server, count: int, after_first: asyncio.Event | None = None) -> list[str]:
-    """`count` seeded streams at the same time; sets the event when every one has begun."""
-    client = server.async_client()
-    begun = 0
-
-    async def one(index: int) -> str:
-        nonlocal begun
-        text = ""
-        stream = await client.completions.create(
-            model=MODEL,
-            prompt=f"Story number {index}: once upon a time",
-            max_tokens=24,
-            seed=index,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        async for chunk in stream:
-            begun += not text
-            text += chunk.choices[0].text
-            if begun == count and after_first is not None:
-                after_first.set()
-        return text
-
-    async with client:
-        return await asyncio.gather(*map(one, range(count)))
-
-
 NAMED = {"type": "object", "properties": {"name": {"type": "string", "minLength": 100}}, "required": ["name"]}
 HELD: dict[str, dict[str, Any]] = {
     "schema": {
@@ -155,7 +128,8 @@ async def stream_held(server: Server, fields: dict[str, Any], begun: asyncio.Eve
 
 async def test_killing_the_engine_under_35_streams_changes_nothing(thinking_server: Server) -> None:
     server = thinking_server
-    undisturbed = await stream_texts(server, 32)
+    prompts = [f"Story number {index}: once upon a time" for index in range(32)]
+    undisturbed = await stream_texts(server, MODEL, prompts, 24)
     held = await asyncio.gather(*(stream_held(server, fields, asyncio.Event()) for fields in HELD.values()))
     assert held[0]["content"].startswith("{")
     assert held[1]["arguments"].startswith("{")
@@ -166,7 +140,7 @@ async def test_killing_the_engine_under_35_streams_changes_nothing(thinking_serv
         asyncio.create_task(stream_held(server, fields, event))
         for fields, event in zip(HELD.values(), begun[1:], strict=True)
     ]
-    streams = asyncio.create_task(stream_texts(server, 32, begun[0]))
+    streams = asyncio.create_task(stream_texts(server, MODEL, prompts, 24, begun[0]))
     for event in begun:
         await event.wait()
     assert not any(stream.done() for stream in held_streams)
