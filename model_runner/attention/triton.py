@@ -195,7 +195,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, metadata: TritonMetadata
     ) -> Tensor:
-        write_kv(key, value, self._of_layer(metadata, layer).slots, cache_layer(self._cache, layer))
+        write_kv(key, value, self.slots(layer, metadata), cache_layer(self._cache, layer))
         return self.attend(layer, query, options, metadata)
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: TritonMetadata) -> Tensor:
@@ -221,6 +221,10 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         scoring = Scoring(options.scale, options.window, options.softcap, options.chunk, options.sinks)
         attend(rows, kv, step, scoring, out)
         return out.to(query.dtype)
+
+    def slots(self, layer: int, metadata: TritonMetadata) -> Tensor:
+        """[T] int64 slots of the step's tokens in the blocks of the layer's cache group, as `write_kv` takes them."""
+        return self._of_layer(metadata, layer).slots
 
     def _of_layer(self, metadata: TritonMetadata, layer: int) -> TritonMetadata:
         group = self._cache.group_of[layer]

@@ -27,9 +27,13 @@ from model_runner.models.recognition import replace_recognised
 
 
 class CacheAttention(Protocol):
-    """Attention to keys and values that are already in the cache. Its metadata has `slots` for `write_kv`."""
+    """Attention to keys and values that are already in the cache."""
 
     cache: KVCache
+
+    def slots(self, layer: int, metadata: Any) -> Tensor:
+        """[T] int64 slots of the step's tokens in the layer's blocks, for `write_kv`."""
+        ...
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Any) -> Tensor:
         """Query [T, heads, head_dim] -> [T, heads, head_dim], as AttentionBackend.forward without keys and values."""
@@ -90,7 +94,7 @@ class CudaDecoderLayer(nn.Module):
             self._rotation(position_embeddings),
             self._head_norms,
             self._eps,
-            metadata.slots,
+            backend.slots(self.index, metadata),
             cache_layer(backend.cache, self.index),
         )
         mixed = backend.attend(self.index, query, self._options, metadata)  # [T, heads, head_dim]

@@ -1,7 +1,7 @@
 """Every row of logits that a runner computes for some prompts, step by step, without a scheduler."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from model_runner.batch import Batch
-from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan, StepResult
+from model_runner.contract import (
+    AdmittedRequest,
+    PlacedBlock,
+    SamplingParams,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+    smallest_group,
+)
 from model_runner.runner import ModelRunner
 
 
@@ -69,10 +77,19 @@ class Tracer:
         for index, prompt in enumerate(prompts):
             end = first + -(-(len(prompt) + decoded + 1) // self._size)
             blocks = tuple(range(first, end))
-            entries.append(AdmittedRequest(str(index), tuple(prompt), len(prompt), computed, blocks, sampling))
+            request = AdmittedRequest(str(index), tuple(prompt), len(prompt), computed, blocks, sampling)
+            entries.append(replace(request, placed=self._placed(blocks)))
             first = end
-        assert first <= self._runner.num_blocks
+        assert first <= smallest_group(self._runner.num_blocks, self._runner.groups)
         return tuple(entries)
+
+    def _placed(self, blocks: Sequence[int]) -> tuple[PlacedBlock, ...]:
+        """Blocks of the cache groups for a choice with these blocks, with other numbers."""
+        return tuple(
+            PlacedBlock(group, at, of_group.num_blocks - 1 - block)
+            for group, of_group in enumerate(self._runner.groups, 1)
+            for at, block in enumerate(blocks)
+        )
 
     def _step(
         self, traces: list[Trace], counts: dict[int, int], admitted: tuple[AdmittedRequest, ...] = ()

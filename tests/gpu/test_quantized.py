@@ -10,14 +10,17 @@ from tests.gpu.test_logits import make_prompts
 
 CUDA = pytest.mark.cuda_only
 CASES = [
-    pytest.param({"quantization": "fp8"}, 0.02, id="fp8", marks=CUDA),
-    pytest.param({"quantization": "fp8", "exact": False}, 0.02, id="fp8-fast", marks=CUDA),
+    pytest.param({"quantization": "fp8"}, 0.04, id="fp8", marks=CUDA),
+    pytest.param({"quantization": "fp8", "exact": False}, 0.04, id="fp8-fast", marks=CUDA),
     pytest.param({"quantization": "int4"}, 0.2, id="int4"),
     pytest.param({"quantization": "int4", "exact": False}, 0.2, id="int4-fast", marks=CUDA),
     pytest.param({"kv_cache_dtype": "fp8"}, 0.02, id="fp8-kv", marks=CUDA),
     pytest.param({"exact": False}, 0.001, id="fast", marks=CUDA),
 ]
-"""Settings, and the Kullback-Leibler divergence allowed on average, in nats."""
+"""Settings, and the Kullback-Leibler divergence allowed on average, in nats.
+
+Rounding this model's weights and rows to e4m3 in plain torch gives 0.031.
+"""
 
 
 def divergence(expected: Tensor, found: Tensor) -> float:

@@ -1,7 +1,6 @@
 """Decoder layers for CUDA on attention and products in plain torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,14 +36,6 @@ class TorchProduct:
         return result.to(rows.dtype)
 
 
-@dataclass(frozen=True)
-class Metadata:
-    """The step's data that layer and attention need."""
-
-    slots: Tensor
-    reference: Sequence[ReferenceMetadata]
-
-
 class WrittenAttention:
     """The reference's attention to keys and values that the layer has written."""
 
@@ -52,12 +43,17 @@ class WrittenAttention:
         self.cache = cache
         self._reference = ReferenceAttention(cache)
 
-    def prepare(self, batch: Batch) -> Metadata:
-        reference = self._reference.prepare(batch)
-        return Metadata(reference[0].block_of * BLOCK + reference[0].offset_of, reference)
+    def prepare(self, batch: Batch) -> Sequence[ReferenceMetadata]:
+        return self._reference.prepare(batch)
 
-    def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Metadata) -> Tensor:
-        return self._reference.attend(layer, query, options, metadata.reference)
+    def slots(self, layer: int, metadata: Sequence[ReferenceMetadata]) -> Tensor:
+        of_group = metadata[self.cache.group_of[layer]]
+        return of_group.block_of * BLOCK + of_group.offset_of
+
+    def attend(
+        self, layer: int, query: Tensor, options: AttentionOptions, metadata: Sequence[ReferenceMetadata]
+    ) -> Tensor:
+        return self._reference.attend(layer, query, options, metadata)
 
 
 def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype, device: torch.device) -> KVCache:

@@ -60,6 +60,12 @@ def answers_alone(harness: Harness) -> Answers:
     return _alone[id(harness)]
 
 
+def test_layers_with_windows_have_blocks_of_their_own(tiny_engines: TinyEngines) -> None:
+    """In the crowd, a choice's blocks of the windows have other numbers than its blocks of the whole text."""
+    harness = tiny_engines.cuda("gemma3")
+    assert same(harness.run(harness.engine(chunk=7), REQUESTS), answers_alone(harness))
+
+
 def test_in_a_crowd_by_the_definition(harness: CudaHarness, alone: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token and report is what the CPU's sampler makes of the same logits."""
     verify, defined, num_checked = harness.runner._verify, Sampler(TorchDraw(VOCAB, CPU)), 0

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, OlmoConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    OlmoConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from model_runner.config import RunnerConfig
 from model_runner.platforms.cuda_graphs import GraphedTarget
@@ -35,11 +43,13 @@ _COMMON = {
     "pad_token_id": 0,
 }
 _WITHOUT_HEAD_DIM = {name: value for name, value in _COMMON.items() if name != "head_dim"}
+_WINDOWS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _CONFIGS: Mapping[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_COMMON),
     "qwen3": lambda: Qwen3Config(**_COMMON),
     "qwen3_moe": lambda: Qwen3MoeConfig(**_COMMON, **_EXPERTS),
+    "gemma3": lambda: Gemma3TextConfig(**_COMMON | _WINDOWS),
     "olmo": lambda: OlmoConfig(**_WITHOUT_HEAD_DIM),
     "wide": lambda: LlamaConfig(**_COMMON | {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}),
 }
