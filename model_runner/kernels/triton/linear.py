@@ -119,10 +119,12 @@ def _linear_kernel(
     WHOLE: tl.constexpr,
     PROMOTE: tl.constexpr,
     GROUP: tl.constexpr,
+    SWAPPED: tl.constexpr,
 ):
     """Rows @ weight^T (* scales) (+ bias) (+ residual), one tile per program.
 
-    WHOLE: K is a multiple of INPUTS. PROMOTE: for fp8, inputs after which a sum is added to one in full float32.
+    SWAPPED: computes the transpose of that. WHOLE: K is a multiple of INPUTS. PROMOTE: for fp8, inputs after which a
+    sum is added to one in full float32.
     """
     row_tile, output_tile = place(num_row_tiles, num_output_tiles, GROUP)
     expert, first, end = rows_of_tile(row_tile, M, starts_ptr, num_experts, EXPERTS, ROWS)
@@ -138,7 +140,7 @@ def _linear_kernel(
     weight_ptrs = weight_ptr + (of_expert + n)[:, None] * weight_stride + k[None, :]
     row_mask = (m < end)[:, None]
     weight_mask = (n < N)[:, None]
-    acc = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+    acc = tl.zeros((OUTPUTS, ROWS) if SWAPPED else (ROWS, OUTPUTS), dtype=tl.float32)
     for start in range(0, K, INPUTS):
         if WHOLE:
             x = tl.load(row_ptrs, mask=row_mask, other=0.0)
@@ -147,9 +149,15 @@ def _linear_kernel(
             within = (start + k < K)[None, :]
             x = tl.load(row_ptrs, mask=row_mask & within, other=0.0)
             w = tl.load(weight_ptrs, mask=weight_mask & within, other=0.0)
-        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision="ieee", max_num_imprecise_acc=PROMOTE)
+        w = w.to(x.dtype)
+        if SWAPPED:
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee", max_num_imprecise_acc=PROMOTE)
+        else:
+            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee", max_num_imprecise_acc=PROMOTE)
         row_ptrs += INPUTS
         weight_ptrs += INPUTS
+    if SWAPPED:
+        acc = tl.trans(acc)
     if row_scale_ptr is not None:
         weight_scale = tl.load(weight_scale_ptr + of_expert + n, mask=n < N, other=0.0)
         acc *= tl.load(row_scale_ptr + m, mask=m < end, other=0.0)[:, None] * weight_scale[None, :]

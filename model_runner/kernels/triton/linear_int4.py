@@ -90,8 +90,12 @@ def _int4_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
+    SWAPPED: tl.constexpr,
 ):
-    """Rows @ weight^T (+ bias) (+ residual), one tile per program and one group of inputs per step."""
+    """Rows @ weight^T (+ bias) (+ residual), one tile per program and one group of inputs per step.
+
+    SWAPPED: computes the transpose of that, with the weights in registers as they are unpacked.
+    """
     row_tile, output_tile = place(num_row_tiles, num_output_tiles, GROUP)
     expert, first, end = rows_of_tile(row_tile, M, starts_ptr, num_experts, EXPERTS, ROWS)
     if first >= end:
@@ -108,24 +112,33 @@ def _int4_kernel(
     row_mask = (m < end)[:, None]
     output_mask = n < N
     dtype = rows_ptr.dtype.element_ty
-    acc = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+    acc = tl.zeros((OUTPUTS, ROWS) if SWAPPED else (ROWS, OUTPUTS), dtype=tl.float32)
     for _ in range(0, K, INPUTS):
         low_rows = tl.load(row_ptrs, mask=row_mask, other=0.0)
         high_rows = tl.load(row_ptrs + HALF, mask=row_mask, other=0.0)
         pairs = tl.load(nibble_ptrs, mask=output_mask[:, None], other=0)
         scale, offset = _line(tl.load(line_ptrs, mask=output_mask, other=0))
         bits = pairs.to(tl.int32)
-        acc = tl.dot(low_rows, tl.trans(_dequantize(bits << 19, scale, offset).to(dtype)), acc)
-        acc = tl.dot(high_rows, tl.trans(_dequantize(bits << 15, scale, offset).to(dtype)), acc)
+        low = _dequantize(bits << 19, scale, offset).to(dtype)
+        high = _dequantize(bits << 15, scale, offset).to(dtype)
+        if SWAPPED:
+            acc = tl.dot(low, tl.trans(low_rows), acc)
+            acc = tl.dot(high, tl.trans(high_rows), acc)
+        else:
+            acc = tl.dot(low_rows, tl.trans(low), acc)
+            acc = tl.dot(high_rows, tl.trans(high), acc)
         row_ptrs += INPUTS
         nibble_ptrs += tl.cast(N, tl.int64) * HALF
         line_ptrs += N
+    if SWAPPED:
+        acc = tl.trans(acc)
     finish(acc, out_ptr, bias_ptr, residual_ptr, first, end, first_output, N, residual_stride)
 
 
 def int4_operands(group: int) -> Operands:
     """Operand sizes for weights with groups of `group` inputs."""
-    return Operands(row_bytes=2, weight_bytes=0.5, inputs=group, widest=128)  # registers for unpacking
+    # Unpacking takes registers, so tiles are not wide; and time, so several programs share a multiprocessor.
+    return Operands(row_bytes=2, weight_bytes=0.5, inputs=group, widest=128, deepest_of_few=4)
 
 
 def int4_shape_for(num_rows: int, weight: Int4Weight, experts: int = 1) -> TileShape:
