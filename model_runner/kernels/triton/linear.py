@@ -10,6 +10,7 @@ from torch import Tensor
 from model_runner.kernels.triton.tiles import (
     Operands,
     TileShape,
+    add_product,
     all_shapes,
     choose_shape,
     place,
@@ -112,15 +113,9 @@ def _linear_kernel(
     num_experts,
     num_row_tiles,
     num_output_tiles,
-    EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    PROMOTE: tl.constexpr,
-    GROUP: tl.constexpr,
-    SWAPPED: tl.constexpr,
-):
+    EXPERTS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, WHOLE: tl.constexpr,
+    PROMOTE: tl.constexpr, GROUP: tl.constexpr, SWAPPED: tl.constexpr,
+):  # fmt: skip
     """Rows @ weight^T (* scales) (+ bias) (+ residual), one tile per program.
 
     SWAPPED: computes the transpose of that. WHOLE: K is a multiple of INPUTS. PROMOTE: for fp8, inputs after which a
@@ -149,11 +144,7 @@ def _linear_kernel(
             within = (start + k < K)[None, :]
             x = tl.load(row_ptrs, mask=row_mask & within, other=0.0)
             w = tl.load(weight_ptrs, mask=weight_mask & within, other=0.0)
-        w = w.to(x.dtype)
-        if SWAPPED:
-            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee", max_num_imprecise_acc=PROMOTE)
-        else:
-            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee", max_num_imprecise_acc=PROMOTE)
+        acc = add_product(acc, x, w.to(x.dtype), SWAPPED, PROMOTE)
         row_ptrs += INPUTS
         weight_ptrs += INPUTS
     if SWAPPED:

@@ -11,6 +11,7 @@ from model_runner.kernels.triton.linear import NO_ADDENDS, Addends, ExpertRows, 
 from model_runner.kernels.triton.tiles import (
     Operands,
     TileShape,
+    add_product,
     choose_shape,
     place,
     row_tiles,
@@ -119,14 +120,8 @@ def _int4_kernel(
         pairs = tl.load(nibble_ptrs, mask=output_mask[:, None], other=0)
         scale, offset = _line(tl.load(line_ptrs, mask=output_mask, other=0))
         bits = pairs.to(tl.int32)
-        low = _dequantize(bits << 19, scale, offset).to(dtype)
-        high = _dequantize(bits << 15, scale, offset).to(dtype)
-        if SWAPPED:
-            acc = tl.dot(low, tl.trans(low_rows), acc)
-            acc = tl.dot(high, tl.trans(high_rows), acc)
-        else:
-            acc = tl.dot(low_rows, tl.trans(low), acc)
-            acc = tl.dot(high_rows, tl.trans(high), acc)
+        acc = add_product(acc, low_rows, _dequantize(bits << 19, scale, offset).to(dtype), SWAPPED, None)
+        acc = add_product(acc, high_rows, _dequantize(bits << 15, scale, offset).to(dtype), SWAPPED, None)
         row_ptrs += INPUTS
         nibble_ptrs += tl.cast(N, tl.int64) * HALF
         line_ptrs += N

@@ -197,3 +197,11 @@ def rows_of_tile(tile, num_rows, starts_ptr, num_experts, EXPERTS: tl.constexpr,
         first = tl.sum(tl.where(mine, begin, 0), 0) + (tile - first_tile) * ROWS
         end = tl.sum(tl.where(mine, begin + count, 0), 0)
     return expert, first, end
+
+
+@triton.jit
+def add_product(acc, x, w, SWAPPED: tl.constexpr, PROMOTE: tl.constexpr):
+    """Sums [ROWS, OUTPUTS] plus x [ROWS, INPUTS] @ w^T [INPUTS, OUTPUTS]; SWAPPED: the transpose of all that."""
+    if SWAPPED:
+        x, w = w, x
+    return tl.dot(x, tl.trans(w), acc, input_precision="ieee", max_num_imprecise_acc=PROMOTE)
