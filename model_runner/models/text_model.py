@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextT
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.pytorch_utils import Conv1D
 
+from model_runner.models.head_weights import separate_heads
 from model_runner.models.hf_attention import ATTENTION_NAME
 from model_runner.models.looped_experts import restore_common_form
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
@@ -112,8 +113,9 @@ def _register_own_classes(config: PretrainedConfig) -> None:
 
 
 def adapt(model: PreTrainedModel) -> None:
-    """Change what does not work here: Conv1D, experts in loops, and a search for padding, which a batch has not."""
+    """Change what does not work here: Conv1D, weights of several heads, experts in loops, and a search for padding."""
     make_linear(model)
+    separate_heads(model)
     restore_common_form(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
