@@ -144,8 +144,10 @@ _INVARIANT = (nn.LayerNorm, nn.RMSNorm)
 class CudaNorm(nn.Module):
     """Replaces an RMS norm, or layer norm without bias, over the last dimension."""
 
-    def __init__(self, factor: Tensor, eps: float, *, is_centred: bool) -> None:
+    def __init__(self, weight: Tensor, factor: Tensor, eps: float, *, is_centred: bool) -> None:
+        """`weight` is the norm's own: blocks of Mamba convert what they pass to its type."""
         super().__init__()
+        self.weight = weight
         self._factor = factor
         self._eps = eps
         self._is_centred = is_centred
@@ -205,7 +207,7 @@ def _recognised(module: nn.Module) -> CudaNorm | None:
     for factor in (own, 1 + own):
         for is_centred in (False, True):
             if _is_near(answer, _norm(rows, factor, eps, is_centred=is_centred)):
-                return CudaNorm(factor, eps, is_centred=is_centred)
+                return CudaNorm(weight, factor, eps, is_centred=is_centred)
     return None
 
 

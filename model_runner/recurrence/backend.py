@@ -224,13 +224,7 @@ class StateCache:
         self._pages = _zeros(num_pages, page_bytes, device)
         rows, pages = _Pieces(self._rows), _Pieces(self._pages)
         self._groups = {shape: self._take(shape, recurrences.count(shape), rows, pages) for shape in set(recurrences)}
-        self._scan_groups = {
-            shape: ScanMemory(
-                *(rows.take(scans.count(shape), *part) for part in (shape.rows, shape.rows, (BLOCK, shape.states))),
-                pages.take(scans.count(shape), *shape.state),
-            )
-            for shape in set(scans)
-        }
+        self._scan_groups = {shape: self._take_scans(shape, scans.count(shape), rows, pages) for shape in set(scans)}
         self._conv_groups = {
             shape: ConvMemory(
                 rows.take(convolutions.count(shape), BLOCK, shape.channels),
@@ -282,6 +276,10 @@ class StateCache:
     def _take(self, shape: RecurrentShape, layers: int, rows: "_Pieces", pages: "_Pieces") -> RecurrentMemory:
         keys, decays, updates = (rows.take(layers, *part) for part in (shape.keys, shape.decays, shape.updates))
         return RecurrentMemory(keys, decays, updates, pages.take(layers, *shape.state))
+
+    def _take_scans(self, shape: ScanShape, layers: int, rows: "_Pieces", pages: "_Pieces") -> ScanMemory:
+        steps, values = rows.take(layers, *shape.rows), rows.take(layers, *shape.rows)
+        return ScanMemory(steps, values, rows.take(layers, BLOCK, shape.states), pages.take(layers, *shape.state))
 
 
 class _Pieces:

@@ -50,7 +50,9 @@ class ExactnessTests:
         assert_same(output, whole(shape, make, inputs))
 
     @pytest.mark.parametrize("pages", [(), (0,), (0, 1, 2), (1,)])
-    def test_pages_change_nothing(self, shape: RecurrentShape | ScanShape, make: MakeBackend, pages: tuple[int, ...]) -> None:
+    def test_pages_change_nothing(
+        self, shape: RecurrentShape | ScanShape, make: MakeBackend, pages: tuple[int, ...]
+    ) -> None:
         inputs = Inputs.random(shape, LENGTH, 0)
         for size in (LENGTH, 16, 40):
             [output] = run([inputs], [cut_evenly(LENGTH, size)], World(shape, make), [pages])
@@ -63,7 +65,9 @@ class ExactnessTests:
             assert_same(output, whole(shape, make, alone))
 
     @pytest.mark.parametrize("known", [1, 20, 29, 30, 31, 32, 33, 63, 64])
-    def test_a_branch_of_drafts_is_a_chain(self, shape: RecurrentShape | ScanShape, make: MakeBackend, known: int) -> None:
+    def test_a_branch_of_drafts_is_a_chain(
+        self, shape: RecurrentShape | ScanShape, make: MakeBackend, known: int
+    ) -> None:
         parents = [-1, -1, 0, 2, 1, 4, 3, 5, 6, 3, 7]
         inputs, drafts = Inputs.random(shape, known, 0), Inputs.random(shape, len(parents), 1)
         world, stream, before = World(shape, make), Stream(), known // 2

@@ -31,7 +31,7 @@ CONV = ConvShape(20, 4)
 class Inputs:
     """Inputs of both layers, one row for each token.
 
-    Of a selective scan, query is C and key is B, both [n, 1, states], and log_decay [n, channels] has the steps, negated.
+    For a selective scan, query is C and key is B, both [n, 1, states], and log_decay [n, channels] is the negated step.
     """
 
     query: Tensor

@@ -30,7 +30,9 @@ class TestNative(ExactnessTests):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_equals_the_reference_on_every_instruction_set(shape: RecurrentShape | ScanShape, kernels_library: Path) -> None:
+def test_equals_the_reference_on_every_instruction_set(
+    shape: RecurrentShape | ScanShape, kernels_library: Path
+) -> None:
     inputs = Inputs.random(shape, LENGTH, 0)
     reference = whole(shape, ReferenceRecurrence, inputs)
     results = []

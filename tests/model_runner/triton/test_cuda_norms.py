@@ -38,6 +38,7 @@ def test_in_half_precision(dtype: torch.dtype, device: torch.device) -> None:
     expected = norm(rows)
     assert replace_norms(model).replaced == 13
     assert isinstance(model.model.norm, CudaNorm)
+    assert model.model.norm.weight is norm.weight  # Mamba's blocks ask for its type
     torch.testing.assert_close(model.model.norm(rows), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
 
 
