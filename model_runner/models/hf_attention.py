@@ -89,7 +89,8 @@ class ModelCall:
             setattr(module, _STEP, self._step)
             kind = f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
             if kind in _OWN_ATTENTION:
-                module._attn = partial(_OWN_ATTENTION[kind], module)  # type: ignore[assignment]
+                name, function = _OWN_ATTENTION[kind]
+                setattr(module, name, partial(function, module))
         hook_mixers(model, lambda: self._step.states)
         parameters = inspect.signature(model.forward).parameters
         self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
@@ -253,9 +254,18 @@ def _openai_gpt(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any)
     return [_attend_alone(module, query, key.transpose(-2, -1), value, scale)[0]]
 
 
-_OWN_ATTENTION: dict[str, Callable[..., Any]] = {
-    "modeling_gpt_neo.GPTNeoSelfAttention": _gpt_neo,
-    "modeling_gpt_neox_japanese.GPTNeoXJapaneseAttention": _gpt_neox_japanese,
-    "modeling_openai.Attention": _openai_gpt,
+def _xglm(module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    """A whole attention module, which has no method for its middle: [1, T, hidden] -> the same shape."""
+    rows = (projection(hidden_states) for projection in (module.q_proj, module.k_proj, module.v_proj))
+    heads = (part.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for part in rows)
+    output, _weights = paged_attention(module, *heads, None, module.scaling)
+    return module.out_proj(output.flatten(2)), None
+
+
+_OWN_ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
+    "modeling_gpt_neo.GPTNeoSelfAttention": ("_attn", _gpt_neo),
+    "modeling_gpt_neox_japanese.GPTNeoXJapaneseAttention": ("_attn", _gpt_neox_japanese),
+    "modeling_openai.Attention": ("_attn", _openai_gpt),
+    "modeling_xglm.XGLMAttention": ("forward", _xglm),
 }
-"""Replacements of the method `_attn`, by module and name of the class."""
+"""Methods that are replaced, and functions that replace them, by module and name of the class."""
