@@ -262,7 +262,27 @@ def _xglm(module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tenso
     return module.out_proj(output.flatten(2)), None
 
 
+def _falcon(
+    module: Any, hidden_states: Tensor, alibi: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
+) -> tuple[Tensor, None]:
+    """The same for Falcon. Each group of heads has its queries, then its key and its value.
+
+    Raises:
+        ValueError: if scores depend on distances.
+    """
+    if alibi is not None:
+        raise ValueError("the model's attention has a bias by distance (alibi): not supported")
+    groups = module.num_kv_heads if module.new_decoder_architecture or module.multi_query else module.num_heads
+    rows = module.query_key_value(hidden_states).unflatten(-1, (groups, -1, module.head_dim))
+    query, key, value = rows[..., :-2, :].flatten(2, 3), rows[..., -2, :], rows[..., -1, :]
+    rotate = type(module).forward.__globals__["apply_rotary_pos_emb"]
+    turned = rotate(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
+    output, _weights = paged_attention(module, *turned, value.transpose(1, 2), None, module.inv_norm_factor)
+    return module.dense(output.flatten(2)), None
+
+
 _OWN_ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
+    "modeling_falcon.FalconAttention": ("forward", _falcon),
     "modeling_gpt_neo.GPTNeoSelfAttention": ("_attn", _gpt_neo),
     "modeling_gpt_neox_japanese.GPTNeoXJapaneseAttention": ("_attn", _gpt_neox_japanese),
     "modeling_openai.Attention": ("_attn", _openai_gpt),
