@@ -54,6 +54,7 @@ that transformers knows, served or refused, as a command found them. The main re
 | layers that mix tokens outside of attention | Requests of a batch would mix. Each start tries it. |
 | rotary scaling of type `dynamic`, which depends on the longest request | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
+| scores with a bias by distance (alibi), as in Bloom, MPT and Falcon-RW | The kernels have no such bias. |
 | a head for another task, such as token classification | Its text would come from random weights. |
 | images and audio | Only text is read. |
 

@@ -9,7 +9,7 @@ class HeadWeights(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.of_head = nn.ModuleList(_linear(one) for one in weight)
+        self.of_head = linears_of(weight)
 
     def __getitem__(self, index: tuple[slice, None]) -> "HeadWeights":
         """The same: `[:, None]` adds the dimension of the batch, which the product keeps."""
@@ -20,6 +20,11 @@ class HeadWeights(nn.Module):
         """Columns [heads, batch, inputs, T] -> [heads, batch, outputs, T]."""
         products = (linear(rows) for linear, rows in zip(self.of_head, columns.mT, strict=True))
         return torch.stack(tuple(products)).mT
+
+
+def linears_of(weights: Tensor) -> nn.ModuleList:
+    """Linear layers without biases, of weights [count, outputs, inputs]."""
+    return nn.ModuleList(_linear(weight) for weight in weights)
 
 
 def _linear(weight: Tensor) -> nn.Linear:

@@ -257,8 +257,8 @@ def _openai_gpt(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any)
 def _xglm(module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
     """A whole attention module, which has no method for its middle: [1, T, hidden] -> the same shape."""
     rows = (projection(hidden_states) for projection in (module.q_proj, module.k_proj, module.v_proj))
-    heads = (part.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for part in rows)
-    output, _weights = paged_attention(module, *heads, None, module.scaling)
+    query, key, value = (part.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for part in rows)
+    output, _weights = paged_attention(module, query, key, value, None, module.scaling)
     return module.out_proj(output.flatten(2)), None
 
 
@@ -274,10 +274,11 @@ def _falcon(
         raise ValueError("the model's attention has a bias by distance (alibi): not supported")
     groups = module.num_kv_heads if module.new_decoder_architecture or module.multi_query else module.num_heads
     rows = module.query_key_value(hidden_states).unflatten(-1, (groups, -1, module.head_dim))
-    query, key, value = rows[..., :-2, :].flatten(2, 3), rows[..., -2, :], rows[..., -1, :]
+    parts = rows[..., :-2, :].flatten(2, 3), rows[..., -2, :], rows[..., -1, :]
+    query, key, value = (part.transpose(1, 2) for part in parts)
     rotate = type(module).forward.__globals__["apply_rotary_pos_emb"]
-    turned = rotate(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
-    output, _weights = paged_attention(module, *turned, value.transpose(1, 2), None, module.inv_norm_factor)
+    query, key = rotate(query, key, *position_embeddings)
+    output, _weights = paged_attention(module, query, key, value, None, module.inv_norm_factor)
     return module.dense(output.flatten(2)), None
 
 
