@@ -66,7 +66,7 @@ Layers may keep, instead of keys and values of all positions:
 | latents (on CPU) | DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM 3, Kimi-Linear and others |
 | gated delta nets | Qwen3.5, Qwen3.6, Qwen3-Next, OLMo hybrid |
 | Kimi delta attention | Kimi-Linear, Ling (`bailing_hybrid`) |
-| selective scans (Mamba) | Mamba, Falcon-Mamba (on CUDA only with `--no-exact`), Jamba, Zamba |
+| selective scans (Mamba) | Mamba, Falcon-Mamba, Jamba, Zamba |
 | Mamba 2 | Nemotron-H, Granite 4.0 H, Falcon-H1, Bamba, Zamba 2, Mamba 2 |
 | lightning attention | MiniMax-Text-01 |
 | short convolutions | LFM2, LFM3 |

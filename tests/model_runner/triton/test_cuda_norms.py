@@ -54,6 +54,15 @@ class PlainRMSNorm(nn.Module):
         return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
 
+class WeightlessRMSNorm(nn.Module):
+    """Takes rows of any width."""
+
+    eps = 1e-3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+
 class LargestNorm(PlainRMSNorm):
     """Another norm."""
 
@@ -83,8 +92,9 @@ def test_what_is_not_recognised_is_named() -> None:
     assert list(modules[1:]) == own[1:]
 
 
-def test_any_leading_dimensions(device: torch.device) -> None:
-    module = nn.ModuleList([PlainRMSNorm().to(device)])
+@pytest.mark.parametrize("norm", [PlainRMSNorm, WeightlessRMSNorm])
+def test_any_leading_dimensions(norm: type[nn.Module], device: torch.device) -> None:
+    module = nn.ModuleList([norm().to(device)])
     rows = torch.randn(2, 3, 5, 24, device=device)
     expected = module[0](rows)
     assert replace_norms(module).replaced == 1
