@@ -139,7 +139,7 @@ def _float(factor: Tensor | None) -> Tensor | None:
 _TOLERANCE = 1e-4
 """For float32 arithmetic; half precision or another formula differs by more."""
 _TRIED_WIDTH = 24
-"""Of a norm without a weight, which takes rows of any width."""
+"""Width of the rows on which norms without a weight are tried. They take any width."""
 _INVARIANT = (nn.LayerNorm, nn.RMSNorm)
 
 
