@@ -50,10 +50,11 @@ that transformers knows, served or refused, as a command found them. The main re
 | model | reason |
 |---|---|
 | encoder-decoder, such as T5 | The scheduler has no encoder step. |
-| recurrent layers of other kinds than below, such as Mamba's selective scan | Their states would not be kept. |
+| recurrent layers of other kinds than below, such as RWKV's | Their states would not be kept. |
 | layers that mix tokens outside of attention | Requests of a batch would mix. Each start tries it. |
 | rotary scaling of type `dynamic`, which depends on the longest request | The same request would get other answers. |
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
+| scores with a bias by distance (alibi), as in Bloom, MPT and Falcon-RW | The kernels have no such bias. |
 | a head for another task, such as token classification | Its text would come from random weights. |
 | images and audio | Only text is read. |
 
@@ -65,6 +66,7 @@ Layers may keep, instead of keys and values of all positions:
 | latents (on CPU) | DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM 3, Kimi-Linear and others |
 | gated delta nets | Qwen3.5, Qwen3.6, Qwen3-Next, OLMo hybrid |
 | Kimi delta attention | Kimi-Linear, Ling (`bailing_hybrid`) |
+| selective scans (Mamba) | Mamba, Falcon-Mamba, Jamba, Zamba |
 | Mamba 2 | Nemotron-H, Granite 4.0 H, Falcon-H1, Bamba, Zamba 2, Mamba 2 |
 | lightning attention | MiniMax-Text-01 |
 | short convolutions | LFM2, LFM3 |

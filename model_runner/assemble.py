@@ -97,7 +97,7 @@ def assemble(
     """
     platform = platform or choose_platform(config)
     shapes = _inspect(config, platform)
-    if (shapes.target.recurrences or shapes.target.convolutions) and config.block_size != BLOCK:
+    if shapes.target.has_states and config.block_size != BLOCK:
         raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
     sizes = platform.sizes(config)
     needs = _needs(shapes, platform)
@@ -195,7 +195,7 @@ def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | 
         return None
     check_tokenizers(config.model, folder, role)
     shape = platform.inspect(folder)
-    if shape.recurrences or shape.convolutions:
+    if shape.has_states:
         raise ValueError(f"the {role} model {folder} has recurrent layers, which only the served model can have")
     return shape
 
@@ -213,7 +213,7 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
         weights_name=platform.weights_name(shapes.target),
         kv=(*shapes.target.kv, *(replace(kv, window=None) for model in models[1:] for kv in model.kv), *of_heads),
         max_model_len=shapes.target.max_model_len,
-        states=StateBytes(*state_bytes(shapes.target.recurrences, shapes.target.convolutions)),
+        states=StateBytes(*state_bytes(shapes.target.recurrences, shapes.target.convolutions, shapes.target.scans)),
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
         int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
     )
@@ -327,7 +327,8 @@ def _make_states(platform: Platform, shape: ModelShape, plan: MemoryPlan) -> Sta
         return None
     (number, num_rows), (_, num_pages) = sizes["rows"], sizes["page"]
     num_rows += plan.num_scratch
-    return StateCache(shape.recurrences, shape.convolutions, num_rows, num_pages, platform.device, number)
+    of_model = shape.recurrences, shape.convolutions
+    return StateCache(*of_model, num_rows, num_pages, platform.device, number, shape.scans)
 
 
 def _refuse_mixing(

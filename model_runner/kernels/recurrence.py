@@ -85,6 +85,37 @@ def recur(
     return output
 
 
+def scan(
+    kernels: Kernels, selective_scan: CData, plan: NativePlan, rows: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> Tensor:
+    """Run an SwScan on a step's tokens.
+
+    Args:
+        kernels: the library.
+        selective_scan: SwScan.
+        plan: of the step.
+        rows: steps and values [T, channels], B and C [T, states].
+
+    Returns:
+        [T, channels].
+    """
+    step, value, b, c = rows
+    of_channels = (plan.num_tokens, selective_scan.channels)
+    of_states = (plan.num_tokens, selective_scan.num_states)
+    output = torch.empty_like(value)
+    kernels.call(
+        "sw_scan",
+        selective_scan,
+        plan.struct,
+        pointer(step, *of_channels),
+        pointer(value, *of_channels),
+        pointer(b, *of_states),
+        pointer(c, *of_states),
+        pointer(output, *of_channels),
+    )
+    return output
+
+
 def convolve(kernels: Kernels, convolution: CData, plan: NativePlan, x: Tensor) -> Tensor:
     """Run an SwConvolution on inputs [T, channels]; returns [T, channels]."""
     output, shape = torch.empty_like(x), (plan.num_tokens, convolution.channels)

@@ -142,14 +142,18 @@ def _float(factor: Tensor | None) -> Tensor | None:
 
 _TOLERANCE = 1e-4
 """For float32 arithmetic; half precision or another formula differs by more."""
+_TRIED_WIDTH = 24
+"""Width of the rows on which norms without a weight are tried. They take any width."""
 _INVARIANT = (nn.LayerNorm, nn.RMSNorm)
 
 
 class CudaNorm(nn.Module):
     """Replaces an RMS norm, or layer norm without bias, over the last dimension."""
 
-    def __init__(self, factor: Tensor, eps: float, *, is_centred: bool) -> None:
+    def __init__(self, weight: Tensor | None, factor: Tensor | None, eps: float, *, is_centred: bool) -> None:
+        """Without a factor, it is 1. `weight` is the norm's own: blocks of Mamba convert what they pass to its type."""
         super().__init__()
+        self.weight = weight
         self._factor = factor
         self._eps = eps
         self._is_centred = is_centred
@@ -157,7 +161,8 @@ class CudaNorm(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., width] -> the same shape and type."""
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        return rms_norm(rows, self._factor, self._eps, is_centred=self._is_centred).view(hidden_states.shape)
+        factor = rows.new_ones(rows.shape[-1], dtype=torch.float32) if self._factor is None else self._factor
+        return rms_norm(rows, factor, self._eps, is_centred=self._is_centred).view(hidden_states.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +177,9 @@ class ReplacedNorms:
 def replace_norms(model: nn.Module) -> ReplacedNorms:
     """Replace every norm that is found to compute x / sqrt(mean(x²) + eps) * factor.
 
-    Candidates are modules of a class whose name ends in "Norm", with a one-dimensional weight and an eps. The factor
-    can be the weight or 1 + weight (Gemma), and x can be centred first (Cohere). A trial on random float32 rows
-    decides which formula the module computes.
+    Candidates are modules of a class whose name ends in "Norm", with an eps and at most a one-dimensional weight. The
+    factor can be 1, the weight or 1 + weight (Gemma), and x can be centred first (Cohere). A trial on random float32
+    rows decides which formula the module computes.
     """
     replaced, varying = 0, set()
     for parent in list(model.modules()):
@@ -195,21 +200,21 @@ def _recognised(module: nn.Module) -> CudaNorm | None:
     eps = next(
         (own for name in ("eps", "variance_epsilon") if isinstance(own := getattr(module, name, None), float)), None
     )
-    if weight is None or weight.dim() != 1 or eps is None or set(module._parameters) != {"weight"}:
+    if eps is None or set(module._parameters) - {"weight"} or (weight is not None and weight.dim() != 1):
         return None
+    own = torch.ones(_TRIED_WIDTH) if weight is None else weight.detach().float()
     generator = torch.Generator().manual_seed(0)
     # Not centred, and rows of very different magnitudes, so that the mean and eps matter.
-    rows = torch.randn(4, len(weight), generator=generator) + 0.5
-    rows = (rows * torch.tensor([[1e-3], [0.1], [1.0], [30.0]])).to(weight.device)
+    rows = torch.randn(4, len(own), generator=generator) + 0.5
+    rows = (rows * torch.tensor([[1e-3], [0.1], [1.0], [30.0]])).to(own.device)
     try:
         answer = copy.deepcopy(module).float()(rows)
     except (TypeError, ValueError, RuntimeError):
         return None  # it takes other arguments
-    own = weight.detach().float()
-    for factor in (own, 1 + own):
+    for factor in (own,) if weight is None else (own, 1 + own):
         for is_centred in (False, True):
             if _is_near(answer, _norm(rows, factor, eps, is_centred=is_centred)):
-                return CudaNorm(factor, eps, is_centred=is_centred)
+                return CudaNorm(weight, None if weight is None else factor, eps, is_centred=is_centred)
     return None
 
 

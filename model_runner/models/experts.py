@@ -46,6 +46,7 @@ class PackedExperts:
 
     def __init__(self, module: Any, weights: ExpertWeights, pack: Packer) -> None:
         self._activate = activation_between(module)
+        self._norm = module.post_expert_norm if has_own_norm(module) else None
         self._up = [PackedWeight(weight, pack) for weight in weights.up]
         self._down = [PackedWeight(weight, pack) for weight in weights.down]
         nothing = [None] * len(self._up)
@@ -65,7 +66,8 @@ class PackedExperts:
     def apply(self, expert: int, rows: Tensor) -> Tensor:
         """One expert's outputs [n, hidden] for rows [n, hidden]."""
         activated = self._activate(self._up[expert].linear(rows, self._up_bias[expert]))
-        return self._down[expert].linear(activated, self._down_bias[expert])
+        outputs = self._down[expert].linear(activated, self._down_bias[expert])
+        return outputs if self._norm is None else self._norm(outputs)
 
 
 class ScaledExperts:
@@ -137,9 +139,18 @@ def activation_between(module: Any) -> Callable[[Tensor], Tensor]:
 
 
 def has_usual_gate(module: Any) -> bool:
-    """Whether transformers lets us run the experts, they compute activation(gate) * up, and the gate comes first."""
+    """Whether transformers lets us run the experts, they compute activation(gate) * up, and the gate comes first.
+
+    Experts whose outputs are normed do more than this.
+    """
     is_ours = hasattr(module, "is_concatenated") and module.has_gate and module.is_concatenated
+    is_ours = is_ours and not has_own_norm(module)
     return is_ours and type(module)._apply_gate is _default_apply_gate
+
+
+def has_own_norm(module: Any) -> bool:
+    """Whether each expert's outputs are normed before they are added (Muse Spark)."""
+    return bool(getattr(module, "has_post_expert_norm", False))
 
 
 def take_expert_weights(model: nn.Module, *, ours_alone: bool = False) -> Iterator[tuple[Any, ExpertWeights]]:
@@ -147,7 +158,7 @@ def take_expert_weights(model: nn.Module, *, ours_alone: bool = False) -> Iterat
 
     Args:
         model: changed in place.
-        ours_alone: refuses experts for which transformers calls no other function.
+        ours_alone: refuses experts for which transformers calls no other function, and those that end with a norm.
 
     Raises:
         ValueError: if the layout of the experts is not supported.
@@ -158,8 +169,7 @@ def take_expert_weights(model: nn.Module, *, ours_alone: bool = False) -> Iterat
         if up not in own or "down_proj" not in own:
             continue
         is_known = hasattr(module, "is_transposed") or (not ours_alone and is_llama4(module))
-        # The last one needs transformers 5.18 or later.
-        if not is_known or getattr(module, "has_post_expert_norm", False):
+        if not is_known or (ours_alone and has_own_norm(module)):
             raise ValueError(f"the layout of the experts in {name} is not supported")
         first, down = own.pop(up).data, own.pop("down_proj").data
         if getattr(module, "is_transposed", is_llama4(module)):

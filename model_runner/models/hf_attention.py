@@ -89,7 +89,8 @@ class ModelCall:
             setattr(module, _STEP, self._step)
             kind = f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
             if kind in _OWN_ATTENTION:
-                module._attn = partial(_OWN_ATTENTION[kind], module)  # type: ignore[assignment]
+                name, function = _OWN_ATTENTION[kind]
+                setattr(module, name, partial(function, module))
         hook_mixers(model, lambda: self._step.states)
         parameters = inspect.signature(model.forward).parameters
         self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
@@ -253,9 +254,39 @@ def _openai_gpt(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any)
     return [_attend_alone(module, query, key.transpose(-2, -1), value, scale)[0]]
 
 
-_OWN_ATTENTION: dict[str, Callable[..., Any]] = {
-    "modeling_gpt_neo.GPTNeoSelfAttention": _gpt_neo,
-    "modeling_gpt_neox_japanese.GPTNeoXJapaneseAttention": _gpt_neox_japanese,
-    "modeling_openai.Attention": _openai_gpt,
+def _xglm(module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    """A whole attention module, which has no method for its middle: [1, T, hidden] -> the same shape."""
+    rows = (projection(hidden_states) for projection in (module.q_proj, module.k_proj, module.v_proj))
+    query, key, value = (part.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for part in rows)
+    output, _weights = paged_attention(module, query, key, value, None, module.scaling)
+    return module.out_proj(output.flatten(2)), None
+
+
+def _falcon(
+    module: Any, hidden_states: Tensor, alibi: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
+) -> tuple[Tensor, None]:
+    """The same for Falcon. Each group of heads has its queries, then its key and its value.
+
+    Raises:
+        ValueError: if scores depend on distances.
+    """
+    if alibi is not None:
+        raise ValueError("the model's attention has a bias by distance (alibi): not supported")
+    groups = module.num_kv_heads if module.new_decoder_architecture or module.multi_query else module.num_heads
+    rows = module.query_key_value(hidden_states).unflatten(-1, (groups, -1, module.head_dim))
+    parts = rows[..., :-2, :].flatten(2, 3), rows[..., -2, :], rows[..., -1, :]
+    query, key, value = (part.transpose(1, 2) for part in parts)
+    rotate = type(module).forward.__globals__["apply_rotary_pos_emb"]
+    query, key = rotate(query, key, *position_embeddings)
+    output, _weights = paged_attention(module, query, key, value, None, module.inv_norm_factor)
+    return module.dense(output.flatten(2)), None
+
+
+_OWN_ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
+    "modeling_falcon.FalconAttention": ("forward", _falcon),
+    "modeling_gpt_neo.GPTNeoSelfAttention": ("_attn", _gpt_neo),
+    "modeling_gpt_neox_japanese.GPTNeoXJapaneseAttention": ("_attn", _gpt_neox_japanese),
+    "modeling_openai.Attention": ("_attn", _openai_gpt),
+    "modeling_xglm.XGLMAttention": ("forward", _xglm),
 }
-"""Replacements of the method `_attn`, by module and name of the class."""
+"""Methods that are replaced, and functions that replace them, by module and name of the class."""

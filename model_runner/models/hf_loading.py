@@ -132,7 +132,7 @@ def inspect_model(config: PretrainedConfig, *, keeps_latents: bool = False) -> M
         _refuse_unsupported(config, text)
         with explaining(config):
             seen = _run_on_meta(config)
-    if not (seen.shapes or seen.states.recurrences or seen.states.convolutions):
+    if not (seen.shapes or seen.states.recurrences or seen.states.scans or seen.states.convolutions):
         raise UnsupportedModelError(
             f"{describe_model(config)} does not use transformers' attention interface, so its keys and values cannot "
             f"be stored in pages; {SEE_MODELS}"
@@ -161,7 +161,7 @@ class _Inspection:
     shapes: Sequence[KVShape]
     """Shapes of the keys and values of each attention call, in the order of the calls."""
     states: RecordedStates
-    """Shapes of its recurrences and convolutions."""
+    """Shapes of its recurrences, scans and convolutions."""
     num_logits: int
 
 
@@ -199,6 +199,7 @@ def _shape_of(seen: _Inspection, longest: int) -> ModelShape:
     return ModelShape(
         kv=tuple(seen.shapes),
         recurrences=tuple(seen.states.recurrences),
+        scans=tuple(seen.states.scans),
         convolutions=tuple(seen.states.convolutions),
         num_layers=model.config.get_text_config().num_hidden_layers,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),

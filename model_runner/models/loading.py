@@ -20,7 +20,7 @@ from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
 from model_runner.models.quantized_linears import LinearReader
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.safetensors_files import SafetensorsCheckpoint, weight_files
-from model_runner.recurrence.backend import ConvShape, RecurrentShape
+from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,10 +60,17 @@ class ModelShape:
     max_model_len: int
     recurrences: tuple[RecurrentShape, ...] = ()
     """Shape of each recurrence, in the order of a pass."""
+    scans: tuple[ScanShape, ...] = ()
+    """Shape of each selective scan, in the order of a pass."""
     convolutions: tuple[ConvShape, ...] = ()
     """Shape of each causal convolution, in the order of a pass."""
     form: "ModelForm | None" = field(default=None, compare=False, repr=False)
     """The model as plain data, if its weights are packed as they are read."""
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers are recurrent."""
+        return bool(self.recurrences or self.scans or self.convolutions)
 
     def packed_bytes(self, kind: WeightKind) -> int:
         """Memory of the multiplied weights when packed; weights that int4 cannot hold are int8."""

@@ -13,12 +13,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
+from model_runner.models.head_weights import linears_of
+
 Run = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 """A function of transformers for experts: module, hidden [T, hidden], chosen [T, k], weights [T, k] -> [T, hidden]."""
 
 
 def restore_common_form(model: PreTrainedModel) -> None:
-    """Change the experts of DBRX, LongCat-Flash and Step 3.7 in place, with the same weights."""
+    """Change the experts of DBRX, JetMoe, LongCat-Flash and Step 3.7 in place, with the same weights."""
+    for module in list(model.modules()):
+        if (prepare := _PREPARATIONS.get(type(module).__name__)) is not None:
+            prepare(module)
     text: Any = model.config.get_text_config()
     name: str | None = text._experts_implementation
     run: Run | None = ALL_EXPERTS_FUNCTIONS.get(name) if name is not None else None
@@ -68,6 +73,39 @@ def _change_longcat(module: Any) -> None:
     module.num_experts = module.num_routed_experts
 
 
+def _route_jetmoe(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The rows of all experts, sorted by expert: their ranks, tokens, weights and experts; and the router's logits."""
+    logits = module.layer(hidden).float()
+    highest, chosen = logits.topk(module.top_k, dim=1)
+    weights = torch.softmax(highest, dim=1).to(hidden.dtype).flatten()
+    experts, order = chosen.flatten().sort(stable=True)
+    return order, order // module.top_k, weights[order], experts, logits
+
+
+def _run_jetmoe(module: Any, rows: Tensor, experts: Tensor) -> Tensor:
+    """Rows [n, in] of these experts [n] -> [n, out]."""
+    outputs = rows.new_empty(len(rows), module.output_size)
+    if not rows.is_meta:
+        for expert in torch.unique(experts).tolist():
+            own = experts == expert
+            outputs[own] = module.of_expert[expert](rows[own])
+    return outputs
+
+
+def _prepare_router(module: Any) -> None:
+    module.forward = partial(_route_jetmoe, module)
+
+
+def _prepare_experts(module: Any) -> None:
+    module.of_expert = linears_of(module._parameters.pop("weight"))
+    module.forward = partial(_run_jetmoe, module)
+
+
+_PREPARATIONS: dict[str, Callable[[Any], None]] = {
+    "JetMoeParallelExperts": _prepare_experts,
+    "JetMoeTopKGating": _prepare_router,
+}
+"""Changes of JetMoe, whose queries have experts, too: each is a linear layer."""
 _CHANGES: dict[str, Callable[[Any], None]] = {
     "DbrxExperts": _change_dbrx,
     "LongcatFlashExperts": _change_longcat,

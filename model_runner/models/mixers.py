@@ -14,18 +14,28 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from model_runner.models.activations import softplus
-from model_runner.recurrence.backend import ConvShape, GatedDeltaNetParameters, RecurrenceBackend, RecurrentShape
+from model_runner.models.activations import silu, softplus
+from model_runner.recurrence.backend import (
+    ConvShape,
+    GatedDeltaNetParameters,
+    RecurrenceBackend,
+    RecurrentShape,
+    ScanShape,
+)
 
 _L2_EPS = 1e-6
 """As in flash-linear-attention: x / sqrt(sum(x²) + eps)."""
 
 
 class States(Protocol):
-    """The recurrences and convolutions of one forward pass, numbered in the order of the calls."""
+    """The recurrences, scans and convolutions of one forward pass, each numbered in the order of the calls."""
 
     def recur(self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor | None) -> Tensor:
         """The arguments and the result of `RecurrenceBackend.recur`."""
+        ...
+
+    def scan(self, step: Tensor, value: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """The arguments and the result of `RecurrenceBackend.scan`."""
         ...
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
@@ -45,11 +55,15 @@ class StepStates:
     def __init__(self, backend: RecurrenceBackend[Any], metadata: Any) -> None:
         self._backend = backend
         self._metadata = metadata
-        self._num_recurrences = self._num_convolutions = 0
+        self._num_recurrences = self._num_scans = self._num_convolutions = 0
 
     def recur(self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor | None) -> Tensor:
         index, self._num_recurrences = self._num_recurrences, self._num_recurrences + 1
         return self._backend.recur(index, query, key, value, log_decay, beta, self._metadata)
+
+    def scan(self, step: Tensor, value: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        index, self._num_scans = self._num_scans, self._num_scans + 1
+        return self._backend.scan(index, step, value, a, b, c, self._metadata)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         index, self._num_convolutions = self._num_convolutions, self._num_convolutions + 1
@@ -67,10 +81,11 @@ class StepStates:
 
 
 class RecordedStates:
-    """Records the shapes of the recurrences and convolutions of a pass on the meta device."""
+    """Records the shapes of the recurrences, scans and convolutions of a pass on the meta device."""
 
     def __init__(self) -> None:
         self.recurrences: list[RecurrentShape] = []
+        self.scans: list[ScanShape] = []
         self.convolutions: list[ConvShape] = []
 
     def recur(self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor | None) -> Tensor:
@@ -79,6 +94,10 @@ class RecordedStates:
             heads, key_heads, key_dim, value_dim, delta=beta is not None, per_channel=log_decay.dim() == value.dim()
         )
         self.recurrences.append(shape)
+        return torch.empty_like(value)
+
+    def scan(self, step: Tensor, value: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        self.scans.append(ScanShape(*a.shape))
         return torch.empty_like(value)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
@@ -218,6 +237,41 @@ def _mamba2(  # noqa: PLR0913 - the signature is transformers'
     return (result, None) if return_final_states else result
 
 
+def _selective_scan(  # noqa: PLR0913 - the signature is transformers'
+    find: FindStates,
+    original: Function,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,  # noqa: N803
+    B: Tensor,  # noqa: N803
+    C: Tensor,  # noqa: N803
+    *,
+    D: Tensor | None = None,  # noqa: N803
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **keywords: Any,
+) -> Any:
+    """`mamba_selective_scan`: hidden_states, dt and z [1, channels, T], A [channels, N], B and C [1, N, T]."""
+    states = find()
+    if states is None:
+        keywords |= {"D": D, "z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus}
+        return original(hidden_states, dt, A, B, C, return_last_state=return_last_state, **keywords)
+    x, step, b, c = (rows[0].T.float() for rows in (hidden_states, dt, B, C))
+    if delta_bias is not None:
+        step = step + delta_bias.float()
+    if delta_softplus:
+        step = softplus(step)
+    output = states.scan(step, step * x, A.float(), b, c)
+    if D is not None:
+        output = output + D.float() * x
+    if z is not None:
+        output = output * silu(z[0].T.float())
+    result = output.T.unsqueeze(0).to(hidden_states.dtype)
+    return (result, None) if return_last_state else result
+
+
 def _lightning(
     find: FindStates, original: Function, module: Any, hidden_states: Tensor, *arguments: Any, **keywords: Any
 ) -> Any:
@@ -260,6 +314,7 @@ _HOOKS: dict[str, Function] = {
     "causal_conv1d_fn": _convolve,
     "chunk_kimi_delta_attention": _delta_rule,
     "mamba2_chunk_scan": _mamba2,
+    "mamba_selective_scan": _selective_scan,
     "torch_chunk_gated_delta_rule": _delta_rule,
 }
 """Our functions, by the names of transformers' own."""
@@ -267,23 +322,28 @@ _HOOKS: dict[str, Function] = {
 _CONV = ("causal_conv1d_fn",)
 _DELTA = (*_CONV, "torch_chunk_gated_delta_rule")
 _KIMI = (*_CONV, "chunk_kimi_delta_attention")
+_MAMBA = (*_CONV, "mamba_selective_scan")
 _MAMBA2 = (*_CONV, "mamba2_chunk_scan")
 MIXERS: dict[str, tuple[str, ...]] = {
     "BailingHybridDeltaAttention": _KIMI,
     "BambaMixer": _MAMBA2,
     "FalconH1Mixer": _MAMBA2,
+    "FalconMambaMixer": _MAMBA,
     "GraniteMoeHybridMambaLayer": _MAMBA2,
+    "JambaMambaMixer": _MAMBA,
     "KimiLinearDeltaAttention": _KIMI,
     "LaraMiniGatedDeltaNet": _DELTA,
     "Lfm2MoeShortConv": _CONV,
     "Lfm2ShortConv": _CONV,
     "Lfm3ShortConv": _CONV,
     "Mamba2Mixer": _MAMBA2,
+    "MambaMixer": _MAMBA,
     "NemotronHMamba2Mixer": _MAMBA2,
     "OlmoHybridGatedDeltaNet": _DELTA,
     "Qwen3NextGatedDeltaNet": _DELTA,
     "Qwen3_5GatedDeltaNet": _DELTA,
     "Qwen3_5MoeGatedDeltaNet": _DELTA,
     "Zamba2MambaMixer": _MAMBA2,
+    "ZambaMambaMixer": _MAMBA,
 }
 """Mixers that are right with these hooks, by class, and the functions that each calls."""

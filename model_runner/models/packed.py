@@ -27,7 +27,7 @@ Packer = Callable[[Tensor], Product]
 
 
 class PackedWeight(Tensor):
-    """Replaces a weight [out, in]: it supports `F.linear(x, weight, bias)` and casts.
+    """Replaces a weight [out, in]: it supports `F.linear(x, weight, bias)`, `weight @ columns` and casts.
 
     A cast weight is the same product for rows of another type; the product decides which types it supports.
     """
@@ -65,10 +65,12 @@ class PackedWeight(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Route F.linear to the product; shape, dtype and device work as usual."""
+        """Route F.linear and weight @ columns to the product; shape, dtype and device work as usual."""
         if func is F.linear and isinstance(args[1], PackedWeight):
             bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
             return args[1].linear(args[0], bias)
+        if func in _MATRIX_PRODUCTS and isinstance(args[0], PackedWeight) and not isinstance(args[1], PackedWeight):
+            return args[0].linear(args[1].mT).mT  # the steps of Mamba, from columns [..., in, n]
         dtype = torch.float32 if func is Tensor.float else args[-1]
         casts = func is Tensor.float or (func in (Tensor.to, Tensor.type) and len(args) == 2)
         if casts and isinstance(dtype, torch.dtype) and not kwargs:
@@ -82,6 +84,9 @@ class PackedWeight(Tensor):
     ) -> Any:
         """Refuse everything else: it would need the dense weight, which was freed."""
         raise NotImplementedError(f"{func} is not supported on packed weights, but this model uses it")
+
+
+_MATRIX_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:

@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextT
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.pytorch_utils import Conv1D
 
+from model_runner.models.head_weights import separate_heads
 from model_runner.models.hf_attention import ATTENTION_NAME
 from model_runner.models.looped_experts import restore_common_form
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
@@ -98,22 +99,27 @@ _MISSING = re.compile(r"missing \d+ required positional arguments?: (.*)")
 
 
 def _register_own_classes(config: PretrainedConfig) -> None:
-    """Let GPT-Neo, which chooses the class of its attention by the name, take its plain one for ours.
+    """Let Falcon and GPT-Neo, which choose the class of their attention by its name, take their plain ones for ours.
 
     Llama 4 reads `image_outputs` from its text model's output, which has none in transformers 5.24.
     """
     if config.model_type == "llama4":
         output: Any = MoeCausalLMOutputWithPast
         output.image_outputs = None
-    if config.model_type == "gpt_neo":
-        from transformers.models.gpt_neo import modeling_gpt_neo as own  # noqa: PLC0415 - only where needed
+    if config.model_type == "falcon":
+        from transformers.models.falcon import modeling_falcon  # noqa: PLC0415 - only where needed
 
-        own.GPT_NEO_ATTENTION_CLASSES[ATTENTION_NAME] = own.GPTNeoSelfAttention
+        modeling_falcon.FALCON_ATTENTION_CLASSES[ATTENTION_NAME] = modeling_falcon.FalconAttention
+    if config.model_type == "gpt_neo":
+        from transformers.models.gpt_neo import modeling_gpt_neo  # noqa: PLC0415 - only where needed
+
+        modeling_gpt_neo.GPT_NEO_ATTENTION_CLASSES[ATTENTION_NAME] = modeling_gpt_neo.GPTNeoSelfAttention
 
 
 def adapt(model: PreTrainedModel) -> None:
-    """Change what does not work here: Conv1D, experts in loops, and a search for padding, which a batch has not."""
+    """Change what does not work here: Conv1D, weights of several heads, experts in loops, and a search for padding."""
     make_linear(model)
+    separate_heads(model)
     restore_common_form(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
@@ -125,7 +131,7 @@ def _search_nothing(input_ids: Tensor, attention_mask: Tensor | None) -> None:
 
 
 def make_linear(model: nn.Module) -> None:
-    """Replace every Conv1D of GPT-2, whose weight is [in, out], by an equal linear layer."""
+    """Replace every Conv1D of GPT-2, whose weight is [in, out], and Falcon's linear layers by equal plain ones."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Conv1D):
@@ -133,6 +139,8 @@ def make_linear(model: nn.Module) -> None:
                 linear.weight = nn.Parameter(child.weight.data.t().contiguous(), requires_grad=False)
                 linear.bias = child.bias
                 setattr(parent, name, linear)
+            elif type(child).__name__ == "FalconLinear":
+                child.__class__ = nn.Linear
 
 
 def text_only(own: Any, unused: Collection[str]) -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
+from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
@@ -135,7 +136,9 @@ class CudaPlatform(Platform):
     ) -> KVCache:
         return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, whole_keys=True, groups=groups)
 
-    def attention(self, cache: KVCache) -> TritonAttention:
+    def attention(self, cache: KVCache) -> AttentionBackend[Any]:
+        if not cache.shapes:  # Mamba, which never calls it
+            return ReferenceAttention(cache)
         num_heads = max(shape.num_heads * shape.group for shape in cache.shapes)
         return TritonAttention(cache, exact=self.exact, num_heads=num_heads, num_programs=self._num_programs)
 

@@ -1,1 +1,1 @@
-"""Recurrent layers over rows and pages: gated delta nets, KDA, Mamba 2, lightning attention, causal convolutions."""
+"""Recurrent layers over rows and pages: gated delta nets, KDA, Mamba, Mamba 2, lightning attention, convolutions."""

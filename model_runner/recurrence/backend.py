@@ -8,6 +8,12 @@ for each token, with a decay a for the head or for each channel of its key:
 It is computed from anchors. The state after every full block of 32 positions depends on the state before the block and
 on the block's rows (k, u, a). A token's output depends on the anchor before it and on the rows of its own block. So its
 bits depend neither on chunks nor on drafts nor on where a cached prefix ended.
+
+Mamba's selective scan has a decay for each pair of a channel and one of its N states, with a step dt of the channel:
+
+    h[n] <- exp(dt A[n]) h[n] + dt x B[n],  y = sum over n of C[n] h[n]
+
+Its rows are (dt, dt x, B). From the anchor on they are taken up one after another, for every token anew.
 """
 
 import math
@@ -28,7 +34,7 @@ from model_runner.kv_cache import Move
 BLOCK = 32
 """Positions in a block. Results depend on it."""
 LANES = 16
-"""Head dimensions are stored with zeros up to a multiple of this."""
+"""Head dimensions and a scan's channels are stored with zeros up to a multiple of this."""
 
 Metadata = TypeVar("Metadata")
 
@@ -79,6 +85,35 @@ class RecurrentShape:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanShape:
+    """Shape of a layer's selective scan."""
+
+    channels: int
+    states: int
+    """States of a channel."""
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Shape of a block's steps, and of its values."""
+        return BLOCK, padded(self.channels)
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """Shape of a page's state."""
+        return self.states, padded(self.channels)
+
+    @property
+    def rows_bytes(self) -> int:
+        """Memory of a rows block."""
+        return (2 * math.prod(self.rows) + BLOCK * self.states) * torch.float32.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        """Memory of a page."""
+        return math.prod(self.state) * torch.float32.itemsize
+
+
+@dataclass(frozen=True, slots=True)
 class ConvShape:
     """Shape of a causal depthwise convolution: y_p = sum over i of w_i x_(p - kernel + 1 + i), per channel."""
 
@@ -102,7 +137,7 @@ class ConvShape:
 
 
 def padded(dim: int) -> int:
-    """A head dimension as it is stored."""
+    """A head dimension, or a number of a scan's channels, as it is stored."""
     return -(-dim // LANES) * LANES
 
 
@@ -125,6 +160,27 @@ class RecurrentMemory:
     def layer(self, index: int) -> "RecurrentMemory":
         """The memory of one of the layers."""
         return RecurrentMemory(*(part[:, index] for part in (self.keys, self.decays, self.updates, self.states)))
+
+
+@dataclass(frozen=True, slots=True)
+class ScanMemory:
+    """Rows and pages of one selective scan, or with a dimension of layers after the first, of all of the same shape."""
+
+    steps: Tensor  # [blocks, BLOCK, channels]
+    values: Tensor  # [blocks, BLOCK, channels] inputs times steps
+    inputs: Tensor  # [blocks, BLOCK, states] B
+    states: Tensor  # [pages, states, channels]
+
+    def put(self, blocks: Tensor, offsets: Tensor, step: Tensor, value: Tensor, b: Tensor) -> None:
+        """Store the rows of T tokens, of one layer, at blocks and offsets [T]."""
+        channels = slice(step.shape[-1])
+        self.steps[blocks, offsets, channels] = step.float()
+        self.values[blocks, offsets, channels] = value.float()
+        self.inputs[blocks, offsets] = b.float()
+
+    def layer(self, index: int) -> "ScanMemory":
+        """The memory of one of the layers."""
+        return ScanMemory(*(part[:, index] for part in (self.steps, self.values, self.inputs, self.states)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +209,22 @@ class StateCache:
         num_pages: int,
         device: torch.device,
         group: int = 0,
+        scans: Sequence[ScanShape] = (),
     ) -> None:
         """Allocate zeros. `group` is the number of the rows blocks' cache group."""
         self._group = group
         self.recurrences = tuple(recurrences)
         self.convolutions = tuple(convolutions)
+        self.scans = tuple(scans)
         self.num_rows_blocks = num_rows_blocks
         self.num_pages = num_pages
         self.device = device
-        rows_bytes, page_bytes = state_bytes(recurrences, convolutions)
+        rows_bytes, page_bytes = state_bytes(recurrences, convolutions, scans)
         self._rows = _zeros(num_rows_blocks, rows_bytes, device)
         self._pages = _zeros(num_pages, page_bytes, device)
         rows, pages = _Pieces(self._rows), _Pieces(self._pages)
         self._groups = {shape: self._take(shape, recurrences.count(shape), rows, pages) for shape in set(recurrences)}
+        self._scan_groups = {shape: self._take_scans(shape, scans.count(shape), rows, pages) for shape in set(scans)}
         self._conv_groups = {
             shape: ConvMemory(
                 rows.take(convolutions.count(shape), BLOCK, shape.channels),
@@ -179,6 +238,12 @@ class StateCache:
         """Memory of each recurrence."""
         layers = self.recurrences
         return [self._groups[shape].layer(layers[:index].count(shape)) for index, shape in enumerate(layers)]
+
+    @cached_property
+    def scan(self) -> list[ScanMemory]:
+        """Memory of each selective scan."""
+        layers = self.scans
+        return [self._scan_groups[shape].layer(layers[:index].count(shape)) for index, shape in enumerate(layers)]
 
     @cached_property
     def conv(self) -> list[ConvMemory]:
@@ -201,8 +266,9 @@ class StateCache:
         for group in self._groups.values():
             for rows in (group.keys, group.updates, group.decays):
                 rows[new_block, :, :, new] = rows[old_block, :, :, old]
-        for conv in self._conv_groups.values():
-            conv.inputs[new_block, :, new] = conv.inputs[old_block, :, old]
+        of_scans = [part for scan in self._scan_groups.values() for part in (scan.steps, scan.values, scan.inputs)]
+        for rows in (*of_scans, *(conv.inputs for conv in self._conv_groups.values())):
+            rows[new_block, :, new] = rows[old_block, :, old]
 
     def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
         """Nothing to do: rows are written before they are read."""
@@ -210,6 +276,10 @@ class StateCache:
     def _take(self, shape: RecurrentShape, layers: int, rows: "_Pieces", pages: "_Pieces") -> RecurrentMemory:
         keys, decays, updates = (rows.take(layers, *part) for part in (shape.keys, shape.decays, shape.updates))
         return RecurrentMemory(keys, decays, updates, pages.take(layers, *shape.state))
+
+    def _take_scans(self, shape: ScanShape, layers: int, rows: "_Pieces", pages: "_Pieces") -> ScanMemory:
+        steps, values = rows.take(layers, *shape.rows), rows.take(layers, *shape.rows)
+        return ScanMemory(steps, values, rows.take(layers, BLOCK, shape.states), pages.take(layers, *shape.state))
 
 
 class _Pieces:
@@ -233,9 +303,11 @@ def _zeros(count: int, num_bytes: int, device: torch.device) -> Tensor:
     return torch.zeros(count, num_bytes // torch.float32.itemsize, device=device)
 
 
-def state_bytes(recurrences: Sequence[RecurrentShape], convolutions: Sequence[ConvShape]) -> tuple[int, int]:
+def state_bytes(
+    recurrences: Sequence[RecurrentShape], convolutions: Sequence[ConvShape], scans: Sequence[ScanShape] = ()
+) -> tuple[int, int]:
     """Memory of a rows block and of a page."""
-    shapes: list[RecurrentShape | ConvShape] = [*recurrences, *convolutions]
+    shapes: list[RecurrentShape | ConvShape | ScanShape] = [*recurrences, *convolutions, *scans]
     return sum(shape.rows_bytes for shape in shapes), sum(shape.page_bytes for shape in shapes)
 
 
@@ -303,6 +375,32 @@ class RecurrenceBackend(ABC, Generic[Metadata]):
 
         Returns:
             [T, heads, value_dim] in the type of `value`.
+        """
+
+    @abstractmethod
+    def scan(
+        self,
+        index: int,
+        step: Tensor,
+        value: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        metadata: Metadata,
+    ) -> Tensor:
+        """Write the rows of T tokens, pass through the selective scan, and write pages.
+
+        Args:
+            index: of the scan in the cache.
+            step: [T, channels] dt, not negative.
+            value: [T, channels] inputs times their steps.
+            a: [channels, states] A of the layer, not positive.
+            b: [T, states].
+            c: [T, states].
+            metadata: the result of `prepare` for this step.
+
+        Returns:
+            [T, channels] in the type of `value`.
         """
 
     @abstractmethod

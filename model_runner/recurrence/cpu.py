@@ -38,6 +38,8 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         self._convolutions: dict[int, tuple[Tensor, CData, object]] = {}
         """For each convolution that was computed: its weight, SwConvolution, and the memory of that. Weights do not
         change."""
+        self._scans: dict[int, tuple[CData, object]] = {}
+        """For each selective scan that was computed: SwScan, and the memory of its A, which does not change."""
         self._nets: dict[int, GatedDeltaNet[NativeMetadata]] = {}
         self._recurrences = [self._recurrence(index) for index in range(len(cache.recurrences))]
 
@@ -65,6 +67,23 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         rows = (_padded(query), _padded(key), _padded(value), decays, gains)
         output = native.recur(self._kernels, self._recurrences[index], metadata.native, rows)
         return output[..., : shape.value_dim].to(value.dtype)
+
+    def scan(
+        self,
+        index: int,
+        step: Tensor,
+        value: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        metadata: NativeMetadata,
+    ) -> Tensor:
+        shape = self.cache.scans[index]
+        if index not in self._scans:
+            self._scans[index] = self._scan(index, a)
+        rows = _padded(step), _padded(value), _floats(b), _floats(c)
+        output = native.scan(self._kernels, self._scans[index][0], metadata.native, rows)
+        return output[:, : shape.channels].to(value.dtype)
 
     def convolve(
         self,
@@ -141,6 +160,24 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
             bias=CPU.ffi.NULL if biases is None else pointer(biases, shape.channels),
         )
         return struct, (weights, biases)
+
+    def _scan(self, index: int, a: Tensor) -> tuple[CData, object]:
+        """An SwScan, and the memory that it needs."""
+        shape, memory = self.cache.scans[index], self.cache.scan[index]
+        decays = _padded(a.T)
+        struct = CPU.new(
+            "SwScan",
+            channels=padded(shape.channels),
+            num_states=shape.states,
+            rows_stride=memory.steps.stride(0),
+            page_stride=memory.states.stride(0),
+            steps=_address(memory.steps),
+            values=_address(memory.values),
+            inputs=_address(memory.inputs),
+            states=_address(memory.states),
+            decays=pointer(decays, *shape.state),
+        )
+        return struct, decays
 
     def _recurrence(self, index: int) -> CData:
         shape, memory = self.cache.recurrences[index], self.cache.recurrent[index]

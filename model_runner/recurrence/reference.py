@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.batch import Batch
-from model_runner.recurrence.backend import BLOCK, RecurrenceBackend, RecurrentMemory, StateCache, has_silu
+from model_runner.recurrence.backend import (
+    BLOCK,
+    RecurrenceBackend,
+    RecurrentMemory,
+    ScanMemory,
+    StateCache,
+    has_silu,
+)
 from model_runner.recurrence.plan import Plan, Segment, make_plan
 
 TINY = 2.0**-100
@@ -79,6 +86,34 @@ class ReferenceRecurrence(RecurrenceBackend[ReferenceMetadata]):
                 if segment.page >= 0:
                     memory.states[segment.page, :, : shape.key_dim, : shape.value_dim] = state
         return output
+
+    def scan(
+        self,
+        index: int,
+        step: Tensor,
+        value: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        metadata: ReferenceMetadata,
+    ) -> Tensor:
+        plan, memory = metadata.plan, self.cache.scan[index]
+        memory.put(metadata.block_of, metadata.offset_of, step, value, b)
+        scan = _Scan(memory, a.float(), c.float())
+        output = torch.empty(value.shape, dtype=torch.float32, device=value.device)
+        for choice, page in enumerate(plan.anchors):
+            state = scan.state(page)
+            for segment in plan.segments[plan.first_segment[choice] : plan.first_segment[choice + 1]]:
+                read = state
+                for path in plan.paths[segment.first_fold : segment.first_fold + segment.num_folds]:
+                    read = scan.advance(read, path)
+                for token, slots in _tokens(plan, segment):
+                    output[token] = scan.output(scan.advance(read, slots), token)
+                if segment.is_folded:
+                    state = scan.advance(state, _block(segment.block))
+                if segment.page >= 0:
+                    memory.states[segment.page, :, : scan.channels] = state
+        return output.to(value.dtype)
 
     def convolve(
         self,
@@ -172,6 +207,34 @@ class _Layer:
     def _of_heads(self, of_key_heads: Tensor) -> Tensor:
         """[.., H, dim] from [.., key_heads, dim]."""
         return of_key_heads.repeat_interleave(self._shape.heads // self._shape.key_heads, -2)
+
+
+class _Scan:
+    """The arithmetic of one selective scan."""
+
+    def __init__(self, memory: ScanMemory, a: Tensor, c: Tensor) -> None:
+        """`a` is [channels, states], and `c` [T, states]."""
+        self._memory, self._a, self._c = memory, a.T, c
+        self.channels = len(a)
+
+    def state(self, page: int) -> Tensor:
+        """[states, channels] of a page; -1 for zero."""
+        return torch.zeros_like(self._a) if page < 0 else self._memory.states[page, :, : self.channels].clone()
+
+    def advance(self, state: Tensor, slots: NDArray[np.int32]) -> Tensor:
+        """The state after rows, one after another."""
+        index = torch.from_numpy(slots.astype(np.int64)).to(state.device)
+        places, memory = (index // BLOCK, index % BLOCK), self._memory
+        rows = (memory.steps[places], memory.values[places], memory.inputs[places])
+        for step, value, b in zip(*rows, strict=True):
+            decay = (step[: self.channels] * self._a).exp()
+            state = decay * state + b.unsqueeze(-1) * value[: self.channels]
+            state = torch.where(state.abs() < TINY, 0, state)
+        return state
+
+    def output(self, state: Tensor, token: int) -> Tensor:
+        """[channels] of a token, from the state after it."""
+        return (self._c[token].unsqueeze(-1) * state).sum(0)
 
 
 def _tokens(plan: Plan, segment: Segment) -> list[tuple[int, NDArray[np.int32]]]:

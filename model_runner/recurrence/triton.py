@@ -69,6 +69,23 @@ class TritonRecurrence(RecurrenceBackend[TritonMetadata]):
         kernels.recur(sizes, parts, metadata.numbers, metadata.starts, rows, output)
         return output.to(value.dtype)
 
+    def scan(
+        self,
+        index: int,
+        step: Tensor,
+        value: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        metadata: TritonMetadata,
+    ) -> Tensor:
+        memory = self.cache.scan[index]
+        memory.put(metadata.block_of, metadata.offset_of, step, value, b)
+        output = torch.empty(value.shape, dtype=torch.float32, device=value.device)
+        parts = memory.steps, memory.values, memory.inputs, memory.states
+        kernels.scan(parts, metadata.numbers, metadata.starts, (_regular(a), _regular(c)), output)
+        return output.to(value.dtype)
+
     def convolve(
         self,
         index: int,

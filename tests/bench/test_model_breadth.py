@@ -11,11 +11,13 @@ SERVED = [
     "bert",
     "codegen",
     "diffllama",
+    "falcon",
     "gpt_neo",
     "longcat_flash",
     "qwen3_vl",
+    "xglm",
 ]
-REFUSED = ["bloom", "falcon", "xglm"]
+REFUSED = ["bloom", "mpt"]
 
 
 def listed(section: str) -> set[str]:

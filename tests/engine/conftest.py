@@ -48,8 +48,8 @@ class Answer:
     """Has times, of which no two are the same."""
 
 
-RECURRENT = ("kimi_linear", "lfm2", "mamba2", "nemotron_h", "qwen3_5_text")
-"""Families with recurrent layers: KDA, short convolutions, Mamba 2 without and with attention, gated delta nets."""
+RECURRENT = ("jamba", "kimi_linear", "lfm2", "mamba", "nemotron_h", "qwen3_5_text")
+"""Families with recurrent layers: KDA, short convolutions, Mamba without and with attention, Mamba 2, delta nets."""
 
 
 @dataclass

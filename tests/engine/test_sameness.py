@@ -15,7 +15,7 @@ MODELS = [
     *((family, "int8") for family in ("qwen2", "qwen2_moe", "gemma3", "gpt_oss", "llama4")),
     ("llama", "int4"),
     *((family, "none") for family in ("llama", "qwen2_moe", "gemma3")),
-    *((family, "none") for family in ("kimi_linear", "nemotron_h")),
+    *((family, "none") for family in ("jamba", "kimi_linear", "nemotron_h")),
     *((family, "int8") for family in ("lfm2", "qwen3_5_text")),
     pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),
 ]

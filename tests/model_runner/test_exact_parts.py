@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import GptOssConfig, NemotronHConfig
+from transformers import GptOssConfig, MuseSparkTextConfig, NemotronHConfig
 from transformers import activations as hf
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from model_runner.models.activations import ExactActivation, ExactFunctions, replace_activations
@@ -189,6 +190,10 @@ def other_experts(family: str) -> Any:
     if family == "nemotron_h":
         config: Any = NemotronHConfig(**sizes, n_routed_experts=5, moe_intermediate_size=20, mlp_hidden_act="relu2")
         module: Any = NemotronHExperts(config)
+    elif family == "muse_spark":
+        of_experts = {"num_local_experts": 5, "moe_hidden_size": 24, "moe_intermediate_size": 20}
+        config = MuseSparkTextConfig(**sizes, **of_experts, num_attention_heads=2)
+        module = MuseSparkExperts(config)
     else:
         config = GptOssConfig(**sizes, num_local_experts=5, intermediate_size=20, swiglu_limit=1.0)
         module = GptOssExperts(config)
@@ -197,7 +202,7 @@ def other_experts(family: str) -> Any:
     return module
 
 
-@pytest.mark.parametrize("family", ["nemotron_h", "gpt_oss"])
+@pytest.mark.parametrize("family", ["nemotron_h", "gpt_oss", "muse_spark"])
 def test_experts_of_unusual_layouts_are_those_of_transformers(family: str) -> None:
     module, hidden = other_experts(family), random(40, 24, seed=3)
     weights, index = random(40, 5, seed=4).softmax(-1).topk(2)

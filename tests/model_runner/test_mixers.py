@@ -21,7 +21,7 @@ from model_runner.models.hf_target import HFTargetModel
 from model_runner.models.loading import ModelShape
 from model_runner.models.mixers import MIXERS, hook_mixers
 from model_runner.models.native_modules import prepare
-from model_runner.recurrence.backend import ConvShape, RecurrentShape, StateCache
+from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape, StateCache
 from model_runner.recurrence.reference import ReferenceRecurrence
 from tests.model_runner.batches import Chunk, make_batch
 
@@ -30,13 +30,16 @@ BLOCK = 32
 FAMILIES = [
     "bailing_hybrid",
     "bamba",
+    "falcon_mamba",
     "falcon_h1",
     "granitemoehybrid",
+    "jamba",
     "kimi_linear",
     "lara_mini",
     "lfm2",
     "lfm2_moe",
     "lfm3",
+    "mamba",
     "mamba2",
     "minimax",
     "nemotron_h",
@@ -44,6 +47,7 @@ FAMILIES = [
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
+    "zamba",
     "zamba2",
 ]
 
@@ -76,7 +80,8 @@ class Driver:
         prepare(model, None)
         cache = KVCache(self.shape.kv, num_blocks, BLOCK, torch.float32, CPU) if self.shape.kv else None
         attention: AttentionBackend[Any] = NoAttention() if cache is None else ReferenceAttention(cache)
-        states = StateCache(self.shape.recurrences, self.shape.convolutions, num_blocks, num_blocks, CPU)
+        of_model = self.shape.recurrences, self.shape.convolutions
+        states = StateCache(*of_model, num_blocks, num_blocks, CPU, scans=self.shape.scans)
         self.target = HFTargetModel(model, attention, recurrence=ReferenceRecurrence(states))
 
     def run(self, prompts: Sequence[Sequence[int]], cuts: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -139,6 +144,10 @@ def test_inspection_finds_the_shapes_of_all_states() -> None:
     shape = inspect_model(tiny_config("mamba2"))
     assert shape.recurrences == (RecurrentShape(8, 2, 16, 16, delta=False, per_channel=False),) * 4
     assert shape.kv == ()
+    shape = inspect_model(tiny_config("zamba"))  # a scan for each of two heads
+    assert shape.scans == (ScanShape(64, 16),) * 10
+    assert shape.convolutions == (ConvShape(128, 4),) * 5
+    assert len(shape.kv) == 2
 
 
 def test_a_hooked_mixer_computes_as_before_outside_of_the_engine() -> None:

@@ -12,6 +12,7 @@ from transformers import (
     BertConfig,
     DeepseekV2Config,
     DoryConfig,
+    FalconConfig,
     MinistralConfig,
     NemotronConfig,
     PretrainedConfig,
@@ -73,7 +74,8 @@ def test_other_weights_than_the_towers_are_no_excuse(llava: Path, tmp_path: Path
         (NemotronConfig(**SIZES), "has no num_key_value_heads in config.json"),
         (DeepseekV2Config(**SIZES, num_experts_per_tok=None), "has no num_experts_per_tok in config.json"),
         (BertConfig(**SIZES), "not causal"),
-        (tiny_config("falcon"), "computes attention in classes of its own"),
+        (tiny_config("git"), "computes attention in classes of its own"),
+        (FalconConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=1, alibi=True), "bias by distance"),
         (tiny_config("bloom"), "does not use transformers' attention interface"),
         (tiny_config("instructblip"), "needs more than tokens: 'pixel_values' and 'qformer_input_ids'"),
         (tiny_config("blt"), "reads values of tensors to decide what it computes"),
@@ -129,6 +131,20 @@ def test_experts_of_a_loop_give_the_same_in_the_common_form(family: str, tmp_pat
     with torch.no_grad():
         expected = before(hidden, chosen, weights).view(9, 64)
     assert torch.allclose(changed(hidden, chosen, weights), expected, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_experts_of_jetmoe_are_linear_layers(tmp_path: Path) -> None:
+    write_tiny_model("jetmoe", tmp_path)
+    model: Any = load_model(tmp_path, load_config(tmp_path), torch.float32)
+    hidden = torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for name in ("JetMoeMoE", "JetMoeMoA"):
+            own: Any = next(module for module in model.modules() if type(module).__name__ == name)
+            before: Any = load_looped(tmp_path, name)
+            results = [
+                run(hidden) if name == "JetMoeMoE" else run.reduce(*run.map(hidden)[::2]) for run in (own, before)
+            ]
+            torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
 def load_looped(folder: Path, name: str) -> nn.Module:

@@ -16,6 +16,7 @@ decltype(sw_attention) attention;
 decltype(sw_decoder_layer) decoder_layer;
 decltype(sw_forward) forward;
 decltype(sw_recur) recur;
+decltype(sw_scan) scan;
 decltype(sw_convolve) convolve;
 decltype(sw_gated_delta_net) gated_delta_net;
 
@@ -145,6 +146,6 @@ extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA), entry::packed_size, entry::pack,      entry::repack,        entry::unpack,
     entry::linear,   entry::linears,     entry::attention, entry::decoder_layer, entry::forward,
     entry::experts,  entry::pick,        entry::draft,     entry::truncate,      entry::move_kv,
-    entry::recur,    entry::convolve,  entry::gated_delta_net};
+    entry::recur,    entry::scan,        entry::convolve,  entry::gated_delta_net};
 
 }  // namespace samewise

@@ -6,6 +6,7 @@
 #include "kv_cache.h"
 #include "recurrence.h"
 #include "runtime.h"
+#include "selective_scan.h"
 
 namespace SW_ISA::entry {
 
@@ -66,6 +67,12 @@ int32_t recur(SwContext *context, const SwRecurrence *recurrence, const SwStateP
   const int64_t value_stride = int64_t{recurrence->heads} * recurrence->value_dim;
   SW_ISA::recur(context->pool, *recurrence, *plan, {query, key, value, key_stride, value_stride, beta, output},
                 log_decay);
+  return 0;
+}
+
+int32_t scan(SwContext *context, const SwScan *scan, const SwStatePlan *plan, const float *steps, const float *values,
+             const float *b, const float *c, float *output) {
+  SW_ISA::scan(context->pool, *scan, *plan, {steps, values, b, c, output});
   return 0;
 }
 

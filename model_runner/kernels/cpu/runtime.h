@@ -77,6 +77,7 @@ struct Kernels {
   decltype(&sw_truncate) truncate;
   decltype(&sw_move_kv) move_kv;
   decltype(&sw_recur) recur;
+  decltype(&sw_scan) scan;
   decltype(&sw_convolve) convolve;
   decltype(&sw_gated_delta_net) gated_delta_net;
 };

@@ -182,6 +182,11 @@ int32_t sw_recur(SwContext *context, const SwRecurrence *recurrence, const SwSta
   });
 }
 
+int32_t sw_scan(SwContext *context, const SwScan *scan, const SwStatePlan *plan, const float *steps,
+                const float *values, const float *b, const float *c, float *output) {
+  return guarded([&] { return context->kernels.scan(context, scan, plan, steps, values, b, c, output); });
+}
+
 int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
                     float *output) {
   return guarded([&] { return context->kernels.convolve(context, convolution, plan, x, output); });
@@ -199,7 +204,7 @@ int64_t sw_size_of(const char *name) {
       SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwEmbedding), SIZE_OF(SwModel), SIZE_OF(SwPass),
       SIZE_OF(SwPick), SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
       SIZE_OF(SwMove), SIZE_OF(SwSegment), SIZE_OF(SwStatePlan), SIZE_OF(SwRecurrence), SIZE_OF(SwConvolution),
-      SIZE_OF(SwGatedDeltaNet)};
+      SIZE_OF(SwGatedDeltaNet), SIZE_OF(SwScan)};
 #undef SIZE_OF
   for (const auto &[struct_name, size] : sizes)
     if (!std::strcmp(name, struct_name)) return size;

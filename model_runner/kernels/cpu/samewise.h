@@ -338,6 +338,19 @@ typedef struct SwRecurrence {
   float *states;        // of the first page: [heads, key_dim, value_dim]
 } SwRecurrence;
 
+// Rows and pages of a selective scan, in float32, and its A. Strides between blocks and between pages count floats.
+typedef struct SwScan {
+  int32_t channels;     // a multiple of 16
+  int32_t num_states;   // of a channel
+  int64_t rows_stride;
+  int64_t page_stride;
+  float *steps;         // of the first block: [32, channels]
+  float *values;        // [32, channels] inputs times their steps
+  float *inputs;        // [32, num_states]
+  float *states;        // of the first page: [num_states, channels]
+  const float *decays;  // [num_states, channels], not positive
+} SwScan;
+
 // Rows and pages of a causal depthwise convolution, its weights, and where a step's earlier inputs are.
 typedef struct SwConvolution {
   int32_t channels;
@@ -439,6 +452,11 @@ SW_PUBLIC int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_
 // or null if no update depends on what the state already answers.
 SW_PUBLIC int32_t sw_recur(SwContext *context, const SwRecurrence *recurrence, const SwStatePlan *plan, const float *query,
                  const float *key, const float *value, const float *log_decay, const float *beta, float *output);
+
+// Writes the rows of T tokens, computes their outputs, and writes pages. steps, values and output [T, channels], b and c
+// [T, num_states].
+SW_PUBLIC int32_t sw_scan(SwContext *context, const SwScan *scan, const SwStatePlan *plan, const float *steps,
+                const float *values, const float *b, const float *c, float *output);
 
 // Writes the rows x[T, channels], computes output[T, channels], and writes pages.
 SW_PUBLIC int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,

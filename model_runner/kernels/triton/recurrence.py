@@ -16,6 +16,8 @@ _ROWS = 32
 _SEGMENT_FIELDS = 9
 _VALUE_TILE = 16
 """Values' channels per program, so that a state of keys with 256 channels fits in registers."""
+_SCANNED = 32
+"""Channels of a selective scan per program."""
 _CHANNELS = 256
 """Channels of a convolution per program."""
 
@@ -72,6 +74,44 @@ def recur(
         ROWS=_ROWS,
         FIELDS=_SEGMENT_FIELDS,
         num_warps=8,
+        enable_fp_fusion=False,
+    )
+
+
+def scan(
+    memory: tuple[Tensor, Tensor, Tensor, Tensor],
+    plan: Tensor,
+    starts: tuple[int, ...],
+    parameters: tuple[Tensor, Tensor],
+    output: Tensor,
+) -> None:
+    """Compute a selective scan of a step's tokens, whose rows are stored, and write pages.
+
+    Args:
+        memory: steps, values, inputs and states, as in ScanMemory.
+        plan: int32 numbers of the plan, as in `recur`.
+        starts: where their parts begin, then the number of choices.
+        parameters: A [channels, states], and C [T, states]; contiguous float32.
+        output: [T, channels], receives the outputs.
+    """
+    a, c = parameters
+    channels, states = a.shape
+    *parts, num_choices = starts
+    _scan_kernel[(num_choices, triton.cdiv(channels, _SCANNED))](
+        *memory,
+        memory[0].stride(0),
+        memory[3].stride(0),
+        *(plan[start:] for start in parts),
+        a,
+        c,
+        output,
+        CHANNELS=channels,
+        STATES=states,
+        STATE_TILE=triton.next_power_of_2(states),
+        TILE=_SCANNED,
+        ROWS=_ROWS,
+        FIELDS=_SEGMENT_FIELDS,
+        num_warps=1,
         enable_fp_fusion=False,
     )
 
@@ -322,6 +362,73 @@ def _recur_kernel(
                 PER_CHANNEL, KEY_TILE, VALUE_TILE, ROWS,
             )  # fmt: skip
             tl.store(states + page.to(tl.int64) * page_stride + in_state, state, mask=is_stored & (page >= 0))
+
+
+@triton.jit
+def _take_up(
+    state, steps, values, inputs, decays, slot, stride, CHANNELS: tl.constexpr, STATES: tl.constexpr,
+    STATE_TILE: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The state [STATE_TILE, TILE] of a selective scan after the row at a slot."""
+    channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    n = tl.arange(0, STATE_TILE)
+    block, offset = (slot // ROWS).to(tl.int64) * stride, slot % ROWS
+    at = block + offset * _stored(CHANNELS) + channel
+    step = tl.load(steps + at, mask=channel < CHANNELS, other=0.0)
+    value = tl.load(values + at, mask=channel < CHANNELS, other=0.0)
+    b = tl.load(inputs + block + offset * STATES + n, mask=n < STATES, other=0.0)
+    return _flushed(tl.exp(step[None, :] * decays) * state + b[:, None] * value[None, :])
+
+
+@triton.jit(do_not_specialize=["rows_stride", "page_stride"])
+def _scan_kernel(
+    steps, values, inputs, states, rows_stride, page_stride, segments, first_segment, anchors, order, num_rows, paths,
+    a, c, output, CHANNELS: tl.constexpr, STATES: tl.constexpr, STATE_TILE: tl.constexpr, TILE: tl.constexpr,
+    ROWS: tl.constexpr, FIELDS: tl.constexpr,
+):  # fmt: skip
+    choice = tl.program_id(0)
+    channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    n = tl.arange(0, STATE_TILE)
+    is_there = (n < STATES)[:, None] & (channel < CHANNELS)[None, :]
+    decays = tl.load(a + channel[None, :] * STATES + n[:, None], mask=is_there, other=0.0)
+    in_state = n[:, None] * _stored(CHANNELS) + channel[None, :]
+    anchor = tl.load(anchors + choice)
+    state = tl.load(states + anchor.to(tl.int64) * page_stride + in_state, mask=is_there & (anchor >= 0), other=0.0)
+    for index in range(tl.load(first_segment + choice), tl.load(first_segment + choice + 1)):
+        segment = segments + index * FIELDS
+        first_token, num_tokens, paths_at = tl.load(segment), tl.load(segment + 1), tl.load(segment + 2)
+        block, offset, is_folded = tl.load(segment + 3), tl.load(segment + 4), tl.load(segment + 5)
+        page, first_fold, num_folds = tl.load(segment + 6), tl.load(segment + 7), tl.load(segment + 8)
+        is_draft = paths_at >= 0
+        read = state
+        for row in range(num_folds * ROWS):
+            slot = tl.load(paths + first_fold * ROWS + row)
+            read = _take_up(
+                read, steps, values, inputs, decays, slot, rows_stride, CHANNELS, STATES, STATE_TILE, TILE, ROWS
+            )
+        # All known tokens in one pass over their block, each draft by a pass over the rows of its path.
+        for item in range(tl.where(is_draft, num_tokens, 1)):
+            last = tl.where(is_folded != 0, ROWS, offset + num_tokens)
+            if is_draft:
+                last = tl.load(num_rows + tl.load(order + first_token + item))
+            reached = read
+            for row in range(last):
+                slot = block * ROWS + row
+                if is_draft:
+                    slot = tl.load(paths + (paths_at + item) * ROWS + row)
+                reached = _take_up(
+                    reached, steps, values, inputs, decays, slot, rows_stride, CHANNELS, STATES, STATE_TILE, TILE, ROWS
+                )
+                of_segment = tl.where(is_draft, item, row - offset)
+                is_new = tl.where(is_draft, row == last - 1, (of_segment >= 0) & (of_segment < num_tokens))
+                if is_new:
+                    token = tl.load(order + first_token + of_segment).to(tl.int64)
+                    weights = tl.load(c + token * STATES + n, mask=n < STATES, other=0.0)
+                    y = tl.sum(weights[:, None] * reached, 0)
+                    tl.store(output + token * CHANNELS + channel, y, mask=channel < CHANNELS)
+            if is_folded != 0:
+                state = reached
+        tl.store(states + page.to(tl.int64) * page_stride + in_state, state, mask=is_there & (page >= 0))
 
 
 @triton.jit(do_not_specialize=["rows_stride", "page_stride"])

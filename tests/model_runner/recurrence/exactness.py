@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.recurrence.backend import BLOCK, RecurrentShape
+from model_runner.recurrence.backend import BLOCK, RecurrentShape, ScanShape
 from tests.model_runner.recurrence.streams import (
     SHAPES,
     Inputs,
@@ -28,7 +28,7 @@ LENGTH = 107
 
 
 @cache
-def whole(shape: RecurrentShape, make: MakeBackend, inputs: Inputs) -> Outputs:
+def whole(shape: RecurrentShape | ScanShape, make: MakeBackend, inputs: Inputs) -> Outputs:
     """The outputs of a stream that is computed alone and at once."""
     return run([inputs], [[len(inputs)]], World(shape, make))[0]
 
@@ -37,33 +37,37 @@ def whole(shape: RecurrentShape, make: MakeBackend, inputs: Inputs) -> Outputs:
 class ExactnessTests:
     """Inherited by the tests of a backend, whose module has a fixture `make`."""
 
-    def test_equals_the_definition(self, shape: RecurrentShape, make: MakeBackend) -> None:
+    def test_equals_the_definition(self, shape: RecurrentShape | ScanShape, make: MakeBackend) -> None:
         inputs, world = Inputs.random(shape, LENGTH, 0), World(shape, make)
         [output] = run([inputs], [[LENGTH]], world)
         np.testing.assert_allclose(output.recurrent.numpy(), definition(shape, inputs), atol=4e-6)
         np.testing.assert_allclose(output.conv.numpy(), conv_definition(world, inputs.x), atol=4e-6)
 
     @pytest.mark.parametrize("size", [1, 2, 7, 31, 32, 33, 64, 100])
-    def test_cuts_change_nothing(self, shape: RecurrentShape, make: MakeBackend, size: int) -> None:
+    def test_cuts_change_nothing(self, shape: RecurrentShape | ScanShape, make: MakeBackend, size: int) -> None:
         inputs = Inputs.random(shape, LENGTH, 0)
         [output] = run([inputs], [cut_evenly(LENGTH, size)], World(shape, make, seed=size))
         assert_same(output, whole(shape, make, inputs))
 
     @pytest.mark.parametrize("pages", [(), (0,), (0, 1, 2), (1,)])
-    def test_pages_change_nothing(self, shape: RecurrentShape, make: MakeBackend, pages: tuple[int, ...]) -> None:
+    def test_pages_change_nothing(
+        self, shape: RecurrentShape | ScanShape, make: MakeBackend, pages: tuple[int, ...]
+    ) -> None:
         inputs = Inputs.random(shape, LENGTH, 0)
         for size in (LENGTH, 16, 40):
             [output] = run([inputs], [cut_evenly(LENGTH, size)], World(shape, make), [pages])
             assert_same(output, whole(shape, make, inputs))
 
-    def test_neighbours_change_nothing(self, shape: RecurrentShape, make: MakeBackend) -> None:
+    def test_neighbours_change_nothing(self, shape: RecurrentShape | ScanShape, make: MakeBackend) -> None:
         lengths, cuts = (LENGTH, 40, 1, 64), ([50, 57], [1] * 40, [1], [32, 32])
         inputs = [Inputs.random(shape, length, seed) for seed, length in enumerate(lengths)]
         for output, alone in zip(run(inputs, cuts, World(shape, make)), inputs, strict=True):
             assert_same(output, whole(shape, make, alone))
 
     @pytest.mark.parametrize("known", [1, 20, 29, 30, 31, 32, 33, 63, 64])
-    def test_a_branch_of_drafts_is_a_chain(self, shape: RecurrentShape, make: MakeBackend, known: int) -> None:
+    def test_a_branch_of_drafts_is_a_chain(
+        self, shape: RecurrentShape | ScanShape, make: MakeBackend, known: int
+    ) -> None:
         parents = [-1, -1, 0, 2, 1, 4, 3, 5, 6, 3, 7]
         inputs, drafts = Inputs.random(shape, known, 0), Inputs.random(shape, len(parents), 1)
         world, stream, before = World(shape, make), Stream(), known // 2
@@ -79,7 +83,7 @@ class ExactnessTests:
             assert_same(output[[len(rest) + node for node in path]], chain[known:])
 
     @pytest.mark.parametrize("known", [5, 27, 30, 31, 32])
-    def test_accepted_drafts_stay(self, shape: RecurrentShape, make: MakeBackend, known: int) -> None:
+    def test_accepted_drafts_stay(self, shape: RecurrentShape | ScanShape, make: MakeBackend, known: int) -> None:
         parents, accepted = [-1, -1, 1, 0, 2, 4, 5], [1, 2, 4, 5]
         inputs, drafts, later = (Inputs.random(shape, n, i) for i, n in enumerate((known, len(parents), 40)))
         world, stream = World(shape, make), Stream()
@@ -89,13 +93,13 @@ class ExactnessTests:
         expected = whole(shape, make, joined([inputs, drafts[accepted], later]))
         assert_same(concatenated(outputs), expected[-len(later) :])
 
-    def test_long_drafts_cross_two_blocks(self, shape: RecurrentShape, make: MakeBackend) -> None:
+    def test_long_drafts_cross_two_blocks(self, shape: RecurrentShape | ScanShape, make: MakeBackend) -> None:
         inputs, drafts = Inputs.random(shape, 30, 0), Inputs.random(shape, 70, 1)
         world, stream = World(shape, make), Stream()
         [output] = world.step([Part(stream, inputs, drafts, range(-1, 69))])
         assert_same(output, whole(shape, make, joined([inputs, drafts])))
 
-    def test_drafts_grow_over_passes(self, shape: RecurrentShape, make: MakeBackend) -> None:
+    def test_drafts_grow_over_passes(self, shape: RecurrentShape | ScanShape, make: MakeBackend) -> None:
         """A drafter computes the nodes of a tree in several passes; here each pass repeats the earlier ones."""
         inputs, drafts = Inputs.random(shape, 30, 0), Inputs.random(shape, 5, 1)
         world, stream = World(shape, make), Stream()
@@ -106,7 +110,7 @@ class ExactnessTests:
         assert_same(outputs[1], expected[30:35])
 
     @pytest.mark.parametrize("block", [0, 1, 2])
-    def test_begins_from_a_page(self, shape: RecurrentShape, make: MakeBackend, block: int) -> None:
+    def test_begins_from_a_page(self, shape: RecurrentShape | ScanShape, make: MakeBackend, block: int) -> None:
         inputs = Inputs.random(shape, LENGTH, 0)
         world, stream = World(shape, make), Stream()
         world.step([Part(stream, inputs, pages=(0, 1, 2))])
@@ -117,7 +121,7 @@ class ExactnessTests:
         ]
         assert_same(concatenated(outputs), whole(shape, make, inputs)[start:])
 
-    def test_forks_go_on_alike(self, shape: RecurrentShape, make: MakeBackend) -> None:
+    def test_forks_go_on_alike(self, shape: RecurrentShape | ScanShape, make: MakeBackend) -> None:
         inputs = Inputs.random(shape, LENGTH, 0)
         world, stream = World(shape, make), Stream()
         world.step([Part(stream, inputs[:50])])
@@ -126,7 +130,7 @@ class ExactnessTests:
         assert_same(one, other[:40])
         assert_same(other, whole(shape, make, inputs)[50:])
 
-    def test_a_broken_neighbour_stays_alone(self, shape: RecurrentShape, make: MakeBackend) -> None:
+    def test_a_broken_neighbour_stays_alone(self, shape: RecurrentShape | ScanShape, make: MakeBackend) -> None:
         inputs, broken = Inputs.random(shape, 40, 0), joined([Inputs.random(shape, 40, 1)])
         for numbers in (broken.query, broken.key, broken.value, broken.log_decay, broken.beta, broken.x):
             numbers[5:] = torch.nan

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from model_runner.batch import Batch, StateTables
 from model_runner.contract import BlockCopy
 from model_runner.kv_cache import Move
-from model_runner.recurrence.backend import BLOCK, ConvShape, RecurrenceBackend, RecurrentShape, StateCache
+from model_runner.recurrence.backend import BLOCK, ConvShape, RecurrenceBackend, RecurrentShape, ScanShape, StateCache
 from tests.model_runner.batches import tree_paths
 
 MakeBackend = Callable[[StateCache], RecurrenceBackend]
@@ -20,13 +21,18 @@ KDA = RecurrentShape(2, 2, 16, 32, delta=True, per_channel=True)
 SSD = RecurrentShape(6, 2, 32, 16, delta=False, per_channel=False)
 ODD = RecurrentShape(3, 1, 20, 12, delta=True, per_channel=False)
 ODD_KDA = RecurrentShape(2, 1, 20, 12, delta=True, per_channel=True)
-SHAPES = {"gdn": GDN, "kda": KDA, "ssd": SSD, "odd": ODD, "odd_kda": ODD_KDA}
+SCAN = ScanShape(80, 16)
+ODD_SCAN = ScanShape(20, 5)
+SHAPES = {"gdn": GDN, "kda": KDA, "ssd": SSD, "odd": ODD, "odd_kda": ODD_KDA, "scan": SCAN, "odd_scan": ODD_SCAN}
 CONV = ConvShape(20, 4)
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Inputs of both layers, one row for each token."""
+    """Inputs of both layers, one row for each token.
+
+    For a selective scan, query is C and key is B, both [n, 1, states], and log_decay [n, channels] is the negated step.
+    """
 
     query: Tensor
     key: Tensor
@@ -37,8 +43,10 @@ class Inputs:
 
     @classmethod
     @cache
-    def random(cls, shape: RecurrentShape, count: int, seed: int) -> "Inputs":
+    def random(cls, shape: RecurrentShape | ScanShape, count: int, seed: int) -> "Inputs":
         """Normalised keys, and decays of all strengths: some forget all within a block."""
+        if isinstance(shape, ScanShape):
+            shape = RecurrentShape(shape.channels, 1, shape.states, 1, delta=False, per_channel=False)
         g = torch.Generator().manual_seed(seed)
 
         def normal(*size: int) -> Tensor:
@@ -103,11 +111,19 @@ class Outputs:
 class World:
     """A cache full of NaN, with blocks and pages handed out in random order."""
 
-    def __init__(self, shape: RecurrentShape, make: MakeBackend, seed: int = 0, num_blocks: int = 24) -> None:
+    def __init__(
+        self, shape: RecurrentShape | ScanShape, make: MakeBackend, seed: int = 0, num_blocks: int = 24
+    ) -> None:
         self.shape = shape
         # A second layer of the same shape and one of another: a layer must find its own memory.
-        shapes = [shape, GDN if shape != GDN else SSD, shape]
-        self.cache = StateCache(shapes, [CONV, ConvShape(4, 3), CONV], num_blocks, num_blocks, torch.device("cpu"))
+        convolutions = [CONV, ConvShape(4, 3), CONV]
+        cpu = torch.device("cpu")
+        if isinstance(shape, ScanShape):
+            scans = [shape, ScanShape(16, 3), shape]
+            self.cache = StateCache([GDN], convolutions, num_blocks, num_blocks, cpu, scans=scans)
+        else:
+            shapes = [shape, GDN if shape != GDN else SSD, shape]
+            self.cache = StateCache(shapes, convolutions, num_blocks, num_blocks, cpu)
         for memory in (self.cache._rows, self.cache._pages):
             memory.fill_(torch.nan)
         rng = np.random.default_rng(seed)
@@ -125,9 +141,7 @@ class World:
         batch, counts = self._batch(parts)
         inputs = joined([i for part in parts for i in (part.known, part.drafts) if i is not None])
         metadata = self.backend.prepare(batch)
-        beta = inputs.beta if self.shape.delta else None
-        numbers = (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta)
-        recurrent = self.backend.recur(layer, *numbers, metadata).flatten(1)
+        recurrent = self._mix(layer, inputs, metadata)
         conv = self.backend.convolve(layer, inputs.x, self.weight, self.bias, "silu", metadata)
         assert batch.states is not None
         for part, pages in zip(parts, batch.states.pages, strict=True):
@@ -137,6 +151,16 @@ class World:
                 part.stream.anchor = (block + 1, page)
         split = zip(recurrent.split(counts), conv.split(counts), strict=True)
         return [Outputs(*both) for both in split]
+
+    def _mix(self, layer: int, inputs: Inputs, metadata: Any) -> Tensor:
+        """[n, heads * value_dim], or [n, channels]."""
+        if isinstance(self.shape, ScanShape):
+            rows = (inputs.key.squeeze(1), inputs.query.squeeze(1))
+            values = inputs.value.squeeze(2)
+            return self.backend.scan(layer, -inputs.log_decay, values, scanned_decays(self.shape), *rows, metadata)
+        beta = inputs.beta if self.shape.delta else None
+        numbers = (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta)
+        return self.backend.recur(layer, *numbers, metadata).flatten(1)
 
     def accept(self, stream: Stream, nodes: Sequence[int]) -> None:
         """Move these drafts of the last step, a path, behind the known tokens."""
@@ -235,11 +259,23 @@ def cut_evenly(count: int, size: int) -> list[int]:
     return [min(size, count - start) for start in range(0, count, size)]
 
 
-def definition(shape: RecurrentShape, inputs: Inputs) -> np.ndarray:
-    """The recurrence in float64, [n, heads * value_dim]."""
+def scanned_decays(shape: ScanShape) -> Tensor:
+    """A of a selective scan [channels, states]: around -1 to -states, as models begin."""
+    g = torch.Generator().manual_seed(5)
+    return -torch.arange(1, shape.states + 1) * torch.rand(shape.channels, 1, generator=g).add(0.5)
+
+
+def definition(shape: RecurrentShape | ScanShape, inputs: Inputs) -> np.ndarray:
+    """The recurrence in float64, [n, heads * value_dim], or the selective scan [n, channels]."""
     q, k, v, g, beta = (
         t.double().numpy() for t in (inputs.query, inputs.key, inputs.value, inputs.log_decay, inputs.beta)
     )
+    if isinstance(shape, ScanShape):
+        a, h, outputs = scanned_decays(shape).double().numpy(), np.zeros((shape.channels, shape.states)), []
+        for step, value, b, c in zip(-g, v, k, q, strict=True):
+            h = np.exp(step[:, None] * a) * h + value * b
+            outputs.append(h @ c[0])
+        return np.array(outputs)
     group = shape.heads // shape.key_heads
     output = np.zeros_like(v)
     for head in range(shape.heads):

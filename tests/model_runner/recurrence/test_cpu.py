@@ -8,7 +8,7 @@ import torch
 
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels
-from model_runner.recurrence.backend import RecurrentShape
+from model_runner.recurrence.backend import RecurrentShape, ScanShape
 from model_runner.recurrence.cpu import NativeRecurrence
 from model_runner.recurrence.reference import ReferenceRecurrence
 from tests.model_runner.kernels.conftest import ISAS
@@ -30,7 +30,9 @@ class TestNative(ExactnessTests):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_equals_the_reference_on_every_instruction_set(shape: RecurrentShape, kernels_library: Path) -> None:
+def test_equals_the_reference_on_every_instruction_set(
+    shape: RecurrentShape | ScanShape, kernels_library: Path
+) -> None:
     inputs = Inputs.random(shape, LENGTH, 0)
     reference = whole(shape, ReferenceRecurrence, inputs)
     results = []

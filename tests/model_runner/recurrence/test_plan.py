@@ -9,7 +9,7 @@ import torch
 from model_runner.batch import Batch, StateTables
 from model_runner.contract import BlockCopy
 from model_runner.kv_cache import Move
-from model_runner.recurrence.backend import ConvShape, StateCache, has_silu
+from model_runner.recurrence.backend import ConvShape, ScanShape, StateCache, has_silu
 from model_runner.recurrence.plan import Segment, make_plan
 from tests.model_runner.recurrence.streams import GDN
 
@@ -69,9 +69,11 @@ def test_a_batch_of_some_choices_has_their_tables() -> None:
 
 
 def test_rows_of_the_group_are_copied_and_moved() -> None:
-    cache = StateCache([GDN, GDN], [ConvShape(8, 4)], 3, 1, torch.device("cpu"), group=2)
-    memory = cache.recurrent[1]
-    tensors = [memory.keys, memory.decays, memory.updates, cache.conv[0].inputs[:, None]]
+    scan, conv = ScanShape(20, 3), ConvShape(8, 4)
+    cache = StateCache([GDN, GDN], [conv], 3, 1, torch.device("cpu"), group=2, scans=[scan, scan])
+    memory, scanned = cache.recurrent[1], cache.scan[1]
+    of_positions = [scanned.steps, scanned.values, scanned.inputs, cache.conv[0].inputs]
+    tensors = [memory.keys, memory.decays, memory.updates, *(tensor[:, None] for tensor in of_positions)]
     for number, tensor in enumerate(tensors, 1):
         tensor[0, :, 7] = number
     cache.move([Move(0, 7, 1, 2, 2), Move(0, 8, 1, 3, 1)])
@@ -81,7 +83,8 @@ def test_rows_of_the_group_are_copied_and_moved() -> None:
         assert tensor[2].sum() == tensor[2, :, 2].sum()
         assert tensor[1].sum() == number * tensor[1, :, 2].numel()
     assert not cache.recurrent[0].keys.any()
-    total = sum(shape.rows_bytes for shape in (GDN, GDN, ConvShape(8, 4)))
+    assert not cache.scan[0].steps.any()
+    total = sum(shape.rows_bytes for shape in (GDN, GDN, scan, scan, conv))
     assert cache._rows.nbytes == 3 * total
 
 

@@ -4,8 +4,8 @@ from dataclasses import astuple
 
 import torch
 
-from model_runner.kernels.triton.recurrence import Sizes, convolve, recur
-from model_runner.recurrence.backend import ConvShape, RecurrentShape, StateCache
+from model_runner.kernels.triton.recurrence import Sizes, convolve, recur, scan
+from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape, StateCache
 from tests.model_runner.triton.hopper import report
 
 SHAPES = (
@@ -17,7 +17,7 @@ SHAPES = (
 
 
 def launch() -> None:
-    """One token of one choice, and a convolution."""
+    """One token of one choice, a selective scan of Falcon-Mamba's and a convolution."""
     numbers, starts = torch.zeros(64, dtype=torch.int32), (0, 16, 20, 24, 28, 32, 1)
     for shape in SHAPES:
         cache = StateCache([shape], [], 1, 1, torch.device("cpu"))
@@ -26,6 +26,9 @@ def launch() -> None:
         memory = cache.recurrent[0]
         parts = memory.keys, memory.decays, memory.updates, memory.states
         recur(Sizes(*astuple(shape)), parts, numbers, starts, (query, value, beta), value)
+    of_scan = StateCache([], [], 1, 1, torch.device("cpu"), scans=[ScanShape(8192, 16)]).scan[0]
+    parts, rows = (of_scan.steps, of_scan.values, of_scan.inputs, of_scan.states), torch.zeros(1, 8192)
+    scan(parts, numbers, starts, (torch.zeros(8192, 16), torch.zeros(1, 16)), rows)
     conv = StateCache([], [ConvShape(6144, 4)], 1, 1, torch.device("cpu")).conv[0]
     x, weight = torch.zeros(1, 6144), torch.zeros(6144, 4)
     convolve((conv.inputs, conv.last), torch.zeros(1, 3, dtype=torch.int32), x, weight, None, x, silu=True)

@@ -38,6 +38,7 @@ def test_in_half_precision(dtype: torch.dtype, device: torch.device) -> None:
     expected = norm(rows)
     assert replace_norms(model).replaced == 13
     assert isinstance(model.model.norm, CudaNorm)
+    assert model.model.norm.weight is norm.weight  # Mamba's blocks ask for its type
     torch.testing.assert_close(model.model.norm(rows), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
 
 
@@ -51,6 +52,15 @@ class PlainRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+
+class WeightlessRMSNorm(nn.Module):
+    """Takes rows of any width."""
+
+    eps = 1e-3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
 
 class LargestNorm(PlainRMSNorm):
@@ -82,8 +92,9 @@ def test_what_is_not_recognised_is_named() -> None:
     assert list(modules[1:]) == own[1:]
 
 
-def test_any_leading_dimensions(device: torch.device) -> None:
-    module = nn.ModuleList([PlainRMSNorm().to(device)])
+@pytest.mark.parametrize("norm", [PlainRMSNorm, WeightlessRMSNorm])
+def test_any_leading_dimensions(norm: type[nn.Module], device: torch.device) -> None:
+    module = nn.ModuleList([norm().to(device)])
     rows = torch.randn(2, 3, 5, 24, device=device)
     expected = module[0](rows)
     assert replace_norms(module).replaced == 1

@@ -1,10 +1,12 @@
 """The whole CUDA path without a GPU: a real runner whose kernels are interpreted and whose graphs are recorded."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MambaConfig
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import AdmittedRequest, PlacedBlock, SamplingParams, ScheduledRequest, StepPlan
@@ -33,6 +35,24 @@ def generate(runner: ModelRunner, prompt: list[int], num_tokens: int, sampling: 
     return tokens
 
 
+def answers(model: Any, prompt: list[int]) -> list[int]:
+    """By transformers."""
+    length = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS}
+    with torch.inference_mode():
+        tokens = model.generate(torch.tensor([prompt]), **length, do_sample=False)
+    return tokens[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+def test_a_model_without_attention(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=256, hidden_size=16, state_size=4, num_hidden_layers=1, initializer_range=0.3)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    settings = RunnerConfig(tmp_path, dtype="float32", speculation="off", kv_cache_gib=0.002, max_model_len=64)
+    runner, _ = interpreted_runner(replace(settings, max_num_seqs=2))
+    assert generate(runner, PROMPT, NUM_TOKENS) == answers(model, PROMPT)
+
+
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])  # which others run
 def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     torch.manual_seed(0)
@@ -46,7 +66,4 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     runner, platform = interpreted_runner(settings, graph_sizes=(1,))
     tokens = generate(runner, PROMPT, NUM_TOKENS)
     assert platform.num_replays >= NUM_TOKENS - 1
-    length = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS}
-    with torch.inference_mode():
-        expected = model.generate(torch.tensor([PROMPT]), **length, do_sample=False)
-    assert tokens == expected[0, len(PROMPT) :].tolist()
+    assert tokens == answers(model, PROMPT)

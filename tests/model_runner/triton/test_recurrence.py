@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model_runner.recurrence.backend import BLOCK, RecurrentShape
+from model_runner.recurrence.backend import BLOCK, RecurrentShape, ScanShape
 from model_runner.recurrence.reference import ReferenceRecurrence
 from model_runner.recurrence.triton import TritonRecurrence
 from tests.model_runner.recurrence.exactness import whole
@@ -15,6 +15,7 @@ SHAPES = {
     "gdn": RecurrentShape(2, 1, 16, 16, delta=True, per_channel=False),
     "kda": RecurrentShape(1, 1, 20, 12, delta=True, per_channel=True),
     "ssd": RecurrentShape(1, 1, 16, 40, delta=False, per_channel=False),
+    "scan": ScanShape(40, 5),
 }
 LENGTH = 70
 
@@ -24,15 +25,15 @@ def shapes(*names: str) -> pytest.MarkDecorator:
 
 
 @shapes(*SHAPES)
-def test_equals_the_reference(shape: RecurrentShape) -> None:
+def test_equals_the_reference(shape: RecurrentShape | ScanShape) -> None:
     inputs = Inputs.random(shape, LENGTH, 0)
     output, reference = (whole(shape, make, inputs) for make in (TritonRecurrence, ReferenceRecurrence))
     torch.testing.assert_close(output.recurrent, reference.recurrent, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(output.conv, reference.conv, atol=1e-5, rtol=1e-5)
 
 
-@shapes("gdn", "kda")
-def test_cuts_and_neighbours_change_nothing(shape: RecurrentShape) -> None:
+@shapes("gdn", "kda", "scan")
+def test_cuts_and_neighbours_change_nothing(shape: RecurrentShape | ScanShape) -> None:
     inputs = [Inputs.random(shape, LENGTH, 0), Inputs.random(shape, 34, 1)]
     for output, alone in zip(
         run(inputs, [[3, 30, 1, 36], [31, 1, 1, 1]], World(shape, TritonRecurrence)), inputs, strict=True
@@ -40,8 +41,8 @@ def test_cuts_and_neighbours_change_nothing(shape: RecurrentShape) -> None:
         assert_same(output, whole(shape, TritonRecurrence, alone))
 
 
-@shapes("kda")
-def test_a_branch_of_drafts_is_a_chain_and_stays(shape: RecurrentShape) -> None:
+@shapes("kda", "scan")
+def test_a_branch_of_drafts_is_a_chain_and_stays(shape: RecurrentShape | ScanShape) -> None:
     parents, accepted = [-1, -1, 1, 0, 2], [1, 2, 4]
     inputs, drafts, later = (Inputs.random(shape, n, i) for i, n in enumerate((30, len(parents), 8)))
     world, stream = World(shape, TritonRecurrence), Stream()
@@ -54,7 +55,7 @@ def test_a_branch_of_drafts_is_a_chain_and_stays(shape: RecurrentShape) -> None:
 
 
 @shapes("gdn")
-def test_begins_from_a_page(shape: RecurrentShape) -> None:
+def test_begins_from_a_page(shape: RecurrentShape | ScanShape) -> None:
     inputs = Inputs.random(shape, LENGTH, 0)
     world, stream = World(shape, TritonRecurrence), Stream()
     world.step([Part(stream, inputs, pages=(0, 1))])
