@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from torch import Tensor
 
@@ -28,12 +28,30 @@ class AttentionOptions:
     """[heads] a logit of each query head that takes part in its softmax and has no value (gpt-oss, arXiv:2309.17453).
 
     Neither the scale nor the soft cap applies to it. None for no sinks."""
+    selection: Tensor | None = None
+    """The result of `AttentionBackend.select` for this step: the positions that its queries see; None for all."""
 
     @property
     def reach(self) -> int | None:
         """The most positions that a query sees, including its own; None for all."""
         limits = [limit for limit in (self.window, self.chunk) if limit]
         return min(limits, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """How an indexer selects the positions that a query sees, in blocks. Of equal scores, it takes the earlier one."""
+
+    top: int
+    """Blocks with the highest scores that a query sees."""
+    block: int = 1
+    """Positions in a block."""
+    pools: Literal["highest", "last"] = "highest"
+    """A block's score is the highest score of its positions up to the query's, or the score of its last position.
+
+    With "last", a block that is not full has no score, and is seen in addition to the others."""
+    local: int = 0
+    """So many last blocks, with the query's own, have the highest scores. Only with "highest"."""
 
 
 class AttentionBackend(ABC, Generic[Metadata]):
@@ -71,6 +89,33 @@ class AttentionBackend(ABC, Generic[Metadata]):
         Returns:
             [tokens, heads, value_dim].
         """
+
+    def select(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        weights: Tensor | None,
+        options: IndexOptions,
+        metadata: Metadata,
+    ) -> Tensor:
+        """Write index keys to the cache, then select positions for `AttentionOptions.selection`.
+
+        The score of a query and a key is the weighted sum over the heads of those products that are positive. Without
+        weights, each head selects by its own products, for the key-value head of the same number.
+
+        Args:
+            layer: index of the keys' layer in the cache, which has no values.
+            query: [tokens, heads, key_dim].
+            key: [tokens, 1, key_dim].
+            weights: [tokens, heads], or None.
+            options: parameters of this layer.
+            metadata: the result of `prepare` for this step.
+
+        Raises:
+            ValueError: if the backend cannot select.
+        """
+        raise ValueError("this attention backend cannot select positions; models with an indexer need the CPU")
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Metadata) -> Tensor:

@@ -5,13 +5,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
 from model_runner.batch import Batch, Int32Array
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache, cache_structs
+
+_BITS = 16
+"""Positions in a number of a selection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,13 @@ def _make_step(batch: Batch) -> NativeStep:
 
 
 def attention_struct(heads: int, options: AttentionOptions) -> CData:
-    """A layer's options as an SwAttention, which points into the sinks: float32, and contiguous."""
+    """A layer's options as an SwAttention, which points into the sinks, float32 and contiguous, and the selection."""
     sinks = CPU.ffi.NULL if options.sinks is None else pointer(options.sinks, heads)
     limits = options.window or 0, options.chunk or 0
-    return CPU.new("SwAttention", (heads, *limits, options.scale, options.softcap or 0.0, sinks))
+    selected = (CPU.ffi.NULL, 0, 0)
+    if (selection := options.selection) is not None:
+        selected = (pointer(selection, *selection.shape), *selection.shape[1:])
+    return CPU.new("SwAttention", (heads, *limits, options.scale, options.softcap or 0.0, sinks, *selected))
 
 
 class NativeAttention(AttentionBackend[NativeStep]):
@@ -82,3 +89,28 @@ class NativeAttention(AttentionBackend[NativeStep]):
         struct = attention_struct(query.shape[1], options)
         rows = query.float().contiguous()
         return self._kernels.attention(self._structs[layer], metadata.struct, struct, rows).to(query.dtype)
+
+    def select(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        weights: Tensor | None,
+        options: IndexOptions,
+        metadata: NativeStep,
+    ) -> Tensor:
+        """Returns [tokens, selections, width] uint16: bit p % 16 of number p // 16 says whether position p is seen."""
+        count, heads, dim = query.shape
+        width = metadata.struct.table_width * self.cache.block_size // _BITS
+        selected = torch.empty(count, heads if weights is None else 1, width, dtype=torch.uint16)
+        rows = [part.float().contiguous() for part in (query, key, *(() if weights is None else (weights,)))]
+        shapes = (count, heads, dim), (count, 1, dim), (count, heads)
+        numbers = [pointer(part, *shape) for part, shape in zip(rows, shapes, strict=False)]
+        pools = CPU.constants("SwPooling")["SW_HIGHEST" if options.pools == "highest" else "SW_LAST"]
+        indexer = CPU.new("SwIndexer", (heads, options.top, options.block, pools, options.local))
+        weighted = numbers[2] if weights is not None else CPU.ffi.NULL
+        outputs = pointer(selected, *selected.shape), width
+        self._kernels.call(
+            "sw_select", self._structs[layer], metadata.struct, indexer, *numbers[:2], weighted, *outputs
+        )
+        return selected

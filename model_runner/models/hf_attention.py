@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
+from model_runner.models.indexers import NO_MASK, hook_indexers
 from model_runner.models.mixers import States, hook_mixers
 
 ATTENTION_NAME = "samewise"
@@ -58,6 +59,12 @@ class StepAttention:
         self.num_calls += 1
         return self.backend.forward(call, query, key, value, options, self.metadata)
 
+    def select(self, query: Tensor, key: Tensor, weights: Tensor | None, options: IndexOptions) -> Tensor:
+        """The arguments and the result of `AttentionBackend.select`. Index keys count as a call of their own."""
+        call = self.num_calls
+        self.num_calls += 1
+        return self.backend.select(call, query, key, weights, options, self.metadata)
+
     def of(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """The same for a module that may use the keys and values of an earlier layer of its kind (Gemma 3n and 4)."""
         if not hasattr(module, "store_full_length_kv"):
@@ -95,6 +102,8 @@ class ModelCall:
         self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self._keywords |= {"position_ids", "use_cache", "attention"}
+        if hook_indexers(model, lambda: self._step.attention):
+            self._keywords |= {"attention_mask"}
 
     def __call__(
         self,
@@ -118,6 +127,7 @@ class ModelCall:
             "use_cache": False,
             "logits_to_keep": logits_index,
             "attention": attention,
+            "attention_mask": NO_MASK,
         }
         self._step.attention, self._step.states = attention, states
         attention.positions = positions
@@ -185,6 +195,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     *,
+    indices: Tensor | None = None,
     attention: StepAttention | None = None,
     dropout: float = 0.0,
     **extra: Any,
@@ -196,11 +207,12 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         query: [1, heads, tokens, dim].
         key: [1, kv_heads, tokens, dim].
         value: [1, kv_heads, tokens, value_dim].
-        attention_mask: always None, because no mask function is registered.
+        attention_mask: None, because no mask function is registered, or NO_MASK.
         scaling: factor on the scores; None: 1 / sqrt(dim).
         sliding_window: positions that a query sees, including its own; None: all.
         softcap: soft cap of the scores.
         s_aux: [heads] attention sinks, logits that take part in the softmax and have no value.
+        indices: the selection of the layer's indexer, or of an earlier one.
         attention: the step's attention; None where the family's layers drop it: the module has it, too.
         dropout: 0, because the model is in evaluation mode.
         extra: other arguments of the model's family.
@@ -212,12 +224,12 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         ValueError: if the model uses a kind of attention that is not supported.
     """
     unknown = sorted(name for name, argument in extra.items() if argument is not None and name not in _HARMLESS)
-    if unknown or attention_mask is not None or dropout:
+    if unknown or not (attention_mask is None or attention_mask is NO_MASK) or dropout:
         raise ValueError(f"the model's attention needs {', '.join(unknown) or 'a mask or dropout'}: not supported")
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux)
+    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux, indices)
     step: StepAttention = attention or getattr(module, _STEP).attention
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:

@@ -79,6 +79,7 @@ struct Kernels {
   decltype(&sw_recur) recur;
   decltype(&sw_convolve) convolve;
   decltype(&sw_gated_delta_net) gated_delta_net;
+  decltype(&sw_select) select;
 };
 
 #define SW_OPTIONAL __attribute__((weak))

@@ -1,0 +1,95 @@
+"""Indexers of transformers' models, which select the positions that attention sees, on the paged cache.
+
+An indexer compares small queries with one small key of each token. Its keys are stored in the paged cache like those of
+attention. Its module returns the selection, which the model hands to `paged_attention`, where transformers' own returns
+indices.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from model_runner.attention.backend import IndexOptions
+
+
+class Selecting(Protocol):
+    """Selects positions for the tokens of one forward pass."""
+
+    def select(self, query: Tensor, key: Tensor, weights: Tensor | None, options: IndexOptions) -> Tensor:
+        """The arguments and the result of `AttentionBackend.select`, without the layer."""
+        ...
+
+
+FindAttention = Callable[[], Selecting | None]
+"""Finds the attention of the pass that a model is in; None outside of the engine."""
+Function = Callable[..., Any]
+
+NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+"""The attention mask for models with indexers, whose code slices it. The paged attention knows it by identity."""
+
+
+def hook_indexers(model: nn.Module, find: FindAttention) -> int:
+    """Have every known indexer of a model select by the attention that `find` returns; returns how many there are.
+
+    While it returns None, they compute as before.
+    """
+    indexers: list[Any] = [module for module in model.modules() if type(module).__name__ in INDEXERS]
+    for indexer in indexers:
+        own = MethodType(type(indexer).forward, indexer)
+        indexer.forward = partial(INDEXERS[type(indexer).__name__], find, own, indexer)
+    return len(indexers)
+
+
+def _lightning(
+    find: FindAttention,
+    original: Function,
+    module: Any,
+    hidden_states: Tensor,
+    q_resid: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    *arguments: Any,
+    rotates_last: bool = False,
+    **keywords: Any,
+) -> Any:
+    """DeepSeek-V3.2's: [1, T, hidden] and [1, T, rank of queries] -> a selection of single positions.
+
+    `rotates_last` says which part of a key has rotary positions.
+    """
+    step = find()
+    if step is None:
+        return original(hidden_states, q_resid, position_embeddings, *arguments, **keywords)
+    norm, heads = module.k_norm, module.n_heads
+    query = module.wq_b(q_resid).unflatten(-1, (heads, module.head_dim))
+    key = norm(module.wk(hidden_states).to(norm.weight.dtype)).to(hidden_states.dtype).unsqueeze(2)
+    sizes = [module.qk_rope_head_dim, module.head_dim - module.qk_rope_head_dim]
+    parts = [part.split(sizes[::-1] if rotates_last else sizes, -1) for part in (query, key)]
+    at = 1 if rotates_last else 0
+    turned = _rotary(module)(parts[0][at], parts[1][at], *position_embeddings, unsqueeze_dim=2)
+    query, key = (
+        torch.cat([own[0], new] if rotates_last else [new, own[1]], -1) for own, new in zip(parts, turned, strict=True)
+    )
+    weights = module.weights_proj(hidden_states).float() * (heads**-0.5 * module.softmax_scale)
+    return step.select(query[0], key[0], weights[0], IndexOptions(module.index_topk))
+
+
+def _rotary(module: Any) -> Function:
+    """The function that applies rotary positions in a module's own forward."""
+    forward = inspect.unwrap(type(module).forward)
+    name = next(name for name in _ROTARIES if name in forward.__code__.co_names)
+    rotary: Function = forward.__globals__[name]
+    return rotary
+
+
+_ROTARIES = ("apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
+INDEXERS: dict[str, Function] = {
+    "AXK2Indexer": _lightning,
+    "DeepseekV32Indexer": _lightning,
+    "GlmMoeDsaIndexer": _lightning,
+    "HYV4Indexer": partial(_lightning, rotates_last=True),
+}
+"""Our forward of each indexer, by class."""
