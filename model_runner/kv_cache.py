@@ -417,7 +417,8 @@ def cache_structs(cache: KVCache) -> list[CData]:
 def _quantized(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantise vectors [..., dim], rounding to nearest and ties to even; also returns their scales [...].
 
-    Vectors without numbers have the scale 0. A vector with a number that is not finite gets the scale NaN, so that errors stay visible.
+    A vector with a number that is not finite gets the scale NaN, so that errors stay visible. Vectors without numbers
+    have the scale 0.
     """
     highest = vectors.float().abs().amax(-1) if vectors.shape[-1] else vectors.new_zeros(vectors.shape[:-1]).float()
     largest = torch.full_like(highest, LARGEST[dtype])  # CUDA would multiply by the reciprocal of a Python number

@@ -102,7 +102,7 @@ class AttentionBackend(ABC, Generic[Metadata]):
         """Write index keys to the cache, then select positions for `AttentionOptions.selection`.
 
         The score of a query and a key is the weighted sum over the heads of those products that are positive. Without
-        weights, each head selects by its own products, for the key-value head of the same number.
+        weights, each head selects by its own products, for as many key-value heads in order.
 
         Args:
             layer: index of the keys' layer in the cache, which has no values.

@@ -40,8 +40,10 @@ class RowTiles:
     def to(self, device: torch.device) -> "RowTiles":
         """A copy on a device."""
         offset = None if self.pair_offset is None else self.pair_offset.to(device)
-        parts = self.rows, self.pair_row, self.pair_index, self.pair_block
-        return RowTiles(*(t.to(device) for t in parts), offset, self.bias.to(device), self.widths)
+        rows, pair_row, index, block = (
+            part.to(device) for part in (self.rows, self.pair_row, self.pair_index, self.pair_block)
+        )
+        return RowTiles(rows, pair_row, index, block, offset, self.bias.to(device), self.widths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,9 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
         self._cache.write(layer, key, key[..., :0], own.block_of, own.offset_of)
         heads = query.shape[1]
         count = int(own.batch.positions.max()) // self._cache.block_size + 1
-        scores = query.new_full((len(query), heads if weights is None else 1, count * self._cache.block_size), -torch.inf)
+        scores = query.new_full(
+            (len(query), heads if weights is None else 1, count * self._cache.block_size), -torch.inf
+        )
         for part in self._tiles(own, AttentionOptions(1.0), query.device):
             keys, _ = self._read(layer, part, query.dtype)  # [pairs, 1, dim, block_size]
             rows = part.rows.index_select(0, part.pair_row)
@@ -119,7 +123,8 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
             places = part.pair_index.unsqueeze(1) * self._cache.block_size + torch.arange(
                 self._cache.block_size, device=query.device
             )
-            scores[rows[:, None], :, places] = (products + part.bias[:, 0]).transpose(1, 2).to(scores.dtype)
+            products = products.masked_fill(part.bias[:, 0] < 0, -torch.inf)
+            scores[rows[:, None], :, places] = products.transpose(1, 2).to(scores.dtype)
         positions = torch.from_numpy(own.batch.positions).to(query.device)
         return _select(scores, positions, options)
 
@@ -143,8 +148,11 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
             scores.div_(options.softcap).tanh_().mul_(options.softcap)
         scores = scores.view(pairs, kv_heads, group, block_size).add_(part.bias)
         if options.selection is not None:
-            tiles = options.selection.unflatten(2, (-1, block_size))
-            seen = tiles[part.rows.index_select(0, part.pair_row), :, part.pair_index]  # [pairs, selections, block_size]
+            tiles = options.selection.view(*options.selection.shape[:2], -1, block_size)
+            seen = tiles[
+                part.rows.index_select(0, part.pair_row), :, part.pair_index
+            ]  # [pairs, selections, block_size]
+            seen = seen.repeat_interleave(kv_heads // seen.shape[1], 1)
             scores.masked_fill_(~seen.unsqueeze(2), -torch.inf)
 
         highest = _fold(scores.amax(-1), part.widths, torch.maximum)  # [rows, kv_heads, group]
@@ -197,7 +205,7 @@ def _select(scores: Tensor, positions: Tensor, options: IndexOptions) -> Tensor:
     """
     size = options.block
     length = scores.shape[-1]
-    blocks = F.pad(scores, (0, -length % size), value=-torch.inf).unflatten(-1, (-1, size))
+    blocks = F.pad(scores, (0, -length % size), value=-torch.inf).view(*scores.shape[:2], -1, size)
     ends = positions[:, None, None]
     number = torch.arange(blocks.shape[2], device=scores.device)
     if options.pools == "last":
@@ -205,7 +213,7 @@ def _select(scores: Tensor, positions: Tensor, options: IndexOptions) -> Tensor:
     else:
         of_blocks, count = blocks.amax(-1), ends // size + 1
         of_blocks = of_blocks.masked_fill((number < count) & (number >= count - options.local), torch.inf)
-    order = of_blocks.masked_fill(number >= count, -torch.inf).argsort(-1, descending=True, stable=True)
+    order = of_blocks.masked_fill(number >= count, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     seen = torch.zeros_like(of_blocks, dtype=torch.bool).scatter_(-1, order[..., : options.top], value=True)
     if options.pools == "last":
         seen |= number == count

@@ -196,6 +196,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     s_aux: Tensor | None = None,
     *,
     indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     attention: StepAttention | None = None,
     dropout: float = 0.0,
     **extra: Any,
@@ -213,6 +214,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         softcap: soft cap of the scores.
         s_aux: [heads] attention sinks, logits that take part in the softmax and have no value.
         indices: the selection of the layer's indexer, or of an earlier one.
+        block_indices: the same, where the family calls it so.
         attention: the step's attention; None where the family's layers drop it: the module has it, too.
         dropout: 0, because the model is in evaluation mode.
         extra: other arguments of the model's family.
@@ -229,7 +231,8 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux, indices)
+    selection = block_indices if indices is None else indices
+    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux, selection)
     step: StepAttention = attention or getattr(module, _STEP).attention
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:

@@ -56,6 +56,7 @@ _LAYER_KINDS = frozenset(
         "hybrid",
         "indexed_attention",
         "linear_attention",
+        "minimax_m3_sparse",
         "mlp",
         "moe",
         "sliding_attention",

@@ -77,6 +77,30 @@ def _lightning(
     return step.select(query[0], key[0], weights[0], IndexOptions(module.index_topk))
 
 
+def _by_blocks(
+    find: FindAttention,
+    original: Function,
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    *arguments: Any,
+    **keywords: Any,
+) -> Any:
+    """MiniMax M3's: [1, T, hidden] -> a selection of blocks for each key-value head, or each group of these."""
+    step = find()
+    if step is None:
+        return original(hidden_states, position_embeddings, *arguments, **keywords)
+    if module.config.num_key_value_heads % module.num_heads:
+        raise ValueError(f"{module.num_heads} index heads do not fit {module.config.num_key_value_heads} key heads")
+    dim = module.head_dim
+    query = module.q_norm(module.q_proj(hidden_states).unflatten(-1, (-1, dim)))
+    key = module.k_norm(module.k_proj(hidden_states).unflatten(-1, (1, dim)))
+    turns = (part[..., :dim] for part in position_embeddings)
+    query, key = _rotary(module)(query, key, *turns, unsqueeze_dim=2)
+    options = IndexOptions(module.topk_blocks, module.block_size, local=module.local_blocks)
+    return step.select(query[0], key[0], None, options)
+
+
 def _rotary(module: Any) -> Function:
     """The function that applies rotary positions in a module's own forward."""
     forward = inspect.unwrap(type(module).forward)
@@ -91,5 +115,6 @@ INDEXERS: dict[str, Function] = {
     "DeepseekV32Indexer": _lightning,
     "GlmMoeDsaIndexer": _lightning,
     "HYV4Indexer": partial(_lightning, rotates_last=True),
+    "MiniMaxM3VLIndexer": _by_blocks,
 }
 """Our forward of each indexer, by class."""

@@ -102,10 +102,10 @@ inline Row row_of(const SwStep &step, const SwAttention &options, int token) {
   return row;
 }
 
-// The positions that a row selected, from the tile at this position on; null if it sees all.
-inline const uint16_t *selected_from(const SwAttention &options, int64_t token, int kv_head, int position) {
+// The positions that a head of a row selected, from the tile at this position on; null if it sees all.
+inline const uint16_t *selected_from(const SwAttention &options, int64_t token, int head, int position) {
   if (!options.selected) return nullptr;
-  const int64_t selection = token * options.selections + (options.selections == 1 ? 0 : kv_head);
+  const int64_t selection = token * options.selections + head * options.selections / options.heads;
   return options.selected + selection * options.selected_width + position / 16;
 }
 
@@ -298,7 +298,7 @@ class Attender {
   // Adds a row's pairs to those that see the tile at this position, if it selected any of it; returns their new number.
   int add_seeing(int row, int start, int count) {
     const Row &r = memory_.rows[row];
-    const uint16_t *selected = selected_from(options_, r.token, unit_.kv_head, start);
+    const uint16_t *selected = selected_from(options_, r.token, unit_.kv_head * group_.heads, start);
     if (!any_selected(selected, shape_.block_size)) return count;
     for (int head = 0; head < unit_.num_heads; ++head) {
       Pair &pair = pairs_of(row)[head];

@@ -109,7 +109,7 @@ typedef struct SwAttention {
   float softcap;       // scores s become softcap * tanh(s / softcap); 0 for none
   const float *sinks;  // [heads] a logit of each head that takes part in its softmax and has no value; null for none
   const uint16_t *selected;  // [T, selections, selected_width] bit p % 16 of number p / 16: position p is seen; null: all
-  int32_t selections;        // one for all key-value heads, or one for each
+  int32_t selections;        // each for as many key-value heads
   int32_t selected_width;
 } SwAttention;
 
