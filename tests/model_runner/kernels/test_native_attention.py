@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.attention.backend import AttentionOptions
+from model_runner.attention.backend import AttentionOptions, IndexOptions
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.kernels.library import Kernels
@@ -119,6 +119,17 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
     crowd = sequences.attend(CROWD, options, make, Storage(dtype, block_size, seed=1))
     for one, other in zip(alone, crowd, strict=True):
         assert torch.equal(one, other)
+
+
+@by_dtype
+def test_an_indexer_that_selects_everything_changes_nothing(make: Make, dtype: torch.dtype) -> None:
+    sequences = Sequences.random(LENGTHS, Sizes(6, 2))
+    plain = sequences.attend(CROWD, PLAIN, make, Storage(dtype))
+    for top in (60, 83):
+        indexed = sequences.attend(CROWD, Indexed(PLAIN.scale, index=IndexOptions(top)), make, Storage(dtype))
+        for one, other in zip(plain, indexed, strict=True):
+            assert torch.equal(one[:top], other[:top])
+            assert (one[top:] != other[top:]).any() or len(one) <= top
 
 
 @by_dtype
