@@ -66,10 +66,13 @@ class StepAttention:
         return self.backend.select(call, query, key, weights, options, self.metadata)
 
     def of(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """The same for a module that may use the keys and values of an earlier layer of its kind (Gemma 3n and 4)."""
-        if not hasattr(module, "store_full_length_kv"):
+        """The same for a module that may use the keys and values of an earlier layer of its kind (Gemma 3n and 4).
+
+        Mistral Large 4 shares latents: layers that expand these have keys and values of their own.
+        """
+        if not hasattr(module, "store_full_length_kv") or hasattr(module, "kv_b_proj"):
             return self(query, key, value, options)
-        kind = str(module.layer_type)
+        kind = str(module.layer_type if hasattr(module, "layer_type") else module.use_rope)
         if module.is_kv_shared_layer:
             return self.backend.attend(self._shared[kind], query, options, self.metadata)
         if module.store_full_length_kv:

@@ -63,17 +63,54 @@ def _lightning(
     step = find()
     if step is None:
         return original(hidden_states, q_resid, position_embeddings, *arguments, **keywords)
-    norm, heads = module.k_norm, module.n_heads
-    query = module.wq_b(q_resid).unflatten(-1, (heads, module.head_dim))
-    key = norm(module.wk(hidden_states).to(norm.weight.dtype)).to(hidden_states.dtype).unsqueeze(2)
-    sizes = [module.qk_rope_head_dim, module.head_dim - module.qk_rope_head_dim]
-    parts = [part.split(sizes[::-1] if rotates_last else sizes, -1) for part in (query, key)]
-    at = 1 if rotates_last else 0
-    turned = _rotary(module)(parts[0][at], parts[1][at], *position_embeddings, unsqueeze_dim=2)
-    query, key = (
-        torch.cat([own[0], new] if rotates_last else [new, own[1]], -1) for own, new in zip(parts, turned, strict=True)
-    )
-    weights = module.weights_proj(hidden_states).float() * (heads**-0.5 * module.softmax_scale)
+    query = module.wq_b(q_resid).unflatten(-1, (module.n_heads, module.head_dim))
+    query, key = _turned(module, query, _key(module, hidden_states), position_embeddings, last=rotates_last)
+    return _select(step, module, hidden_states, query, key)
+
+
+def _from_hidden(
+    find: FindAttention,
+    original: Function,
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor,
+    position_ids: Tensor,
+    **keywords: Any,
+) -> Any:
+    """Mistral Large 4's: as `_lightning`, with queries of hidden states, and in some layers no rotary positions."""
+    step = find()
+    if step is None:
+        return original(hidden_states, position_embeddings, attention_mask, position_ids, **keywords)
+    query = module.wq_b(module.q_input_norm(hidden_states)).unflatten(-1, (module.n_heads, module.head_dim))
+    query, key = module.softmax_scaling(query, position_ids, head_dim_first=False), _key(module, hidden_states)
+    if module.use_rope:
+        query, key = _turned(module, query, key, position_embeddings)
+    return _select(step, module, hidden_states, query, key)
+
+
+def _key(module: Any, hidden_states: Tensor) -> Tensor:
+    """[1, T, hidden] -> [1, T, 1, head_dim]."""
+    norm = module.k_norm
+    key: Tensor = norm(module.wk(hidden_states).to(norm.weight.dtype)).to(hidden_states.dtype).unsqueeze(2)
+    return key
+
+
+def _turned(
+    module: Any, query: Tensor, key: Tensor, position_embeddings: tuple[Tensor, Tensor], *, last: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Query and key [1, T, heads, head_dim] with rotary positions in their first or last numbers."""
+    turned, plain = module.qk_rope_head_dim, module.head_dim - module.qk_rope_head_dim
+    parts = [torch.split(part, [plain, turned] if last else [turned, plain], -1) for part in (query, key)]
+    both = _rotary(module)(*(part[last] for part in parts), *position_embeddings, unsqueeze_dim=2)
+    if last:
+        return torch.cat([parts[0][0], both[0]], -1), torch.cat([parts[1][0], both[1]], -1)
+    return torch.cat([both[0], parts[0][1]], -1), torch.cat([both[1], parts[1][1]], -1)
+
+
+def _select(step: Selecting, module: Any, hidden_states: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A selection of single positions by the weighted sum over the heads."""
+    weights = module.weights_proj(hidden_states).float() * (module.n_heads**-0.5 * module.softmax_scale)
     return step.select(query[0], key[0], weights[0], IndexOptions(module.index_topk))
 
 
@@ -113,8 +150,10 @@ _ROTARIES = ("apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
 INDEXERS: dict[str, Function] = {
     "AXK2Indexer": _lightning,
     "DeepseekV32Indexer": _lightning,
+    "Dots3NoteTextIndexer": _lightning,
     "GlmMoeDsaIndexer": _lightning,
-    "HYV4Indexer": partial(_lightning, rotates_last=True),
+    **dict.fromkeys(("HYV4Indexer", "HYV4VLIndexer"), partial(_lightning, rotates_last=True)),
     "MiniMaxM3VLIndexer": _by_blocks,
+    "MistralLarge4TextIndexer": _from_hidden,
 }
 """Our forward of each indexer, by class."""
