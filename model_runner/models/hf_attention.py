@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
-from model_runner.models.indexers import NO_MASK, hook_indexers
+from model_runner.models.indexers import MASKS, Mask, hook_indexers
 from model_runner.models.mixers import States, hook_mixers
+from model_runner.models.ngrams import hook_ngrams
 
 ATTENTION_NAME = "samewise"
 _STEP = "current_step"
@@ -47,7 +49,7 @@ class StepAttention:
     def __init__(self, backend: AttentionBackend[Any], metadata: Any) -> None:
         self.backend = backend
         self.metadata = metadata
-        self.positions: Tensor | None = None
+        self.positions = torch.empty(0, dtype=torch.int64)
         """[T] the step's positions, which ModelCall sets."""
         self.num_calls = 0
         """Calls of this pass so far. Layers that attend by themselves count theirs."""
@@ -101,11 +103,12 @@ class ModelCall:
             if kind in _OWN_ATTENTION:
                 module._attn = partial(_OWN_ATTENTION[kind], module)  # type: ignore[assignment]
         hook_mixers(model, lambda: self._step.states)
+        hook_ngrams(model, lambda: self._step.states)
         parameters = inspect.signature(model.forward).parameters
         self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self._keywords |= {"position_ids", "use_cache", "attention"}
-        if hook_indexers(model, lambda: self._step.attention):
+        if hook_indexers(model, lambda: self._step.attention, lambda: self._step.states):
             self._keywords |= {"attention_mask"}
 
     def __call__(
@@ -130,7 +133,7 @@ class ModelCall:
             "use_cache": False,
             "logits_to_keep": logits_index,
             "attention": attention,
-            "attention_mask": NO_MASK,
+            "attention_mask": MASKS,
         }
         self._step.attention, self._step.states = attention, states
         attention.positions = positions
@@ -192,7 +195,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | Mask | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -211,7 +214,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         query: [1, heads, tokens, dim].
         key: [1, kv_heads, tokens, dim].
         value: [1, kv_heads, tokens, value_dim].
-        attention_mask: None, because no mask function is registered, or NO_MASK.
+        attention_mask: None, because no mask function is registered, or from MASKS.
         scaling: factor on the scores; None: 1 / sqrt(dim).
         sliding_window: positions that a query sees, including its own; None: all.
         softcap: soft cap of the scores.
@@ -229,12 +232,13 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         ValueError: if the model uses a kind of attention that is not supported.
     """
     unknown = sorted(name for name, argument in extra.items() if argument is not None and name not in _HARMLESS)
-    if unknown or not (attention_mask is None or attention_mask is NO_MASK) or dropout:
+    if unknown or isinstance(attention_mask, Tensor) or dropout:
         raise ValueError(f"the model's attention needs {', '.join(unknown) or 'a mask or dropout'}: not supported")
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    selection = block_indices if indices is None else indices
+    by_mask = attention_mask.selection if isinstance(attention_mask, Mask) else None
+    selection = next((one for one in (indices, block_indices, by_mask) if one is not None), None)
     options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux, selection)
     step: StepAttention = attention or getattr(module, _STEP).attention
     queries = query[0].transpose(0, 1)

@@ -15,10 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.attention.backend import IndexOptions
+from model_runner.models.mixers import FindStates
 
 
 class Selecting(Protocol):
     """Selects positions for the tokens of one forward pass."""
+
+    positions: Tensor
+    """[T] of these tokens."""
 
     def select(self, query: Tensor, key: Tensor, weights: Tensor | None, options: IndexOptions) -> Tensor:
         """The arguments and the result of `AttentionBackend.select`, without the layer."""
@@ -29,19 +33,49 @@ FindAttention = Callable[[], Selecting | None]
 """Finds the attention of the pass that a model is in; None outside of the engine."""
 Function = Callable[..., Any]
 
-NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-"""The attention mask for models with indexers, whose code slices it. The paged attention knows it by identity."""
+
+class Mask:
+    """Stands for the attention mask of models with indexers, whose code slices it and joins it with selections."""
+
+    dtype = torch.bool
+
+    def __init__(self, selection: Tensor | None = None) -> None:
+        self.selection = selection
+
+    def __getitem__(self, index: Any) -> "Mask":
+        return self
+
+    def __and__(self, selection: Tensor) -> "Mask":
+        return Mask(selection)
 
 
-def hook_indexers(model: nn.Module, find: FindAttention) -> int:
-    """Have every known indexer of a model select by the attention that `find` returns; returns how many there are.
+MASKS = {
+    **dict.fromkeys(("indexed_attention", "full_attention", "sliding_attention"), Mask()),
+    "linear_attention": None,
+}
+"""The attention masks for models with indexers, by the kind of layer."""
+
+
+def hook_indexers(model: nn.Module, find: FindAttention, find_states: FindStates) -> int:
+    """Have every known indexer of a model select by the attention that `find` returns.
 
     While it returns None, they compute as before.
+
+    Args:
+        model: changed in place.
+        find: finds the attention.
+        find_states: finds the states, for indexers that pool keys.
+
+    Returns:
+        How many indexers there are.
     """
     indexers: list[Any] = [module for module in model.modules() if type(module).__name__ in INDEXERS]
     for indexer in indexers:
         own = MethodType(type(indexer).forward, indexer)
-        indexer.forward = partial(INDEXERS[type(indexer).__name__], find, own, indexer)
+        ours = INDEXERS[type(indexer).__name__]
+        if ours is _by_pools:
+            ours = partial(ours, _Pooling(model, indexer, find_states))
+        indexer.forward = partial(ours, find, own, indexer)
     return len(indexers)
 
 
@@ -138,6 +172,46 @@ def _by_blocks(
     return step.select(query[0], key[0], None, options)
 
 
+class _Pooling:
+    """What Qwen4's indexers need in addition: states, rotary positions of other tokens, and weights of a mean."""
+
+    def __init__(self, model: nn.Module, indexer: Any, find: FindStates) -> None:
+        self.find = find
+        self.rotary: Any = next(module for module in model.modules() if type(module).__name__ in _POSITIONS)
+        self.weights = torch.full((indexer.index_head_dim, indexer.compress_ratio), 1 / indexer.compress_ratio)
+
+
+def _by_pools(
+    pooling: _Pooling,
+    find: FindAttention,
+    original: Function,
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Any,
+    *arguments: Any,
+    **keywords: Any,
+) -> Any:
+    """Qwen4's: [1, T, hidden] -> a selection of blocks, whose keys are means of their tokens' keys.
+
+    A block's key is stored with its last token. It has the rotary position of the first. Other tokens' keys are unused.
+    """
+    step, states = find(), pooling.find()
+    if step is None or states is None:
+        return original(hidden_states, position_embeddings, attention_mask, *arguments, **keywords)
+    size, dim = module.compress_ratio, module.index_head_dim
+    query, raw = module.index_qk_proj(hidden_states).unflatten(-1, (-1, dim)).split((module.index_n_heads, 1), 2)
+    key = module.k_layernorm(states.convolve(raw[0, :, 0], pooling.weights, None, None).unsqueeze(0))
+    starts = (step.positions - (size - 1)).clamp(min=0)
+    turns = pooling.rotary(key, starts.expand(3, 1, -1))
+    turn = _rotary(module)
+    cos, sin = position_embeddings
+    query = turn(module.q_layernorm(query), cos=cos, sin=sin, unsqueeze_dim=2)
+    key = turn(key.unsqueeze(2), cos=turns[0], sin=turns[1], unsqueeze_dim=2)
+    weights = query.new_full(query.shape[1:3], dim**-0.5)
+    return step.select(query[0], key[0], weights, IndexOptions(module.block_topk, size, "last"))
+
+
 def _rotary(module: Any) -> Function:
     """The function that applies rotary positions in a module's own forward."""
     forward = inspect.unwrap(type(module).forward)
@@ -146,6 +220,7 @@ def _rotary(module: Any) -> Function:
     return rotary
 
 
+_POSITIONS = ("Qwen4ExpTextRotaryEmbedding",)
 _ROTARIES = ("apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
 INDEXERS: dict[str, Function] = {
     "AXK2Indexer": _lightning,
@@ -155,5 +230,6 @@ INDEXERS: dict[str, Function] = {
     **dict.fromkeys(("HYV4Indexer", "HYV4VLIndexer"), partial(_lightning, rotates_last=True)),
     "MiniMaxM3VLIndexer": _by_blocks,
     "MistralLarge4TextIndexer": _from_hidden,
+    "Qwen4ExpTextQSAIndexer": _by_pools,
 }
 """Our forward of each indexer, by class."""
