@@ -30,6 +30,10 @@ class AttentionOptions:
     Neither the scale nor the soft cap applies to it. None for no sinks."""
     selection: Tensor | None = None
     """The result of `AttentionBackend.select` for this step: the positions that its queries see; None for all."""
+    sums: Tensor | None = None
+    """[tokens, heads, 2] float32 that receives each row's highest score, and the sum of its weights relative to it.
+
+    That of a row that sees nothing is 0, and its output is undefined."""
 
     @property
     def reach(self) -> int | None:
@@ -52,6 +56,9 @@ class IndexOptions:
     With "last", a block that is not full has no score, and is seen in addition to the others."""
     local: int = 0
     """So many last blocks, with the query's own, have the highest scores. Only with "highest"."""
+    entries: bool = False
+    """Whether of a selected block only the last position is seen, where an entry stands for the block, and no block
+    that is not full. Only with "last"."""
 
 
 class AttentionBackend(ABC, Generic[Metadata]):
@@ -116,6 +123,32 @@ class AttentionBackend(ABC, Generic[Metadata]):
             ValueError: if the backend cannot select.
         """
         raise ValueError("this attention backend cannot select positions; models with an indexer need the CPU")
+
+    def see_entries(self, block: int, metadata: Metadata) -> Tensor:
+        """The selection of the last position of every full block, for all tokens of a step.
+
+        Raises:
+            ValueError: if the backend cannot select.
+        """
+        raise ValueError("this attention backend cannot select positions; models with compressed entries need the CPU")
+
+    def recall(self, layer: int, rows: Tensor, block: int, count: int, metadata: Metadata) -> tuple[Tensor, Tensor]:
+        """Write rows to the cache, and read the last rows up to each token that ends a block of positions.
+
+        Args:
+            layer: index of the rows' layer in the cache, which has no values.
+            rows: [tokens, 1, dim].
+            block: positions in a block.
+            count: rows to read for each of these tokens.
+            metadata: the result of `prepare` for this step.
+
+        Returns:
+            The tokens [n], and float32 rows [n, count, dim]. Those before the first position are undefined.
+
+        Raises:
+            ValueError: if the backend cannot do this.
+        """
+        raise ValueError("this attention backend keeps no rows; models with compressed entries need the CPU")
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Metadata) -> Tensor:

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
-from model_runner.batch import Batch, Int32Array, IntArray, TreePaths
+from model_runner.attention.recall import places_of, recall
+from model_runner.batch import Batch, Int32Array, IntArray
 from model_runner.kv_cache import KVCache
 
 _PAIRS_AT_ONCE = 512
@@ -93,7 +94,9 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
         tiles = self._tiles(own, options, query.device)
         output = query.new_empty(*query.shape[:2], self._cache.shapes[layer].value_dim)  # [tokens, heads, value_dim]
         for part in tiles:
-            output[part.rows] = self._attend(layer, query, part, options)
+            output[part.rows], *sums = self._attend(layer, query, part, options)
+            if options.sums is not None:
+                options.sums[part.rows] = torch.stack(sums, -1)
         return output
 
     def select(
@@ -128,6 +131,17 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
         positions = torch.from_numpy(own.batch.positions).to(query.device)
         return _select(scores, positions, options)
 
+    def see_entries(self, block: int, metadata: Sequence[ReferenceMetadata]) -> Tensor:
+        batch, size = metadata[0].batch, self._cache.block_size
+        length = (int(batch.positions.max()) // size + 1) * size
+        is_last = torch.arange(1, length + 1, device=self._cache.device) % block == 0
+        return is_last.expand(len(batch.positions), 1, -1)
+
+    def recall(
+        self, layer: int, rows: Tensor, block: int, count: int, metadata: Sequence[ReferenceMetadata]
+    ) -> tuple[Tensor, Tensor]:
+        return recall(self._cache, layer, rows, (block, count), metadata[0].batch)
+
     def _tiles(self, own: ReferenceMetadata, options: AttentionOptions, device: torch.device) -> list[RowTiles]:
         """The tiles for a layer's window and chunk size, made when they are first needed."""
         limits = options.window, options.chunk
@@ -135,8 +149,10 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
             own.tiles[limits] = _make_tiles(own.batch, self._cache.block_size, options, device)
         return own.tiles[limits]
 
-    def _attend(self, layer: int, query: Tensor, part: RowTiles, options: AttentionOptions) -> Tensor:
-        """Output [rows, heads, value_dim] for the rows of `part`."""
+    def _attend(
+        self, layer: int, query: Tensor, part: RowTiles, options: AttentionOptions
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """For the rows of `part`: outputs [rows, heads, value_dim], and the two numbers of `AttentionOptions.sums`."""
         keys, values = self._read(layer, part, query.dtype)
         pairs, kv_heads, dim, block_size = keys.shape
         group = query.shape[1] // kv_heads
@@ -156,6 +172,7 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
             scores.masked_fill_(~seen.unsqueeze(2), -torch.inf)
 
         highest = _fold(scores.amax(-1), part.widths, torch.maximum)  # [rows, kv_heads, group]
+        highest.clamp_(min=torch.finfo(highest.dtype).min)  # of a row that sees nothing
         if options.sinks is not None:
             sinks = options.sinks.float().view(kv_heads, group)
             highest = torch.maximum(highest, sinks)
@@ -167,7 +184,8 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
             weights.view(-1, group, block_size).to(values.dtype), values.view(pairs * kv_heads, block_size, -1)
         )
         summed = _fold(weighted.float().view(pairs, kv_heads, group, -1), part.widths, torch.add)
-        return (summed / total.unsqueeze(-1)).flatten(1, 2).to(query.dtype)
+        output = (summed / total.unsqueeze(-1)).flatten(1, 2).to(query.dtype)
+        return output, highest.flatten(1), total.flatten(1)
 
     def _read(self, layer: int, part: RowTiles, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys [pairs, kv_heads, dim, block_size] and values [pairs, kv_heads, block_size, dim] of the pairs.
@@ -215,6 +233,9 @@ def _select(scores: Tensor, positions: Tensor, options: IndexOptions) -> Tensor:
         of_blocks = of_blocks.masked_fill((number < count) & (number >= count - options.local), torch.inf)
     order = of_blocks.masked_fill(number >= count, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     seen = torch.zeros_like(of_blocks, dtype=torch.bool).scatter_(-1, order[..., : options.top], value=True)
+    if options.entries:
+        is_last = torch.arange(1, length + 1, device=scores.device) % size == 0
+        return (seen & (number < count)).repeat_interleave(size, -1)[..., :length] & is_last
     if options.pools == "last":
         seen |= number == count
     return seen.repeat_interleave(size, -1)[..., :length]
@@ -269,7 +290,7 @@ def _make_part(
     if batch.paths is None:
         block, offset = table[owner, index], None
     else:
-        place = _places(batch.paths, token, position, key_position)
+        place = places_of(batch.paths, token, position, key_position)
         block, offset = table[owner[:, None], place // block_size], place % block_size
     seen = (key_position <= position) & (key_position >= lowest[pair_row, None])
     bias = torch.zeros(len(index), 1, 1, block_size)
@@ -283,13 +304,3 @@ def _make_part(
         bias=bias,
         widths=widths.tolist(),
     )
-
-
-def _places(paths: TreePaths, token: IntArray, position: IntArray, key_position: IntArray) -> IntArray:
-    """Places of the key positions [pairs, block_size] that tokens [pairs] at positions [pairs, 1] see."""
-    start = paths.start[token, None]
-    on_path = (key_position >= start) & (key_position <= position)
-    entry = paths.first[token, None] + key_position - start
-    places = key_position.copy()
-    places[on_path] = paths.places[entry[on_path]]
-    return places

@@ -6,8 +6,8 @@ same. There is no global state, and the model code needs no change.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
+from model_runner.models.compressed import hook_compressors
 from model_runner.models.indexers import MASKS, Mask, hook_indexers
 from model_runner.models.mixers import States, hook_mixers
 from model_runner.models.ngrams import hook_ngrams
@@ -53,19 +54,44 @@ class StepAttention:
         """[T] the step's positions, which ModelCall sets."""
         self.num_calls = 0
         """Calls of this pass so far. Layers that attend by themselves count theirs."""
+        self._beside: tuple[Tensor, Tensor] | None = None
         self._shared: dict[str, int] = {}
         """By the kind of layer, the call whose keys and values later layers use."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        beside, self._beside = self._beside, None
+        if beside is None:
+            return self.backend.forward(self._next_call(), query, key, value, options, self.metadata)
+        entries, selection = beside
+        sums = [query.new_empty(*query.shape[:2], 2, dtype=torch.float32) for _ in range(2)]
+        of_entries = AttentionOptions(options.scale, softcap=options.softcap, selection=selection, sums=sums[1])
+        of_window = replace(options, sums=sums[0])
+        outputs = [
+            self.backend.forward(self._next_call(), query, *rows, limits, self.metadata)
+            for rows, limits in (((key, value), of_window), ((entries, entries), of_entries))
+        ]
+        return _joined(outputs, sums)
+
+    def _next_call(self) -> int:
         call = self.num_calls
         self.num_calls += 1
-        return self.backend.forward(call, query, key, value, options, self.metadata)
+        return call
 
     def select(self, query: Tensor, key: Tensor, weights: Tensor | None, options: IndexOptions) -> Tensor:
         """The arguments and the result of `AttentionBackend.select`. Index keys count as a call of their own."""
-        call = self.num_calls
-        self.num_calls += 1
-        return self.backend.select(call, query, key, weights, options, self.metadata)
+        return self.backend.select(self._next_call(), query, key, weights, options, self.metadata)
+
+    def recall(self, rows: Tensor, block: int, count: int) -> tuple[Tensor, Tensor]:
+        """The arguments and the result of `AttentionBackend.recall`. Rows count as a call of their own."""
+        return self.backend.recall(self._next_call(), rows, block, count, self.metadata)
+
+    def see_entries(self, block: int) -> Tensor:
+        """As `AttentionBackend.see_entries`."""
+        return self.backend.see_entries(block, self.metadata)
+
+    def put_beside(self, entries: Tensor, selection: Tensor) -> None:
+        """Let the next call also see entries [T, 1, dim], which are key and value, as the selection says."""
+        self._beside = entries, selection
 
     def of(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """The same for a module that may use the keys and values of an earlier layer of its kind (Gemma 3n and 4).
@@ -80,6 +106,18 @@ class StepAttention:
         if module.store_full_length_kv:
             self._shared[kind] = self.num_calls
         return self(query, key, value, options)
+
+
+def _joined(outputs: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
+    """One softmax over what two attentions saw: outputs [T, heads, dim] and `AttentionOptions.sums` of each.
+
+    Every row saw something by the first attention.
+    """
+    (highest, total), (other_highest, other_total) = (one.unbind(-1) for one in sums)
+    top = torch.maximum(highest, other_highest)
+    weight, other = total * (highest - top).exp(), other_total * (other_highest - top).exp()
+    mixed = (outputs[0] * weight.unsqueeze(-1) + outputs[1] * other.unsqueeze(-1)) / (weight + other).unsqueeze(-1)
+    return torch.where((other_total > 0).unsqueeze(-1), mixed, outputs[0]).to(outputs[0].dtype)
 
 
 class CurrentStep:
@@ -103,6 +141,7 @@ class ModelCall:
             if kind in _OWN_ATTENTION:
                 module._attn = partial(_OWN_ATTENTION[kind], module)  # type: ignore[assignment]
         hook_mixers(model, lambda: self._step.states)
+        hook_compressors(model, lambda: self._step.attention)
         hook_ngrams(model, lambda: self._step.states)
         parameters = inspect.signature(model.forward).parameters
         self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}

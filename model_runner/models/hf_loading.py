@@ -51,8 +51,10 @@ logger = logging.getLogger("samewise.runner")
 _LAYER_KINDS = frozenset(
     {
         "chunked_attention",
+        "compressed_sparse_attention",
         "conv",
         "full_attention",
+        "heavily_compressed_attention",
         "hybrid",
         "indexed_attention",
         "linear_attention",
@@ -101,6 +103,13 @@ class _RecordingAttention(AttentionBackend[None]):
     ) -> Tensor:
         self.shapes.append(KVShape(1, key.shape[2], 0, query.shape[1]))
         return query.new_zeros(0)
+
+    def see_entries(self, block: int, metadata: None) -> Tensor:
+        return torch.zeros(0)
+
+    def recall(self, layer: int, rows: Tensor, block: int, count: int, metadata: None) -> tuple[Tensor, Tensor]:
+        self.shapes.append(KVShape(1, rows.shape[2], 0, 1, count))
+        return torch.zeros(0, dtype=torch.int64), rows.new_zeros(0, count, rows.shape[2])
 
 
 def _changing_rope(text: Any) -> set[str]:

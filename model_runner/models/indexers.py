@@ -1,8 +1,8 @@
 """Indexers of transformers' models, which select the positions that attention sees, on the paged cache.
 
-An indexer compares small queries with one small key of each token. Its keys are stored in the paged cache like those of
-attention. Its module returns the selection, which the model hands to `paged_attention`, where transformers' own returns
-indices.
+An indexer compares small queries with one small key of each token. Its keys are stored in the paged cache, as a layer
+without values. Its module returns the selection, which the model hands to `paged_attention`, where transformers' own
+returns indices.
 """
 
 import inspect
@@ -136,7 +136,7 @@ def _turned(
     """Query and key [1, T, heads, head_dim] with rotary positions in their first or last numbers."""
     turned, plain = module.qk_rope_head_dim, module.head_dim - module.qk_rope_head_dim
     parts = [torch.split(part, [plain, turned] if last else [turned, plain], -1) for part in (query, key)]
-    both = _rotary(module)(*(part[last] for part in parts), *position_embeddings, unsqueeze_dim=2)
+    both = rotary_of(module)(*(part[last] for part in parts), *position_embeddings, unsqueeze_dim=2)
     if last:
         return torch.cat([parts[0][0], both[0]], -1), torch.cat([parts[1][0], both[1]], -1)
     return torch.cat([both[0], parts[0][1]], -1), torch.cat([both[1], parts[1][1]], -1)
@@ -167,13 +167,13 @@ def _by_blocks(
     query = module.q_norm(module.q_proj(hidden_states).unflatten(-1, (-1, dim)))
     key = module.k_norm(module.k_proj(hidden_states).unflatten(-1, (1, dim)))
     turns = (part[..., :dim] for part in position_embeddings)
-    query, key = _rotary(module)(query, key, *turns, unsqueeze_dim=2)
+    query, key = rotary_of(module)(query, key, *turns, unsqueeze_dim=2)
     options = IndexOptions(module.topk_blocks, module.block_size, local=module.local_blocks)
     return step.select(query[0], key[0], None, options)
 
 
 class _Pooling:
-    """What Qwen4's indexers need in addition: states, rotary positions of other tokens, and weights of a mean."""
+    """States, rotary positions of other tokens and the weights of a mean, for Qwen4's indexers."""
 
     def __init__(self, model: nn.Module, indexer: Any, find: FindStates) -> None:
         self.find = find
@@ -204,7 +204,7 @@ def _by_pools(
     key = module.k_layernorm(states.convolve(raw[0, :, 0], pooling.weights, None, None).unsqueeze(0))
     starts = (step.positions - (size - 1)).clamp(min=0)
     turns = pooling.rotary(key, starts.expand(3, 1, -1))
-    turn = _rotary(module)
+    turn = rotary_of(module)
     cos, sin = position_embeddings
     query = turn(module.q_layernorm(query), cos=cos, sin=sin, unsqueeze_dim=2)
     key = turn(key.unsqueeze(2), cos=turns[0], sin=turns[1], unsqueeze_dim=2)
@@ -212,7 +212,7 @@ def _by_pools(
     return step.select(query[0], key[0], weights, IndexOptions(module.block_topk, size, "last"))
 
 
-def _rotary(module: Any) -> Function:
+def rotary_of(module: Any) -> Function:
     """The function that applies rotary positions in a module's own forward."""
     forward = inspect.unwrap(type(module).forward)
     name = next(name for name in _ROTARIES if name in forward.__code__.co_names)

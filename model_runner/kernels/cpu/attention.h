@@ -392,8 +392,17 @@ class Attender {
   void finish_row(int row, float *output) {
     for (int64_t head = 0; head < unit_.num_heads; ++head) {
       const Pair &pair = pairs_of(row)[head];
-      scale(pair.output, 1.0f / sum(load_lanes(pair.totals)), shape_.value_dim, output + head * shape_.value_dim);
+      const float total = sum(load_lanes(pair.totals));
+      scale(pair.output, 1.0f / total, shape_.value_dim, output + head * shape_.value_dim);
+      if (options_.sums) store_sums(memory_.rows[row].token, head, pair.highest, total);
     }
+  }
+
+  void store_sums(int64_t token, int64_t head, float highest, float total) {
+    const int64_t of_token = int64_t{unit_.kv_head} * group_.heads + unit_.first_head + head;
+    float *sums = options_.sums + (token * options_.heads + of_token) * 2;
+    sums[0] = std::is_same_v<T, Bfloat16> ? highest / kLog2E : highest;
+    sums[1] = total;
   }
 
   const TileReader<T> reader_;

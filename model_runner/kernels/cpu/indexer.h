@@ -171,7 +171,10 @@ class Selector {
       : indexer_(scoring.indexer), num_blocks_(0), scoring_(scoring), selected_(selected), width_(width) {}
 
   // The row sees everything: it has no more blocks than it may select.
-  void select_all() { std::fill_n(selected_, width_, uint16_t{0xffff}); }
+  void select_all(int position) {
+    std::fill_n(selected_, width_, static_cast<uint16_t>(indexer_.entries ? 0 : 0xffff));
+    for (int64_t block = 0; indexer_.entries && block < scoring_.blocks_of(position); ++block) take(block);
+  }
 
   void select(int position, const float *scores) {
     num_blocks_ = scoring_.blocks_of(position);
@@ -183,7 +186,7 @@ class Selector {
     int64_t equal = indexer_.top - std::count_if(keys_.begin(), keys_.end(), [&](uint32_t key) { return key > lowest; });
     for (int64_t block = 0; block < num_blocks_; ++block)
       if (keys_[block] > lowest || (keys_[block] == lowest && equal-- > 0)) take(block);
-    if (indexer_.pools == SW_LAST) take(num_blocks_);
+    if (indexer_.pools == SW_LAST && !indexer_.entries) take(num_blocks_);
   }
 
  private:
@@ -201,7 +204,7 @@ class Selector {
 
   void take(int64_t block) {
     const int64_t end = std::min<int64_t>((block + 1) * indexer_.block, int64_t{width_} * 16);
-    for (int64_t at = block * indexer_.block; at < end; ++at)
+    for (int64_t at = indexer_.entries ? end - 1 : block * indexer_.block; at < end; ++at)
       selected_[at / 16] |= static_cast<uint16_t>(1u << at % 16);
   }
 
@@ -248,7 +251,7 @@ inline void select_rows(samewise::ThreadPool &pool, const Scoring &scoring, cons
       const int position = scoring.step.positions[first + place / selections];
       Selector selector(scoring, selected + (first * selections + place) * width, width);
       if (scoring.blocks_of(position) <= scoring.indexer.top)
-        selector.select_all();
+        selector.select_all(position);
       else
         selector.select(position, scores + place * numbers);
     });

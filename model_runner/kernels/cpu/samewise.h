@@ -111,6 +111,7 @@ typedef struct SwAttention {
   const uint16_t *selected;  // [T, selections, selected_width] bit p % 16 of number p / 16: position p is seen; null: all
   int32_t selections;        // each for as many key-value heads
   int32_t selected_width;
+  float *sums;  // [T, heads, 2] receives the highest score, and the sum of weights relative to it; null for no need
 } SwAttention;
 
 // Selects the positions that attention sees, by scores of index keys. A score is the product of a query's head and a
@@ -122,6 +123,7 @@ typedef struct SwIndexer {
   int32_t block;     // positions in a block
   int32_t pools;     // SwPooling: what a block's score is
   int32_t local;     // the last blocks of a row, its own included, have the highest scores
+  int32_t entries;   // with SW_LAST: of selected blocks only the last position is seen, and no block that is not full
 } SwIndexer;
 
 // A linear layer's weight. int8 has one scale per output, either plain or rotated; rotated weights have at most 32,768
