@@ -159,7 +159,7 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "deepseek_ocr2_text": {**_ROUTED, "num_key_value_heads": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]},
     "diffusion_gemma_text": {**_WINDOWS, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
     "dots3_note": {"vision_config": {"adapter_out_dim": 64}, "audio_config": {"adapter_out_dim": 64}},
-    "dots3_note_text": {"num_key_value_heads": 4},
+    "dots3_note_text": {"num_key_value_heads": 4, **_INDEXED, "index_head_dim": 64},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 40},
     "ernie4_5_vl_moe_text": {
         "moe_num_experts": 4,
@@ -171,6 +171,13 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "granite4_vision": {"deepstack_layer_map": [], "spatial_target_layers": [], "downsample_rate": "1/1"},
     "muse_glimmer": {"vision_config": {"num_hidden_layers": 1}},
     "muse_spark": {"vision_config": {"num_hidden_layers": 1}, "audio_config": {"out_hidden_size": 64}},
+    "mistral_large4_text": {
+        **{name: size for name, size in _LATENT.items() if name != "q_lora_rank"},
+        **_ROUTED,
+        **_INDEXED,
+        "no_rope_layers": [1, 1, 1, 0],
+        "kv_source_layers": [0, 1, 0, 3],
+    },
     "mistral4": {**_LATENT, **_ROUTED, "head_dim": 8},
     "step3p5": {
         "num_local_experts": 4,

@@ -131,6 +131,7 @@ class KVShape:
     """Number of key-value heads."""
     key_dim: int
     value_dim: int
+    """0 for the keys of an indexer."""
     group: int = 1
     """Query heads per key-value head."""
     window: int | None = None
@@ -416,9 +417,10 @@ def cache_structs(cache: KVCache) -> list[CData]:
 def _quantized(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantise vectors [..., dim], rounding to nearest and ties to even; also returns their scales [...].
 
-    A vector with a number that is not finite gets the scale NaN, so that errors stay visible.
+    A vector with a number that is not finite gets the scale NaN, so that errors stay visible. Vectors without numbers
+    have the scale 0.
     """
-    highest = vectors.float().abs().amax(-1)
+    highest = vectors.float().abs().amax(-1) if vectors.shape[-1] else vectors.new_zeros(vectors.shape[:-1]).float()
     largest = torch.full_like(highest, LARGEST[dtype])  # CUDA would multiply by the reciprocal of a Python number
     usable = highest.isfinite() & (highest >= _SMALLEST)
     scales = torch.where(usable, highest / largest, torch.where(highest < _SMALLEST, 0.0, math.nan))

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from torch import Tensor
 
@@ -28,12 +28,37 @@ class AttentionOptions:
     """[heads] a logit of each query head that takes part in its softmax and has no value (gpt-oss, arXiv:2309.17453).
 
     Neither the scale nor the soft cap applies to it. None for no sinks."""
+    selection: Tensor | None = None
+    """The result of `AttentionBackend.select` for this step: the positions that its queries see; None for all."""
+    sums: Tensor | None = None
+    """[tokens, heads, 2] float32 that receives each row's highest score, and the sum of its weights relative to it.
+
+    That of a row that sees nothing is 0, and its output is undefined."""
 
     @property
     def reach(self) -> int | None:
         """The most positions that a query sees, including its own; None for all."""
         limits = [limit for limit in (self.window, self.chunk) if limit]
         return min(limits, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """How an indexer selects the positions that a query sees, in blocks. Of equal scores, it takes the earlier one."""
+
+    top: int
+    """Blocks with the highest scores that a query sees."""
+    block: int = 1
+    """Positions in a block."""
+    pools: Literal["highest", "last"] = "highest"
+    """A block's score is the highest score of its positions up to the query's, or the score of its last position.
+
+    With "last", a block that is not full has no score, and is seen in addition to the others."""
+    local: int = 0
+    """So many last blocks, with the query's own, have the highest scores. Only with "highest"."""
+    entries: bool = False
+    """Whether of a selected block only the last position is seen, where an entry stands for the block, and no block
+    that is not full. Only with "last"."""
 
 
 class AttentionBackend(ABC, Generic[Metadata]):
@@ -71,6 +96,59 @@ class AttentionBackend(ABC, Generic[Metadata]):
         Returns:
             [tokens, heads, value_dim].
         """
+
+    def select(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        weights: Tensor | None,
+        options: IndexOptions,
+        metadata: Metadata,
+    ) -> Tensor:
+        """Write index keys to the cache, then select positions for `AttentionOptions.selection`.
+
+        The score of a query and a key is the weighted sum over the heads of those products that are positive. Without
+        weights, each head selects by its own products, for as many key-value heads in order.
+
+        Args:
+            layer: index of the keys' layer in the cache, which has no values.
+            query: [tokens, heads, key_dim].
+            key: [tokens, 1, key_dim].
+            weights: [tokens, heads], or None.
+            options: parameters of this layer.
+            metadata: the result of `prepare` for this step.
+
+        Raises:
+            ValueError: if the backend cannot select.
+        """
+        raise ValueError("this attention backend cannot select positions; models with an indexer need the CPU")
+
+    def see_entries(self, block: int, metadata: Metadata) -> Tensor:
+        """The selection of the last position of every full block, for all tokens of a step.
+
+        Raises:
+            ValueError: if the backend cannot select.
+        """
+        raise ValueError("this attention backend cannot select positions; models with compressed entries need the CPU")
+
+    def recall(self, layer: int, rows: Tensor, block: int, count: int, metadata: Metadata) -> tuple[Tensor, Tensor]:
+        """Write rows to the cache, and read the last rows up to each token that ends a block of positions.
+
+        Args:
+            layer: index of the rows' layer in the cache, which has no values.
+            rows: [tokens, 1, dim].
+            block: positions in a block.
+            count: rows to read for each of these tokens.
+            metadata: the result of `prepare` for this step.
+
+        Returns:
+            The tokens [n], and float32 rows [n, count, dim]. Those before the first position are undefined.
+
+        Raises:
+            ValueError: if the backend cannot do this.
+        """
+        raise ValueError("this attention backend keeps no rows; models with compressed entries need the CPU")
 
     @abstractmethod
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: Metadata) -> Tensor:

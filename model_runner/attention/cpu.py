@@ -5,13 +5,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
+from model_runner.attention.recall import recall
 from model_runner.batch import Batch, Int32Array
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache, cache_structs
+
+_BITS = 16
+"""Positions in a number of a selection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,7 @@ class NativeStep:
 
     struct: CData
     arrays: tuple[Int32Array, ...]
+    batch: Batch
     groups: CData | None = None
     """An array with the SwStep of each further cache group, which the first points to."""
 
@@ -31,7 +37,7 @@ def make_step(batch: Batch, num_groups: int = 1) -> NativeStep:
         return steps[0]
     groups = CPU.array("SwStep", [step.struct[0] for step in steps[1:]])
     steps[0].struct.groups = groups
-    return NativeStep(steps[0].struct, tuple(array for step in steps for array in step.arrays), groups)
+    return NativeStep(steps[0].struct, tuple(array for step in steps for array in step.arrays), batch, groups)
 
 
 def _make_step(batch: Batch) -> NativeStep:
@@ -48,14 +54,18 @@ def _make_step(batch: Batch) -> NativeStep:
         arrays += [(paths.start, (count,)), (paths.first, (count + 1,)), (paths.places, (int(paths.first[-1]),))]
     numbers = tuple(np.ascontiguousarray(array, dtype=np.int32) for array, _ in arrays)
     pointers = (pointer(array, *shape) for array, (_, shape) in zip(numbers, arrays, strict=True))
-    return NativeStep(CPU.new("SwStep", (count, num_choices, width, *pointers)), numbers)
+    return NativeStep(CPU.new("SwStep", (count, num_choices, width, *pointers)), numbers, batch)
 
 
 def attention_struct(heads: int, options: AttentionOptions) -> CData:
-    """A layer's options as an SwAttention, which points into the sinks: float32, and contiguous."""
+    """A layer's options as an SwAttention, which points into sinks (float32, contiguous), selection and sums."""
     sinks = CPU.ffi.NULL if options.sinks is None else pointer(options.sinks, heads)
     limits = options.window or 0, options.chunk or 0
-    return CPU.new("SwAttention", (heads, *limits, options.scale, options.softcap or 0.0, sinks))
+    selected = (CPU.ffi.NULL, 0, 0)
+    if (selection := options.selection) is not None:
+        selected = (pointer(selection, *selection.shape), *selection.shape[1:])
+    sums = CPU.ffi.NULL if options.sums is None else pointer(options.sums, *options.sums.shape)
+    return CPU.new("SwAttention", (heads, *limits, options.scale, options.softcap or 0.0, sinks, *selected, sums))
 
 
 class NativeAttention(AttentionBackend[NativeStep]):
@@ -82,3 +92,37 @@ class NativeAttention(AttentionBackend[NativeStep]):
         struct = attention_struct(query.shape[1], options)
         rows = query.float().contiguous()
         return self._kernels.attention(self._structs[layer], metadata.struct, struct, rows).to(query.dtype)
+
+    def select(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        weights: Tensor | None,
+        options: IndexOptions,
+        metadata: NativeStep,
+    ) -> Tensor:
+        """Returns [tokens, selections, width] uint16: bit p % 16 of number p // 16 says whether position p is seen."""
+        count, heads, dim = query.shape
+        width = metadata.struct.table_width * self.cache.block_size // _BITS
+        selected = torch.empty(count, heads if weights is None else 1, width, dtype=torch.uint16)
+        rows = [part.float().contiguous() for part in (query, key, *(() if weights is None else (weights,)))]
+        shapes = (count, heads, dim), (count, 1, dim), (count, heads)
+        numbers = [pointer(part, *shape) for part, shape in zip(rows, shapes, strict=False)]
+        pools = CPU.constants("SwPooling")["SW_HIGHEST" if options.pools == "highest" else "SW_LAST"]
+        indexer = CPU.new("SwIndexer", (heads, options.top, options.block, pools, options.local, options.entries))
+        weighted = numbers[2] if weights is not None else CPU.ffi.NULL
+        outputs = pointer(selected, *selected.shape), width
+        self._kernels.call(
+            "sw_select", self._structs[layer], metadata.struct, indexer, *numbers[:2], weighted, *outputs
+        )
+        return selected
+
+    def see_entries(self, block: int, metadata: NativeStep) -> Tensor:
+        count, width = metadata.struct.num_tokens, metadata.struct.table_width * self.cache.block_size
+        is_last = np.arange(1, width + 1) % block == 0
+        numbers = np.packbits(is_last, bitorder="little").view(np.uint16)
+        return torch.from_numpy(numbers).expand(count, 1, -1).contiguous()
+
+    def recall(self, layer: int, rows: Tensor, block: int, count: int, metadata: NativeStep) -> tuple[Tensor, Tensor]:
+        return recall(self.cache, layer, rows, (block, count), metadata.batch)

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from model_runner.attention.backend import AttentionBackend, AttentionOptions
-from model_runner.batch import Batch, Int32Array, IntArray, TreePaths
+from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
+from model_runner.attention.recall import places_of, recall
+from model_runner.batch import Batch, Int32Array, IntArray
 from model_runner.kv_cache import KVCache
 
 _PAIRS_AT_ONCE = 512
@@ -30,6 +32,7 @@ class RowTiles:
 
     rows: Tensor  # [n] query rows
     pair_row: Tensor  # [pairs] index into rows
+    pair_index: Tensor  # [pairs] which of its choice's blocks it is
     pair_block: Tensor  # [pairs] physical block; with trees [pairs, block_size], one per position
     pair_offset: Tensor | None  # [pairs, block_size] offset of each position in its block; None when in order
     bias: Tensor  # [pairs, 1, 1, block_size] 0 where the row sees the key, -inf elsewhere
@@ -38,8 +41,10 @@ class RowTiles:
     def to(self, device: torch.device) -> "RowTiles":
         """A copy on a device."""
         offset = None if self.pair_offset is None else self.pair_offset.to(device)
-        rows, pair_row, block, bias = (t.to(device) for t in (self.rows, self.pair_row, self.pair_block, self.bias))
-        return RowTiles(rows, pair_row, block, offset, bias, self.widths)
+        rows, pair_row, index, block = (
+            part.to(device) for part in (self.rows, self.pair_row, self.pair_index, self.pair_block)
+        )
+        return RowTiles(rows, pair_row, index, block, offset, self.bias.to(device), self.widths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +91,68 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
         self, layer: int, query: Tensor, options: AttentionOptions, metadata: Sequence[ReferenceMetadata]
     ) -> Tensor:
         own = metadata[self._cache.group_of[layer]]
-        limits = options.window, options.chunk
-        tiles = own.tiles.get(limits)
-        if tiles is None:
-            tiles = _make_tiles(own.batch, self._cache.block_size, options, query.device)
-            own.tiles[limits] = tiles
+        tiles = self._tiles(own, options, query.device)
         output = query.new_empty(*query.shape[:2], self._cache.shapes[layer].value_dim)  # [tokens, heads, value_dim]
         for part in tiles:
-            output[part.rows] = self._attend(layer, query, part, options)
+            output[part.rows], *sums = self._attend(layer, query, part, options)
+            if options.sums is not None:
+                options.sums[part.rows] = torch.stack(sums, -1)
         return output
 
-    def _attend(self, layer: int, query: Tensor, part: RowTiles, options: AttentionOptions) -> Tensor:
-        """Output [rows, heads, value_dim] for the rows of `part`."""
+    def select(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        weights: Tensor | None,
+        options: IndexOptions,
+        metadata: Sequence[ReferenceMetadata],
+    ) -> Tensor:
+        """Returns [tokens, selections, positions] bool: whether a query sees a position."""
+        own = metadata[self._cache.group_of[layer]]
+        self._cache.write(layer, key, key[..., :0], own.block_of, own.offset_of)
+        heads = query.shape[1]
+        count = int(own.batch.positions.max()) // self._cache.block_size + 1
+        scores = query.new_full(
+            (len(query), heads if weights is None else 1, count * self._cache.block_size), -torch.inf
+        )
+        for part in self._tiles(own, AttentionOptions(1.0), query.device):
+            keys, _ = self._read(layer, part, query.dtype)  # [pairs, 1, dim, block_size]
+            rows = part.rows.index_select(0, part.pair_row)
+            products = _batched_product(query.to(keys.dtype).index_select(0, rows), keys[:, 0])
+            if weights is not None:
+                weighing = weights.to(products.dtype).index_select(0, rows).unsqueeze(1)
+                products = _batched_product(weighing, products.clamp_(min=0))
+            places = part.pair_index.unsqueeze(1) * self._cache.block_size + torch.arange(
+                self._cache.block_size, device=query.device
+            )
+            products = products.masked_fill(part.bias[:, 0] < 0, -torch.inf)
+            scores[rows[:, None], :, places] = products.transpose(1, 2).to(scores.dtype)
+        positions = torch.from_numpy(own.batch.positions).to(query.device)
+        return _select(scores, positions, options)
+
+    def see_entries(self, block: int, metadata: Sequence[ReferenceMetadata]) -> Tensor:
+        batch, size = metadata[0].batch, self._cache.block_size
+        length = (int(batch.positions.max()) // size + 1) * size
+        is_last = torch.arange(1, length + 1, device=self._cache.device) % block == 0
+        return is_last.expand(len(batch.positions), 1, -1)
+
+    def recall(
+        self, layer: int, rows: Tensor, block: int, count: int, metadata: Sequence[ReferenceMetadata]
+    ) -> tuple[Tensor, Tensor]:
+        return recall(self._cache, layer, rows, (block, count), metadata[0].batch)
+
+    def _tiles(self, own: ReferenceMetadata, options: AttentionOptions, device: torch.device) -> list[RowTiles]:
+        """The tiles for a layer's window and chunk size, made when they are first needed."""
+        limits = options.window, options.chunk
+        if limits not in own.tiles:
+            own.tiles[limits] = _make_tiles(own.batch, self._cache.block_size, options, device)
+        return own.tiles[limits]
+
+    def _attend(
+        self, layer: int, query: Tensor, part: RowTiles, options: AttentionOptions
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """For the rows of `part`: outputs [rows, heads, value_dim], and the two numbers of `AttentionOptions.sums`."""
         keys, values = self._read(layer, part, query.dtype)
         pairs, kv_heads, dim, block_size = keys.shape
         group = query.shape[1] // kv_heads
@@ -108,8 +163,16 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
         if options.softcap is not None:
             scores.div_(options.softcap).tanh_().mul_(options.softcap)
         scores = scores.view(pairs, kv_heads, group, block_size).add_(part.bias)
+        if options.selection is not None:
+            tiles = options.selection.view(*options.selection.shape[:2], -1, block_size)
+            seen = tiles[
+                part.rows.index_select(0, part.pair_row), :, part.pair_index
+            ]  # [pairs, selections, block_size]
+            seen = seen.repeat_interleave(kv_heads // seen.shape[1], 1)
+            scores.masked_fill_(~seen.unsqueeze(2), -torch.inf)
 
         highest = _fold(scores.amax(-1), part.widths, torch.maximum)  # [rows, kv_heads, group]
+        highest.clamp_(min=torch.finfo(highest.dtype).min)  # of a row that sees nothing
         if options.sinks is not None:
             sinks = options.sinks.float().view(kv_heads, group)
             highest = torch.maximum(highest, sinks)
@@ -121,7 +184,8 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
             weights.view(-1, group, block_size).to(values.dtype), values.view(pairs * kv_heads, block_size, -1)
         )
         summed = _fold(weighted.float().view(pairs, kv_heads, group, -1), part.widths, torch.add)
-        return (summed / total.unsqueeze(-1)).flatten(1, 2).to(query.dtype)
+        output = (summed / total.unsqueeze(-1)).flatten(1, 2).to(query.dtype)
+        return output, highest.flatten(1), total.flatten(1)
 
     def _read(self, layer: int, part: RowTiles, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys [pairs, kv_heads, dim, block_size] and values [pairs, kv_heads, block_size, dim] of the pairs.
@@ -150,6 +214,31 @@ def _fold(pairs: Tensor, widths: list[int], combine: Callable[..., Tensor]) -> T
         combine(result[:width], pairs[start : start + width], out=result[:width])
         start += width
     return result
+
+
+def _select(scores: Tensor, positions: Tensor, options: IndexOptions) -> Tensor:
+    """Which positions are seen, [tokens, selections, positions] as their scores.
+
+    Scores are -inf at positions after the query's own, given by `positions` [tokens].
+    """
+    size = options.block
+    length = scores.shape[-1]
+    blocks = F.pad(scores, (0, -length % size), value=-torch.inf).view(*scores.shape[:2], -1, size)
+    ends = positions[:, None, None]
+    number = torch.arange(blocks.shape[2], device=scores.device)
+    if options.pools == "last":
+        of_blocks, count = blocks[..., -1], (ends + 1) // size
+    else:
+        of_blocks, count = blocks.amax(-1), ends // size + 1
+        of_blocks = of_blocks.masked_fill((number < count) & (number >= count - options.local), torch.inf)
+    order = of_blocks.masked_fill(number >= count, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    seen = torch.zeros_like(of_blocks, dtype=torch.bool).scatter_(-1, order[..., : options.top], value=True)
+    if options.entries:
+        is_last = torch.arange(1, length + 1, device=scores.device) % size == 0
+        return (seen & (number < count)).repeat_interleave(size, -1)[..., :length] & is_last
+    if options.pools == "last":
+        seen |= number == count
+    return seen.repeat_interleave(size, -1)[..., :length]
 
 
 def _make_tiles(batch: Batch, block_size: int, options: AttentionOptions, device: torch.device) -> list[RowTiles]:
@@ -201,7 +290,7 @@ def _make_part(
     if batch.paths is None:
         block, offset = table[owner, index], None
     else:
-        place = _places(batch.paths, token, position, key_position)
+        place = places_of(batch.paths, token, position, key_position)
         block, offset = table[owner[:, None], place // block_size], place % block_size
     seen = (key_position <= position) & (key_position >= lowest[pair_row, None])
     bias = torch.zeros(len(index), 1, 1, block_size)
@@ -209,18 +298,9 @@ def _make_part(
     return RowTiles(
         rows=torch.from_numpy(rows),
         pair_row=torch.from_numpy(pair_row),
+        pair_index=torch.from_numpy(index),
         pair_block=torch.from_numpy(block),
         pair_offset=None if offset is None else torch.from_numpy(offset),
         bias=bias,
         widths=widths.tolist(),
     )
-
-
-def _places(paths: TreePaths, token: IntArray, position: IntArray, key_position: IntArray) -> IntArray:
-    """Places of the key positions [pairs, block_size] that tokens [pairs] at positions [pairs, 1] see."""
-    start = paths.start[token, None]
-    on_path = (key_position >= start) & (key_position <= position)
-    entry = paths.first[token, None] + key_position - start
-    places = key_position.copy()
-    places[on_path] = paths.places[entry[on_path]]
-    return places

@@ -20,6 +20,7 @@ _ONLY_FOR_CPP = re.compile(r"(?ms:^#ifdef __cplusplus$.*?^#endif$)|(?m:^#.*$)|\b
 _C_TYPES = {
     torch.float32: "float *",
     torch.bfloat16: "uint16_t *",
+    torch.uint16: "uint16_t *",
     torch.int8: "int8_t *",
     torch.uint8: "uint8_t *",
     torch.int32: "int32_t *",

@@ -74,6 +74,7 @@ EXACT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     hf.FastGELUActivation: gelu_tanh,
     hf.AccurateGELUActivation: gelu_tanh,
     hf.QuickGELUActivation: quick_gelu,
+    hf.SqrtSoftplusActivation: lambda x: softplus(x).sqrt_(),
     # These do not depend on the position:
     nn.ReLU: torch.relu,
     nn.Tanh: torch.tanh,

@@ -6,17 +6,21 @@ same. There is no global state, and the model code needs no change.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
+from model_runner.models.compressed import hook_compressors
+from model_runner.models.indexers import MASKS, Mask, hook_indexers
 from model_runner.models.mixers import States, hook_mixers
+from model_runner.models.ngrams import hook_ngrams
 
 ATTENTION_NAME = "samewise"
 _STEP = "current_step"
@@ -46,28 +50,74 @@ class StepAttention:
     def __init__(self, backend: AttentionBackend[Any], metadata: Any) -> None:
         self.backend = backend
         self.metadata = metadata
-        self.positions: Tensor | None = None
+        self.positions = torch.empty(0, dtype=torch.int64)
         """[T] the step's positions, which ModelCall sets."""
         self.num_calls = 0
         """Calls of this pass so far. Layers that attend by themselves count theirs."""
+        self._beside: tuple[Tensor, Tensor] | None = None
         self._shared: dict[str, int] = {}
         """By the kind of layer, the call whose keys and values later layers use."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        beside, self._beside = self._beside, None
+        if beside is None:
+            return self.backend.forward(self._next_call(), query, key, value, options, self.metadata)
+        entries, selection = beside
+        sums = [query.new_empty(*query.shape[:2], 2, dtype=torch.float32) for _ in range(2)]
+        of_entries = AttentionOptions(options.scale, softcap=options.softcap, selection=selection, sums=sums[1])
+        of_window = replace(options, sums=sums[0])
+        outputs = [
+            self.backend.forward(self._next_call(), query, *rows, limits, self.metadata)
+            for rows, limits in (((key, value), of_window), ((entries, entries), of_entries))
+        ]
+        return _joined(outputs, sums)
+
+    def _next_call(self) -> int:
         call = self.num_calls
         self.num_calls += 1
-        return self.backend.forward(call, query, key, value, options, self.metadata)
+        return call
+
+    def select(self, query: Tensor, key: Tensor, weights: Tensor | None, options: IndexOptions) -> Tensor:
+        """The arguments and the result of `AttentionBackend.select`. Index keys count as a call of their own."""
+        return self.backend.select(self._next_call(), query, key, weights, options, self.metadata)
+
+    def recall(self, rows: Tensor, block: int, count: int) -> tuple[Tensor, Tensor]:
+        """The arguments and the result of `AttentionBackend.recall`. Rows count as a call of their own."""
+        return self.backend.recall(self._next_call(), rows, block, count, self.metadata)
+
+    def see_entries(self, block: int) -> Tensor:
+        """As `AttentionBackend.see_entries`."""
+        return self.backend.see_entries(block, self.metadata)
+
+    def put_beside(self, entries: Tensor, selection: Tensor) -> None:
+        """Let the next call also see entries [T, 1, dim], which are key and value, as the selection says."""
+        self._beside = entries, selection
 
     def of(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """The same for a module that may use the keys and values of an earlier layer of its kind (Gemma 3n and 4)."""
-        if not hasattr(module, "store_full_length_kv"):
+        """The same for a module that may use the keys and values of an earlier layer of its kind (Gemma 3n and 4).
+
+        Mistral Large 4 shares latents: layers that expand these have keys and values of their own.
+        """
+        if not hasattr(module, "store_full_length_kv") or hasattr(module, "kv_b_proj"):
             return self(query, key, value, options)
-        kind = str(module.layer_type)
+        kind = str(module.layer_type if hasattr(module, "layer_type") else module.use_rope)
         if module.is_kv_shared_layer:
             return self.backend.attend(self._shared[kind], query, options, self.metadata)
         if module.store_full_length_kv:
             self._shared[kind] = self.num_calls
         return self(query, key, value, options)
+
+
+def _joined(outputs: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
+    """One softmax over what two attentions saw: outputs [T, heads, dim] and `AttentionOptions.sums` of each.
+
+    Every row saw something by the first attention.
+    """
+    (highest, total), (other_highest, other_total) = (one.unbind(-1) for one in sums)
+    top = torch.maximum(highest, other_highest)
+    weight, other = total * (highest - top).exp(), other_total * (other_highest - top).exp()
+    mixed = (outputs[0] * weight.unsqueeze(-1) + outputs[1] * other.unsqueeze(-1)) / (weight + other).unsqueeze(-1)
+    return torch.where((other_total > 0).unsqueeze(-1), mixed, outputs[0]).to(outputs[0].dtype)
 
 
 class CurrentStep:
@@ -92,10 +142,14 @@ class ModelCall:
                 name, function = _OWN_ATTENTION[kind]
                 setattr(module, name, partial(function, module))
         hook_mixers(model, lambda: self._step.states)
+        hook_compressors(model, lambda: self._step.attention)
+        hook_ngrams(model, lambda: self._step.states)
         parameters = inspect.signature(model.forward).parameters
         self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self._keywords |= {"position_ids", "use_cache", "attention"}
+        if hook_indexers(model, lambda: self._step.attention, lambda: self._step.states):
+            self._keywords |= {"attention_mask"}
 
     def __call__(
         self,
@@ -119,6 +173,7 @@ class ModelCall:
             "use_cache": False,
             "logits_to_keep": logits_index,
             "attention": attention,
+            "attention_mask": MASKS,
         }
         self._step.attention, self._step.states = attention, states
         attention.positions = positions
@@ -180,12 +235,14 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | Mask | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     *,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     attention: StepAttention | None = None,
     dropout: float = 0.0,
     **extra: Any,
@@ -197,11 +254,13 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         query: [1, heads, tokens, dim].
         key: [1, kv_heads, tokens, dim].
         value: [1, kv_heads, tokens, value_dim].
-        attention_mask: always None, because no mask function is registered.
+        attention_mask: None, because no mask function is registered, or from MASKS.
         scaling: factor on the scores; None: 1 / sqrt(dim).
         sliding_window: positions that a query sees, including its own; None: all.
         softcap: soft cap of the scores.
         s_aux: [heads] attention sinks, logits that take part in the softmax and have no value.
+        indices: the selection of the layer's indexer, or of an earlier one.
+        block_indices: the same, where the family calls it so.
         attention: the step's attention; None where the family's layers drop it: the module has it, too.
         dropout: 0, because the model is in evaluation mode.
         extra: other arguments of the model's family.
@@ -213,12 +272,14 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
         ValueError: if the model uses a kind of attention that is not supported.
     """
     unknown = sorted(name for name, argument in extra.items() if argument is not None and name not in _HARMLESS)
-    if unknown or attention_mask is not None or dropout:
+    if unknown or isinstance(attention_mask, Tensor) or dropout:
         raise ValueError(f"the model's attention needs {', '.join(unknown) or 'a mask or dropout'}: not supported")
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux)
+    by_mask = attention_mask.selection if isinstance(attention_mask, Mask) else None
+    selection = next((one for one in (indices, block_indices, by_mask) if one is not None), None)
+    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux, selection)
     step: StepAttention = attention or getattr(module, _STEP).attention
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:

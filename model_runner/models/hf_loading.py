@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel, __version__
 from transformers.utils import logging as hf_logging
 
-from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
 from model_runner.batch import Batch
 from model_runner.kernels.library import INT4_GROUP
 from model_runner.kv_cache import KVShape
@@ -49,7 +49,20 @@ from model_runner.models.text_model import (
 logger = logging.getLogger("samewise.runner")
 
 _LAYER_KINDS = frozenset(
-    {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "mlp", "moe"}
+    {
+        "chunked_attention",
+        "compressed_sparse_attention",
+        "conv",
+        "full_attention",
+        "heavily_compressed_attention",
+        "hybrid",
+        "indexed_attention",
+        "linear_attention",
+        "minimax_m3_sparse",
+        "mlp",
+        "moe",
+        "sliding_attention",
+    }
 )
 """Kinds of layers, of transformers' `layer_types`, that keep only keys, values and recurrent states of other tokens."""
 _OWN_POSITIONS = frozenset({"kosmos-2.5"})
@@ -78,6 +91,25 @@ class _RecordingAttention(AttentionBackend[None]):
 
     def attend(self, layer: int, query: Tensor, options: AttentionOptions, metadata: None) -> Tensor:
         return query.new_zeros(*query.shape[:2], self.shapes[layer].value_dim)
+
+    def select(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        weights: Tensor | None,
+        options: IndexOptions,
+        metadata: None,
+    ) -> Tensor:
+        self.shapes.append(KVShape(1, key.shape[2], 0, query.shape[1]))
+        return query.new_zeros(0)
+
+    def see_entries(self, block: int, metadata: None) -> Tensor:
+        return torch.zeros(0)
+
+    def recall(self, layer: int, rows: Tensor, block: int, count: int, metadata: None) -> tuple[Tensor, Tensor]:
+        self.shapes.append(KVShape(1, rows.shape[2], 0, 1, count))
+        return torch.zeros(0, dtype=torch.int64), rows.new_zeros(0, count, rows.shape[2])
 
 
 def _changing_rope(text: Any) -> set[str]:

@@ -7,6 +7,7 @@ latents. So all heads attend to one key, the latent and the rotated part, whose 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,6 +63,21 @@ def keep_latents(model: nn.Module, make: MakeProduct) -> bool:
         del own.kv_b_proj
         found = True
     return found
+
+
+def pack_groups(model: nn.Module, make: MakeProduct) -> None:
+    """Have every linear layer in groups (DeepSeek V4) multiply each group's rows by `make`'s product."""
+    modules: list[Any] = [module for module in model.modules() if type(module).__name__ == "DeepseekV4GroupedLinear"]
+    for module in modules:
+        weight = module.weight.detach()
+        product = make(weight.view(module.n_groups, -1, weight.shape[1]))
+        del module.weight
+        module.forward = partial(_multiply_groups, product)
+
+
+def _multiply_groups(product: HeadProduct, rows: Tensor) -> Tensor:
+    """[.., groups, inputs] -> [.., groups, outputs]."""
+    return product(rows.flatten(0, -3)).view(*rows.shape[:-1], -1)
 
 
 def _as_stored(latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:

@@ -343,6 +343,7 @@ MIXERS: dict[str, tuple[str, ...]] = {
     "Qwen3NextGatedDeltaNet": _DELTA,
     "Qwen3_5GatedDeltaNet": _DELTA,
     "Qwen3_5MoeGatedDeltaNet": _DELTA,
+    "Qwen4ExpTextGatedDeltaNet": _DELTA,
     "Zamba2MambaMixer": _MAMBA2,
     "ZambaMambaMixer": _MAMBA,
 }

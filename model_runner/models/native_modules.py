@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from model_runner.kernels.interface import CData
 from model_runner.models.activations import replace_activations
 from model_runner.models.experts import ExpertWeights, has_usual_gate, pack_experts
-from model_runner.models.latents import NativeHeads, PackedHeads, keep_latents
+from model_runner.models.latents import NativeHeads, PackedHeads, keep_latents, pack_groups
 from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import OneDNNPacker, Packer, pack_weights
@@ -35,7 +35,9 @@ def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
         UnsupportedModelError: if a part of the model has no exact counterpart.
     """
     onednn = OneDNNPacker()
-    keep_latents(model, partial(PackedHeads, onednn) if packer is None else partial(NativeHeads, packer))
+    make_heads = partial(PackedHeads, onednn) if packer is None else partial(NativeHeads, packer)
+    keep_latents(model, make_heads)
+    pack_groups(model, make_heads)
     if packer is not None:
         logger.info("layers     %d as one native operator each", fuse_layers(model, packer))
         if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]

@@ -62,6 +62,7 @@ class CpuPlatform(Platform):
 
     device = _DEVICE
     exact = True
+    takes_indexers = True
     is_async = False
 
     def __init__(self, config: RunnerConfig) -> None:

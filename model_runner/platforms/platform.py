@@ -38,6 +38,8 @@ class Platform(ABC):
     """Whether a row's result is bit-identical in every batch (`RunnerConfig.exact`)."""
     presamples: bool
     """Whether target models sample the tokens of plain rows in their forward pass."""
+    takes_indexers = False
+    """Whether attention can select positions (`AttentionBackend.select`)."""
     is_async: bool
     """Whether the host can compute grammar masks and launch the next step while the device computes."""
     pick_allowed: PickAllowed | None = None
@@ -98,7 +100,12 @@ class Platform(ABC):
         """
         from model_runner.models.hf_loading import inspect_model  # noqa: PLC0415 - transformers takes seconds
 
-        return inspect_model(self.read_config(folder), keeps_latents=self.device.type == "cpu")
+        shape = inspect_model(self.read_config(folder), keeps_latents=self.device.type == "cpu")
+        if not self.takes_indexers and any(kv.value_dim == 0 for kv in shape.kv):
+            raise UnsupportedModelError(
+                f"{folder} has layers with an indexer, which run on the CPU only; use --device cpu"
+            )
+        return shape
 
     @abstractmethod
     def load(self, folder: Path) -> LoadedModel:

@@ -50,6 +50,9 @@ class Answer:
 
 RECURRENT = ("jamba", "kimi_linear", "lfm2", "mamba", "nemotron_h", "qwen3_5_text")
 """Families with recurrent layers: KDA, short convolutions, Mamba without and with attention, Mamba 2, delta nets."""
+INDEXED = ("deepseek_v32", "deepseek_v4", "hy_v4", "minimax_m3_vl_text", "qwen4_exp_text")
+"""Families with indexers: of latents, of compressed entries, shared between layers, by blocks for each key-value head,
+and by blocks of pooled keys next to gated delta nets and n-grams."""
 
 
 @dataclass
@@ -127,8 +130,8 @@ class Harness:
 
 
 @pytest.fixture(scope="session")
-def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns a function from one of RECURRENT to a folder with a tiny random model of it."""
+def benched_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a function from one of RECURRENT and INDEXED to a folder with a tiny random model of it."""
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:
@@ -143,26 +146,26 @@ def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 
 @pytest.fixture(scope="session")
 def load(
-    tiny_model: Callable[..., Path], recurrent_model: Callable[[str], Path], embedded_folder: Path
+    tiny_model: Callable[..., Path], benched_model: Callable[[str], Path], embedded_folder: Path
 ) -> Callable[..., Harness]:
     """Returns a function from a family's name, or "embedded", a quantization, a tiny model's size of vocabulary, and
-    what rows are rounded to, to a harness with the model. Families may also be recurrent ones.
+    what rows are rounded to, to a harness with the model. Families may also be those of RECURRENT and INDEXED.
     """
     made: dict[tuple[str, Quantization, int, Rows], Harness] = {}
 
     def make(
         family: str, quantization: Quantization = "auto", vocab_size: int = VOCAB_SIZE, rows: Rows = "auto"
     ) -> Harness:
-        is_recurrent = family in RECURRENT
-        vocab_size = tiny_models.VOCAB_SIZE if is_recurrent else vocab_size
+        is_benched = family in (*RECURRENT, *INDEXED)
+        vocab_size = tiny_models.VOCAB_SIZE if is_benched else vocab_size
         key = (family, quantization, vocab_size, rows)
         if key not in made:
-            tiny = recurrent_model if is_recurrent else partial(tiny_model, vocab_size=vocab_size)
+            tiny = benched_model if is_benched else partial(tiny_model, vocab_size=vocab_size)
             config = RunnerConfig(
                 model=embedded_folder if family == "embedded" else tiny(family),
                 quantization=quantization,
                 rows=rows,
-                kv_cache_gib=0.9 if family == "embedded" else 0.08 if is_recurrent else 0.02,
+                kv_cache_gib=0.9 if family == "embedded" else 0.08 if is_benched else 0.02,
                 max_num_seqs=34,
                 aux_model=None if family == "embedded" else tiny_model("qwen3", vocab_size),
             )

@@ -1,4 +1,4 @@
-"""Recurrent layers with the rest of the engine: drafts, beams, candidates, guides, and pages that are gone."""
+"""Recurrent layers and indexers with the rest of the engine: drafts, beams, candidates, guides, pages that are gone."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,14 +8,15 @@ import pytest
 from bench.speculation_matrix import FEATURES, Matrix
 from model_runner.contract import SamplingParams
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
-from tests.engine.conftest import GREEDY, RECURRENT, Answer, Harness
+from tests.engine.conftest import GREEDY, INDEXED, RECURRENT, Answer, Harness
 
 METHODS = ["lookahead", "prediction", "suffix"]
 WITH_DRAFTS = ["greedy", "sampling, top-p", "mirostat, preemption", "n = 3", "prefix hit", "mixed batch"]
 
 
-FAMILIES = [family for family in RECURRENT if family != "kimi_linear"]
+WITH_STATES = [*(family for family in RECURRENT if family != "kimi_linear"), "qwen4_exp_text"]
 """KDA is slow by its modules; tests of its kernels have drafts, too."""
+FAMILIES = [*WITH_STATES, *(family for family in INDEXED if family not in WITH_STATES)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -27,6 +28,11 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def harness(family: str, load: Callable[..., Harness]) -> Harness:
     return load(family, "none")
+
+
+@pytest.fixture(scope="module", params=WITH_STATES)
+def with_states(request: pytest.FixtureRequest, load: Callable[..., Harness]) -> Harness:
+    return load(request.param, "none")
 
 
 @pytest.fixture(scope="module")
@@ -60,30 +66,30 @@ def test_a_prompt_is_the_same_from_every_boundary_at_which_it_is_cached(harness:
         assert again.num_cached == min(length, 130) // 32 * 32
 
 
-def test_prompts_that_part_find_a_state_where_they_met_others(harness: Harness) -> None:
+def test_prompts_that_part_find_a_state_where_they_met_others(with_states: Harness) -> None:
     """The first has a page only at its end; the second computes again up to where they part, and leaves one there."""
     first = make_request("first", 200)
     others = [
         replace(first, request_id=f"{start}", prompt=first.prompt[:100] + make_request("", 60, start=start).prompt)
         for start in (11, 12)
     ]
-    alone = harness.run(harness.engine(prefix_caching=False), [first, *others])
-    engine = harness.engine(chunk=200)
+    alone = with_states.run(with_states.engine(prefix_caching=False), [first, *others])
+    engine = with_states.engine(chunk=200)
     answers: dict[tuple[str, int], Answer] = {}
     for request in (first, *others):
-        answers |= harness.run(engine, [request])
+        answers |= with_states.run(engine, [request])
     assert {key: answer.tokens for key, answer in answers.items()} == {key: one.tokens for key, one in alone.items()}
     assert [answer.num_cached for answer in answers.values()] == [0, 0, 96]
 
 
-def test_a_prompt_is_computed_again_where_only_the_pages_are_gone(harness: Harness) -> None:
-    engine = harness.engine(chunk=64)
+def test_a_prompt_is_computed_again_where_only_the_pages_are_gone(with_states: Harness) -> None:
+    engine = with_states.engine(chunk=64)
     first = make_request("first", 150)
-    alone = harness.run(engine, [first])["first", 0]
+    alone = with_states.run(engine, [first])["first", 0]
     pages = engine.scheduler._blocks.groups[-1].pool
     pages.release(pages.allocate(pages.num_blocks))  # evicts all
     for name, num_cached in (("again", 0), ("third", 128)):
-        answer = harness.run(engine, [replace(first, request_id=name)])[name, 0]
+        answer = with_states.run(engine, [replace(first, request_id=name)])[name, 0]
         assert (answer.tokens, answer.num_cached) == (alone.tokens, num_cached)
 
 

@@ -1,13 +1,13 @@
 """Random queries, keys and values of a few sequences, and ways to compute their attention."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.kv_cache import LARGEST, KVCache, KVShape
 from tests.model_runner.batches import Chunk, make_batch
@@ -31,9 +31,61 @@ SMALL_CHUNKS_AND_SINKS = replace(SINKS, chunk=11)
 LIMITED = [SINKS, WINDOW_AND_SINKS, CHUNKS, SMALL_CHUNKS_AND_SINKS]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Indexed(AttentionOptions):
+    """For a layer with an indexer, whose queries and keys are attention's own, and those of the first head."""
+
+    index: IndexOptions = field(kw_only=True)
+    by_head: bool = False
+    """Whether there is an index head for each key-value head, which selects for it, instead of one for each query."""
+
+    def numbers(self, query: Any, key: Any) -> tuple[Any, Any, Any]:
+        """Queries, keys and weights of the indexer for [n, heads, key_dim] and [n, kv_heads, key_dim]."""
+        if self.by_head:
+            return query[:, : key.shape[1]], key[:, :1], None
+        return query, key[:, :1], query[..., 0]
+
+
+INDEXED = [
+    Indexed(0.25, index=IndexOptions(12)),
+    Indexed(0.25, softcap=2.0, index=IndexOptions(3, block=4, pools="last")),
+    Indexed(0.25, index=IndexOptions(3, block=8, local=1), by_head=True),
+    Indexed(0.25, index=IndexOptions(2, block=24, local=1), by_head=True),
+    Indexed(0.25, sinks=SINKS.sinks, index=IndexOptions(1)),
+]
+
+
 def sinks_of(options: AttentionOptions, heads: int, device: torch.device = CPU) -> AttentionOptions:
     """The options for a layer with this number of heads, on a device."""
     return options if options.sinks is None else replace(options, sinks=options.sinks[:heads].to(device))
+
+
+def selected(query: np.ndarray, key: np.ndarray, options: Indexed, rounded: np.ndarray | None = None) -> np.ndarray:
+    """[kv_heads, n, n] whether a position sees another, by the indexer in float64.
+
+    `rounded` are the queries as the indexer rounds them; its weights are not rounded.
+    """
+    queries, keys, weights = options.numbers(query, key)
+    if rounded is not None:
+        queries, *_ = options.numbers(rounded, key)
+    products = np.einsum("thd,sd->hts", queries, keys[:, 0])
+    if weights is not None:
+        products = np.einsum("th,hts->ts", weights, products.clip(0))[None]
+    index, count = options.index, len(query)
+    seen = np.zeros((len(products), count, count), dtype=np.bool_)
+    for head, position in np.ndindex(*seen.shape[:2]):
+        scores = products[head, position, : position + 1]
+        starts = range(0, position + 1, index.block)
+        if index.pools == "last":
+            full = (position + 1) // index.block
+            seen[head, position, full * index.block : position + 1] = True
+            of_blocks = [scores[start + index.block - 1] for start in starts[:full]]
+        else:
+            of_blocks = [scores[start : start + index.block].max() for start in starts]
+            of_blocks[len(starts) - index.local :] = [np.inf] * index.local
+        for block in sorted(range(len(of_blocks)), key=lambda block: (-of_blocks[block], block))[: index.top]:
+            seen[head, position, block * index.block : (block + 1) * index.block] = True
+    return np.broadcast_to(seen, (key.shape[1], count, count))
 
 
 def lowest_seen(position: int, options: AttentionOptions) -> int:
@@ -84,12 +136,12 @@ class Storage:
     whole_keys: bool | None = None
     """KVCache's argument of this name."""
 
-    def cache(self, shape: KVShape) -> KVCache:
-        """A cache of one layer."""
+    def cache(self, *shapes: KVShape) -> KVCache:
+        """A cache of layers with these shapes."""
         sizes = self.num_blocks, self.block_size
-        cache = KVCache([shape], *sizes, self.dtype, self.device, whole_keys=self.whole_keys)
-        for tensors in (cache.keys, cache.values) if self.dtype not in LARGEST else ():
-            tensors[0].fill_(self.background)
+        cache = KVCache(shapes, *sizes, self.dtype, self.device, whole_keys=self.whole_keys)
+        for numbers in (*cache.keys, *cache.values) if self.dtype not in LARGEST else ():
+            numbers.fill_(self.background)
         for scales in (*cache.key_scales, *cache.value_scales):
             scales.fill_(self.background)
         return cache
@@ -139,18 +191,19 @@ class Sequences:
         storage: Storage = Storage(),
     ) -> list[torch.Tensor]:
         """Outputs of all rows when the steps run one after the other; NaN for those that none computes."""
-        attention = make(storage.cache(self.shape))
+        index_shapes = [KVShape(1, self.shape.key_dim, 0)] if isinstance(options, Indexed) else []
+        attention = make(storage.cache(self.shape, *index_shapes))
         options = sinks_of(options, self.query[0].shape[1], storage.device)
         tables = storage.tables([len(q) for q in self.query])
         outputs = [q.new_full((*q.shape[:2], self.shape.value_dim), torch.nan) for q in self.query]
         for step in steps:
             chunks = [Chunk(range(a, b), a, tables[s], *parents) for s, a, b, *parents in step]
-            rows = attention.forward(
-                0,
-                *(self._rows(t, step).to(storage.device) for t in (self.query, self.key, self.value)),
-                options,
-                attention.prepare(make_batch(chunks, storage.block_size)),
-            )
+            metadata = attention.prepare(make_batch(chunks, storage.block_size))
+            q, k, v = (self._rows(t, step).to(storage.device) for t in (self.query, self.key, self.value))
+            if isinstance(options, Indexed):
+                selection = attention.select(1, *options.numbers(q, k), options.index, metadata)
+                options = replace(options, selection=selection)
+            rows = attention.forward(0, q, k, v, options, metadata)
             for (s, a, b, *_), part in zip(step, rows.cpu().split([len(c.tokens) for c in chunks]), strict=True):
                 outputs[s][a:b] = part
         return outputs
@@ -170,12 +223,14 @@ class Sequences:
         k, v = (stored_as(t[sequence], dtype) for t in (self.key, self.value))
         group = q.shape[1] // k.shape[1]
         result = np.zeros((*q.shape[:2], v.shape[2]))
+        seen = selected(q, k, options) if isinstance(options, Indexed) else np.ones((k.shape[1], len(q), len(q)), bool)
         for position in range(len(q)):
             low = lowest_seen(position, options)
             for head in range(q.shape[1]):
                 scores = k[low : position + 1, head // group] @ q[position, head] * options.scale
                 if options.softcap is not None:
                     scores = options.softcap * np.tanh(scores / options.softcap)
+                scores[~seen[head // group, position, low : position + 1]] = -np.inf
                 sink = -np.inf if options.sinks is None else float(options.sinks[head])
                 highest = max(scores.max(), sink)
                 weights = np.exp(scores - highest)
@@ -186,7 +241,8 @@ class Sequences:
     def rounded_definition(self, sequence: int, options: AttentionOptions, block_size: int) -> np.ndarray:
         """The definition with queries and weights in bfloat16, as in native attention with a bfloat16 cache.
 
-        A weight is rounded as 2 to the power of its score minus the highest score up to the end of its block.
+        An indexer's queries are rounded, too. A weight is rounded as 2 to the power of its score minus the highest
+        score up to the end of its block.
         """
         factor = 1.0 if options.softcap else 1.44269504
         scaled = self.query[sequence] * torch.tensor(options.scale) * torch.tensor(factor)
@@ -194,16 +250,23 @@ class Sequences:
         k, v = (stored_as(t[sequence], torch.bfloat16) for t in (self.key, self.value))
         group = q.shape[1] // k.shape[1]
         result = np.zeros((*q.shape[:2], v.shape[2]))
+        visible = np.ones((k.shape[1], len(q), len(q)), dtype=np.bool_)
+        if isinstance(options, Indexed):
+            query = self.query[sequence]
+            visible = selected(query.double().numpy(), k, options, stored_as(query, torch.bfloat16))
         for position, head in np.ndindex(*q.shape[:2]):
             low = lowest_seen(position, options)
             powers = k[: position + 1, head // group] @ q[position, head]
             if options.softcap is not None:
                 powers = options.softcap * np.tanh(powers / options.softcap) / np.log(2)
+            powers[~visible[head // group, position, : position + 1]] = -np.inf
             highest, total = -np.inf, 0.0
             if options.sinks is not None:
                 highest, total = float(options.sinks[head]) / np.log(2), 1.0
             for start in range(low - low % block_size, position + 1, block_size):
                 seen = slice(max(low, start), min(position + 1, start + block_size))
+                if not np.isfinite(powers[seen]).any():
+                    continue
                 before, highest = highest, max(highest, powers[seen].max())
                 weights = stored_as(torch.from_numpy(np.exp2(powers[seen] - highest)), torch.bfloat16)
                 total = total * np.exp2(before - highest) + weights.sum()

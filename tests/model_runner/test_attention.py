@@ -9,6 +9,7 @@ from model_runner.attention.reference import ReferenceAttention
 from tests.model_runner.sequences import (
     CHUNKS,
     CROWD,
+    INDEXED,
     LENGTHS,
     LIMITED,
     OPTIONS,
@@ -21,7 +22,7 @@ from tests.model_runner.sequences import (
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("options", [*OPTIONS, *LIMITED])
+@pytest.mark.parametrize("options", [*OPTIONS, *LIMITED, *INDEXED])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (7, 1), (1, 1)])
 def test_equals_the_definition(options: AttentionOptions, heads: int, kv_heads: int, dtype: torch.dtype) -> None:
     sequences = Sequences.random([1, 70, 16], Sizes(heads, kv_heads))
@@ -30,7 +31,7 @@ def test_equals_the_definition(options: AttentionOptions, heads: int, kv_heads: 
         np.testing.assert_allclose(output.numpy(), sequences.definition(index, options, dtype), atol=2e-6)
 
 
-@pytest.mark.parametrize("options", [*OPTIONS, *LIMITED])
+@pytest.mark.parametrize("options", [*OPTIONS, *LIMITED, *INDEXED[:3]])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (7, 1), (1, 1)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
@@ -49,16 +50,16 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-@pytest.mark.parametrize("options", [*OPTIONS, *LIMITED])
+@pytest.mark.parametrize("options", [*OPTIONS, *LIMITED, *INDEXED[:3]])
 def test_a_branch_of_a_tree_is_a_chain(options: AttentionOptions, dtype: torch.dtype) -> None:
     check_trees(Sequences.random([70, 30, 20], Sizes(6, 2)), options, ReferenceAttention, Storage(dtype))
 
 
-@pytest.mark.parametrize("wrong", [SINKS, CHUNKS])
+@pytest.mark.parametrize("wrong", [SINKS, CHUNKS, *INDEXED])
 def test_options_that_are_ignored_would_be_found_out(wrong: AttentionOptions) -> None:
     sequences = Sequences.random([70], Sizes(4, 2))
     errors = np.abs(sequences.definition(0, OPTIONS[0]) - sequences.definition(0, wrong)).max((1, 2))
-    assert (errors[40:] > 0.01).all()
+    assert (errors[48:] > 0.01).all()
 
 
 def test_long_rows_are_cut_into_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
 
 CPU = torch.device("cpu")
-SHAPES = (KVShape(2, 16, 16, 2), KVShape(2, 16, 16, 2), KVShape(1, 8, 24, 3))
+SHAPES = (KVShape(2, 16, 16, 2), KVShape(2, 16, 16, 2), KVShape(1, 8, 24, 3), KVShape(1, 16, 0, 4))
 TYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
@@ -53,6 +53,12 @@ class Straying(ReferenceAttention):
         prepared, strays = metadata
         result = super().forward(layer, query, key, value, options, prepared)
         return result.nextafter(result + 1) if strays else result
+
+    def select(
+        self, layer: int, query: Tensor, key: Tensor, weights: Tensor | None, options: Any, metadata: Any
+    ) -> Tensor:
+        result = super().select(layer, query, key, weights, options, metadata[0])
+        return ~result if metadata[1] else result
 
 
 @pytest.mark.parametrize(

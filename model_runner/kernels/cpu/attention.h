@@ -102,6 +102,17 @@ inline Row row_of(const SwStep &step, const SwAttention &options, int token) {
   return row;
 }
 
+// The positions that a head of a row selected, from the tile at this position on; null if it sees all.
+inline const uint16_t *selected_from(const SwAttention &options, int64_t token, int head, int position) {
+  if (!options.selected) return nullptr;
+  const int64_t selection = token * options.selections + head * options.selections / options.heads;
+  return options.selected + selection * options.selected_width + position / 16;
+}
+
+inline bool any_selected(const uint16_t *selected, int block_size) {
+  return !selected || std::any_of(selected, selected + block_size / 16, [](uint16_t bits) { return bits != 0; });
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 // Memory of one thread, kept for the next call.
@@ -185,12 +196,50 @@ inline void convert(const T *x, int64_t n, S *y) {  // n is a multiple of kWidth
     for (int64_t i = 0; i < n; i += kWidth) store(y + i, load(x + i));
 }
 
+// Reads the tiles of a step's choices. T is the number type of the cache.
+template <typename T>
+class TileReader {
+ public:
+  using Scratch = Tile<ScratchNumber<T>>;
+
+  TileReader(const SwKvCache &cache, const SwStep &step) : cache_(cache), step_(step) {}
+
+  // The tile of a choice that holds this place.
+  Tile<T> at(int choice, int kv_head, int place) const {
+    return tile_of<T>(cache_, step_.block_table[int64_t{choice} * step_.table_width + place / cache_.block_size], kv_head);
+  }
+
+  // Gathers the part of the tile at this position that a row of the choice sees.
+  void gather(const Row &row, int choice, int kv_head, int start, const Scratch &to) const {
+    if (row.own_end > start) expand(at(choice, kv_head, start), to);
+    const int32_t *places = step_.path_places + step_.path_first[row.token];
+    const int end = std::min(row.last + 1, start + cache_.block_size);
+    for (int position = std::max({row.own_end, row.first, start}); position < end; ++position) {
+      const int place = places[position - step_.path_start[row.token]];
+      copy_place(cache_, at(choice, kv_head, place), place % cache_.block_size, to, position - start);
+    }
+  }
+
+  // Converts a whole tile.
+  void expand(const Tile<T> &from, const Scratch &to) const {
+    convert(from.keys, stored_key_dim<T>(cache_.key_dim) * cache_.block_size, to.keys);
+    convert(from.values, int64_t{cache_.value_dim} * cache_.block_size, to.values);
+    if (!from.key_scales) return;
+    convert(from.key_scales, cache_.block_size, to.key_scales);
+    convert(from.value_scales, cache_.block_size, to.value_scales);
+  }
+
+ private:
+  const SwKvCache &cache_;
+  const SwStep &step_;
+};
+
 // Runs attention for a unit. T is the number type of the cache.
 template <typename T>
 class Attender {
  public:
   Attender(const SwKvCache &cache, const SwStep &step, const SwAttention &options, int rows_at_once)
-      : cache_(cache), step_(step), options_(options), group_(options.heads / cache.kv_heads),
+      : reader_(cache, step), step_(step), options_(options), group_(options.heads / cache.kv_heads),
         shape_{cache.block_size, cache.key_dim, cache.value_dim, options.softcap} {
     thread_local ThreadMemory memory;
     const int64_t pairs = int64_t{rows_at_once} * group_.at_once;
@@ -199,7 +248,7 @@ class Attender {
 
   // Announces the unit this thread will probably run after the next one, to prefetch its first tile.
   void expect(const Unit &unit) {
-    tile_after_ = tile_of<T>(cache_, block_of(unit, row_of(step_, options_, unit.first_token).first), unit.kv_head);
+    tile_after_ = reader_.at(unit.choice, unit.kv_head, row_of(step_, options_, unit.first_token).first);
   }
 
   // query and output point to the unit's first row, at its first head.
@@ -217,11 +266,7 @@ class Attender {
 
  private:
   Pair *pairs_of(int row) { return memory_.pairs + row * group_.at_once; }
-  int64_t block_at(int position) const { return block_of(unit_, position); }
-
-  int64_t block_of(const Unit &unit, int position) const {
-    return step_.block_table[int64_t{unit.choice} * step_.table_width + position / shape_.block_size];
-  }
+  Tile<T> tile_at(int position) const { return reader_.at(unit_.choice, unit_.kv_head, position); }
 
   void begin_row(int row, const float *query) {
     memory_.rows[row] = row_of(step_, options_, unit_.first_token + row);
@@ -229,7 +274,7 @@ class Attender {
     for (int64_t head = 0, pair = row * group_.at_once; head < unit_.num_heads; ++head, ++pair) {
       Pair &p = memory_.pairs[pair];
       p = {memory_.queries + pair * memory_.query_stride, memory_.totals + pair * kLanes,
-           memory_.outputs + pair * memory_.output_stride, kLowest, 0, 0};
+           memory_.outputs + pair * memory_.output_stride, kLowest, 0, 0, nullptr};
       take_query(query + head * shape_.key_dim, p.query);
       std::fill_n(p.totals, kLanes, 0.0f);
       std::fill_n(p.output, memory_.output_stride, 0.0f);
@@ -250,13 +295,16 @@ class Attender {
       scale(from, options_.scale, shape_.key_dim, to);
   }
 
-  // Adds a row's pairs to those that see the tile at this position; returns their new number.
+  // Adds a row's pairs to those that see the tile at this position, if it selected any of it; returns their new number.
   int add_seeing(int row, int start, int count) {
     const Row &r = memory_.rows[row];
+    const uint16_t *selected = selected_from(options_, r.token, unit_.kv_head * group_.heads, start);
+    if (!any_selected(selected, shape_.block_size)) return count;
     for (int head = 0; head < unit_.num_heads; ++head) {
       Pair &pair = pairs_of(row)[head];
       pair.low = std::max(0, r.first - start);
       pair.high = std::min(shape_.block_size, r.last + 1 - start);
+      pair.selected = selected;
       memory_.seeing[count++] = &pair;
     }
     return count;
@@ -276,9 +324,9 @@ class Attender {
           count = add_seeing(row, start, count);
       }
       if (!count) continue;
-      Tile<T> tile = tile_of<T>(cache_, block_at(start), unit_.kv_head);
+      Tile<T> tile = tile_at(start);
       const int next = start + shape_.block_size;
-      const Tile<T> after = next <= last ? tile_of<T>(cache_, block_at(next), unit_.kv_head) : tile_after_;
+      const Tile<T> after = next <= last ? tile_at(next) : tile_after_;
       tile.next_keys = after.keys;
       tile.next_values = after.values;
       attend_tile(tile, count);
@@ -291,36 +339,18 @@ class Attender {
     if (r.own_end > r.last) return;
     const int from = std::max(r.first, r.own_end);
     for (int start = from - from % shape_.block_size; start <= r.last; start += shape_.block_size) {
-      gather(r, start);
-      attend_with(memory_.tile, add_seeing(row, start, 0));
+      const int count = add_seeing(row, start, 0);
+      if (!count) continue;
+      reader_.gather(r, unit_.choice, unit_.kv_head, start, memory_.tile);
+      attend_with(memory_.tile, count);
     }
-  }
-
-  // Gathers the part of the tile at this position that the row sees.
-  void gather(const Row &row, int start) {
-    if (row.own_end > start) expand(tile_of<T>(cache_, block_at(start), unit_.kv_head));
-    const int32_t *places = step_.path_places + step_.path_first[row.token];
-    const int end = std::min(row.last + 1, start + shape_.block_size);
-    for (int position = std::max({row.own_end, row.first, start}); position < end; ++position) {
-      const int place = places[position - step_.path_start[row.token]];
-      copy_place(cache_, tile_of<T>(cache_, block_at(place), unit_.kv_head), place % shape_.block_size, memory_.tile,
-                 position - start);
-    }
-  }
-
-  void expand(const Tile<T> &from) {
-    convert(from.keys, stored_key_dim<T>(shape_.key_dim) * shape_.block_size, memory_.tile.keys);
-    convert(from.values, int64_t{shape_.value_dim} * shape_.block_size, memory_.tile.values);
-    if (!from.key_scales) return;
-    convert(from.key_scales, shape_.block_size, memory_.tile.key_scales);
-    convert(from.value_scales, shape_.block_size, memory_.tile.value_scales);
   }
 
   // Converting the tile first pays off if it is read more than once. The numbers are the same.
   void attend_tile(const Tile<T> &tile, int count) {
     if constexpr (!std::is_same_v<T, ScratchNumber<T>>) {
       if (count > kPairsAtOnce) {
-        expand(tile);
+        reader_.expand(tile, memory_.tile);
         return attend_with(memory_.tile, count);
       }
     }
@@ -362,11 +392,20 @@ class Attender {
   void finish_row(int row, float *output) {
     for (int64_t head = 0; head < unit_.num_heads; ++head) {
       const Pair &pair = pairs_of(row)[head];
-      scale(pair.output, 1.0f / sum(load_lanes(pair.totals)), shape_.value_dim, output + head * shape_.value_dim);
+      const float total = sum(load_lanes(pair.totals));
+      scale(pair.output, 1.0f / total, shape_.value_dim, output + head * shape_.value_dim);
+      if (options_.sums) store_sums(memory_.rows[row].token, head, pair.highest, total);
     }
   }
 
-  const SwKvCache &cache_;
+  void store_sums(int64_t token, int64_t head, float highest, float total) {
+    const int64_t of_token = int64_t{unit_.kv_head} * group_.heads + unit_.first_head + head;
+    float *sums = options_.sums + (token * options_.heads + of_token) * 2;
+    sums[0] = std::is_same_v<T, Bfloat16> ? highest / kLog2E : highest;
+    sums[1] = total;
+  }
+
+  const TileReader<T> reader_;
   const SwStep &step_;
   const SwAttention &options_;
   const Group group_;

@@ -42,12 +42,22 @@ struct Pair {
   float *output;  // [value_dim] sum of weighted values so far
   float highest;  // highest score so far, initially the sink or else the lowest finite number
   int low, high;  // places of the current tile that the row sees: low <= place < high
+  const uint16_t *selected;  // of these places, the ones whose bit is set; null for all
 };
 
 inline IntVec lane_numbers() {
   IntVec numbers;
   for (int lane = 0; lane < kWidth; ++lane) numbers[lane] = lane;
   return numbers;
+}
+
+// Which of kWidth places from `first` on a pair sees: all bits of a lane, or none.
+inline IntVec seen_places(const Pair &pair, int first) {
+  const IntVec place = lane_numbers() + first;
+  const IntVec seen = (place >= pair.low) & (place < pair.high);
+  if (!pair.selected) return seen;
+  const IntVec bits = (pair.selected[first / 16] + IntVec{}) >> (lane_numbers() + first % 16);
+  return seen & -(bits & 1);
 }
 
 // sums[r] += factor(r) * V vectors starting at `from`. Keeps whichever are fewer, factors or vectors, in registers.
@@ -112,8 +122,7 @@ inline float finish_scores(const TileShape &shape, const float *key_scales, cons
     Vec s = load(scores + first);
     if (key_scales) s *= load(key_scales + first);
     if (shape.softcap != 0) s = shape.softcap * tanh(s / shape.softcap);
-    const IntVec place = lane_numbers() + first;
-    s = (place >= pair.low) & (place < pair.high) ? s : hidden;
+    s = seen_places(pair, first) ? s : hidden;
     highest = max(s, highest);
     store(scores + first, s);
   }
@@ -292,16 +301,13 @@ inline void score_bf16(const Tile<Bfloat16> &tile, const TileShape &shape, const
 
 // Caps a pair's raw scores and sets places it does not see to -inf. Returns the highest score so far.
 inline float finish_powers(const TileShape &shape, const Pair &pair, float *scores) {
-  const bool sees_all = pair.low <= 0 && pair.high >= shape.block_size;
+  const bool sees_all = pair.low <= 0 && pair.high >= shape.block_size && !pair.selected;
   const Vec before = broadcast(pair.highest), hidden = broadcast(-__builtin_inff());
   Vec highest = before;
   for (int first = 0; first < shape.block_size; first += kWidth) {
     Vec s = load(scores + first);
     if (shape.softcap != 0) s = shape.softcap * kLog2E * tanh(s / shape.softcap);
-    if (!sees_all) {
-      const IntVec place = lane_numbers() + first;
-      s = (place >= pair.low) & (place < pair.high) ? s : hidden;
-    }
+    if (!sees_all) s = seen_places(pair, first) ? s : hidden;
     highest = max(s, highest);
     if (!sees_all || shape.softcap != 0) store(scores + first, s);
   }

@@ -19,6 +19,7 @@ decltype(sw_recur) recur;
 decltype(sw_scan) scan;
 decltype(sw_convolve) convolve;
 decltype(sw_gated_delta_net) gated_delta_net;
+decltype(sw_select) select;
 
 int32_t pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
              float *scales) {
@@ -146,6 +147,6 @@ extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA), entry::packed_size, entry::pack,      entry::repack,        entry::unpack,
     entry::linear,   entry::linears,     entry::attention, entry::decoder_layer, entry::forward,
     entry::experts,  entry::pick,        entry::draft,     entry::truncate,      entry::move_kv,
-    entry::recur,    entry::scan,        entry::convolve,  entry::gated_delta_net};
+    entry::recur,    entry::scan,        entry::convolve,  entry::gated_delta_net, entry::select};
 
 }  // namespace samewise

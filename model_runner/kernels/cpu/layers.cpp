@@ -3,6 +3,7 @@
 #include "convolution.h"
 #include "decoder.h"
 #include "gated_delta_net.h"
+#include "indexer.h"
 #include "kv_cache.h"
 #include "recurrence.h"
 #include "runtime.h"
@@ -39,6 +40,18 @@ int32_t attention(SwContext *context, const SwKvCache *cache, const SwStep *step
     write_kv(*cache, own, token, key + token * kv_heads * key_dim, value + token * kv_heads * value_dim);
   });
   attend(context->pool, *cache, own, *options, query, options->heads * key_dim, output, options->heads * value_dim);
+  return 0;
+}
+
+int32_t select(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwIndexer *indexer,
+               const float *query, const float *key, const float *weights, uint16_t *selected, int32_t width) {
+  const SwStep &own = step_of(*cache, *step);
+  context->pool.for_each(step->num_tokens,
+                         [&](int64_t token) { write_kv(*cache, own, token, key + token * cache->key_dim, key); });
+  const Scoring scoring(*cache, own, *indexer);
+  char *scores = context->reserve(scoring.scratch_bytes());
+  if (!scores) return 1;
+  select_rows(context->pool, scoring, query, weights, selected, width, reinterpret_cast<float *>(scores));
   return 0;
 }
 

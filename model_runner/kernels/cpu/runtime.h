@@ -80,6 +80,7 @@ struct Kernels {
   decltype(&sw_scan) scan;
   decltype(&sw_convolve) convolve;
   decltype(&sw_gated_delta_net) gated_delta_net;
+  decltype(&sw_select) select;
 };
 
 #define SW_OPTIONAL __attribute__((weak))

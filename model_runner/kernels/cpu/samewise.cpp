@@ -140,6 +140,14 @@ int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *s
   });
 }
 
+int32_t sw_select(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwIndexer *indexer,
+                  const float *query, const float *key, const float *weights, uint16_t *selected, int32_t width) {
+  if (step->num_tokens == 0) return 0;
+  return guarded([&] {
+    return context->kernels.select(context, cache, step, indexer, query, key, weights, selected, width);
+  });
+}
+
 int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
                          const float *sin, const float *input, float *output) {
   if (step->num_tokens == 0) return 0;
@@ -200,7 +208,7 @@ int32_t sw_gated_delta_net(SwContext *context, const SwGatedDeltaNet *layer, con
 int64_t sw_size_of(const char *name) {
 #define SIZE_OF(type) {#type, sizeof(type)}
   static constexpr std::pair<const char *, int64_t> sizes[] = {
-      SIZE_OF(SwKvCache), SIZE_OF(SwStep), SIZE_OF(SwAttention), SIZE_OF(SwWeight), SIZE_OF(SwExperts),
+      SIZE_OF(SwKvCache), SIZE_OF(SwStep), SIZE_OF(SwAttention), SIZE_OF(SwIndexer), SIZE_OF(SwWeight), SIZE_OF(SwExperts),
       SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwEmbedding), SIZE_OF(SwModel), SIZE_OF(SwPass),
       SIZE_OF(SwPick), SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
       SIZE_OF(SwMove), SIZE_OF(SwSegment), SIZE_OF(SwStatePlan), SIZE_OF(SwRecurrence), SIZE_OF(SwConvolution),

@@ -62,6 +62,9 @@ enum SwBlockFormat {
   SW_Q4_ZERO = 1000
 };
 enum SwActivation { SW_SILU = 0, SW_GELU_TANH = 1, SW_CLAMPED_SILU = 2 };  // the last one for experts alone
+// A block's score is the highest of its positions', or that of its last position. Then a row always sees the block that is
+// not full yet, in addition to the others.
+enum SwPooling { SW_HIGHEST = 0, SW_LAST = 1 };
 enum SwScoring { SW_SOFTMAX = 0, SW_SIGMOID = 1 };
 
 // The paged cache of one layer. In int8 every key and value vector has one scale per token and head. In bfloat16, two
@@ -105,7 +108,23 @@ typedef struct SwAttention {
   float scale;
   float softcap;       // scores s become softcap * tanh(s / softcap); 0 for none
   const float *sinks;  // [heads] a logit of each head that takes part in its softmax and has no value; null for none
+  const uint16_t *selected;  // [T, selections, selected_width] bit p % 16 of number p / 16: position p is seen; null: all
+  int32_t selections;        // each for as many key-value heads
+  int32_t selected_width;
+  float *sums;  // [T, heads, 2] receives the highest score, and the sum of weights relative to it; null for no need
 } SwAttention;
+
+// Selects the positions that attention sees, by scores of index keys. A score is the product of a query's head and a
+// key, or the weighted sum of these over the heads, without the negative ones. Of the positions up to a query's own, it
+// selects blocks: the `top` highest by score, the first among equals.
+typedef struct SwIndexer {
+  int32_t heads;     // of the queries; there is one head of keys
+  int32_t top;       // blocks that a row selects
+  int32_t block;     // positions in a block
+  int32_t pools;     // SwPooling: what a block's score is
+  int32_t local;     // the last blocks of a row, its own included, have the highest scores
+  int32_t entries;   // with SW_LAST: of selected blocks only the last position is seen, and no block that is not full
+} SwIndexer;
 
 // A linear layer's weight. int8 has one scale per output, either plain or rotated; rotated weights have at most 32,768
 // inputs. int4 has a scale and a minimum per output and group of 32 inputs; the inputs are a multiple of 32. Weights from
@@ -417,6 +436,11 @@ SW_PUBLIC int32_t sw_linears(SwContext *context, const SwWeight *weights, int32_
 // value [T, kv_heads, value_dim], output [T, heads, value_dim]. Without a key, they are in the cache already.
 SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
                      const float *query, const float *key, const float *value, float *output);
+
+// Writes index keys [T, key_dim] to the cache, whose values have no numbers, then selects for query [T, heads, key_dim]:
+// selected[T, 1, width] with weights [T, heads], or selected[T, heads, width] without, as SwAttention takes them.
+SW_PUBLIC int32_t sw_select(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwIndexer *indexer,
+                     const float *query, const float *key, const float *weights, uint16_t *selected, int32_t width);
 
 // output[T, hidden] = the layer applied to input[T, hidden]; cos and sin are [T, rotary_dim].
 SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.attention.backend import AttentionOptions
+from model_runner.attention.backend import AttentionOptions, IndexOptions
 from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.kernels.library import Kernels
@@ -17,12 +17,14 @@ from tests.model_runner.sequences import (
     CHUNKS,
     CPU,
     CROWD,
+    INDEXED,
     LENGTHS,
     LIMITED,
     OPTIONS,
     SINKS,
     SMALL_CHUNKS_AND_SINKS,
     WINDOW_AND_SINKS,
+    Indexed,
     Sequences,
     Sizes,
     Storage,
@@ -44,11 +46,16 @@ CASES = [  # sizes, block size, options
     (Sizes(6, 2, key_dim=20, value_dim=100), 16, WINDOW_AND_SINKS),
     (Sizes(7, 1, key_dim=25, value_dim=37), 48, SMALL_CHUNKS_AND_SINKS),
     (Sizes(6, 2, key_dim=64, value_dim=64), 32, CHUNKS),
+    (Sizes(31, 1, key_dim=16, value_dim=33), 64, INDEXED[0]),
+    (Sizes(9, 3, key_dim=64, value_dim=64), 32, INDEXED[1]),
+    (Sizes(6, 2, key_dim=20, value_dim=36), 16, INDEXED[2]),
+    (Sizes(6, 2, key_dim=20, value_dim=36), 48, INDEXED[3]),
+    (Sizes(7, 1, key_dim=25, value_dim=37), 16, INDEXED[4]),
 ]
 
 Make = Callable[[KVCache], NativeAttention]
 by_dtype = pytest.mark.parametrize("dtype", DTYPES)
-by_options = pytest.mark.parametrize("options", [*OPTIONS, *LIMITED])
+by_options = pytest.mark.parametrize("options", [*OPTIONS, *LIMITED, *INDEXED[:3]])
 by_case = pytest.mark.parametrize(("sizes", "block_size", "options"), CASES)
 
 
@@ -78,6 +85,8 @@ def test_bfloat16_is_rounded_attention(make: Make, sizes: Sizes, block_size: int
         errors = np.abs(output.numpy() - sequences.rounded_definition(index, options, block_size)).max(-1)
         assert (errors < 4e-6).mean() > 0.75
         assert errors.max() < 5e-3
+        if isinstance(options, Indexed):  # rounded queries may select other positions
+            continue
         exact = sequences.definition(index, options, torch.bfloat16)
         np.testing.assert_allclose(output.numpy(), exact, atol=0.03)
 
@@ -90,9 +99,11 @@ def test_unrounded_attention_would_be_found_out() -> None:
 
 
 @by_dtype
-@pytest.mark.parametrize("options", [PLAIN, CAPPED, WINDOW_AND_SINKS])
+@pytest.mark.parametrize("options", [PLAIN, CAPPED, WINDOW_AND_SINKS, *INDEXED[:3]])
 def test_equals_the_reference_over_many_steps(make: Make, options: AttentionOptions, dtype: torch.dtype) -> None:
     sequences = Sequences.random(LENGTHS, Sizes(6, 2))
+    if isinstance(options, Indexed) and dtype == torch.bfloat16:
+        sequences = sequences.to(dtype).to(torch.float32)  # rounded queries would select other positions
     outputs = [sequences.attend(CROWD, options, kind, Storage(dtype)) for kind in (make, ReferenceAttention)]
     for native, reference in zip(*outputs, strict=True):
         torch.testing.assert_close(native, reference, atol=0.02 if dtype == torch.bfloat16 else 4e-6, rtol=0)
@@ -111,7 +122,18 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
 
 
 @by_dtype
-@pytest.mark.parametrize("options", [PLAIN, CAPPED])
+def test_an_indexer_that_selects_everything_changes_nothing(make: Make, dtype: torch.dtype) -> None:
+    sequences = Sequences.random(LENGTHS, Sizes(6, 2))
+    plain = sequences.attend(CROWD, PLAIN, make, Storage(dtype))
+    for top in (60, 83):
+        indexed = sequences.attend(CROWD, Indexed(PLAIN.scale, index=IndexOptions(top)), make, Storage(dtype))
+        for one, other in zip(plain, indexed, strict=True):
+            assert torch.equal(one[:top], other[:top])
+            assert (one[top:] != other[top:]).any() or len(one) <= top
+
+
+@by_dtype
+@pytest.mark.parametrize("options", [PLAIN, CAPPED, INDEXED[0]])
 def test_rows_do_not_depend_on_threads(
     make: Make, kernels: Kernels, kernels_library: Path, options: AttentionOptions, dtype: torch.dtype
 ) -> None:
@@ -134,7 +156,7 @@ def test_a_branch_of_a_tree_is_a_chain(
 
 
 @by_dtype
-@pytest.mark.parametrize("options", [PLAIN, CAPPED, SMALL_CHUNKS_AND_SINKS])
+@pytest.mark.parametrize("options", [PLAIN, CAPPED, SMALL_CHUNKS_AND_SINKS, INDEXED[0], INDEXED[3]])
 def test_what_is_left_in_a_block_does_not_leak(make: Make, options: AttentionOptions, dtype: torch.dtype) -> None:
     sequences = Sequences.random(LENGTHS, Sizes(6, 2, key_dim=20, value_dim=36))
     clean = sequences.attend(CROWD, options, make, Storage(dtype))

@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MambaConfig
 
+from bench.tiny_models import write_tiny_model
 from model_runner.config import RunnerConfig
 from model_runner.contract import AdmittedRequest, PlacedBlock, SamplingParams, ScheduledRequest, StepPlan
+from model_runner.models.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 from tests.model_runner.triton.interpreted_cuda import interpreted_runner
@@ -67,3 +69,9 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     tokens = generate(runner, PROMPT, NUM_TOKENS)
     assert platform.num_replays >= NUM_TOKENS - 1
     assert tokens == answers(model, PROMPT)
+
+
+def test_a_model_with_indexers_is_refused(tmp_path: Path) -> None:
+    write_tiny_model("minimax_m3_vl_text", tmp_path)
+    with pytest.raises(UnsupportedModelError, match="has layers with an indexer, which run on the CPU only"):
+        interpreted_runner(RunnerConfig(tmp_path, kv_cache_gib=0.002))
