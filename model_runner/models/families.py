@@ -1,9 +1,9 @@
 """Known model families: how their decoder layers, and the parts around these, are read.
 
-A layer can be in the table if it computes only this: RMSNorm, attention with rotary positions and grouped heads,
-RMSNorm, gated MLP or experts. `LayerFamily` and `Mixture` name possible variations. The two dimensions of a rotated
-pair must be half the rotated width apart. Not supported are other norms, interleaved rotary positions, norms over all
-heads at once, gated attention, and queries scaled by position.
+A layer can be in the table if it computes only this: RMSNorm, attention with rotary positions and grouped heads or a
+gated delta net, RMSNorm, gated MLP or experts. `LayerFamily`, `DeltaNet` and `Mixture` name possible variations. The
+two dimensions of a rotated pair must be half the rotated width apart. Not supported are other norms, interleaved rotary
+positions, norms over all heads at once, and queries scaled by position.
 
 A model can be in the table if the rest is only this: an embedding, rotary cos and sin, the layers in order, an RMS norm
 and a linear head. `ModelFamily` names possible factors.
@@ -74,6 +74,16 @@ class Mixture:
     """The experts' gate if it is not activation(gate) * up. Experts with such a gate are stored as gpt-oss's."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """How the gated delta net of a layer is read, which is in the place of the attention."""
+
+    path: str = "linear_attn"
+    """Below the layer."""
+    kind: str = "linear_attention"
+    """The kind of layers that have it, in the configuration's `layer_types`."""
+
+
 def _head_dim_scale(config: Config) -> float:
     return float(head_dim(config) ** -0.5)
 
@@ -92,6 +102,8 @@ class LayerFamily:
     """Whether the factor of a norm is 1 + its weight."""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     """Queries, keys and values, or one module with all three."""
+    gates_attention: bool = False
+    """Whether the first module of `qkv` has a query and a gate for each head in turn."""
     attention_output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Gate and up, or one module with both."""
@@ -106,6 +118,8 @@ class LayerFamily:
     residual_scale: Callable[[Config], float] = lambda config: 1.0
     attends: Callable[[Config, int], bool] = lambda config, layer: True
     """False for layers of the same class without standard causal attention."""
+    delta_net: DeltaNet | None = None
+    """How gated delta nets are read, for layers that have them."""
     mixture: Mixture | None = None
     """How experts are read, for layers that have them."""
     sinks: str | None = None
@@ -211,6 +225,7 @@ _GEMMA2_LAYER = LayerFamily(
     window=_layer_window,
     softcap=_softcap,
 )
+_QWEN35_LAYER = LayerFamily(norms=_HEAD_NORMS, norm_adds_one=True, gates_attention=True, delta_net=DeltaNet())
 # Its attention ignores the soft cap in the configuration.
 _GEMMA3_LAYER = replace(
     _GEMMA2_LAYER,
@@ -272,6 +287,13 @@ _GEMMA3_WITH_IMAGES = replace(
     rotary_by_kind=True,
     is_plain=lambda config, text: config.image_token_id < text.vocab_size,
 )
+_QWEN35_MODEL = ModelFamily(norm_adds_one=True, rotates_partially=True)
+_QWEN35_WITH_IMAGES = replace(
+    _QWEN35_MODEL,
+    decoder="model.language_model",
+    stored_decoders=("model.language_model.",),
+    ignored=("model.visual.",),
+)
 _PARTIAL_MODEL = ModelFamily(rotates_partially=True)
 _PHI4_MODEL = ModelFamily(rotates_partially=True, ignored=("model.embed_tokens_extend.",))
 
@@ -331,6 +353,8 @@ _KNOWN = (
     Family("qwen2_moe", "Qwen2Moe", LayerFamily(window=_layer_window, mixture=_QWEN2_MIXTURE)),
     Family("qwen3", "Qwen3", LayerFamily(norms=_HEAD_NORMS, window=_layer_window)),
     Family("qwen3_moe", "Qwen3Moe", LayerFamily(norms=_HEAD_NORMS, window=_model_window, mixture=_QWEN3_MIXTURE)),
+    Family("qwen3_5", "Qwen3_5", _QWEN35_LAYER, _QWEN35_MODEL, "qwen3_5_text"),
+    Family("qwen3_5", "Qwen3_5", _QWEN35_LAYER, _QWEN35_WITH_IMAGES, model_class="ForConditionalGeneration"),
     Family("seed_oss", "SeedOss"),
     Family(
         "smollm3", "SmolLM3",

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsForm
+from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm
 from model_runner.models.families import ClampedGate
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
+from model_runner.recurrence.cpu import BoundNet
 
 if TYPE_CHECKING:
     from model_runner.models.hf_attention import StepAttention
@@ -107,18 +108,18 @@ def _router_panels(form: ExpertsForm) -> Tensor:
 class FusedDecoderLayer(nn.Module):
     """Replaces a transformers decoder layer: quantised linears, everything else in float32, all rows at once."""
 
-    def __init__(self, index: int, form: DecoderForm, packer: NativePacker) -> None:
+    def __init__(self, form: DecoderForm, packer: NativePacker) -> None:
         super().__init__()
-        self.index = index
         self._kernels = packer.kernels
         self.uses_rotary = form.uses_rotary
-        self._halves_angles = form.halves_angles
-        self._options = form.attention  # the struct points into the sinks
+        self.mixer = form.mixer  # the struct points into its tensors
+        self._net: BoundNet | None = None
+        self._caches: Sequence[CData] = ()
         self._weights = {
             name: packer.pack(linear)
             for name, linear in (
-                ("qkv", form.qkv),
-                ("attention_output", form.attention_output),
+                ("mixer_input", form.mixer_input),
+                ("mixer_output", form.mixer_output),
                 ("gate_up", form.gate_up if form.experts is None else None),
                 ("down", form.down),
             )
@@ -158,6 +159,15 @@ class FusedDecoderLayer(nn.Module):
         """Set where the layer's keys and values are stored; call it before the first forward."""
         self.struct.cache = cache[0]
 
+    def bind_calls(self, caches: Sequence[CData]) -> None:
+        """Use the cache of the call that the layer's attention is in a pass; other layers may have none."""
+        self._caches = caches
+
+    def bind_net(self, net: BoundNet) -> None:
+        """Set the layer's gated delta net; call it before the first forward."""
+        self._net = net
+        self.struct.delta_net = net.struct
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -167,6 +177,8 @@ class FusedDecoderLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
+        if self._caches:
+            self.bind(self._caches[attention.num_calls])
         attention.num_calls += 1
         cos, sin = self._rotation(position_embeddings, hidden_states.shape[1])
         self.struct.rotary_dim = cos.shape[-1]
@@ -178,13 +190,20 @@ class FusedDecoderLayer(nn.Module):
         if not self.uses_rotary:
             return torch.empty(count, 0), torch.empty(count, 0)
         assert position_embeddings is not None, "the model has rotary positions"
+        assert isinstance(self.mixer, AttentionForm)
         cos, sin = (angles[0] for angles in position_embeddings)  # each [T, rotary_dim], or half of that
-        if self._halves_angles:
+        if self.mixer.halves_angles:
             cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
         return cos.contiguous(), sin.contiguous()
 
 
 def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> CData:
+    mixer = form.mixer
+    attention = (
+        {"attention": attention_struct(mixer.heads, mixer.options)[0], "gates_attention": mixer.is_gated}
+        if isinstance(mixer, AttentionForm)
+        else {}
+    )
     return CPU.new(
         "SwDecoderLayer",
         hidden=form.hidden,
@@ -192,7 +211,7 @@ def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: di
         activation=native_activation(form.activation),
         norm_eps=form.norms.eps,
         residual_scale=form.residual_scale,
-        attention=attention_struct(form.heads, form.attention)[0],
+        **attention,
         **{name: weight.struct[0] for name, weight in weights.items()},
         **{name: pointer(norm, len(norm)) for name, norm in norms.items()},
     )

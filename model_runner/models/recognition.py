@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from model_runner.models.activations import EXACT, gelu_tanh, silu
-from model_runner.models.decoder_form import Activation, DecoderForm, read_form
+from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, read_form
 from model_runner.models.experts import has_usual_gate
 from model_runner.models.families import LAYER_FAMILIES, LayerFamily
 from model_runner.models.interleaved_experts import with_usual_experts
@@ -42,7 +42,7 @@ def activation_of(module: nn.Module) -> Activation | None:
 
 
 def replace_recognised(
-    model: nn.Module, make: Callable[[int, DecoderForm], nn.Module], *, with_experts: bool = False
+    model: nn.Module, make: Callable[[int, DecoderForm], nn.Module], *, only_common: bool = True
 ) -> int:
     """Replace every recognised decoder layer by the module that `make` returns for its index and form.
 
@@ -51,7 +51,7 @@ def replace_recognised(
     Args:
         model: changed in place.
         make: returns the new layer.
-        with_experts: whether layers with experts are replaced as well.
+        only_common: whether layers with experts or gated attention stay.
 
     Returns:
         How many layers were replaced.
@@ -60,10 +60,14 @@ def replace_recognised(
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for place in range(len(layers)):
             form = recognise(layers[place])
-            if form is not None and (with_experts or form.experts is None):
+            if form is not None and not (only_common and _is_special(form)):
                 layers[place] = make(layers[place].self_attn.layer_idx, form)  # type: ignore[arg-type, union-attr]
                 replaced += 1
     return replaced
+
+
+def _is_special(form: DecoderForm) -> bool:
+    return form.experts is not None or not isinstance(form.mixer, AttentionForm) or form.mixer.is_gated
 
 
 def _has_usual_gate(experts: Any, activation: Activation) -> bool:

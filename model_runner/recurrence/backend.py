@@ -48,6 +48,11 @@ class RecurrentShape:
     """Whether every channel of a key has its own decay; otherwise every head has one."""
 
     @property
+    def is_whole(self) -> bool:
+        """Whether head dimensions are stored without zeros behind them."""
+        return (padded(self.key_dim), padded(self.value_dim)) == (self.key_dim, self.value_dim)
+
+    @property
     def keys(self) -> tuple[int, ...]:
         """Shape of a block's keys."""
         return self.key_heads, BLOCK, padded(self.key_dim)

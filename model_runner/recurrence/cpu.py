@@ -29,6 +29,16 @@ class NativeMetadata:
     native: native.NativePlan
 
 
+@dataclass(frozen=True, slots=True)
+class BoundNet:
+    """A gated delta net on the rows and pages of a cache."""
+
+    struct: CData
+    """An SwGatedDeltaNet."""
+    memory: object
+    """What the struct points into."""
+
+
 class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
     """A unit of work is one head of one choice."""
 
@@ -38,16 +48,16 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         self._convolutions: dict[int, tuple[Tensor, CData, object]] = {}
         """For each convolution that was computed: its weight, SwConvolution, and the memory of that. Weights do not
         change."""
-        self._nets: dict[int, GatedDeltaNet[NativeMetadata]] = {}
+        self._nets: dict[int, BoundNet] = {}
+        self._kernel_sizes = sorted({shape.kernel for shape in cache.convolutions})
         self._recurrences = [self._recurrence(index) for index in range(len(cache.recurrences))]
 
     def prepare(self, batch: Batch) -> NativeMetadata:
         plan = make_plan(batch)
         per_token = (plan.slots, plan.num_rows, plan.order)
-        return NativeMetadata(
-            plan,
-            native.NativePlan(per_token, plan.segments, plan.first_segment, plan.anchors, plan.paths, plan.written),
-        )
+        sources = {kernel: plan.inputs_of(kernel) for kernel in self._kernel_sizes}
+        lists = plan.segments, plan.first_segment, plan.anchors, plan.paths, plan.written
+        return NativeMetadata(plan, native.NativePlan(per_token, *lists, sources))
 
     def recur(
         self,
@@ -78,23 +88,26 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         known = self._convolutions.get(index)
         if known is None or known[0].data_ptr() != weight.data_ptr():
             known = self._convolutions[index] = weight, *self._convolution(index, weight, bias, activation)
-        struct = known[1]
-        struct.sources = self._sources(index, metadata)
-        return native.convolve(self._kernels, struct, metadata.native, _floats(x)).to(x.dtype)
+        return native.convolve(self._kernels, known[1], metadata.native, _floats(x)).to(x.dtype)
 
     def gated_delta_net(
         self, indices: tuple[int, int], read: Callable[[], GatedDeltaNetParameters]
     ) -> GatedDeltaNet[NativeMetadata] | None:
-        shape = self.cache.recurrences[indices[0]]
-        if (padded(shape.key_dim), padded(shape.value_dim)) != (shape.key_dim, shape.value_dim):
+        if not self.cache.recurrences[indices[0]].is_whole:
             return None
         if indices[0] not in self._nets:
-            self._nets[indices[0]] = self._make_net(indices, read())
-        return self._nets[indices[0]]
+            self._nets[indices[0]] = self.bind_net(indices, read())
+        net = self._nets[indices[0]]
 
-    def _make_net(self, indices: tuple[int, int], parameters: GatedDeltaNetParameters) -> GatedDeltaNet[NativeMetadata]:
-        shape = self.cache.recurrences[indices[0]]
-        p = parameters
+        def run(qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, metadata: NativeMetadata) -> Tensor:
+            rows = _floats(qkv), _floats(z), _floats(b), _floats(a)
+            return native.gated_delta_net(self._kernels, net.struct, metadata.native, rows).to(qkv.dtype)
+
+        return run
+
+    def bind_net(self, indices: tuple[int, int], parameters: GatedDeltaNetParameters) -> "BoundNet":
+        """A gated delta net on the recurrence and the convolution of these indices, whose dimensions are whole."""
+        shape, p = self.cache.recurrences[indices[0]], parameters
         convolution, of_convolution = self._convolution(indices[1], p.conv_weight, p.conv_bias, "silu")
         numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm)]
         struct = CPU.new(
@@ -107,25 +120,12 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
             decay_bias=pointer(numbers[1], shape.heads),
             norm=pointer(numbers[2], shape.value_dim),
         )
-        memory = (*numbers, of_convolution)
-
-        def run(qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, metadata: NativeMetadata) -> Tensor:
-            assert memory
-            struct.convolution.sources = self._sources(indices[1], metadata)
-            rows = _floats(qkv), _floats(z), _floats(b), _floats(a)
-            return native.gated_delta_net(self._kernels, struct, metadata.native, rows).to(qkv.dtype)
-
-        return run
-
-    def _sources(self, index: int, metadata: NativeMetadata) -> CData:
-        kernel = self.cache.convolutions[index].kernel
-        sources = metadata.plan.inputs_of(kernel)
-        return pointer(sources, len(sources), kernel - 1)
+        return BoundNet(struct, (*numbers, of_convolution, self.cache))
 
     def _convolution(
         self, index: int, weight: Tensor, bias: Tensor | None, activation: str | None
     ) -> tuple[CData, object]:
-        """An SwConvolution without sources, and the memory that it needs."""
+        """An SwConvolution, and the memory that it needs."""
         shape, memory = self.cache.convolutions[index], self.cache.conv[index]
         weights, biases = _floats(weight.T), None if bias is None else _floats(bias)
         struct = CPU.new(

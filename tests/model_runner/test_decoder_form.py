@@ -40,7 +40,7 @@ def test_every_family_has_a_case() -> None:
 
 
 def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, attention=replace(form.attention, **changes))
+    return lambda form: replace(form, mixer=replace(form.mixer, options=replace(form.mixer.options, **changes)))
 
 
 def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
@@ -86,7 +86,8 @@ def test_a_form_that_is_read_wrongly_is_found_out(
 
 def test_sizes() -> None:
     form = form_of(tiny_model("phi3").model.layers[0])
-    assert (form.heads, form.kv_heads, form.head_dim, form.hidden, form.intermediate) == (4, 2, 20, 48, 84)
+    assert (form.mixer.heads, form.mixer.kv_heads, form.mixer.head_dim) == (4, 2, 20)
+    assert (form.hidden, form.intermediate) == (48, 84)
 
 
 @pytest.mark.parametrize("case", ["llama", "phi3"])
@@ -94,11 +95,11 @@ def test_only_what_is_merged_is_copied(case: str) -> None:
     model = tiny_model(case)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     form = form_of(model.model.layers[0])
-    kept = [form.attention_output.weight, form.down.weight, form.norms.attention]
+    kept = [form.mixer_output.weight, form.down.weight, form.norms.attention]
     kept += [matrix.read() for matrix in form.gate_up.matrices]
     assert all(tensor.untyped_storage().data_ptr() in own for tensor in kept)
-    assert (form.qkv.weight.untyped_storage().data_ptr() in own) == (case == "phi3")
-    assert not any(tensor.requires_grad for tensor in [*kept, form.qkv.weight])
+    assert (form.mixer_input.weight.untyped_storage().data_ptr() in own) == (case == "phi3")
+    assert not any(tensor.requires_grad for tensor in [*kept, form.mixer_input.weight])
 
 
 @pytest.mark.parametrize(
@@ -158,4 +159,4 @@ def test_layers_are_gone_when_they_are_replaced() -> None:
 
 def test_layers_with_experts_are_replaced_where_that_is_asked_for() -> None:
     assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity()) == 1  # its dense layer
-    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity(), with_experts=True) == 4
+    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity(), only_common=False) == 4

@@ -52,7 +52,7 @@ def step_batch(step: Step, seed: int = 0) -> Batch:
 
 def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype = torch.float32) -> KVCache:
     """A cache for layers of these forms."""
-    shapes = [KVShape(form.kv_heads, form.head_dim, form.head_dim) for form in forms]
+    shapes = [KVShape(form.mixer.kv_heads, form.mixer.head_dim, form.mixer.head_dim) for form in forms]
     return KVCache(shapes, NUM_BLOCKS, BLOCK, dtype, CPU)
 
 
@@ -96,7 +96,7 @@ def layer_errors(
     """
     model = served_model(case, **sizes)
     forms = forms_of(model)
-    fused = [FusedDecoderLayer(index, change(form), packer) for index, form in enumerate(forms)]
+    fused = [FusedDecoderLayer(change(form), packer) for form in forms]
     fused_cache, cache = make_cache(forms, dtype), make_cache(forms, dtype)
     for layer, struct in zip(fused, cache_structs(fused_cache), strict=True):
         layer.bind(struct)
@@ -151,7 +151,6 @@ class FusedModel:
         """The model by one native call, and by the modules of transformers; both on one new cache."""
         cache = make_cache(self._forms)
         bind_layers(self.model, cache_structs(cache))
-        self.native.bind(cache_structs(cache))
         attention = NativeAttention(self._kernels, cache)
         return NativeTargetModel(self.native, attention, needs), HFTargetModel(self.model, attention, needs)
 
@@ -188,10 +187,10 @@ class OneLayer:
     ) -> None:
         form = change(forms_of(served_model(case, **sizes))[index])
         self.width = form.hidden
-        self._rotary_dim = form.head_dim
+        self._rotary_dim = form.mixer.head_dim
         self._cache = make_cache([form])
         self._attention = NativeAttention(kernels, self._cache)
-        self._layer = FusedDecoderLayer(0, form, NativePacker(kernels, "int8"))
+        self._layer = FusedDecoderLayer(form, NativePacker(kernels, "int8"))
         bind_layers(self._layer, cache_structs(self._cache))
 
     def __call__(self, hidden: Tensor, step: list[tuple[int, int, int]]) -> Tensor:

@@ -64,7 +64,7 @@ def test_caches_of_other_types(case: str, dtype: torch.dtype, kernels: Kernels) 
 
 
 def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, attention=replace(form.attention, **changes))
+    return lambda form: replace(form, mixer=replace(form.mixer, options=replace(form.mixer.options, **changes)))
 
 
 def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
