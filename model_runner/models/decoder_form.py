@@ -27,6 +27,10 @@ _NAMES: dict[str, Activation] = {
 """Activations by their names in configurations."""
 
 
+_NET_INPUTS, _NET_OUTPUT = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), "out_proj"
+"""Linears of a gated delta net."""
+
+
 @dataclass(frozen=True, slots=True)
 class Norms:
     """Factors of a layer's RMS norms: x becomes x / sqrt(mean(x²) + eps) * factor. None where the layer has no norm."""
@@ -238,7 +242,7 @@ def _read_delta_net(net: DeltaNet, config: Config, parameters: Parameters) -> _M
         return None
     own = parameters.below(net.path)
     convolution = own.require("conv1d.weight", channels, 1, kernel)
-    linears = (("in_proj_qkv", channels), ("in_proj_z", width), ("in_proj_b", heads), ("in_proj_a", heads))
+    outputs = channels, width, heads, heads
     form = DeltaNetForm(
         shape,
         GatedDeltaNetParameters(
@@ -250,8 +254,16 @@ def _read_delta_net(net: DeltaNet, config: Config, parameters: Parameters) -> _M
             norm_eps=config.rms_norm_eps,
         ),
     )
-    inputs = joined([own.linear([name], outputs, hidden) for name, outputs in linears])
-    return _Mixing(form, inputs, own.linear(["out_proj"], hidden, width))
+    inputs = joined([own.linear([name], count, hidden) for name, count in zip(_NET_INPUTS, outputs, strict=True)])
+    return _Mixing(form, inputs, own.linear([_NET_OUTPUT], hidden, width))
+
+
+def mixer_linears(family: LayerFamily, mixer: AttentionForm | DeltaNetForm) -> Sequence[str]:
+    """Paths of a mixer's linears below the layer."""
+    if isinstance(mixer, AttentionForm):
+        return *family.qkv, family.attention_output
+    assert family.delta_net is not None
+    return [f"{family.delta_net.path}.{name}" for name in (*_NET_INPUTS, _NET_OUTPUT)]
 
 
 def _beside_experts(family: LayerFamily, mixture: Mixture, parameters: Parameters) -> LayerFamily:

@@ -48,6 +48,8 @@ class StepAttention:
         self.metadata = metadata
         self.positions: Tensor | None = None
         """[T] the step's positions, which ModelCall sets."""
+        self.states: States | None = None
+        """The recurrent states of the step, which ModelCall sets."""
         self.num_calls = 0
         """Calls of this pass so far. Layers that attend by themselves count theirs."""
         self._shared: dict[str, int] = {}
@@ -120,7 +122,7 @@ class ModelCall:
             "attention": attention,
         }
         self._step.attention, self._step.states = attention, states
-        attention.positions = positions
+        attention.positions, attention.states = positions, states
         try:
             output: Any = self._model(
                 input_ids=tokens.unsqueeze(0), **{name: arguments[name] for name in self._keywords}

@@ -61,9 +61,16 @@ class StepStates:
         whole = self._backend.gated_delta_net((self._num_recurrences, self._num_convolutions), read)
         if whole is None:
             return None
-        self._num_recurrences += 1
-        self._num_convolutions += 1
+        self.next_net()
         return lambda qkv, z, b, a: whole(qkv, z, b, a, self._metadata)
+
+    def next_net(self) -> tuple[RecurrenceBackend[Any], tuple[int, int], Any]:
+        """The backend, the indices of the next recurrence and convolution, and the metadata, for a layer that uses them
+        by itself.
+        """
+        indices = self._num_recurrences, self._num_convolutions
+        self._num_recurrences, self._num_convolutions = indices[0] + 1, indices[1] + 1
+        return self._backend, indices, self._metadata
 
 
 class RecordedStates:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm
+from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, DeltaNetForm, ExpertsForm
 from model_runner.models.families import ClampedGate
+from model_runner.models.mixers import StepStates
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
-from model_runner.recurrence.cpu import BoundNet
+from model_runner.recurrence.cpu import BoundNet, NativeRecurrence
 
 if TYPE_CHECKING:
     from model_runner.models.hf_attention import StepAttention
@@ -163,10 +164,12 @@ class FusedDecoderLayer(nn.Module):
         """Use the cache of the call that the layer's attention is in a pass; other layers may have none."""
         self._caches = caches
 
-    def bind_net(self, net: BoundNet) -> None:
-        """Set the layer's gated delta net; call it before the first forward."""
-        self._net = net
-        self.struct.delta_net = net.struct
+    def bind_net(self, recurrence: NativeRecurrence, indices: tuple[int, int]) -> None:
+        """Set which recurrence and convolution of a cache the layer has; call it before the first forward."""
+        assert isinstance(self.mixer, DeltaNetForm)
+        mixer = self.mixer
+        self._net = recurrence.net(indices, lambda: mixer.parameters)
+        self.struct.delta_net = self._net.struct
 
     def forward(
         self,
@@ -177,13 +180,24 @@ class FusedDecoderLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
-        if self._caches:
-            self.bind(self._caches[attention.num_calls])
-        attention.num_calls += 1
+        self._take_part(attention)
         cos, sin = self._rotation(position_embeddings, hidden_states.shape[1])
         self.struct.rotary_dim = cos.shape[-1]
         output = self._kernels.decoder_layer(self.struct, attention.metadata.struct, cos, sin, hidden_states[0])
         return output.unsqueeze(0)
+
+    def _take_part(self, attention: "StepAttention") -> None:
+        """Bind the layer to what its mixer has next in a pass of the model's modules."""
+        if isinstance(self.mixer, DeltaNetForm):
+            assert isinstance(attention.states, StepStates), "a recurrent layer needs states"
+            recurrence, indices, states = attention.states.next_net()
+            assert isinstance(recurrence, NativeRecurrence), "kernels run the layer and its recurrence"
+            self.bind_net(recurrence, indices)
+            attention.metadata.struct.states = states.native.struct
+            return
+        if self._caches:
+            self.bind(self._caches[attention.num_calls])
+        attention.num_calls += 1
 
     def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
         """Cos and sin [T, rotary_dim]; of width 0 for a layer without rotary positions."""

@@ -158,7 +158,7 @@ class NativeModel:
             else:
                 assert recurrence is not None, "the model has recurrent layers"
                 index = next(indices)
-                layer.bind_net(recurrence.bind_net((index, index), layer.mixer.parameters))
+                layer.bind_net(recurrence, (index, index))
 
     def get_input_embeddings(self) -> StoredEmbedding:
         """The embedding, as transformers' models return it."""

@@ -95,9 +95,7 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
     ) -> GatedDeltaNet[NativeMetadata] | None:
         if not self.cache.recurrences[indices[0]].is_whole:
             return None
-        if indices[0] not in self._nets:
-            self._nets[indices[0]] = self.bind_net(indices, read())
-        net = self._nets[indices[0]]
+        net = self.net(indices, read)
 
         def run(qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, metadata: NativeMetadata) -> Tensor:
             rows = _floats(qkv), _floats(z), _floats(b), _floats(a)
@@ -105,8 +103,13 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
 
         return run
 
-    def bind_net(self, indices: tuple[int, int], parameters: GatedDeltaNetParameters) -> "BoundNet":
-        """A gated delta net on the recurrence and the convolution of these indices, whose dimensions are whole."""
+    def net(self, indices: tuple[int, int], read: Callable[[], GatedDeltaNetParameters]) -> "BoundNet":
+        """The gated delta net on the recurrence and the convolution of these indices, whose dimensions are whole."""
+        if indices[0] not in self._nets:
+            self._nets[indices[0]] = self._bind_net(indices, read())
+        return self._nets[indices[0]]
+
+    def _bind_net(self, indices: tuple[int, int], parameters: GatedDeltaNetParameters) -> "BoundNet":
         shape, p = self.cache.recurrences[indices[0]], parameters
         convolution, of_convolution = self._convolution(indices[1], p.conv_weight, p.conv_bias, "silu")
         numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm)]

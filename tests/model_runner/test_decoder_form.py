@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.families import LAYER_FAMILIES
 from model_runner.models.recognition import recognise, replace_recognised
-from tests.model_runner.decoder_models import CASES, layer_runs, tiny_model
+from tests.model_runner.decoder_models import CASES, HYBRIDS, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form, with_up_first
 
 TOKENS = 90  # beyond the windows, and beyond the original length of scaled rotary positions
@@ -35,7 +35,7 @@ def test_the_form_computes_what_the_layer_does(case: str) -> None:
 
 
 def test_every_family_has_a_case() -> None:
-    classes = {type(tiny_model(case).model.layers[0]) for case in CASES}
+    classes = {type(tiny_model(case).model.layers[0]) for case in [*CASES, *HYBRIDS]}
     assert {f"{layer.__module__}.{layer.__qualname__}" for layer in classes} == set(LAYER_FAMILIES)
 
 
@@ -64,7 +64,7 @@ def with_experts(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
         ("llama", 0, with_norms(eps=1e-6)),
         ("granite", 0, lambda form: replace(form, residual_scale=1.0)),
         ("mistral without windows", 0, lambda form: replace(form, activation="silu")),
-        ("smollm3", 2, lambda form: replace(form, uses_rotary=True)),
+        ("smollm3", 2, lambda form: replace(form, mixer=replace(form.mixer, uses_rotary=True))),
         ("llama with biases", 0, lambda form: replace(form, down=replace(form.down, bias=None))),
         ("phi3", 0, with_up_first),
         ("mixtral", 0, with_experts(normalised=False)),

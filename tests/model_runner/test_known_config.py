@@ -17,7 +17,7 @@ from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.known_config import MissingEntryError, read_known_config
 from model_runner.models.model_form import read_model_form
 from model_runner.models.parameters import Checkpoint, TensorCheckpoint
-from tests.model_runner.decoder_models import CASES, tiny_model
+from tests.model_runner.decoder_models import CASES, HYBRIDS, tiny_model
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -46,7 +46,7 @@ def entries_that_are_read(case: str) -> tuple[dict[str, Any], Checkpoint]:
     return recording.read, checkpoint
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
 def test_a_whole_file_says_what_transformers_reads(case: str, tmp_path: Path) -> None:
     expected, checkpoint = entries_that_are_read(case)
     config = tiny_model(case).config.get_text_config()
