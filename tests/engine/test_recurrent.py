@@ -18,6 +18,10 @@ FAMILIES = [family for family in RECURRENT if family != "kimi_linear"]
 """KDA is slow by its modules; tests of its kernels have drafts, too."""
 
 
+NATIVE = {"qwen3_5_text"}
+"""Families that one native call runs, with packed weights."""
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -26,7 +30,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def harness(family: str, load: Callable[..., Harness]) -> Harness:
-    return load(family, "none")
+    return load(family, "int8" if family in NATIVE else "none")
 
 
 @pytest.fixture(scope="module")
