@@ -213,13 +213,16 @@ def prepare_folder(model: str, work: Path, console: Console) -> Path:
     return folder
 
 
-def convert(folder: Path, work: Path, converter: Path, console: Console) -> Path:
-    """llama.cpp's file for a model folder, created at first use. Raises CalledProcessError."""
+def convert(folder: Path, work: Path, converter: Path, console: Console, *options: str) -> Path:
+    """llama.cpp's file for a model folder, created at first use; `options` are the converter's.
+
+    Raises CalledProcessError.
+    """
     file = work / f"{folder.name}.gguf"
     if not file.is_file():
         console.print(f"Converting {folder} for llama.cpp ...")
         part = file.with_suffix(".part")
-        command = [sys.executable, str(converter), str(folder), "--outtype", "q8_0", "--outfile", str(part)]
+        command = [sys.executable, str(converter), str(folder), "--outtype", "q8_0", "--outfile", str(part), *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         part.rename(file)
     return file

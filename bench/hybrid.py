@@ -36,6 +36,8 @@ from server.cli.loadtest.benchmark import find_model
 from server.cli.loadtest.load import open_client
 
 MODELS = ("qwen3.5-0.8b", "gpt-oss-8-layers")
+CONVERTING = {"qwen3.5-0.8b": ("--no-mtp",)}
+"""Options of llama.cpp's converter: it would look for a module that predicts further tokens, which these weights lack."""
 PARTS = ("decode", "prefill", "cached", "memory")
 CACHED = 4096
 """Prompt tokens whose first token is awaited, first computed, then from the cache."""
@@ -210,7 +212,10 @@ def main() -> None:
     }
     for model in arguments.models:
         folder = prepare_folder(model, arguments.work, console)
-        file = convert(folder, arguments.work, arguments.convert, console) if arguments.llama_server else None
+        options = CONVERTING.get(model, ())
+        file = None
+        if arguments.llama_server:
+            file = convert(folder, arguments.work, arguments.convert, console, *options)
         ours = [str(folder), "--speculation", "off", "--log-level", "warning", *server_arguments]
         comparisons, lines = run_loads(model, folder, file, ours, arguments)
         compared += comparisons

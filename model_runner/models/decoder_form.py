@@ -27,10 +27,6 @@ _NAMES: dict[str, Activation] = {
 """Activations by their names in configurations."""
 
 
-_NET_INPUTS, _NET_OUTPUT = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), "out_proj"
-"""Linears of a gated delta net."""
-
-
 @dataclass(frozen=True, slots=True)
 class Norms:
     """Factors of a layer's RMS norms: x becomes x / sqrt(mean(x²) + eps) * factor. None where the layer has no norm."""
@@ -242,7 +238,6 @@ def _read_delta_net(net: DeltaNet, config: Config, parameters: Parameters) -> _M
         return None
     own = parameters.below(net.path)
     convolution = own.require("conv1d.weight", channels, 1, kernel)
-    outputs = channels, width, heads, heads
     form = DeltaNetForm(
         shape,
         GatedDeltaNetParameters(
@@ -254,8 +249,22 @@ def _read_delta_net(net: DeltaNet, config: Config, parameters: Parameters) -> _M
             norm_eps=config.rms_norm_eps,
         ),
     )
-    inputs = joined([own.linear([name], count, hidden) for name, count in zip(_NET_INPUTS, outputs, strict=True)])
-    return _Mixing(form, inputs, own.linear([_NET_OUTPUT], hidden, width))
+    outputs = (channels + width, 2 * heads) if net.by_key_head else (channels, width, heads, heads)
+    inputs = [own.linear([name], count, hidden) for name, count in zip(net.inputs, outputs, strict=True)]
+    if net.by_key_head:
+        inputs = _in_usual_order(inputs, shape)
+    return _Mixing(form, joined(inputs), own.linear(["out_proj"], hidden, width))
+
+
+def _in_usual_order(inputs: Sequence[Linear], shape: RecurrentShape) -> list[Linear]:
+    """Linears for qkv and z, and for b and a, whose outputs are those of each key head in turn."""
+    group = shape.heads // shape.key_heads
+    parts = [shape.key_dim] * 2 + [group * shape.value_dim] * 2, [group] * 2
+    orders = [torch.arange(linear.outputs).view(shape.key_heads, -1) for linear in inputs]
+    split = [
+        [part.flatten() for part in torch.split(order, sizes, 1)] for order, sizes in zip(orders, parts, strict=True)
+    ]
+    return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
 
 
 def mixer_linears(family: LayerFamily, mixer: AttentionForm | DeltaNetForm) -> Sequence[str]:
@@ -263,7 +272,7 @@ def mixer_linears(family: LayerFamily, mixer: AttentionForm | DeltaNetForm) -> S
     if isinstance(mixer, AttentionForm):
         return *family.qkv, family.attention_output
     assert family.delta_net is not None
-    return [f"{family.delta_net.path}.{name}" for name in (*_NET_INPUTS, _NET_OUTPUT)]
+    return family.delta_net.linears
 
 
 def _beside_experts(family: LayerFamily, mixture: Mixture, parameters: Parameters) -> LayerFamily:

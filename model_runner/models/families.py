@@ -74,6 +74,9 @@ class Mixture:
     """The experts' gate if it is not activation(gate) * up. Experts with such a gate are stored as gpt-oss's."""
 
 
+_NET_INPUTS = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
     """How the gated delta net of a layer is read, which is in the place of the attention."""
@@ -82,6 +85,18 @@ class DeltaNet:
     """Below the layer."""
     kind: str = "linear_attention"
     """The kind of layers that have it, in the configuration's `layer_types`."""
+    by_key_head: bool = False
+    """Whether qkv and z, and b and a, are one linear each, whose outputs are those of each key head in turn."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """Its first linears, below the path."""
+        return ("in_proj_qkvz", "in_proj_ba") if self.by_key_head else _NET_INPUTS
+
+    @property
+    def linears(self) -> Sequence[str]:
+        """All of its linears, below the layer."""
+        return [f"{self.path}.{name}" for name in (*self.inputs, "out_proj")]
 
 
 def _head_dim_scale(config: Config) -> float:
@@ -226,6 +241,8 @@ _GEMMA2_LAYER = LayerFamily(
     softcap=_softcap,
 )
 _QWEN35_LAYER = LayerFamily(norms=_HEAD_NORMS, norm_adds_one=True, gates_attention=True, delta_net=DeltaNet())
+_QWEN35_MOE_LAYER = replace(_QWEN35_LAYER, mixture=replace(_QWEN2_MIXTURE, normalised=lambda config: True))
+_QWEN3_NEXT_LAYER = replace(_QWEN35_LAYER, mixture=_QWEN2_MIXTURE, delta_net=DeltaNet(by_key_head=True))
 # Its attention ignores the soft cap in the configuration.
 _GEMMA3_LAYER = replace(
     _GEMMA2_LAYER,
@@ -355,6 +372,9 @@ _KNOWN = (
     Family("qwen3_moe", "Qwen3Moe", LayerFamily(norms=_HEAD_NORMS, window=_model_window, mixture=_QWEN3_MIXTURE)),
     Family("qwen3_5", "Qwen3_5", _QWEN35_LAYER, _QWEN35_MODEL, "qwen3_5_text"),
     Family("qwen3_5", "Qwen3_5", _QWEN35_LAYER, _QWEN35_WITH_IMAGES, model_class="ForConditionalGeneration"),
+    Family("qwen3_5_moe", "Qwen3_5Moe", _QWEN35_MOE_LAYER, _QWEN35_MODEL, "qwen3_5_moe_text"),
+    Family("qwen3_5_moe", "Qwen3_5Moe", _QWEN35_MOE_LAYER, _QWEN35_WITH_IMAGES, model_class="ForConditionalGeneration"),
+    Family("qwen3_next", "Qwen3Next", _QWEN3_NEXT_LAYER, _QWEN35_MODEL),
     Family("seed_oss", "SeedOss"),
     Family(
         "smollm3", "SmolLM3",

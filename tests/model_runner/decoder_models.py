@@ -188,6 +188,22 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "rope_parameters": _SECTIONS,
         "attention_bias": True,
     },
+    "qwen3_5_moe_text": {
+        **_DELTA_NETS,
+        **_QWEN_EXPERTS,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "shared_expert_intermediate_size": 60,
+        "rope_parameters": _SECTIONS,
+    },
+    "qwen3_next": {
+        **_DELTA_NETS,
+        **_QWEN_EXPERTS,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "shared_expert_intermediate_size": 60,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": False,
+        "rope_parameters": _PARTIAL_ROPE,
+    },
 }
 
 
