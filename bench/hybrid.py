@@ -37,7 +37,7 @@ from server.cli.loadtest.load import open_client
 
 MODELS = ("qwen3.5-0.8b", "gpt-oss-8-layers")
 CONVERTING = {"qwen3.5-0.8b": ("--no-mtp",)}
-"""Options of llama.cpp's converter: it would look for a module that predicts further tokens, which these weights lack."""
+"""Options of llama.cpp's converter, which would look for a module that predicts further tokens."""
 PARTS = ("decode", "prefill", "cached", "memory")
 CACHED = 4096
 """Prompt tokens whose first token is awaited, first computed, then from the cache."""

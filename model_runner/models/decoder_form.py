@@ -9,9 +9,26 @@ from torch import Tensor
 
 from model_runner.attention.backend import AttentionOptions
 from model_runner.kv_cache import KVShape
-from model_runner.models.families import ClampedGate, Config, DeltaNet, LayerFamily, Mixture, head_dim
+from model_runner.models.families import (
+    ClampedGate,
+    Config,
+    DeltaNet,
+    LayerFamily,
+    Mamba2,
+    Mixture,
+    Recurrent,
+    ShortConvolution,
+    head_dim,
+)
 from model_runner.models.parameters import Linear, Parameters, in_order, joined
-from model_runner.recurrence.backend import ConvShape, GatedDeltaNetParameters, RecurrentShape
+from model_runner.recurrence.backend import (
+    ConvShape,
+    GatedDeltaNetParameters,
+    Mamba2Parameters,
+    MixerParameters,
+    RecurrentShape,
+    ShortConvolutionParameters,
+)
 
 Activation = Literal["silu", "gelu_tanh"]
 Scoring = Literal["softmax", "sigmoid"]
@@ -91,11 +108,17 @@ class AttentionForm:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNetForm:
-    """A gated delta net. Its first linear has outputs for query, key and value, for z, for b and for a."""
+class RecurrentForm:
+    """A recurrent mixer. Its first linear has these outputs:
 
-    shape: RecurrentShape
-    parameters: GatedDeltaNetParameters
+    a gated delta net: query, key and value; z; b; a
+    Mamba 2: gate; x; B; C; steps
+    a short convolution: b; c; x
+    """
+
+    recurrence: RecurrentShape | None
+    """None for a short convolution."""
+    parameters: MixerParameters
 
     @property
     def convolution(self) -> ConvShape:
@@ -116,7 +139,7 @@ class DecoderForm:
 
     hidden: int
     """Width of the residual stream."""
-    mixer: AttentionForm | DeltaNetForm
+    mixer: AttentionForm | RecurrentForm
     mixer_input: Linear
     mixer_output: Linear
     gate_up: Linear | None  # outputs: gate, up
@@ -152,8 +175,8 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
     activation = _NAMES.get(family.activation_name(config))
     if activation is None:
         return None
-    if (net := family.delta_net) is not None and config.layer_types[layer] == net.kind:
-        mixing = _read_delta_net(net, config, parameters)
+    if (recurrent := family.recurrent) is not None and config.layer_types[layer] in recurrent.kinds:
+        mixing = _read_recurrent(recurrent, config, parameters)
     else:
         mixing = _read_attention(family, config, layer, parameters) if family.attends(config, layer) else None
     if mixing is None:
@@ -185,7 +208,7 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
 class _Mixing:
     """A layer's mixer with its linears."""
 
-    mixer: AttentionForm | DeltaNetForm
+    mixer: AttentionForm | RecurrentForm
     input: Linear
     output: Linear
 
@@ -224,36 +247,70 @@ def _read_gated_qkv(family: LayerFamily, sizes: tuple[int, int, int], hidden: in
     return joined([in_order(stored, queries.flatten()), others, in_order(stored, gates.flatten())])
 
 
-def _read_delta_net(net: DeltaNet, config: Config, parameters: Parameters) -> _Mixing | None:
-    """None if the kernels do not support its dimensions."""
+def _read_recurrent(recurrent: Recurrent, config: Config, parameters: Parameters) -> _Mixing | None:
+    """None if the kernels do not support what the configuration asks for."""
+    match recurrent:
+        case DeltaNet():
+            return _read_delta_net(recurrent, config, parameters.below(recurrent.path))
+        case Mamba2():
+            return _read_mamba2(config, parameters.below(recurrent.path))
+        case ShortConvolution():
+            return _read_short_convolution(config, parameters.below(recurrent.path))
+
+
+def _read_convolution(name: str, channels: int, kernel: int, own: Parameters) -> tuple[Tensor, Tensor | None]:
+    """Weight [channels, kernel], and bias [channels] if there is one."""
+    return own.require(f"{name}.weight", channels, 1, kernel)[:, 0], own.tensor(f"{name}.bias", channels)
+
+
+def _read_delta_net(net: DeltaNet, config: Config, own: Parameters) -> _Mixing | None:
     hidden, heads, key_heads = config.hidden_size, config.linear_num_value_heads, config.linear_num_key_heads
     key_dim, value_dim = config.linear_key_head_dim, config.linear_value_head_dim
     shape = RecurrentShape(heads, key_heads, key_dim, value_dim, delta=True, per_channel=False)
-    channels, width, kernel = (
-        2 * key_heads * key_dim + heads * value_dim,
-        heads * value_dim,
-        config.linear_conv_kernel_dim,
-    )
+    channels, width = 2 * key_heads * key_dim + heads * value_dim, heads * value_dim
     if not shape.is_whole:
         return None
-    own = parameters.below(net.path)
-    convolution = own.require("conv1d.weight", channels, 1, kernel)
-    form = DeltaNetForm(
-        shape,
-        GatedDeltaNetParameters(
-            conv_weight=convolution[:, 0],
-            conv_bias=own.tensor("conv1d.bias", channels),
-            a_log=own.require("A_log", heads),
-            dt_bias=own.require("dt_bias", heads),
-            norm=own.require("norm.weight", value_dim),
-            norm_eps=config.rms_norm_eps,
-        ),
+    net_parameters = GatedDeltaNetParameters(
+        *_read_convolution("conv1d", channels, config.linear_conv_kernel_dim, own),
+        a_log=own.require("A_log", heads),
+        dt_bias=own.require("dt_bias", heads),
+        norm=own.require("norm.weight", value_dim),
+        norm_eps=config.rms_norm_eps,
     )
     outputs = (channels + width, 2 * heads) if net.by_key_head else (channels, width, heads, heads)
     inputs = [own.linear([name], count, hidden) for name, count in zip(net.inputs, outputs, strict=True)]
     if net.by_key_head:
         inputs = _in_usual_order(inputs, shape)
-    return _Mixing(form, joined(inputs), own.linear(["out_proj"], hidden, width))
+    return _Mixing(RecurrentForm(shape, net_parameters), joined(inputs), own.linear(["out_proj"], hidden, width))
+
+
+def _read_mamba2(config: Config, own: Parameters) -> _Mixing | None:
+    hidden, heads, groups = config.hidden_size, config.mamba_n_heads, config.mamba_n_groups
+    shape = RecurrentShape(heads, groups, config.mamba_d_state, config.mamba_d_head, delta=False, per_channel=False)
+    width = heads * shape.value_dim
+    channels = width + 2 * groups * shape.key_dim
+    if not shape.is_whole or _NAMES.get(config.hidden_act) != "silu":
+        return None
+    least, most = config.time_step_limit
+    mamba = Mamba2Parameters(
+        *_read_convolution("conv1d", channels, config.mamba_d_conv, own),
+        a_log=own.require("A_log", heads),
+        dt_bias=own.require("dt_bias", heads),
+        d=own.require("D", heads),
+        norm=own.require("norm.weight", width),
+        norm_eps=config.rms_norm_eps,
+        norm_groups=groups,
+        step_limits=(least, most),
+    )
+    inputs = own.linear(["in_proj"], width + channels + heads, hidden)
+    return _Mixing(RecurrentForm(shape, mamba), inputs, own.linear(["out_proj"], hidden, width))
+
+
+def _read_short_convolution(config: Config, own: Parameters) -> _Mixing:
+    hidden = config.hidden_size
+    convolution = ShortConvolutionParameters(*_read_convolution("conv", hidden, config.conv_L_cache, own))
+    linears = own.linear(["in_proj"], 3 * hidden, hidden), own.linear(["out_proj"], hidden, hidden)
+    return _Mixing(RecurrentForm(None, convolution), *linears)
 
 
 def _in_usual_order(inputs: Sequence[Linear], shape: RecurrentShape) -> list[Linear]:
@@ -267,12 +324,12 @@ def _in_usual_order(inputs: Sequence[Linear], shape: RecurrentShape) -> list[Lin
     return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
 
 
-def mixer_linears(family: LayerFamily, mixer: AttentionForm | DeltaNetForm) -> Sequence[str]:
+def mixer_linears(family: LayerFamily, mixer: AttentionForm | RecurrentForm) -> Sequence[str]:
     """Paths of a mixer's linears below the layer."""
     if isinstance(mixer, AttentionForm):
         return *family.qkv, family.attention_output
-    assert family.delta_net is not None
-    return family.delta_net.linears
+    assert family.recurrent is not None
+    return [f"{family.recurrent.path}.{name}" for name in family.recurrent.linears]
 
 
 def _beside_experts(family: LayerFamily, mixture: Mixture, parameters: Parameters) -> LayerFamily:
@@ -321,7 +378,7 @@ def _norms(family: LayerFamily, config: Config, width: int | None, parameters: P
 
     hidden = config.hidden_size
     return Norms(
-        eps=config.rms_norm_eps,
+        eps=family.norm_eps(config),
         attention=factor(names.attention, hidden),
         attention_post=factor(names.attention_post, hidden),
         mlp=factor(names.mlp, hidden),

@@ -1,7 +1,7 @@
 """Known model families: how their decoder layers, and the parts around these, are read.
 
 A layer can be in the table if it computes only this: RMSNorm, attention with rotary positions and grouped heads or a
-gated delta net, RMSNorm, gated MLP or experts. `LayerFamily`, `DeltaNet` and `Mixture` name possible variations. The
+recurrent mixer, RMSNorm, gated MLP or experts. `LayerFamily`, `Recurrent` and `Mixture` name possible variations. The
 two dimensions of a rotated pair must be half the rotated width apart. Not supported are other norms, interleaved rotary
 positions, norms over all heads at once, and queries scaled by position.
 
@@ -79,12 +79,12 @@ _NET_INPUTS = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """How the gated delta net of a layer is read, which is in the place of the attention."""
+    """How gated delta nets are read, which are in the place of the attention of some layers."""
 
     path: str = "linear_attn"
     """Below the layer."""
-    kind: str = "linear_attention"
-    """The kind of layers that have it, in the configuration's `layer_types`."""
+    kinds: frozenset[str] = frozenset({"linear_attention"})
+    """The kinds of layers that have one, in the configuration's `layer_types`."""
     by_key_head: bool = False
     """Whether qkv and z, and b and a, are one linear each, whose outputs are those of each key head in turn."""
 
@@ -95,8 +95,32 @@ class DeltaNet:
 
     @property
     def linears(self) -> Sequence[str]:
-        """All of its linears, below the layer."""
-        return [f"{self.path}.{name}" for name in (*self.inputs, "out_proj")]
+        """All of its linears, below the path."""
+        return *self.inputs, "out_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """Likewise for Mamba 2."""
+
+    path: str = "mamba"
+    kinds: frozenset[str] = frozenset({"linear_attention", "mamba"})
+    linears: Sequence[str] = ("in_proj", "out_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """Likewise for short convolutions."""
+
+    path: str = "conv"
+    kinds: frozenset[str] = frozenset({"conv"})
+    linears: Sequence[str] = ("in_proj", "out_proj")
+
+
+Recurrent = DeltaNet | Mamba2 | ShortConvolution
+
+
+_norm_eps = attrgetter("rms_norm_eps")
 
 
 def _head_dim_scale(config: Config) -> float:
@@ -115,6 +139,7 @@ class LayerFamily:
     """Whether the layers have the norms that are named for after attention and MLP."""
     norm_adds_one: bool = False
     """Whether the factor of a norm is 1 + its weight."""
+    norm_eps: Callable[[Config], float] = _norm_eps
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     """Queries, keys and values, or one module with all three."""
     gates_attention: bool = False
@@ -123,7 +148,8 @@ class LayerFamily:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Gate and up, or one module with both."""
     down: str = "mlp.down_proj"
-    activation: str = "mlp.act_fn"
+    activation: str | None = "mlp.act_fn"
+    """Path of its module; None where it is a function."""
     activation_name: Callable[[Config], str] = attrgetter("hidden_act")
     scale: Callable[[Config], float] = _head_dim_scale
     """Factor on the products of queries and keys."""
@@ -133,8 +159,8 @@ class LayerFamily:
     residual_scale: Callable[[Config], float] = lambda config: 1.0
     attends: Callable[[Config, int], bool] = lambda config, layer: True
     """False for layers of the same class without standard causal attention."""
-    delta_net: DeltaNet | None = None
-    """How gated delta nets are read, for layers that have them."""
+    recurrent: Recurrent | None = None
+    """How recurrent mixers are read, for layers that have them."""
     mixture: Mixture | None = None
     """How experts are read, for layers that have them."""
     sinks: str | None = None
@@ -230,7 +256,17 @@ _GRANITE_HYBRID_LAYER = replace(
     down="shared_mlp.output_linear",
     activation="shared_mlp.activation",
     uses_rotary=lambda config, layer: config.position_embedding_type == "rope",
-    attends=lambda config, layer: config.layer_types[layer] in ("attention", "full_attention"),
+    recurrent=Mamba2(),
+)
+_LFM2_LAYER = LayerFamily(
+    norms=NormNames("operator_norm", mlp="ffn_norm", query="self_attn.q_layernorm", key="self_attn.k_layernorm"),
+    norm_eps=attrgetter("norm_eps"),
+    attention_output="self_attn.out_proj",
+    gate_up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    activation=None,
+    activation_name=lambda config: "silu",
+    recurrent=ShortConvolution(),
 )
 _GEMMA2_LAYER = LayerFamily(
     norms=_SANDWICH_NORMS,
@@ -240,9 +276,9 @@ _GEMMA2_LAYER = LayerFamily(
     window=_layer_window,
     softcap=_softcap,
 )
-_QWEN35_LAYER = LayerFamily(norms=_HEAD_NORMS, norm_adds_one=True, gates_attention=True, delta_net=DeltaNet())
+_QWEN35_LAYER = LayerFamily(norms=_HEAD_NORMS, norm_adds_one=True, gates_attention=True, recurrent=DeltaNet())
 _QWEN35_MOE_LAYER = replace(_QWEN35_LAYER, mixture=replace(_QWEN2_MIXTURE, normalised=lambda config: True))
-_QWEN3_NEXT_LAYER = replace(_QWEN35_LAYER, mixture=_QWEN2_MIXTURE, delta_net=DeltaNet(by_key_head=True))
+_QWEN3_NEXT_LAYER = replace(_QWEN35_LAYER, mixture=_QWEN2_MIXTURE, recurrent=DeltaNet(by_key_head=True))
 # Its attention ignores the soft cap in the configuration.
 _GEMMA3_LAYER = replace(
     _GEMMA2_LAYER,
@@ -274,8 +310,11 @@ class ModelFamily:
     """Prefixes of weights that are not used for text."""
     embedding_scale: Callable[[Config], float] = _one
     """Factor on the rows of the embedding."""
+    norm: str = "norm"
+    """Path of the last norm, below the decoder."""
     norm_adds_one: bool = False
     """Whether the factor of the last norm is 1 + its weight."""
+    norm_eps: Callable[[Config], float] = _norm_eps
     rotary_by_kind: bool = False
     """Whether each kind of layer has its own rotary positions."""
     rotates_partially: bool = False
@@ -356,6 +395,7 @@ _KNOWN = (
         ),
         ModelFamily(embedding_scale=_embedding_multiplier, logits_scale=attrgetter("logits_scaling")),
     ),
+    Family("lfm2", "Lfm2", _LFM2_LAYER, ModelFamily(norm="embedding_norm", norm_eps=attrgetter("norm_eps"))),
     Family("llama", "Llama"),
     Family(
         "mellum", "Mellum", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_QWEN3_MIXTURE),

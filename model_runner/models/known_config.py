@@ -14,7 +14,9 @@ from model_runner.models.families import MODEL_TYPES
 from model_runner.models.refusal import other_task
 
 _NONE_IF_ABSENT = frozenset({"architectures", "num_nextn_predict_layers", "quantization_config"})
-_DERIVES_HEAD_DIM = frozenset({"granite", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "smollm3"})
+_DERIVES_HEAD_DIM = frozenset(
+    {"granite", "lfm2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "smollm3"}
+)
 """Model types for which transformers divides the hidden size by the heads if the head size is absent."""
 
 

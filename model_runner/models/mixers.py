@@ -61,15 +61,15 @@ class StepStates:
         whole = self._backend.gated_delta_net((self._num_recurrences, self._num_convolutions), read)
         if whole is None:
             return None
-        self.next_net()
+        self.next_mixer()
         return lambda qkv, z, b, a: whole(qkv, z, b, a, self._metadata)
 
-    def next_net(self) -> tuple[RecurrenceBackend[Any], tuple[int, int], Any]:
-        """The backend, the indices of the next recurrence and convolution, and the metadata, for a layer that uses them
-        by itself.
+    def next_mixer(self, *, recurs: bool = True) -> tuple[RecurrenceBackend[Any], tuple[int, int], Any]:
+        """For a layer that computes its convolution by itself, and its recurrence if it has one: the backend, the indices
+        of the next recurrence and convolution, and the metadata.
         """
         indices = self._num_recurrences, self._num_convolutions
-        self._num_recurrences, self._num_convolutions = indices[0] + 1, indices[1] + 1
+        self._num_recurrences, self._num_convolutions = indices[0] + recurs, indices[1] + 1
         return self._backend, indices, self._metadata
 
 

@@ -5,14 +5,14 @@ Weights may still be in files: a form is read in milliseconds, and says how much
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from model_runner.kernels.library import INT4_GROUP
-from model_runner.models.decoder_form import AttentionForm, DecoderForm, DeltaNetForm, read_form
+from model_runner.models.decoder_form import AttentionForm, DecoderForm, RecurrentForm, read_form
 from model_runner.models.families import MODEL_TYPES, Config, Family, ModelFamily
 from model_runner.models.loading import ModelShape, is_bare, is_unused_head, rotated
 from model_runner.models.parameters import SAME_NAMES, Checkpoint, Linear, Matrix, Parameters
@@ -56,7 +56,7 @@ class ModelForm:
         """The sizes that decide how much memory the model needs."""
         *inner, _ = self.linears
         mixers = [layer.mixer for layer in self.layers]
-        nets = [mixer for mixer in mixers if isinstance(mixer, DeltaNetForm)]
+        recurrent = [mixer for mixer in mixers if isinstance(mixer, RecurrentForm)]
         num_inner = sum(_size(linear) for linear in inner)
         num_head, num_embedding = _size(self.head), self.embedding.shape[0] * self.embedding.shape[1]
         distinct = num_embedding if self.shares_head else num_embedding + num_head
@@ -72,8 +72,8 @@ class ModelForm:
             hidden=self.embedding.shape[1],
             vocab_size=self.head.outputs,
             max_model_len=self.text.max_position_embeddings,
-            recurrences=tuple(net.shape for net in nets),
-            convolutions=tuple(net.convolution for net in nets),
+            recurrences=tuple(mixer.recurrence for mixer in recurrent if mixer.recurrence is not None),
+            convolutions=tuple(mixer.convolution for mixer in recurrent),
             form=self,
         )
 
@@ -108,7 +108,7 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
     if len(known) < len(layers) or not known or frequencies is None:
         return None
     embedding = decoder.linear(["embed_tokens"], text.vocab_size, text.hidden_size)
-    norm = decoder.require("norm.weight", text.hidden_size).float()
+    norm = decoder.require(f"{family.model.norm}.weight", text.hidden_size).float()
     head = _read_head(config, text, parameters, embedding)
     _use_unneeded(family.model, config, parameters)
     if (fault := parameters.fault()) is not None:
@@ -159,8 +159,8 @@ def _small_tensors(layer: DecoderForm) -> list[Tensor]:
     if isinstance(layer.mixer, AttentionForm):
         tensors.append(layer.mixer.options.sinks)
     else:
-        net = layer.mixer.parameters
-        tensors += [net.conv_weight, net.conv_bias, net.a_log, net.dt_bias, net.norm]
+        parameters = layer.mixer.parameters
+        tensors += [getattr(parameters, one.name) for one in fields(parameters)]
     if (experts := layer.experts) is not None:
         tensors += [experts.router, experts.router_bias, experts.choice_bias, experts.mlp_gate]
     return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, DeltaNetForm, ExpertsForm
+from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm
 from model_runner.models.families import ClampedGate
 from model_runner.models.mixers import StepStates
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
-from model_runner.recurrence.cpu import BoundNet, NativeRecurrence
+from model_runner.recurrence.cpu import BoundMixer, NativeRecurrence
 
 if TYPE_CHECKING:
     from model_runner.models.hf_attention import StepAttention
@@ -114,7 +114,7 @@ class FusedDecoderLayer(nn.Module):
         self._kernels = packer.kernels
         self.uses_rotary = form.uses_rotary
         self.mixer = form.mixer  # the struct points into its tensors
-        self._net: BoundNet | None = None
+        self._bound: BoundMixer | None = None
         self._caches: Sequence[CData] = ()
         self._weights = {
             name: packer.pack(linear)
@@ -164,12 +164,12 @@ class FusedDecoderLayer(nn.Module):
         """Use the cache of the call that the layer's attention is in a pass; other layers may have none."""
         self._caches = caches
 
-    def bind_net(self, recurrence: NativeRecurrence, indices: tuple[int, int]) -> None:
+    def bind_states(self, recurrence: NativeRecurrence, indices: tuple[int, int]) -> None:
         """Set which recurrence and convolution of a cache the layer has; call it before the first forward."""
-        assert isinstance(self.mixer, DeltaNetForm)
         mixer = self.mixer
-        self._net = recurrence.net(indices, lambda: mixer.parameters)
-        self.struct.delta_net = self._net.struct
+        assert not isinstance(mixer, AttentionForm)
+        self._bound = recurrence.bind(indices, lambda: mixer.parameters)
+        setattr(self.struct, self._bound.field, self._bound.struct)
 
     def forward(
         self,
@@ -188,11 +188,12 @@ class FusedDecoderLayer(nn.Module):
 
     def _take_part(self, attention: "StepAttention") -> None:
         """Bind the layer to what its mixer has next in a pass of the model's modules."""
-        if isinstance(self.mixer, DeltaNetForm):
+        if not isinstance(self.mixer, AttentionForm):
             assert isinstance(attention.states, StepStates), "a recurrent layer needs states"
-            recurrence, indices, states = attention.states.next_net()
+            recurs = self.mixer.recurrence is not None
+            recurrence, indices, states = attention.states.next_mixer(recurs=recurs)
             assert isinstance(recurrence, NativeRecurrence), "kernels run the layer and its recurrence"
-            self.bind_net(recurrence, indices)
+            self.bind_states(recurrence, indices)
             attention.metadata.struct.states = states.native.struct
             return
         if self._caches:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import count
 
 import numpy as np
 import torch
@@ -115,7 +114,7 @@ class NativeModel:
             "SwModel",
             hidden=self.hidden,
             embedding_scale=self._embedding.embed_scale,
-            norm_eps=form.text.rms_norm_eps,
+            norm_eps=form.family.norm_eps(form.text),
             logits_scale=form.family.logits_scale(form.text),
             logits_softcap=form.family.logits_softcap(form.text) or 0.0,
             embedding=self._embedding.struct[0],
@@ -151,14 +150,14 @@ class NativeModel:
 
     def bind(self, caches: Sequence[CData], recurrence: NativeRecurrence | None = None) -> None:
         """Bind each layer to its SwKvCache, or to its recurrence and convolution, before the first forward."""
-        remaining, indices = iter(caches), count()
+        remaining, recurrences, convolutions = iter(caches), 0, 0
         for layer in self.layers:
             if isinstance(layer.mixer, AttentionForm):
                 layer.bind(next(remaining))
             else:
                 assert recurrence is not None, "the model has recurrent layers"
-                index = next(indices)
-                layer.bind_net(recurrence, (index, index))
+                layer.bind_states(recurrence, (recurrences, convolutions))
+                recurrences, convolutions = recurrences + (layer.mixer.recurrence is not None), convolutions + 1
 
     def get_input_embeddings(self) -> StoredEmbedding:
         """The embedding, as transformers' models return it."""

@@ -94,7 +94,7 @@ def _has_plain_parts(layer: nn.Module, family: LayerFamily, form: DecoderForm) -
         family = replace(family, gate_up=mixture.gate_up, down=mixture.down, activation=mixture.activation)
     if form.down is not None:
         linears += [*family.gate_up, family.down]
-        activations = [family.activation]
+        activations = [] if family.activation is None else [family.activation]
     return all(type(layer.get_submodule(name)) is nn.Linear for name in linears) and all(
         activation_of(layer.get_submodule(name)) == form.activation for name in activations
     )

@@ -13,7 +13,9 @@ from model_runner.kernels.library import Kernels
 from model_runner.recurrence.backend import (
     GatedDeltaNet,
     GatedDeltaNetParameters,
+    MixerParameters,
     RecurrenceBackend,
+    ShortConvolutionParameters,
     StateCache,
     has_silu,
     padded,
@@ -30,11 +32,12 @@ class NativeMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundNet:
-    """A gated delta net on the rows and pages of a cache."""
+class BoundMixer:
+    """A recurrent mixer on the rows and pages of a cache."""
 
+    field: str
+    """Its field of an SwDecoderLayer."""
     struct: CData
-    """An SwGatedDeltaNet."""
     memory: object
     """What the struct points into."""
 
@@ -48,7 +51,7 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         self._convolutions: dict[int, tuple[Tensor, CData, object]] = {}
         """For each convolution that was computed: its weight, SwConvolution, and the memory of that. Weights do not
         change."""
-        self._nets: dict[int, BoundNet] = {}
+        self._bound: dict[tuple[int, int], BoundMixer] = {}
         self._kernel_sizes = sorted({shape.kernel for shape in cache.convolutions})
         self._recurrences = [self._recurrence(index) for index in range(len(cache.recurrences))]
 
@@ -95,7 +98,7 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
     ) -> GatedDeltaNet[NativeMetadata] | None:
         if not self.cache.recurrences[indices[0]].is_whole:
             return None
-        net = self.net(indices, read)
+        net = self.bind(indices, read)
 
         def run(qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, metadata: NativeMetadata) -> Tensor:
             rows = _floats(qkv), _floats(z), _floats(b), _floats(a)
@@ -103,27 +106,46 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
 
         return run
 
-    def net(self, indices: tuple[int, int], read: Callable[[], GatedDeltaNetParameters]) -> "BoundNet":
-        """The gated delta net on the recurrence and the convolution of these indices, whose dimensions are whole."""
-        if indices[0] not in self._nets:
-            self._nets[indices[0]] = self._bind_net(indices, read())
-        return self._nets[indices[0]]
+    def bind(self, indices: tuple[int, int], read: Callable[[], MixerParameters]) -> "BoundMixer":
+        """The recurrent mixer on the recurrence and the convolution of these indices, whose dimensions are whole.
 
-    def _bind_net(self, indices: tuple[int, int], parameters: GatedDeltaNetParameters) -> "BoundNet":
+        A short convolution has no recurrence: the first index is that of the next one.
+
+        Args:
+            indices: of the recurrence and of the convolution in the cache.
+            read: reads the mixer's parameters, when it is first needed.
+        """
+        if indices not in self._bound:
+            self._bound[indices] = self._bind(indices, read())
+        return self._bound[indices]
+
+    def _bind(self, indices: tuple[int, int], parameters: MixerParameters) -> "BoundMixer":
+        weight, bias = parameters.conv_weight, parameters.conv_bias
+        is_short = isinstance(parameters, ShortConvolutionParameters)
+        convolution, memory = self._convolution(indices[1], weight, bias, None if is_short else "silu")
+        if isinstance(parameters, ShortConvolutionParameters):
+            return BoundMixer("short_convolution", convolution, (memory, self.cache))
         shape, p = self.cache.recurrences[indices[0]], parameters
-        convolution, of_convolution = self._convolution(indices[1], p.conv_weight, p.conv_bias, "silu")
+        recurrence = self._recurrences[indices[0]][0]
         numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm)]
-        struct = CPU.new(
-            "SwGatedDeltaNet",
-            recurrence=self._recurrences[indices[0]][0],
-            convolution=convolution[0],
-            gain=p.gain,
-            norm_eps=p.norm_eps,
-            decay_factor=pointer(numbers[0], shape.heads),
-            decay_bias=pointer(numbers[1], shape.heads),
-            norm=pointer(numbers[2], shape.value_dim),
+        factor, step_bias, norm = (pointer(part, len(part)) for part in numbers)
+        common = {"recurrence": recurrence, "convolution": convolution[0], "decay_factor": factor, "norm": norm}
+        common |= {"norm_eps": p.norm_eps}
+        if isinstance(p, GatedDeltaNetParameters):
+            net = CPU.new("SwGatedDeltaNet", gain=p.gain, decay_bias=step_bias, **common)
+            return BoundMixer("delta_net", net, (*numbers, memory, self.cache))
+        least, most = p.step_limits
+        skip = _floats(p.d)
+        layer = CPU.new(
+            "SwMamba2",
+            least_step=least,
+            most_step=most,
+            norm_groups=p.norm_groups,
+            step_bias=step_bias,
+            skip=pointer(skip, shape.heads),
+            **common,
         )
-        return BoundNet(struct, (*numbers, of_convolution, self.cache))
+        return BoundMixer("mamba2", layer, (*numbers, skip, memory, self.cache))
 
     def _convolution(
         self, index: int, weight: Tensor, bias: Tensor | None, activation: str | None

@@ -18,7 +18,7 @@ FAMILIES = [family for family in RECURRENT if family != "kimi_linear"]
 """KDA is slow by its modules; tests of its kernels have drafts, too."""
 
 
-NATIVE = {"qwen3_5_text"}
+NATIVE = {"lfm2", "qwen3_5_text"}
 """Families that one native call runs, with packed weights."""
 
 

@@ -182,6 +182,22 @@ _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_fact
 
 # The same for models with recurrent layers, whose modules stay as they are around native attention.
 HYBRIDS: dict[str, dict[str, Any]] = {
+    "granitemoehybrid with Mamba 2": {
+        **_GRANITE_HYBRID,
+        **_EXPERTS,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "mamba_n_heads": 6,
+        "mamba_d_head": 16,
+        "mamba_d_state": 32,
+        "mamba_n_groups": 2,
+        "time_step_limit": (0.5, 1.0),
+    },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "head_dim": 12,
+        "norm_eps": 0.03,
+        "conv_bias": True,
+    },
     "qwen3_5_text": {
         **_DELTA_NETS,
         "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],

@@ -10,8 +10,8 @@
 #include "attention.h"
 #include "block_formats.h"
 #include "experts.h"
-#include "gated_delta_net.h"
 #include "linear.h"
+#include "mixers.h"
 #include "rows.h"
 #include "runtime.h"
 #include "samewise.h"
@@ -42,17 +42,11 @@ inline void look_up(const SwEmbedding &embedding, int32_t token, float scale, in
   for (int64_t i = 0; i < hidden; ++i) to[i] *= scale;
 }
 
-// Width of what the last linear of a layer's attention, or of its delta net, takes.
-inline int64_t mixed_width(const SwDecoderLayer &layer) {
-  if (layer.delta_net) return int64_t{layer.delta_net->recurrence.heads} * layer.delta_net->recurrence.value_dim;
-  return int64_t{layer.attention.heads} * layer.cache.value_dim;
-}
-
 // A layer's scratch memory. Buffers that are not alive at the same time share memory.
 struct Scratch {
-  float *wide;      // [rows, wide_stride] queries, keys, values and gates, or the inputs of a net; later gate and up
-  float *narrow;    // [rows, narrow_stride] normed rows; output of attention or net; input of a post-norm
-  float *of_net;    // a delta net's own
+  float *wide;      // [rows, wide_stride] outputs of mixer_input; later gate and up
+  float *narrow;    // [rows, narrow_stride] normed rows; output of the mixer; input of a post-norm
+  float *of_mixer;  // a recurrent mixer's own
   QuantizedRows rows;  // the input of each linear
   ExpertsScratch experts;  // if the layer has experts
   int64_t wide_stride;
@@ -69,8 +63,7 @@ struct Scratch {
     s.narrow = reinterpret_cast<float *>(take(num_rows * s.narrow_stride * 4));
     char *integers = take(num_rows * row_bytes(widest_input));
     s.rows = lay_out_rows(widest_input, integers, reinterpret_cast<float *>(take(num_rows * 4)));
-    if (layer.delta_net)
-      s.of_net = reinterpret_cast<float *>(take(GatedDeltaNetRun::scratch_bytes(*layer.delta_net, num_rows)));
+    s.of_mixer = reinterpret_cast<float *>(take(MixerRun::scratch_bytes(layer, num_rows)));
     if (layer.experts) s.experts = ExpertsScratch::lay_out(*layer.experts, num_rows, take);
     if (scratch) *scratch = s;
     return take.used;
@@ -93,8 +86,9 @@ class LayerRun {
   void run(const Rotation &rotation, const float *input, float *output) {
     quantize_normed(input, layer_.attention_norm, layer_.mixer_input);
     multiply(layer_.mixer_input, scratch_.wide, scratch_.wide_stride);
-    if (layer_.delta_net)
-      run_net(*layer_.delta_net);
+    if (is_recurrent(layer_))
+      MixerRun(pool_, layer_, *step_.states)
+          .run({scratch_.wide, scratch_.wide_stride}, {scratch_.narrow, scratch_.narrow_stride}, scratch_.of_mixer);
     else
       run_attention(rotation);
     each_row([&](int64_t row) { quantize(narrow(row), layer_.mixer_output, row); });
@@ -136,15 +130,6 @@ class LayerRun {
                   [=](int64_t row, int64_t first, int64_t count, const float *results) {
                     std::memcpy(to + row * stride + first, results, count * sizeof(float));
                   });
-  }
-
-  // narrow = the gated delta net of wide.
-  void run_net(const SwGatedDeltaNet &net) {
-    const int64_t channels = net.convolution.channels, heads = net.recurrence.heads, stride = scratch_.wide_stride;
-    const float *z = scratch_.wide + channels, *b = z + heads * net.recurrence.value_dim;
-    GatedDeltaNetRun(pool_, net, *step_.states)
-        .run({scratch_.wide, z, b, b + heads, stride, stride, stride}, scratch_.narrow, scratch_.narrow_stride,
-             scratch_.of_net);
   }
 
   // narrow = the attention on wide.

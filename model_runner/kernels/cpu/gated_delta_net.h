@@ -16,12 +16,6 @@ namespace SW_ISA {
 
 constexpr float kL2Eps = 1e-6f;
 
-// log(1 + e^x).
-inline float softplus(float x) {
-  const double rest = log(1.0 + exp_not_positive(-std::abs(static_cast<double>(x))));
-  return static_cast<float>((x > 0 ? static_cast<double>(x) : 0.0) + (x == x ? rest : static_cast<double>(x)));
-}
-
 // x = factor x / sqrt(sum of squares + eps).
 inline void l2_norm(float *x, float factor, int64_t n) {  // n is a multiple of kWidth
   const Vec scale = broadcast(factor / std::sqrt(sum_of_squares(x, n) + kL2Eps));

@@ -150,6 +150,21 @@ typedef struct SwGatedDeltaNet {
   const float *norm;          // [value_dim] of each head's output, which is then multiplied by SiLU(z)
 } SwGatedDeltaNet;
 
+// A Mamba 2 layer between its projections. Heads x, and B and C of groups of heads, are convolved side by side, with
+// SiLU. The recurrence's keys are B, its queries C, and its values x times the head's step.
+typedef struct SwMamba2 {
+  SwRecurrence recurrence;
+  SwConvolution convolution;  // channels: heads of x, groups of B, groups of C
+  float least_step;
+  float most_step;
+  float norm_eps;
+  int32_t norm_groups;        // parts of the output that have a norm each
+  const float *decay_factor;  // [heads] factor on the step: the logarithm of the decay
+  const float *step_bias;     // [heads]
+  const float *skip;          // [heads] factor on x, which is added to the output
+  const float *norm;          // [heads * value_dim] of the output times SiLU of the gate
+} SwMamba2;
+
 // The T tokens of a step, of C choices. The tokens of a choice are consecutive.
 typedef struct SwStep {
   int32_t num_tokens;
@@ -221,7 +236,8 @@ typedef struct SwExperts {
 // With experts, their sum is added to the MLP's output on the same rows. Then gate_up takes the experts' rows,
 // and has 0 outputs if the layer has no MLP.
 //
-// A layer may have a gated delta net in the place of the attention. Then its first linear has the net's inputs.
+// A layer may have one of three recurrent mixers in the place of the attention. With a short convolution, that is c times
+// the convolution of b times x.
 typedef struct SwDecoderLayer {
   int32_t hidden;
   int32_t intermediate;
@@ -232,9 +248,13 @@ typedef struct SwDecoderLayer {
   int32_t gates_attention;  // whether the attention's output is multiplied by the sigmoid of gates
   SwAttention attention;
   SwKvCache cache;
-  const SwGatedDeltaNet *delta_net;  // instead of the attention; null for attention
-  SwWeight mixer_input;   // outputs for attention: heads of queries, keys, values and gates; for a net: qkv, z, b, a
-  SwWeight mixer_output;  // the last linear of the attention, or of the net
+  const SwGatedDeltaNet *delta_net;        // the recurrent mixers; null for attention
+  const SwMamba2 *mamba2;
+  const SwConvolution *short_convolution;
+  // Outputs for attention: heads of queries, keys, values and gates; delta net: qkv, z, b, a; Mamba 2: gate, x, B, C, step;
+  // short convolution: b, c, x.
+  SwWeight mixer_input;
+  SwWeight mixer_output;
   SwWeight gate_up;              // outputs: gate, then up
   SwWeight down;
   const float *attention_norm;       // [hidden] before the attention; null for none

@@ -15,7 +15,7 @@ from model_runner.batch import Batch, StateTables
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, cache_structs
 from model_runner.models.activations import replace_activations
-from model_runner.models.decoder_form import AttentionForm, DecoderForm, DeltaNetForm
+from model_runner.models.decoder_form import AttentionForm, DecoderForm, RecurrentForm
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
@@ -65,9 +65,10 @@ def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype = torch.float32)
 
 def make_states(forms: Sequence[DecoderForm]) -> StateCache:
     """Recurrent states of the sequences for layers of these forms."""
-    nets = [form.mixer for form in forms if isinstance(form.mixer, DeltaNetForm)]
-    shapes = [net.shape for net in nets], [net.convolution for net in nets]
-    return StateCache(*shapes, ROWS_BLOCKS * len(LENGTHS), 1, CPU)
+    mixers = [form.mixer for form in forms if isinstance(form.mixer, RecurrentForm)]
+    recurrences = [mixer.recurrence for mixer in mixers if mixer.recurrence is not None]
+    convolutions = [mixer.convolution for mixer in mixers]
+    return StateCache(recurrences, convolutions, ROWS_BLOCKS * len(LENGTHS), 1, CPU)
 
 
 def forms_of(model: PreTrainedModel) -> list[DecoderForm]:
