@@ -54,7 +54,7 @@ def read_known_config(folder: Path) -> KnownConfig | None:
         that is not served; entries in a form of older versions.
     """
     try:
-        entries = json.loads((folder / "config.json").read_bytes())
+        entries = json.loads((folder / "config.json").read_bytes(), object_hook=_read_number)
     except (OSError, ValueError):
         return None
     if not isinstance(entries, dict) or "text_config" in entries:
@@ -77,6 +77,11 @@ def read_known_config(folder: Path) -> KnownConfig | None:
     if (own | entries).get("sliding_window", 0) is None or own.get("sliding_window", 0) is None:
         own["layer_types"] = entries.get("layer_types") or ["full_attention"] * entries.get("num_hidden_layers", 0)
     return KnownConfig(entries | own, folder)
+
+
+def _read_number(entries: dict[str, Any]) -> Any:
+    """An object of the file; a number where transformers stores one that JSON lacks, such as infinity, as an object."""
+    return float(entries["__float__"]) if entries.keys() == {"__float__"} else entries
 
 
 def _rope_parameters(entries: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -119,6 +119,15 @@ def test_other_files_are_left_to_transformers(change: Change, tmp_path: Path) ->
     assert read_known_config(tmp_path) is None
 
 
+def test_infinite_numbers(tmp_path: Path) -> None:
+    config = tiny_model("granitemoehybrid with Mamba 2").config
+    config.time_step_limit = (0.0, float("inf"))
+    config.to_json_file(tmp_path / "config.json", use_diff=False)
+    known = read_known_config(tmp_path)
+    assert known is not None
+    assert known.time_step_limit == [0.0, float("inf")]
+
+
 def test_a_known_model_is_loaded_without_transformers(tmp_path: Path, kernels_library: Path) -> None:
     model = tiny_model("llama")
     model.save_pretrained(tmp_path)
