@@ -367,6 +367,11 @@ class Family:
     model_class: str = "ForCausalLM"
     """Ending of the model's class name."""
 
+    @property
+    def has_text_config(self) -> bool:
+        """Whether the configuration of its language model is a part of the whole one."""
+        return self.model.decoder != "model"
+
     def name(self, suffix: str) -> str:
         """The full name of a class."""
         return f"transformers.models.{self.folder}.modeling_{self.folder}.{self.prefix}{suffix}"

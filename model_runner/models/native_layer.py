@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,13 @@ from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
 from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm
 from model_runner.models.families import ClampedGate
-from model_runner.models.mixers import StepStates
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
 from model_runner.recurrence.cpu import BoundMixer, NativeRecurrence
 
 if TYPE_CHECKING:
     from model_runner.models.hf_attention import StepAttention
+    from model_runner.models.mixers import StepStates
 
 _ACTIVATIONS: dict[Activation, str] = {"silu": "SW_SILU", "gelu_tanh": "SW_GELU_TANH"}
 _SCORINGS = {"softmax": "SW_SOFTMAX", "sigmoid": "SW_SIGMOID"}
@@ -189,9 +189,8 @@ class FusedDecoderLayer(nn.Module):
     def _take_part(self, attention: "StepAttention") -> None:
         """Bind the layer to what its mixer has next in a pass of the model's modules."""
         if not isinstance(self.mixer, AttentionForm):
-            assert isinstance(attention.states, StepStates), "a recurrent layer needs states"
-            recurs = self.mixer.recurrence is not None
-            recurrence, indices, states = attention.states.next_mixer(recurs=recurs)
+            recurs, step_states = self.mixer.recurrence is not None, cast("StepStates", attention.states)
+            recurrence, indices, states = step_states.next_mixer(recurs=recurs)
             assert isinstance(recurrence, NativeRecurrence), "kernels run the layer and its recurrence"
             self.bind_states(recurrence, indices)
             attention.metadata.struct.states = states.native.struct
