@@ -1,5 +1,5 @@
-"""Benchmark of models with recurrent layers, and with sinks, windows and experts: beside llama.cpp's server, with
-cached prompts, and how much memory the caches take.
+"""Benchmark of models with recurrent layers, and with sinks, windows and experts: speed next to llama.cpp's server,
+cached prompts, and the memory of the caches.
 
 The weights are random: of Qwen3.5-0.8B's form, and of gpt-oss's with 8 layers and its experts in MXFP4. llama.cpp's own
 converter makes its files of them (Q8_0; MXFP4 stays). `bench/against_llama_cpp.py` says how to build llama.cpp.
@@ -78,7 +78,7 @@ class Memory:
     model: str
     planned: float
     taken: float
-    """What the server's processes grow by while all blocks are filled once."""
+    """Growth of the server's processes while all blocks are filled once."""
     tokens: int
     """Tokens that the blocks hold."""
 

@@ -314,7 +314,7 @@ def _read_short_convolution(config: Config, own: Parameters) -> _Mixing:
 
 
 def _in_usual_order(inputs: Sequence[Linear], shape: RecurrentShape) -> list[Linear]:
-    """Linears for qkv and z, and for b and a, whose outputs are those of each key head in turn."""
+    """Linears for qkv and z, and for b and a, that have stored the outputs of each key head together."""
     group = shape.heads // shape.key_heads
     parts = [shape.key_dim] * 2 + [group * shape.value_dim] * 2, [group] * 2
     orders = [torch.arange(linear.outputs).view(shape.key_heads, -1) for linear in inputs]
@@ -364,7 +364,7 @@ def _read_experts(
 
 
 def _norms(family: LayerFamily, config: Config, width: int | None, parameters: Parameters) -> Norms:
-    """The layer's norms; those of heads, of this width, only if it has attention."""
+    """The layer's norms. Heads of this width have norms only if the layer has attention."""
     names = family.norms if width is not None else replace(family.norms, query=None, key=None)
     if not family.has_post_norms(config):
         names = replace(names, attention_post=None, mlp_post=None)

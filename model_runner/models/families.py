@@ -86,7 +86,7 @@ class DeltaNet:
     kinds: frozenset[str] = frozenset({"linear_attention"})
     """The kinds of layers that have one, in the configuration's `layer_types`."""
     by_key_head: bool = False
-    """Whether qkv and z, and b and a, are one linear each, whose outputs are those of each key head in turn."""
+    """Whether qkv and z, and b and a, are one linear each, with all outputs of a key head together."""
 
     @property
     def inputs(self) -> Sequence[str]:

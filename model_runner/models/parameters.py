@@ -172,7 +172,7 @@ class OrderedMatrix:
 
 
 def in_order(linear: Linear, order: Tensor) -> Linear:
-    """Some outputs of a linear layer of one matrix: those of the indices `order` [outputs], in this order."""
+    """The outputs at indices `order` [outputs] of a linear layer of one matrix, in this order."""
     (matrix,) = linear.matrices
     return Linear([OrderedMatrix(matrix, order.int())], None if linear.bias is None else linear.bias[order])
 

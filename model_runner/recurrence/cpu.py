@@ -39,7 +39,7 @@ class BoundMixer:
     """Its field of an SwDecoderLayer."""
     struct: CData
     memory: object
-    """What the struct points into."""
+    """The numbers that the struct points into."""
 
 
 class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
@@ -109,7 +109,7 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
     def bind(self, indices: tuple[int, int], read: Callable[[], MixerParameters]) -> "BoundMixer":
         """The recurrent mixer on the recurrence and the convolution of these indices, whose dimensions are whole.
 
-        A short convolution has no recurrence: the first index is that of the next one.
+        A short convolution has no recurrence; its first index is the next recurrence's.
 
         Args:
             indices: of the recurrence and of the convolution in the cache.
