@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -181,30 +182,50 @@ def _forms() -> dict[str, dict[str, Any]]:
     return {"free": {"ignore_eos": True}, **held}
 
 
-def llama_command(server: Path, model: Path, clients: int, context: int) -> list[str]:
-    """Command that starts llama.cpp's server on all available cores, with a slot of `context` tokens per client."""
+def llama_command(server: str, model: Path, clients: int, context: int) -> list[str]:
+    """Command that starts llama.cpp's server on all available cores, with a slot of `context` tokens per client.
+
+    `server` is the program llama-server; or another command with {model}, {threads}, {clients} and {context} in it.
+    """
     threads = len(os.sched_getaffinity(0))
+    if "{model}" in server:
+        values = {"model": model, "threads": threads, "clients": clients, "context": context}
+        return [part.format(**values) for part in shlex.split(server)]
     slots = ["--parallel", str(clients), "--ctx-size", str(clients * context)]
     cache = ["--no-cache-prompt", "--cache-ram", "0"]
-    return [str(server), "--model", str(model), "--threads", str(threads), *slots, *cache, "--log-verbosity", "1"]
+    return [server, "--model", str(model), "--threads", str(threads), *slots, *cache, "--log-verbosity", "1"]
 
 
 def prepare(model: str, work: Path, converter: Path, console: Console) -> tuple[Path, Path]:
     """Our model folder and llama.cpp's file for it, created at first use. Raises CalledProcessError."""
+    folder = prepare_folder(model, work, console)
+    return folder, convert(folder, work, converter, console)
+
+
+def prepare_folder(model: str, work: Path, console: Console) -> Path:
+    """Our model folder, created at first use. Raises CalledProcessError."""
     folder = resolve_model(None, console).path if model == EMBEDDED else work / model
     if not folder.is_dir():
         console.print(f"Making {folder} ...")
         made = work / f"{model}.part"
         subprocess.run([sys.executable, "-m", "bench.random_models", model, str(made)], check=True)
         made.rename(folder)
+    return folder
+
+
+def convert(folder: Path, work: Path, converter: Path, console: Console, *options: str) -> Path:
+    """llama.cpp's file for a model folder, created at first use; `options` are the converter's.
+
+    Raises CalledProcessError.
+    """
     file = work / f"{folder.name}.gguf"
     if not file.is_file():
         console.print(f"Converting {folder} for llama.cpp ...")
         part = file.with_suffix(".part")
-        command = [sys.executable, str(converter), str(folder), "--outtype", "q8_0", "--outfile", str(part)]
+        command = [sys.executable, str(converter), str(folder), "--outtype", "q8_0", "--outfile", str(part), *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         part.rename(file)
-    return folder, file
+    return file
 
 
 async def measure(server: LocalServer, load: Load, seed: int, vocab_size: int) -> float:
@@ -271,7 +292,7 @@ def arguments_of(command: Sequence[str] | None = None) -> tuple[argparse.Namespa
         description="Measure this server and llama.cpp's in turns.",
         epilog="Further arguments go to `samewise serve`.",
     )
-    parser.add_argument("--llama-server", type=Path, required=True, help="llama.cpp's build/bin/llama-server")
+    parser.add_argument("--llama-server", required=True, help="llama.cpp's build/bin/llama-server")
     parser.add_argument("--convert", type=Path, required=True, help="llama.cpp's convert_hf_to_gguf.py")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)

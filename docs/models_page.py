@@ -73,8 +73,8 @@ Layers may keep, instead of keys and values of all positions:
 | short convolutions | LFM2, LFM3 |
 | keys and values of an earlier layer | Gemma 3n, Gemma 4 |
 
-Models with recurrent layers run by their modules. All guarantees hold for them, speculation and prefix caching
-included. They need `--block-size 32`, the default, and cannot be draft models.
+All guarantees hold for models with recurrent layers, speculation and prefix caching included. They need
+`--block-size 32`, the default, and cannot be draft models.
 
 A multimodal model is served for its text. The weights of its image and audio towers stay on disk, and the log names
 them at startup.
@@ -174,9 +174,10 @@ NAMES = {
     "GptOss": "gpt-oss",
     "Granite": "Granite 3",
     "GraniteMoe": "Granite 3 MoE",
-    "GraniteMoeHybrid": "Granite 4 without Mamba layers",
+    "GraniteMoeHybrid": "Granite 4, also with Mamba 2 (H)",
     "GraniteMoeShared": "Granite MoE with shared experts",
     "HyperCLOVAX": "HyperCLOVA X",
+    "Lfm2": "LFM2",
     "Llama": "Llama, InternLM 3, IQuest-Coder, SmolLM 1 and 2",
     "Mellum": "Mellum 2",
     "Ministral": "Ministral",
@@ -188,6 +189,9 @@ NAMES = {
     "Qwen2Moe": "Qwen2-MoE, Qwen1.5-MoE",
     "Qwen3": "Qwen3",
     "Qwen3Moe": "Qwen3-MoE",
+    "Qwen3Next": "Qwen3-Next",
+    "Qwen3_5": "Qwen3.5 (text)",
+    "Qwen3_5Moe": "Qwen3.5 with experts (text)",
     "SeedOss": "Seed-OSS",
     "SmolLM3": "SmolLM3",
     "SolarOpen": "Solar Open",

@@ -1,6 +1,6 @@
 """Python calls into the CPU kernels of recurrent layers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,6 +10,8 @@ from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels
 
 _BLOCK = 32
+_MOST_INPUTS = 33
+"""Inputs of an output of a convolution."""
 
 
 class NativePlan:
@@ -23,13 +25,19 @@ class NativePlan:
         anchors: Sequence[int],
         paths: np.ndarray,
         written: Sequence[tuple[int, int]],
+        sources: Mapping[int, np.ndarray],
     ) -> None:
-        """`per_token` has slots, numbers of rows and order, each [T]; the rest is as in SwStatePlan."""
+        """`per_token` has slots, numbers of rows and order, each [T]; `sources` are by kernel; all else is as
+        in SwStatePlan.
+        """
         count = len(per_token[0])
         numbers = [*(pointer(array, count) for array in per_token)]
         structs = np.array(segments, dtype=CPU.array_type("SwSegment"))
         pages = np.array(written, dtype=np.int32).reshape(-1, 2).T.copy()
         lists = [np.array(values, dtype=np.int32) for values in (first_segment, anchors)]
+        of_kernels = CPU.array("int32_t *", _MOST_INPUTS + 1)
+        for kernel, inputs in sources.items():
+            of_kernels[kernel] = pointer(inputs, count, kernel - 1)
         self.struct: CData = CPU.new(
             "SwStatePlan",
             (
@@ -41,10 +49,11 @@ class NativePlan:
                 *(pointer(values, len(values)) for values in lists),
                 pointer(paths, len(paths), _BLOCK),
                 *(pointer(column, len(written)) for column in pages),
+                of_kernels,
             ),
         )
         self.num_tokens = count
-        self._arrays = (*per_token, structs, pages, *lists, paths)
+        self._memory = (*per_token, structs, pages, *lists, paths, of_kernels, *sources.values())
 
 
 def recur(

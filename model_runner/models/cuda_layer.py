@@ -19,7 +19,7 @@ from model_runner.kernels.triton.norm import add_and_norm, rms_norm
 from model_runner.kernels.triton.rotary import rotate_and_write
 from model_runner.kv_cache import KVCache
 from model_runner.models.cuda_linear import GROUPED_EXPERTS_NAME, MakeProduct, grouped_experts
-from model_runner.models.decoder_form import DecoderForm
+from model_runner.models.decoder_form import AttentionForm, DecoderForm
 from model_runner.models.features import decoder_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, paged_attention
 from model_runner.models.parameters import Linear
@@ -51,11 +51,12 @@ class CudaDecoderLayer(nn.Module):
         super().__init__()
         self.index = index
         self._activation = form.activation
-        self._options = form.attention
-        self._uses_rotary = form.uses_rotary
+        assert isinstance(form.mixer, AttentionForm), "recurrent layers stay modules"
+        self._options = form.mixer.options
+        self._uses_rotary = form.mixer.uses_rotary
         self._residual_scale = form.residual_scale
-        self._qkv = _Projection(form.qkv, make_product)
-        self._attention_output = _Projection(form.attention_output, make_product)
+        self._qkv = _Projection(form.mixer_input, make_product)
+        self._attention_output = _Projection(form.mixer_output, make_product)
         assert form.gate_up is not None, "layers without an MLP have experts"
         assert form.down is not None
         self._gate_up = _Projection(form.gate_up, make_product)

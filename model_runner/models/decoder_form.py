@@ -1,14 +1,34 @@
-"""The weights and settings of a common decoder layer as plain data, for one native operator."""
+"""The weights and settings of a decoder layer as plain data, for one native operator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionOptions
-from model_runner.models.families import ClampedGate, Config, LayerFamily, Mixture, head_dim
-from model_runner.models.parameters import Linear, Parameters
+from model_runner.kv_cache import KVShape
+from model_runner.models.families import (
+    ClampedGate,
+    Config,
+    DeltaNet,
+    LayerFamily,
+    Mamba2,
+    Mixture,
+    Recurrent,
+    ShortConvolution,
+    head_dim,
+)
+from model_runner.models.parameters import Linear, Parameters, in_order, joined
+from model_runner.recurrence.backend import (
+    ConvShape,
+    GatedDeltaNetParameters,
+    Mamba2Parameters,
+    MixerParameters,
+    RecurrentShape,
+    ShortConvolutionParameters,
+)
 
 Activation = Literal["silu", "gelu_tanh"]
 Scoring = Literal["softmax", "sigmoid"]
@@ -62,37 +82,77 @@ class ExpertsForm:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderForm:
-    """A decoder layer: norm, attention with rotary positions, norm, gated MLP; attention and MLP each have a residual.
+class AttentionForm:
+    """Attention with rotary positions. Its first linear has outputs for heads of queries, keys, values and gates."""
 
-        x = x + residual_scale * post_norm(attention(norm(x)))
-        x = x + residual_scale * post_norm(down(activation(gate(norm(x))) * up(norm(x))))
-
-    With experts, their sum is added to the MLP's output. A layer with experts may have no MLP.
-    """
-
-    hidden: int
-    """Width of the residual stream."""
     heads: int
     kv_heads: int
     head_dim: int
     """Width of a query, key or value."""
-    qkv: Linear  # outputs: query heads, key heads, value heads
-    attention_output: Linear
-    gate_up: Linear | None  # outputs: gate, up
-    down: Linear | None
-    norms: Norms
-    activation: Activation
-    attention: AttentionOptions
+    options: AttentionOptions
     uses_rotary: bool
     """Whether queries and keys are rotated by position, in the leading dimensions that cos and sin cover.
 
     If False, the model may pass None for cos and sin.
     """
-    residual_scale: float
-    experts: ExpertsForm | None = None
     halves_angles: bool = False
     """Whether cos and sin of the model's modules have one number for each pair of dimensions, not two."""
+    is_gated: bool = False
+    """Whether the heads' outputs are multiplied by the sigmoid of gates; only then does the linear have gates."""
+
+    @property
+    def kv(self) -> KVShape:
+        """Shape of its keys and values."""
+        group = self.heads // self.kv_heads
+        return KVShape(self.kv_heads, self.head_dim, self.head_dim, group, self.options.reach)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentForm:
+    """A recurrent mixer. Its first linear has these outputs:
+
+    a gated delta net: query, key and value; z; b; a
+    Mamba 2: gate; x; B; C; steps
+    a short convolution: b; c; x
+    """
+
+    recurrence: RecurrentShape | None
+    """None for a short convolution."""
+    parameters: MixerParameters
+
+    @property
+    def convolution(self) -> ConvShape:
+        """Shape of its convolution."""
+        return ConvShape(*self.parameters.conv_weight.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderForm:
+    """A decoder layer: norm, mixer, norm, gated MLP; mixer and MLP each have a residual.
+
+        x = x + residual_scale * post_norm(mixer_output(mixer(mixer_input(norm(x)))))
+        x = x + residual_scale * post_norm(down(activation(gate(norm(x))) * up(norm(x))))
+
+    The mixer takes a token's row and what it keeps of earlier tokens. With experts, their sum is added to the MLP's
+    output. A layer with experts may have no MLP.
+    """
+
+    hidden: int
+    """Width of the residual stream."""
+    mixer: AttentionForm | RecurrentForm
+    mixer_input: Linear
+    mixer_output: Linear
+    gate_up: Linear | None  # outputs: gate, up
+    down: Linear | None
+    norms: Norms
+    activation: Activation
+    residual_scale: float
+    experts: ExpertsForm | None = None
+
+    @property
+    def uses_rotary(self) -> bool:
+        """Whether the layer rotates queries and keys by position."""
+        return isinstance(self.mixer, AttentionForm) and self.mixer.uses_rotary
 
     @property
     def intermediate(self) -> int:
@@ -113,7 +173,13 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
         None if the configuration asks for something that is not in the common family.
     """
     activation = _NAMES.get(family.activation_name(config))
-    if activation is None or not family.attends(config, layer):
+    if activation is None:
+        return None
+    if (recurrent := family.recurrent) is not None and config.layer_types[layer] in recurrent.kinds:
+        mixing = _read_recurrent(recurrent, config, parameters)
+    else:
+        mixing = _read_attention(family, config, layer, parameters) if family.attends(config, layer) else None
+    if mixing is None:
         return None
     experts, mixture = None, family.mixture
     if mixture is not None and parameters.has(f"{mixture.router}.weight"):
@@ -121,29 +187,149 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
         if experts is None:
             return None
         family = _beside_experts(family, mixture, parameters)
-    hidden, width = config.hidden_size, head_dim(config)
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    hidden = config.hidden_size
     gate_up = parameters.linear(family.gate_up, None, hidden) if family.gate_up else None
-    sinks = None if family.sinks is None else parameters.require(family.sinks, heads).float().contiguous()
+    has_heads = isinstance(mixing.mixer, AttentionForm)
     return DecoderForm(
         hidden=hidden,
+        mixer=mixing.mixer,
+        mixer_input=mixing.input,
+        mixer_output=mixing.output,
+        gate_up=gate_up,
+        down=None if gate_up is None else parameters.linear([family.down], hidden, gate_up.outputs // 2),
+        norms=_norms(family, config, head_dim(config) if has_heads else None, parameters),
+        activation=activation,
+        residual_scale=family.residual_scale(config),
+        experts=experts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixing:
+    """A layer's mixer with its linears."""
+
+    mixer: AttentionForm | RecurrentForm
+    input: Linear
+    output: Linear
+
+
+def _read_attention(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> _Mixing:
+    hidden, width = config.hidden_size, head_dim(config)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    outputs = (heads + 2 * kv_heads) * width
+    sinks = None if family.sinks is None else parameters.require(family.sinks, heads).float().contiguous()
+    qkv = (
+        _read_gated_qkv(family, (heads, kv_heads, width), hidden, parameters)
+        if family.gates_attention
+        else parameters.linear(family.qkv, outputs, hidden)
+    )
+    form = AttentionForm(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=width,
-        qkv=parameters.linear(family.qkv, (heads + 2 * kv_heads) * width, hidden),
-        attention_output=parameters.linear([family.attention_output], hidden, heads * width),
-        gate_up=gate_up,
-        down=None if gate_up is None else parameters.linear([family.down], hidden, gate_up.outputs // 2),
-        norms=_norms(family, config, width, parameters),
-        activation=activation,
-        attention=AttentionOptions(
+        options=AttentionOptions(
             family.scale(config), family.window(config, layer), family.softcap(config), sinks=sinks
         ),
         uses_rotary=family.uses_rotary(config, layer),
-        residual_scale=family.residual_scale(config),
-        experts=experts,
         halves_angles=family.halves_angles,
+        is_gated=family.gates_attention,
     )
+    return _Mixing(form, qkv, parameters.linear([family.attention_output], hidden, heads * width))
+
+
+def _read_gated_qkv(family: LayerFamily, sizes: tuple[int, int, int], hidden: int, parameters: Parameters) -> Linear:
+    """Queries, keys, values and gates. The first stored linear has a query and a gate for each head in turn."""
+    heads, kv_heads, width = sizes
+    query, key, value = family.qkv
+    stored = parameters.linear([query], 2 * heads * width, hidden)
+    queries, gates = torch.arange(2 * heads * width).view(heads, 2, width).unbind(1)
+    others = parameters.linear([key, value], 2 * kv_heads * width, hidden)
+    return joined([in_order(stored, queries.flatten()), others, in_order(stored, gates.flatten())])
+
+
+def _read_recurrent(recurrent: Recurrent, config: Config, parameters: Parameters) -> _Mixing | None:
+    """None if the kernels do not support what the configuration asks for."""
+    match recurrent:
+        case DeltaNet():
+            return _read_delta_net(recurrent, config, parameters.below(recurrent.path))
+        case Mamba2():
+            return _read_mamba2(config, parameters.below(recurrent.path))
+        case ShortConvolution():
+            return _read_short_convolution(config, parameters.below(recurrent.path))
+
+
+def _read_convolution(name: str, channels: int, kernel: int, own: Parameters) -> tuple[Tensor, Tensor | None]:
+    """Weight [channels, kernel], and bias [channels] if there is one."""
+    return own.require(f"{name}.weight", channels, 1, kernel)[:, 0], own.tensor(f"{name}.bias", channels)
+
+
+def _read_delta_net(net: DeltaNet, config: Config, own: Parameters) -> _Mixing | None:
+    hidden, heads, key_heads = config.hidden_size, config.linear_num_value_heads, config.linear_num_key_heads
+    key_dim, value_dim = config.linear_key_head_dim, config.linear_value_head_dim
+    shape = RecurrentShape(heads, key_heads, key_dim, value_dim, delta=True, per_channel=False)
+    channels, width = 2 * key_heads * key_dim + heads * value_dim, heads * value_dim
+    if not shape.is_whole:
+        return None
+    net_parameters = GatedDeltaNetParameters(
+        *_read_convolution("conv1d", channels, config.linear_conv_kernel_dim, own),
+        a_log=own.require("A_log", heads),
+        dt_bias=own.require("dt_bias", heads),
+        norm=own.require("norm.weight", value_dim),
+        norm_eps=config.rms_norm_eps,
+    )
+    outputs = (channels + width, 2 * heads) if net.by_key_head else (channels, width, heads, heads)
+    inputs = [own.linear([name], count, hidden) for name, count in zip(net.inputs, outputs, strict=True)]
+    if net.by_key_head:
+        inputs = _in_usual_order(inputs, shape)
+    return _Mixing(RecurrentForm(shape, net_parameters), joined(inputs), own.linear(["out_proj"], hidden, width))
+
+
+def _read_mamba2(config: Config, own: Parameters) -> _Mixing | None:
+    hidden, heads, groups = config.hidden_size, config.mamba_n_heads, config.mamba_n_groups
+    shape = RecurrentShape(heads, groups, config.mamba_d_state, config.mamba_d_head, delta=False, per_channel=False)
+    width = heads * shape.value_dim
+    channels = width + 2 * groups * shape.key_dim
+    if not shape.is_whole or _NAMES.get(config.hidden_act) != "silu":
+        return None
+    least, most = config.time_step_limit
+    mamba = Mamba2Parameters(
+        *_read_convolution("conv1d", channels, config.mamba_d_conv, own),
+        a_log=own.require("A_log", heads),
+        dt_bias=own.require("dt_bias", heads),
+        d=own.require("D", heads),
+        norm=own.require("norm.weight", width),
+        norm_eps=config.rms_norm_eps,
+        norm_groups=groups,
+        step_limits=(least, most),
+    )
+    inputs = own.linear(["in_proj"], width + channels + heads, hidden)
+    return _Mixing(RecurrentForm(shape, mamba), inputs, own.linear(["out_proj"], hidden, width))
+
+
+def _read_short_convolution(config: Config, own: Parameters) -> _Mixing:
+    hidden = config.hidden_size
+    convolution = ShortConvolutionParameters(*_read_convolution("conv", hidden, config.conv_L_cache, own))
+    linears = own.linear(["in_proj"], 3 * hidden, hidden), own.linear(["out_proj"], hidden, hidden)
+    return _Mixing(RecurrentForm(None, convolution), *linears)
+
+
+def _in_usual_order(inputs: Sequence[Linear], shape: RecurrentShape) -> list[Linear]:
+    """Linears for qkv and z, and for b and a, that have stored the outputs of each key head together."""
+    group = shape.heads // shape.key_heads
+    parts = [shape.key_dim] * 2 + [group * shape.value_dim] * 2, [group] * 2
+    orders = [torch.arange(linear.outputs).view(shape.key_heads, -1) for linear in inputs]
+    split = [
+        [part.flatten() for part in torch.split(order, sizes, 1)] for order, sizes in zip(orders, parts, strict=True)
+    ]
+    return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
+
+
+def mixer_linears(family: LayerFamily, mixer: AttentionForm | RecurrentForm) -> Sequence[str]:
+    """Paths of a mixer's linears below the layer."""
+    if isinstance(mixer, AttentionForm):
+        return *family.qkv, family.attention_output
+    assert family.recurrent is not None
+    return [f"{family.recurrent.path}.{name}" for name in family.recurrent.linears]
 
 
 def _beside_experts(family: LayerFamily, mixture: Mixture, parameters: Parameters) -> LayerFamily:
@@ -177,8 +363,9 @@ def _read_experts(
     )
 
 
-def _norms(family: LayerFamily, config: Config, width: int, parameters: Parameters) -> Norms:
-    names = family.norms
+def _norms(family: LayerFamily, config: Config, width: int | None, parameters: Parameters) -> Norms:
+    """The layer's norms. Heads of this width have norms only if the layer has attention."""
+    names = family.norms if width is not None else replace(family.norms, query=None, key=None)
     if not family.has_post_norms(config):
         names = replace(names, attention_post=None, mlp_post=None)
 
@@ -191,11 +378,11 @@ def _norms(family: LayerFamily, config: Config, width: int, parameters: Paramete
 
     hidden = config.hidden_size
     return Norms(
-        eps=config.rms_norm_eps,
+        eps=family.norm_eps(config),
         attention=factor(names.attention, hidden),
         attention_post=factor(names.attention_post, hidden),
         mlp=factor(names.mlp, hidden),
         mlp_post=factor(names.mlp_post, hidden),
-        query=factor(names.query, width),
-        key=factor(names.key, width),
+        query=factor(names.query, width or 0),
+        key=factor(names.key, width or 0),
     )

@@ -1,9 +1,9 @@
 """Known model families: how their decoder layers, and the parts around these, are read.
 
-A layer can be in the table if it computes only this: RMSNorm, attention with rotary positions and grouped heads,
-RMSNorm, gated MLP or experts. `LayerFamily` and `Mixture` name possible variations. The two dimensions of a rotated
-pair must be half the rotated width apart. Not supported are other norms, interleaved rotary positions, norms over all
-heads at once, gated attention, and queries scaled by position.
+A layer can be in the table if it computes only this: RMSNorm, attention with rotary positions and grouped heads or a
+recurrent mixer, RMSNorm, gated MLP or experts. `LayerFamily`, `Recurrent` and `Mixture` name possible variations. The
+two dimensions of a rotated pair must be half the rotated width apart. Not supported are other norms, interleaved rotary
+positions, norms over all heads at once, and queries scaled by position.
 
 A model can be in the table if the rest is only this: an embedding, rotary cos and sin, the layers in order, an RMS norm
 and a linear head. `ModelFamily` names possible factors.
@@ -74,6 +74,55 @@ class Mixture:
     """The experts' gate if it is not activation(gate) * up. Experts with such a gate are stored as gpt-oss's."""
 
 
+_NET_INPUTS = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """How gated delta nets are read, which are in the place of the attention of some layers."""
+
+    path: str = "linear_attn"
+    """Below the layer."""
+    kinds: frozenset[str] = frozenset({"linear_attention"})
+    """The kinds of layers that have one, in the configuration's `layer_types`."""
+    by_key_head: bool = False
+    """Whether qkv and z, and b and a, are one linear each, with all outputs of a key head together."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """Its first linears, below the path."""
+        return ("in_proj_qkvz", "in_proj_ba") if self.by_key_head else _NET_INPUTS
+
+    @property
+    def linears(self) -> Sequence[str]:
+        """All of its linears, below the path."""
+        return *self.inputs, "out_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """Likewise for Mamba 2."""
+
+    path: str = "mamba"
+    kinds: frozenset[str] = frozenset({"linear_attention", "mamba"})
+    linears: Sequence[str] = ("in_proj", "out_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """Likewise for short convolutions."""
+
+    path: str = "conv"
+    kinds: frozenset[str] = frozenset({"conv"})
+    linears: Sequence[str] = ("in_proj", "out_proj")
+
+
+Recurrent = DeltaNet | Mamba2 | ShortConvolution
+
+
+_norm_eps = attrgetter("rms_norm_eps")
+
+
 def _head_dim_scale(config: Config) -> float:
     return float(head_dim(config) ** -0.5)
 
@@ -90,13 +139,17 @@ class LayerFamily:
     """Whether the layers have the norms that are named for after attention and MLP."""
     norm_adds_one: bool = False
     """Whether the factor of a norm is 1 + its weight."""
+    norm_eps: Callable[[Config], float] = _norm_eps
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     """Queries, keys and values, or one module with all three."""
+    gates_attention: bool = False
+    """Whether the first module of `qkv` has a query and a gate for each head in turn."""
     attention_output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Gate and up, or one module with both."""
     down: str = "mlp.down_proj"
-    activation: str = "mlp.act_fn"
+    activation: str | None = "mlp.act_fn"
+    """Path of its module; None where it is a function."""
     activation_name: Callable[[Config], str] = attrgetter("hidden_act")
     scale: Callable[[Config], float] = _head_dim_scale
     """Factor on the products of queries and keys."""
@@ -106,6 +159,8 @@ class LayerFamily:
     residual_scale: Callable[[Config], float] = lambda config: 1.0
     attends: Callable[[Config, int], bool] = lambda config, layer: True
     """False for layers of the same class without standard causal attention."""
+    recurrent: Recurrent | None = None
+    """How recurrent mixers are read, for layers that have them."""
     mixture: Mixture | None = None
     """How experts are read, for layers that have them."""
     sinks: str | None = None
@@ -201,7 +256,17 @@ _GRANITE_HYBRID_LAYER = replace(
     down="shared_mlp.output_linear",
     activation="shared_mlp.activation",
     uses_rotary=lambda config, layer: config.position_embedding_type == "rope",
-    attends=lambda config, layer: config.layer_types[layer] in ("attention", "full_attention"),
+    recurrent=Mamba2(),
+)
+_LFM2_LAYER = LayerFamily(
+    norms=NormNames("operator_norm", mlp="ffn_norm", query="self_attn.q_layernorm", key="self_attn.k_layernorm"),
+    norm_eps=attrgetter("norm_eps"),
+    attention_output="self_attn.out_proj",
+    gate_up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    activation=None,
+    activation_name=lambda config: "silu",
+    recurrent=ShortConvolution(),
 )
 _GEMMA2_LAYER = LayerFamily(
     norms=_SANDWICH_NORMS,
@@ -211,6 +276,9 @@ _GEMMA2_LAYER = LayerFamily(
     window=_layer_window,
     softcap=_softcap,
 )
+_QWEN35_LAYER = LayerFamily(norms=_HEAD_NORMS, norm_adds_one=True, gates_attention=True, recurrent=DeltaNet())
+_QWEN35_MOE_LAYER = replace(_QWEN35_LAYER, mixture=replace(_QWEN2_MIXTURE, normalised=lambda config: True))
+_QWEN3_NEXT_LAYER = replace(_QWEN35_LAYER, mixture=_QWEN2_MIXTURE, recurrent=DeltaNet(by_key_head=True))
 # Its attention ignores the soft cap in the configuration.
 _GEMMA3_LAYER = replace(
     _GEMMA2_LAYER,
@@ -242,8 +310,11 @@ class ModelFamily:
     """Prefixes of weights that are not used for text."""
     embedding_scale: Callable[[Config], float] = _one
     """Factor on the rows of the embedding."""
+    norm: str = "norm"
+    """Path of the last norm, below the decoder."""
     norm_adds_one: bool = False
     """Whether the factor of the last norm is 1 + its weight."""
+    norm_eps: Callable[[Config], float] = _norm_eps
     rotary_by_kind: bool = False
     """Whether each kind of layer has its own rotary positions."""
     rotates_partially: bool = False
@@ -272,6 +343,13 @@ _GEMMA3_WITH_IMAGES = replace(
     rotary_by_kind=True,
     is_plain=lambda config, text: config.image_token_id < text.vocab_size,
 )
+_QWEN35_MODEL = ModelFamily(norm_adds_one=True, rotates_partially=True)
+_QWEN35_WITH_IMAGES = replace(
+    _QWEN35_MODEL,
+    decoder="model.language_model",
+    stored_decoders=("model.language_model.",),
+    ignored=("model.visual.",),
+)
 _PARTIAL_MODEL = ModelFamily(rotates_partially=True)
 _PHI4_MODEL = ModelFamily(rotates_partially=True, ignored=("model.embed_tokens_extend.",))
 
@@ -288,6 +366,11 @@ class Family:
     """Its name in configurations, if it is not the folder's."""
     model_class: str = "ForCausalLM"
     """Ending of the model's class name."""
+
+    @property
+    def has_text_config(self) -> bool:
+        """Whether the configuration of its language model is a part of the whole one."""
+        return self.model.decoder != "model"
 
     def name(self, suffix: str) -> str:
         """The full name of a class."""
@@ -317,6 +400,7 @@ _KNOWN = (
         ),
         ModelFamily(embedding_scale=_embedding_multiplier, logits_scale=attrgetter("logits_scaling")),
     ),
+    Family("lfm2", "Lfm2", _LFM2_LAYER, ModelFamily(norm="embedding_norm", norm_eps=attrgetter("norm_eps"))),
     Family("llama", "Llama"),
     Family(
         "mellum", "Mellum", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_QWEN3_MIXTURE),
@@ -331,6 +415,11 @@ _KNOWN = (
     Family("qwen2_moe", "Qwen2Moe", LayerFamily(window=_layer_window, mixture=_QWEN2_MIXTURE)),
     Family("qwen3", "Qwen3", LayerFamily(norms=_HEAD_NORMS, window=_layer_window)),
     Family("qwen3_moe", "Qwen3Moe", LayerFamily(norms=_HEAD_NORMS, window=_model_window, mixture=_QWEN3_MIXTURE)),
+    Family("qwen3_5", "Qwen3_5", _QWEN35_LAYER, _QWEN35_MODEL, "qwen3_5_text"),
+    Family("qwen3_5", "Qwen3_5", _QWEN35_LAYER, _QWEN35_WITH_IMAGES, model_class="ForConditionalGeneration"),
+    Family("qwen3_5_moe", "Qwen3_5Moe", _QWEN35_MOE_LAYER, _QWEN35_MODEL, "qwen3_5_moe_text"),
+    Family("qwen3_5_moe", "Qwen3_5Moe", _QWEN35_MOE_LAYER, _QWEN35_WITH_IMAGES, model_class="ForConditionalGeneration"),
+    Family("qwen3_next", "Qwen3Next", _QWEN3_NEXT_LAYER, _QWEN35_MODEL),
     Family("seed_oss", "SeedOss"),
     Family(
         "smollm3", "SmolLM3",

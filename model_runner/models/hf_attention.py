@@ -52,6 +52,8 @@ class StepAttention:
         self.metadata = metadata
         self.positions = torch.empty(0, dtype=torch.int64)
         """[T] the step's positions, which ModelCall sets."""
+        self.states: States | None = None
+        """The recurrent states of the step, which ModelCall sets."""
         self.num_calls = 0
         """Calls of this pass so far. Layers that attend by themselves count theirs."""
         self._beside: tuple[Tensor, Tensor] | None = None
@@ -176,7 +178,7 @@ class ModelCall:
             "attention_mask": MASKS,
         }
         self._step.attention, self._step.states = attention, states
-        attention.positions = positions
+        attention.positions, attention.states = positions, states
         try:
             output: Any = self._model(
                 input_ids=tokens.unsqueeze(0), **{name: arguments[name] for name in self._keywords}

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model_runner.models.families import MODEL_TYPES
+from model_runner.models.families import MODEL_TYPES, Family
 from model_runner.models.refusal import other_task
 
 _NONE_IF_ABSENT = frozenset({"architectures", "num_nextn_predict_layers", "quantization_config"})
-_DERIVES_HEAD_DIM = frozenset({"granite", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "smollm3"})
+_DERIVES_HEAD_DIM = frozenset(
+    {"granite", "lfm2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "smollm3"}
+)
 """Model types for which transformers divides the hidden size by the heads if the head size is absent."""
 
 
@@ -25,8 +27,10 @@ class MissingEntryError(Exception):
 class KnownConfig:
     """The entries of a config.json as attributes."""
 
-    def __init__(self, entries: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, entries: Mapping[str, Any], folder: Path, text: "KnownConfig | None" = None) -> None:
+        """`text` is the part for text of a configuration with several parts."""
         self._entries = entries
+        self._text = text
         self.name_or_path = str(folder)
 
     def __getattr__(self, name: str) -> Any:
@@ -41,40 +45,54 @@ class KnownConfig:
 
     def get_text_config(self) -> "KnownConfig":
         """The configuration of the language model, as transformers' configurations return it."""
-        return self
+        return self._text or self
 
 
 def read_known_config(folder: Path) -> KnownConfig | None:
     """Read config.json of a known family.
 
     Returns:
-        None if transformers has to read it: another family, or one of several parts, such as with images; a head
-        that is not served; entries in a form of older versions.
+        None if transformers has to read it: another family; a head that is not served; entries in a form of older
+        versions.
     """
     try:
-        entries = json.loads((folder / "config.json").read_bytes())
+        entries = json.loads((folder / "config.json").read_bytes(), object_hook=_read_number)
     except (OSError, ValueError):
         return None
-    if not isinstance(entries, dict) or "text_config" in entries:
+    if not isinstance(entries, dict) or other_task(entries.get("architectures")) is not None:
         return None
     family = MODEL_TYPES.get(str(entries.get("model_type")))
-    if other_task(entries.get("architectures")) is not None:
-        return None
     if family is None or (folder / "hf_quant_config.json").exists():
         return None
+    text = entries.get("text_config")
+    if text is None and not family.has_text_config:
+        return _read_text(entries, family, folder)
+    if not (family.has_text_config and isinstance(text, dict)) or "quantization_config" in text:
+        return None
+    known = _read_text(text, family, folder)
+    return None if known is None else KnownConfig(entries, folder, known)
+
+
+def _read_text(entries: Mapping[str, Any], family: Family, folder: Path) -> KnownConfig | None:
+    """The configuration of a language model; None if transformers has to read it."""
     rope = None if family.model.rotary_by_kind else _rope_parameters(entries)
     rope = entries.get("rope_parameters") if family.model.rotary_by_kind else rope
     if rope is None:
         return None
     own: dict[str, Any] = {"rope_parameters": rope}
     hidden, heads = entries.get("hidden_size"), entries.get("num_attention_heads")
-    if entries.get("head_dim") is None and entries["model_type"] in _DERIVES_HEAD_DIM and hidden and heads:
+    if entries.get("head_dim") is None and entries.get("model_type") in _DERIVES_HEAD_DIM and hidden and heads:
         own["head_dim"] = hidden // heads
     if entries.get("use_sliding_window") is False:
         own["sliding_window"] = None
-    if (own | entries).get("sliding_window", 0) is None or own.get("sliding_window", 0) is None:
+    if ({**own, **entries}).get("sliding_window", 0) is None or own.get("sliding_window", 0) is None:
         own["layer_types"] = entries.get("layer_types") or ["full_attention"] * entries.get("num_hidden_layers", 0)
-    return KnownConfig(entries | own, folder)
+    return KnownConfig({**entries, **own}, folder)
+
+
+def _read_number(entries: dict[str, Any]) -> Any:
+    """An object of the file; a number where transformers stores one that JSON lacks, such as infinity, as an object."""
+    return float(entries["__float__"]) if entries.keys() == {"__float__"} else entries
 
 
 def _rope_parameters(entries: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -82,7 +100,7 @@ def _rope_parameters(entries: Mapping[str, Any]) -> dict[str, Any] | None:
     rope = dict(entries.get("rope_parameters") or entries.get("rope_scaling") or {})
     old_type = rope.pop("type", None)
     rope["rope_type"] = rope.get("rope_type") or old_type or "default"
-    if entries["model_type"] == "phi3" and rope["rope_type"] in ("su", "yarn"):  # older names
+    if entries.get("model_type") == "phi3" and rope["rope_type"] in ("su", "yarn"):  # older names
         rope["rope_type"] = "longrope"
     needed, optional = {"rope_theta"}, {"partial_rotary_factor"}
     if rope["rope_type"] in ("llama3", "yarn"):

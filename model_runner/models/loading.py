@@ -31,6 +31,8 @@ FloatArray = npt.NDArray[np.float64]
 
 CLASSIFIES = "ForSequenceClassification"
 """Suffix of the class names of classification models."""
+_PREDICTION = "mtp."
+"""Begins the names of Qwen's modules for multi-token prediction (`heads/mtp.py`)."""
 HEAD_NAMES = ("score.weight", "score.bias")
 """Names of the classification head's weights in transformers' decoder-only models."""
 
@@ -127,6 +129,8 @@ def rotated(weights: int, inputs: int) -> int:
 def is_unused_head(name: str, config: Any) -> bool:
     """Whether a weight belongs to multi-token prediction heads or to a classification head."""
     text = config.get_text_config()
+    if name.startswith(_PREDICTION):
+        return True
     layer = re.search(r"\blayers\.(\d+)\.", name)
     num_modules = getattr(text, "num_nextn_predict_layers", None) or 0
     if layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_modules:

@@ -75,9 +75,16 @@ class StepStates:
         whole = self._backend.gated_delta_net((self._num_recurrences, self._num_convolutions), read)
         if whole is None:
             return None
-        self._num_recurrences += 1
-        self._num_convolutions += 1
+        self.next_mixer()
         return lambda qkv, z, b, a: whole(qkv, z, b, a, self._metadata)
+
+    def next_mixer(self, *, recurs: bool = True) -> tuple[RecurrenceBackend[Any], tuple[int, int], Any]:
+        """For a layer that computes its convolution by itself, and its recurrence if it has one: the backend, the
+        indices of the next recurrence and convolution, and the metadata.
+        """
+        indices = self._num_recurrences, self._num_convolutions
+        self._num_recurrences, self._num_convolutions = indices[0] + recurs, indices[1] + 1
+        return self._backend, indices, self._metadata
 
 
 class RecordedStates:

@@ -5,15 +5,14 @@ Weights may still be in files: a form is read in milliseconds, and says how much
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from model_runner.kernels.library import INT4_GROUP
-from model_runner.kv_cache import KVShape
-from model_runner.models.decoder_form import DecoderForm, read_form
+from model_runner.models.decoder_form import AttentionForm, DecoderForm, RecurrentForm, read_form
 from model_runner.models.families import MODEL_TYPES, Config, Family, ModelFamily
 from model_runner.models.loading import ModelShape, is_bare, is_unused_head, rotated
 from model_runner.models.parameters import SAME_NAMES, Checkpoint, Linear, Matrix, Parameters
@@ -56,11 +55,13 @@ class ModelForm:
     def shape(self) -> ModelShape:
         """The sizes that decide how much memory the model needs."""
         *inner, _ = self.linears
+        mixers = [layer.mixer for layer in self.layers]
+        recurrent = [mixer for mixer in mixers if isinstance(mixer, RecurrentForm)]
         num_inner = sum(_size(linear) for linear in inner)
         num_head, num_embedding = _size(self.head), self.embedding.shape[0] * self.embedding.shape[1]
         distinct = num_embedding if self.shares_head else num_embedding + num_head
         return ModelShape(
-            kv=tuple(_kv_shape(layer) for layer in self.layers),
+            kv=tuple(mixer.kv for mixer in mixers if isinstance(mixer, AttentionForm)),
             num_layers=len(self.layers),
             num_parameters=num_inner + distinct + self.num_small,
             num_shared=num_embedding if self.shares_head else 0,
@@ -71,6 +72,8 @@ class ModelForm:
             hidden=self.embedding.shape[1],
             vocab_size=self.head.outputs,
             max_model_len=self.text.max_position_embeddings,
+            recurrences=tuple(mixer.recurrence for mixer in recurrent if mixer.recurrence is not None),
+            convolutions=tuple(mixer.convolution for mixer in recurrent),
             form=self,
         )
 
@@ -105,7 +108,7 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
     if len(known) < len(layers) or not known or frequencies is None:
         return None
     embedding = decoder.linear(["embed_tokens"], text.vocab_size, text.hidden_size)
-    norm = decoder.require("norm.weight", text.hidden_size).float()
+    norm = decoder.require(f"{family.model.norm}.weight", text.hidden_size).float()
     head = _read_head(config, text, parameters, embedding)
     _use_unneeded(family.model, config, parameters)
     if (fault := parameters.fault()) is not None:
@@ -143,7 +146,7 @@ def _use_unneeded(family: ModelFamily, config: Any, parameters: Parameters) -> N
 
 def _linears(layer: DecoderForm) -> list[Linear]:
     """The linear layers and experts, without the router."""
-    own = [layer.qkv, layer.attention_output, layer.gate_up, layer.down]
+    own = [layer.mixer_input, layer.mixer_output, layer.gate_up, layer.down]
     experts = [] if layer.experts is None else [*layer.experts.gate_up, *layer.experts.down]
     return [linear for linear in [*own, *experts] if linear is not None]
 
@@ -152,15 +155,15 @@ def _small_tensors(layer: DecoderForm) -> list[Tensor]:
     """Norms, biases and routers."""
     norms = layer.norms
     tensors = [norms.attention, norms.attention_post, norms.mlp, norms.mlp_post, norms.query, norms.key]
-    tensors += [layer.attention.sinks, *(linear.bias for linear in _linears(layer))]
+    tensors += [linear.bias for linear in _linears(layer)]
+    if isinstance(layer.mixer, AttentionForm):
+        tensors.append(layer.mixer.options.sinks)
+    else:
+        parameters = layer.mixer.parameters
+        tensors += [getattr(parameters, one.name) for one in fields(parameters)]
     if (experts := layer.experts) is not None:
         tensors += [experts.router, experts.router_bias, experts.choice_bias, experts.mlp_gate]
     return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-
-
-def _kv_shape(layer: DecoderForm) -> KVShape:
-    group, window = layer.heads // layer.kv_heads, layer.attention.reach
-    return KVShape(layer.kv_heads, layer.head_dim, layer.head_dim, group, window)
 
 
 def _size(linear: Linear) -> int:

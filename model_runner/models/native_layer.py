@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, DecoderForm, ExpertsForm
+from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm
 from model_runner.models.families import ClampedGate
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
+from model_runner.recurrence.cpu import BoundMixer, NativeRecurrence
 
 if TYPE_CHECKING:
     from model_runner.models.hf_attention import StepAttention
+    from model_runner.models.mixers import StepStates
 
 _ACTIVATIONS: dict[Activation, str] = {"silu": "SW_SILU", "gelu_tanh": "SW_GELU_TANH"}
 _SCORINGS = {"softmax": "SW_SOFTMAX", "sigmoid": "SW_SIGMOID"}
@@ -107,18 +109,18 @@ def _router_panels(form: ExpertsForm) -> Tensor:
 class FusedDecoderLayer(nn.Module):
     """Replaces a transformers decoder layer: quantised linears, everything else in float32, all rows at once."""
 
-    def __init__(self, index: int, form: DecoderForm, packer: NativePacker) -> None:
+    def __init__(self, form: DecoderForm, packer: NativePacker) -> None:
         super().__init__()
-        self.index = index
         self._kernels = packer.kernels
         self.uses_rotary = form.uses_rotary
-        self._halves_angles = form.halves_angles
-        self._options = form.attention  # the struct points into the sinks
+        self.mixer = form.mixer  # the struct points into its tensors
+        self._bound: BoundMixer | None = None
+        self._caches: Sequence[CData] = ()
         self._weights = {
             name: packer.pack(linear)
             for name, linear in (
-                ("qkv", form.qkv),
-                ("attention_output", form.attention_output),
+                ("mixer_input", form.mixer_input),
+                ("mixer_output", form.mixer_output),
                 ("gate_up", form.gate_up if form.experts is None else None),
                 ("down", form.down),
             )
@@ -158,6 +160,17 @@ class FusedDecoderLayer(nn.Module):
         """Set where the layer's keys and values are stored; call it before the first forward."""
         self.struct.cache = cache[0]
 
+    def bind_calls(self, caches: Sequence[CData]) -> None:
+        """Use the cache of the call that the layer's attention is in a pass; other layers may have none."""
+        self._caches = caches
+
+    def bind_states(self, recurrence: NativeRecurrence, indices: tuple[int, int]) -> None:
+        """Set which recurrence and convolution of a cache the layer has; call it before the first forward."""
+        mixer = self.mixer
+        assert not isinstance(mixer, AttentionForm)
+        self._bound = recurrence.bind(indices, lambda: mixer.parameters)
+        setattr(self.struct, self._bound.field, self._bound.struct)
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -167,24 +180,44 @@ class FusedDecoderLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
-        attention.num_calls += 1
+        self._take_part(attention)
         cos, sin = self._rotation(position_embeddings, hidden_states.shape[1])
         self.struct.rotary_dim = cos.shape[-1]
         output = self._kernels.decoder_layer(self.struct, attention.metadata.struct, cos, sin, hidden_states[0])
         return output.unsqueeze(0)
+
+    def _take_part(self, attention: "StepAttention") -> None:
+        """Bind the layer to what its mixer has next in a pass of the model's modules."""
+        if not isinstance(self.mixer, AttentionForm):
+            recurs, step_states = self.mixer.recurrence is not None, cast("StepStates", attention.states)
+            recurrence, indices, states = step_states.next_mixer(recurs=recurs)
+            assert isinstance(recurrence, NativeRecurrence), "kernels run the layer and its recurrence"
+            self.bind_states(recurrence, indices)
+            attention.metadata.struct.states = states.native.struct
+            return
+        if self._caches:
+            self.bind(self._caches[attention.num_calls])
+        attention.num_calls += 1
 
     def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
         """Cos and sin [T, rotary_dim]; of width 0 for a layer without rotary positions."""
         if not self.uses_rotary:
             return torch.empty(count, 0), torch.empty(count, 0)
         assert position_embeddings is not None, "the model has rotary positions"
+        assert isinstance(self.mixer, AttentionForm)
         cos, sin = (angles[0] for angles in position_embeddings)  # each [T, rotary_dim], or half of that
-        if self._halves_angles:
+        if self.mixer.halves_angles:
             cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
         return cos.contiguous(), sin.contiguous()
 
 
 def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> CData:
+    mixer = form.mixer
+    attention = (
+        {"attention": attention_struct(mixer.heads, mixer.options)[0], "gates_attention": mixer.is_gated}
+        if isinstance(mixer, AttentionForm)
+        else {}
+    )
     return CPU.new(
         "SwDecoderLayer",
         hidden=form.hidden,
@@ -192,7 +225,7 @@ def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: di
         activation=native_activation(form.activation),
         norm_eps=form.norms.eps,
         residual_scale=form.residual_scale,
-        attention=attention_struct(form.heads, form.attention)[0],
+        **attention,
         **{name: weight.struct[0] for name, weight in weights.items()},
         **{name: pointer(norm, len(norm)) for name, norm in norms.items()},
     )

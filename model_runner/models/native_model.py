@@ -13,6 +13,8 @@ from model_runner.batch import Batch, IntArray
 from model_runner.kernels.block_formats import find_block_format
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embedding_struct
+from model_runner.kv_cache import cache_structs
+from model_runner.models.decoder_form import AttentionForm
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
 from model_runner.models.model_form import ModelForm
 from model_runner.models.native_layer import FusedDecoderLayer
@@ -20,6 +22,7 @@ from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import NativeProduct, PackedWeight
 from model_runner.models.parameters import Matrix
 from model_runner.models.rotary import RotaryTable
+from model_runner.recurrence.cpu import NativeRecurrence
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 
 _TABLES = (torch.float32, torch.float16, torch.bfloat16)
@@ -88,7 +91,7 @@ class NativeModel:
     def __init__(self, packer: NativePacker, form: ModelForm) -> None:
         """Packs the weights, one after the other."""
         packer, kernels = packer.with_slab(), packer.kernels
-        layers = [FusedDecoderLayer(index, layer, packer) for index, layer in enumerate(form.layers)]
+        layers = [FusedDecoderLayer(layer, packer) for layer in form.layers]
         # The error of the head reaches every logit, so it stays in int8.
         head = packer.in_int8.pack(form.head)
         self.config = form.config
@@ -111,7 +114,7 @@ class NativeModel:
             "SwModel",
             hidden=self.hidden,
             embedding_scale=self._embedding.embed_scale,
-            norm_eps=form.text.rms_norm_eps,
+            norm_eps=form.family.norm_eps(form.text),
             logits_scale=form.family.logits_scale(form.text),
             logits_softcap=form.family.logits_softcap(form.text) or 0.0,
             embedding=self._embedding.struct[0],
@@ -145,10 +148,16 @@ class NativeModel:
         copied._set_layers([layer.twin() for layer in self.layers])
         return copied
 
-    def bind(self, caches: Sequence[CData]) -> None:
-        """Bind each layer to its SwKvCache, before the first forward."""
-        for layer, cache in zip(self.layers, caches, strict=True):
-            layer.bind(cache)
+    def bind(self, caches: Sequence[CData], recurrence: NativeRecurrence | None = None) -> None:
+        """Bind each layer to its SwKvCache, or to its recurrence and convolution, before the first forward."""
+        remaining, recurrences, convolutions = iter(caches), 0, 0
+        for layer in self.layers:
+            if isinstance(layer.mixer, AttentionForm):
+                layer.bind(next(remaining))
+            else:
+                assert recurrence is not None, "the model has recurrent layers"
+                layer.bind_states(recurrence, (recurrences, convolutions))
+                recurrences, convolutions = recurrences + (layer.mixer.recurrence is not None), convolutions + 1
 
     def get_input_embeddings(self) -> StoredEmbedding:
         """The embedding, as transformers' models return it."""
@@ -195,16 +204,28 @@ _KEPT_ROWS = 64
 class NativeTargetModel:
     """Implements TargetModel on a NativeModel."""
 
-    def __init__(self, model: NativeModel, attention: NativeAttention, needs: Collection[Feature] = ()) -> None:
-        """Raises UnsupportedModelError if the model lacks a layer that a feature names.
+    def __init__(
+        self,
+        model: NativeModel,
+        attention: NativeAttention,
+        needs: Collection[Feature] = (),
+        recurrence: NativeRecurrence | None = None,
+    ) -> None:
+        """Binds the model to the caches of its attention and of its recurrence.
 
         Args:
-            model: bound to the attention's cache.
+            model: not bound yet.
             attention: attention to the model's own cache.
             needs: features to capture from each forward pass.
+            recurrence: recurrences and convolutions on the model's states; None if it has none.
+
+        Raises:
+            UnsupportedModelError: if the model lacks a layer that a feature names.
         """
         require_layers(needs, model.num_layers)
+        model.bind(cache_structs(attention.cache), recurrence)
         self._model = model
+        self._recurrence = recurrence
         self._attention = attention
         self._needs = frozenset(needs)
         self._taken: dict[Feature, Tensor] = {}
@@ -240,7 +261,11 @@ class NativeTargetModel:
             {layer_of(need): memory for need, memory in self._taken.items() if need != LAST},
             self._taken.get(LAST),
         )
-        self._model.forward(self._attention.prepare(batch), int(batch.positions.max(initial=-1)) + 1, wanted)
+        step = self._attention.prepare(batch)
+        if self._recurrence is not None:
+            states = self._recurrence.prepare(batch)
+            step.struct.states = states.native.struct
+        self._model.forward(step, int(batch.positions.max(initial=-1)) + 1, wanted)
         self._picks = NO_PICKS if picks is None else PreSampledTokens(self._model.pick(logits, picks), picks.choices)
         return logits
 

@@ -70,7 +70,7 @@ def _linears(weights: Tensor, biases: Tensor | None) -> list[Linear]:
 
 def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
     """Replace every decoder layer of the common family; returns how many were replaced."""
-    return replace_recognised(model, lambda index, form: FusedDecoderLayer(index, form, packer), with_experts=True)
+    return replace_recognised(model, lambda index, form: FusedDecoderLayer(form, packer), only_common=False)
 
 
 def part_layers(model: nn.Module) -> None:
@@ -81,7 +81,7 @@ def part_layers(model: nn.Module) -> None:
 
 
 def bind_layers(model: nn.Module, caches: Sequence[CData]) -> None:
-    """Bind each fused layer to its cache."""
+    """Bind each fused layer to the caches of a pass's calls of the attention."""
     for module in model.modules():
         if isinstance(module, FusedDecoderLayer):
-            module.bind(caches[module.index])
+            module.bind_calls(caches)

@@ -4,7 +4,7 @@ A checkpoint may hold more than memory does in float32, so that a matrix is a pl
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -134,6 +134,54 @@ class Linear:
         """[outputs, inputs] in memory; a copy if there are several matrices."""
         rows = [matrix.read() for matrix in self.matrices]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedMatrix:
+    """Implements Matrix for some outputs of another, in an order of their own."""
+
+    stored: Matrix
+    order: Tensor
+    """[outputs] int32: the stored output of each."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.order), self.stored.shape[1]
+
+    @property
+    def block_format(self) -> int | None:
+        return self.stored.block_format
+
+    def blocks(self) -> Blocks | None:
+        blocks = self.stored.blocks()
+        if blocks is None:
+            return None
+        order, scales = self.order.long(), blocks.output_scales
+        return replace(
+            blocks,
+            order=self.order if blocks.order is None else blocks.order[order].contiguous(),
+            output_scales=None if scales is None else scales[order].contiguous(),
+        )
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.stored.read()[self.order[start:stop].long()]
+
+    def drop(self, start: int, stop: int) -> None:
+        if stop >= self.shape[0]:
+            self.stored.drop(0, self.stored.shape[0])
+
+
+def in_order(linear: Linear, order: Tensor) -> Linear:
+    """The outputs at indices `order` [outputs] of a linear layer of one matrix, in this order."""
+    (matrix,) = linear.matrices
+    return Linear([OrderedMatrix(matrix, order.int())], None if linear.bias is None else linear.bias[order])
+
+
+def joined(linears: Sequence[Linear]) -> Linear:
+    """The outputs of linear layers, one after the other. Where some have no bias, it is zero."""
+    biases = [torch.zeros(one.outputs) if one.bias is None else one.bias for one in linears]
+    has_bias = any(one.bias is not None for one in linears)
+    return Linear([matrix for one in linears for matrix in one.matrices], torch.cat(biases) if has_bias else None)
 
 
 @dataclass(frozen=True, slots=True)

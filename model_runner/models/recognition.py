@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from model_runner.models.activations import EXACT, gelu_tanh, silu
-from model_runner.models.decoder_form import Activation, DecoderForm, read_form
+from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, mixer_linears, read_form
 from model_runner.models.experts import has_usual_gate
 from model_runner.models.families import LAYER_FAMILIES, LayerFamily
 from model_runner.models.interleaved_experts import with_usual_experts
@@ -27,12 +27,12 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
         training mode, not be causal, or have other kinds of linears, experts or activations.
     """
     family = LAYER_FAMILIES.get(f"{type(layer).__module__}.{type(layer).__qualname__}")
-    attention: Any = getattr(layer, "self_attn", None)
-    if family is None or layer.training or attention is None or not attention.is_causal:
+    if family is None or layer.training or not getattr(getattr(layer, "self_attn", None), "is_causal", True):
         return None
     tensors = {name: parameter.detach() for name, parameter in layer.named_parameters()} | dict(layer.named_buffers())
     checkpoint = with_usual_experts(TensorCheckpoint(tensors))
-    form = read_form(family, attention.config, attention.layer_idx, Parameters(checkpoint))
+    config, index = _found(layer, "config"), _found(layer, "layer_idx")
+    form = None if config is None else read_form(family, config, index, Parameters(checkpoint))
     return form if form is not None and _has_plain_parts(layer, family, form) else None
 
 
@@ -42,7 +42,7 @@ def activation_of(module: nn.Module) -> Activation | None:
 
 
 def replace_recognised(
-    model: nn.Module, make: Callable[[int, DecoderForm], nn.Module], *, with_experts: bool = False
+    model: nn.Module, make: Callable[[int, DecoderForm], nn.Module], *, only_common: bool = True
 ) -> int:
     """Replace every recognised decoder layer by the module that `make` returns for its index and form.
 
@@ -51,7 +51,7 @@ def replace_recognised(
     Args:
         model: changed in place.
         make: returns the new layer.
-        with_experts: whether layers with experts are replaced as well.
+        only_common: whether layers with experts, gated attention or recurrences stay.
 
     Returns:
         How many layers were replaced.
@@ -60,10 +60,19 @@ def replace_recognised(
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for place in range(len(layers)):
             form = recognise(layers[place])
-            if form is not None and (with_experts or form.experts is None):
-                layers[place] = make(layers[place].self_attn.layer_idx, form)  # type: ignore[arg-type, union-attr]
+            if form is not None and not (only_common and _is_special(form)):
+                layers[place] = make(_found(layers[place], "layer_idx"), form)
                 replaced += 1
     return replaced
+
+
+def _found(layer: nn.Module, name: str) -> Any:
+    """An attribute of the layer's attention, or of other modules; None if none has it."""
+    return next((getattr(module, name) for module in layer.modules() if hasattr(module, name)), None)
+
+
+def _is_special(form: DecoderForm) -> bool:
+    return form.experts is not None or not isinstance(form.mixer, AttentionForm) or form.mixer.is_gated
 
 
 def _has_usual_gate(experts: Any, activation: Activation) -> bool:
@@ -73,7 +82,7 @@ def _has_usual_gate(experts: Any, activation: Activation) -> bool:
 
 def _has_plain_parts(layer: nn.Module, family: LayerFamily, form: DecoderForm) -> bool:
     """Whether linears, experts and activations are of the family's classes: other code may have changed them."""
-    linears = [*family.qkv, family.attention_output]
+    linears = list(mixer_linears(family, form.mixer))
     activations = []
     if (mixture := family.mixture) is not None and form.experts is not None:
         experts: Any = layer.get_submodule(mixture.experts)
@@ -85,7 +94,7 @@ def _has_plain_parts(layer: nn.Module, family: LayerFamily, form: DecoderForm) -
         family = replace(family, gate_up=mixture.gate_up, down=mixture.down, activation=mixture.activation)
     if form.down is not None:
         linears += [*family.gate_up, family.down]
-        activations = [family.activation]
+        activations = [] if family.activation is None else [family.activation]
     return all(type(layer.get_submodule(name)) is nn.Linear for name in linears) and all(
         activation_of(layer.get_submodule(name)) == form.activation for name in activations
     )

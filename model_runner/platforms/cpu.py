@@ -215,8 +215,8 @@ class CpuPlatform(Platform):
     ) -> TargetModel:
         if isinstance(model, NativeModel):
             assert isinstance(attention, NativeAttention), "the kernels that packed the model also attend"
-            model.bind(cache_structs(attention.cache))
-            return NativeTargetModel(model, attention, needs)
+            assert recurrence is None or isinstance(recurrence, NativeRecurrence)
+            return NativeTargetModel(model, attention, needs, recurrence)
         from model_runner.models.hf_target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
         from model_runner.models.native_modules import bind_layers  # noqa: PLC0415
 

@@ -54,6 +54,11 @@ class RecurrentShape:
     """Whether every channel of a key has its own decay; otherwise every head has one."""
 
     @property
+    def is_whole(self) -> bool:
+        """Whether head dimensions are stored without zeros behind them."""
+        return (padded(self.key_dim), padded(self.value_dim)) == (self.key_dim, self.value_dim)
+
+    @property
     def keys(self) -> tuple[int, ...]:
         """Shape of a block's keys."""
         return self.key_heads, BLOCK, padded(self.key_dim)
@@ -324,6 +329,32 @@ class GatedDeltaNetParameters:
     gain: float = 1.0
     """Factor on sigmoid(b), the beta of the recurrence."""
 
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Parameters:
+    """Parameters of a Mamba 2 layer between its projections, with H heads."""
+
+    conv_weight: Tensor  # [channels, kernel]
+    conv_bias: Tensor | None
+    a_log: Tensor  # [H]
+    dt_bias: Tensor  # [H]
+    d: Tensor  # [H]
+    norm: Tensor  # [H * value_dim]
+    norm_eps: float
+    norm_groups: int
+    """Parts of the output that have a norm each."""
+    step_limits: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolutionParameters:
+    """Parameters of a short convolution between its projections."""
+
+    conv_weight: Tensor  # [channels, kernel]
+    conv_bias: Tensor | None
+
+
+MixerParameters = GatedDeltaNetParameters | Mamba2Parameters | ShortConvolutionParameters
 
 GatedDeltaNet = Callable[[Tensor, Tensor, Tensor, Tensor, Metadata], Tensor]
 """Everything between the projections of a gated delta net, with its rows and pages.

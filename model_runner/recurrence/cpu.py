@@ -13,7 +13,9 @@ from model_runner.kernels.library import Kernels
 from model_runner.recurrence.backend import (
     GatedDeltaNet,
     GatedDeltaNetParameters,
+    MixerParameters,
     RecurrenceBackend,
+    ShortConvolutionParameters,
     StateCache,
     has_silu,
     padded,
@@ -29,6 +31,17 @@ class NativeMetadata:
     native: native.NativePlan
 
 
+@dataclass(frozen=True, slots=True)
+class BoundMixer:
+    """A recurrent mixer on the rows and pages of a cache."""
+
+    field: str
+    """Its field of an SwDecoderLayer."""
+    struct: CData
+    memory: object
+    """The numbers that the struct points into."""
+
+
 class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
     """A unit of work is one head of one choice."""
 
@@ -40,16 +53,16 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         change."""
         self._scans: dict[int, tuple[CData, object]] = {}
         """For each selective scan that was computed: SwScan, and the memory of its A, which does not change."""
-        self._nets: dict[int, GatedDeltaNet[NativeMetadata]] = {}
+        self._bound: dict[tuple[int, int], BoundMixer] = {}
+        self._kernel_sizes = sorted({shape.kernel for shape in cache.convolutions})
         self._recurrences = [self._recurrence(index) for index in range(len(cache.recurrences))]
 
     def prepare(self, batch: Batch) -> NativeMetadata:
         plan = make_plan(batch)
         per_token = (plan.slots, plan.num_rows, plan.order)
-        return NativeMetadata(
-            plan,
-            native.NativePlan(per_token, plan.segments, plan.first_segment, plan.anchors, plan.paths, plan.written),
-        )
+        sources = {kernel: plan.inputs_of(kernel) for kernel in self._kernel_sizes}
+        lists = plan.segments, plan.first_segment, plan.anchors, plan.paths, plan.written
+        return NativeMetadata(plan, native.NativePlan(per_token, *lists, sources))
 
     def recur(
         self,
@@ -97,54 +110,66 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         known = self._convolutions.get(index)
         if known is None or known[0].data_ptr() != weight.data_ptr():
             known = self._convolutions[index] = weight, *self._convolution(index, weight, bias, activation)
-        struct = known[1]
-        struct.sources = self._sources(index, metadata)
-        return native.convolve(self._kernels, struct, metadata.native, _floats(x)).to(x.dtype)
+        return native.convolve(self._kernels, known[1], metadata.native, _floats(x)).to(x.dtype)
 
     def gated_delta_net(
         self, indices: tuple[int, int], read: Callable[[], GatedDeltaNetParameters]
     ) -> GatedDeltaNet[NativeMetadata] | None:
-        shape = self.cache.recurrences[indices[0]]
-        if (padded(shape.key_dim), padded(shape.value_dim)) != (shape.key_dim, shape.value_dim):
+        if not self.cache.recurrences[indices[0]].is_whole:
             return None
-        if indices[0] not in self._nets:
-            self._nets[indices[0]] = self._make_net(indices, read())
-        return self._nets[indices[0]]
-
-    def _make_net(self, indices: tuple[int, int], parameters: GatedDeltaNetParameters) -> GatedDeltaNet[NativeMetadata]:
-        shape = self.cache.recurrences[indices[0]]
-        p = parameters
-        convolution, of_convolution = self._convolution(indices[1], p.conv_weight, p.conv_bias, "silu")
-        numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm)]
-        struct = CPU.new(
-            "SwGatedDeltaNet",
-            recurrence=self._recurrences[indices[0]][0],
-            convolution=convolution[0],
-            gain=p.gain,
-            norm_eps=p.norm_eps,
-            decay_factor=pointer(numbers[0], shape.heads),
-            decay_bias=pointer(numbers[1], shape.heads),
-            norm=pointer(numbers[2], shape.value_dim),
-        )
-        memory = (*numbers, of_convolution)
+        net = self.bind(indices, read)
 
         def run(qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, metadata: NativeMetadata) -> Tensor:
-            assert memory
-            struct.convolution.sources = self._sources(indices[1], metadata)
             rows = _floats(qkv), _floats(z), _floats(b), _floats(a)
-            return native.gated_delta_net(self._kernels, struct, metadata.native, rows).to(qkv.dtype)
+            return native.gated_delta_net(self._kernels, net.struct, metadata.native, rows).to(qkv.dtype)
 
         return run
 
-    def _sources(self, index: int, metadata: NativeMetadata) -> CData:
-        kernel = self.cache.convolutions[index].kernel
-        sources = metadata.plan.inputs_of(kernel)
-        return pointer(sources, len(sources), kernel - 1)
+    def bind(self, indices: tuple[int, int], read: Callable[[], MixerParameters]) -> "BoundMixer":
+        """The recurrent mixer on the recurrence and the convolution of these indices, whose dimensions are whole.
+
+        A short convolution has no recurrence; its first index is the next recurrence's.
+
+        Args:
+            indices: of the recurrence and of the convolution in the cache.
+            read: reads the mixer's parameters, when it is first needed.
+        """
+        if indices not in self._bound:
+            self._bound[indices] = self._bind(indices, read())
+        return self._bound[indices]
+
+    def _bind(self, indices: tuple[int, int], parameters: MixerParameters) -> "BoundMixer":
+        weight, bias = parameters.conv_weight, parameters.conv_bias
+        is_short = isinstance(parameters, ShortConvolutionParameters)
+        convolution, memory = self._convolution(indices[1], weight, bias, None if is_short else "silu")
+        if isinstance(parameters, ShortConvolutionParameters):
+            return BoundMixer("short_convolution", convolution, (memory, self.cache))
+        shape, p = self.cache.recurrences[indices[0]], parameters
+        recurrence = self._recurrences[indices[0]][0]
+        numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm)]
+        factor, step_bias, norm = (pointer(part, len(part)) for part in numbers)
+        common = {"recurrence": recurrence, "convolution": convolution[0], "decay_factor": factor, "norm": norm}
+        common |= {"norm_eps": p.norm_eps}
+        if isinstance(p, GatedDeltaNetParameters):
+            net = CPU.new("SwGatedDeltaNet", gain=p.gain, decay_bias=step_bias, **common)
+            return BoundMixer("delta_net", net, (*numbers, memory, self.cache))
+        least, most = p.step_limits
+        skip = _floats(p.d)
+        layer = CPU.new(
+            "SwMamba2",
+            least_step=least,
+            most_step=most,
+            norm_groups=p.norm_groups,
+            step_bias=step_bias,
+            skip=pointer(skip, shape.heads),
+            **common,
+        )
+        return BoundMixer("mamba2", layer, (*numbers, skip, memory, self.cache))
 
     def _convolution(
         self, index: int, weight: Tensor, bias: Tensor | None, activation: str | None
     ) -> tuple[CData, object]:
-        """An SwConvolution without sources, and the memory that it needs."""
+        """An SwConvolution, and the memory that it needs."""
         shape, memory = self.cache.convolutions[index], self.cache.conv[index]
         weights, biases = _floats(weight.T), None if bias is None else _floats(bias)
         struct = CPU.new(

@@ -19,6 +19,10 @@ WITH_STATES = [*(family for family in RECURRENT if family != "kimi_linear"), "qw
 FAMILIES = [*WITH_STATES, *(family for family in INDEXED if family not in WITH_STATES)]
 
 
+NATIVE = {"lfm2", "qwen3_5_text"}
+"""Families that one native call runs, with packed weights."""
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -27,7 +31,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def harness(family: str, load: Callable[..., Harness]) -> Harness:
-    return load(family, "none")
+    return load(family, "int8" if family in NATIVE else "none")
 
 
 @pytest.fixture(scope="module", params=WITH_STATES)

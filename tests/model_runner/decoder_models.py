@@ -171,6 +171,58 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+_DELTA_NETS = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 2, 1]}
+
+# The same for models with recurrent layers, whose modules stay as they are around native attention.
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "granitemoehybrid with Mamba 2": {
+        **_GRANITE_HYBRID,
+        **_EXPERTS,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "mamba_n_heads": 6,
+        "mamba_d_head": 16,
+        "mamba_d_state": 32,
+        "mamba_n_groups": 2,
+        "time_step_limit": (0.5, 1.0),
+    },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "head_dim": 12,
+        "norm_eps": 0.03,
+        "conv_bias": True,
+    },
+    "qwen3_5_text": {
+        **_DELTA_NETS,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "rope_parameters": _SECTIONS,
+        "attention_bias": True,
+    },
+    "qwen3_5_moe_text": {
+        **_DELTA_NETS,
+        **_QWEN_EXPERTS,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "shared_expert_intermediate_size": 60,
+        "rope_parameters": _SECTIONS,
+    },
+    "qwen3_next": {
+        **_DELTA_NETS,
+        **_QWEN_EXPERTS,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "shared_expert_intermediate_size": 60,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": False,
+        "rope_parameters": _PARTIAL_ROPE,
+    },
+}
+
+
 @dataclass(frozen=True, slots=True)
 class LayerRun:
     """One decoder layer, and one call of it."""
@@ -183,7 +235,7 @@ class LayerRun:
 
 def tiny_model(case: str, **changes: Any) -> PreTrainedModel:
     """A model in evaluation mode, every parameter of it random, norms and biases included."""
-    config = AutoConfig.for_model(case.split(maxsplit=1)[0], **{**_SIZES, **CASES.get(case, {}), **changes})
+    config = AutoConfig.for_model(case.split(maxsplit=1)[0], **{**_SIZES, **(CASES | HYBRIDS).get(case, {}), **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

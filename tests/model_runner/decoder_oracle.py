@@ -33,27 +33,31 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attention(form: DecoderForm, x: Tensor, cos_sin: tuple[Tensor, Tensor] | None) -> Tensor:
-    heads = _linear(form.qkv, x).unflatten(-1, (-1, form.head_dim)).transpose(0, 1)  # [heads, tokens, head_dim]
-    query, key, value = heads.split([form.heads, form.kv_heads, form.kv_heads])
+    heads = (
+        _linear(form.mixer_input, x).unflatten(-1, (-1, form.mixer.head_dim)).transpose(0, 1)
+    )  # [heads, tokens, head_dim]
+    query, key, value = heads.split([form.mixer.heads, form.mixer.kv_heads, form.mixer.kv_heads])
     query = _norm(query, form.norms.query, form.norms.eps)
     key = _norm(key, form.norms.key, form.norms.eps)
-    if form.uses_rotary:
+    if form.mixer.uses_rotary:
         assert cos_sin is not None
-        cos, sin = (angles.repeat(1, 2 if form.halves_angles else 1).double() for angles in cos_sin)
+        cos, sin = (angles.repeat(1, 2 if form.mixer.halves_angles else 1).double() for angles in cos_sin)
         query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
-    group = form.heads // form.kv_heads
-    scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) * form.attention.scale  # [heads, tokens, tokens]
-    if form.attention.softcap is not None:
-        scores = form.attention.softcap * (scores / form.attention.softcap).tanh()
+    group = form.mixer.heads // form.mixer.kv_heads
+    scores = (
+        query @ key.repeat_interleave(group, 0).transpose(1, 2) * form.mixer.options.scale
+    )  # [heads, tokens, tokens]
+    if form.mixer.options.softcap is not None:
+        scores = form.mixer.options.softcap * (scores / form.mixer.options.softcap).tanh()
     places = torch.arange(len(x), device=x.device)
     distance = places[:, None] - places
-    seen = (distance >= 0) & (distance < (form.attention.window or len(x)))
+    seen = (distance >= 0) & (distance < (form.mixer.options.window or len(x)))
     scores = scores.masked_fill(~seen, -torch.inf)
-    if (sinks := form.attention.sinks) is not None:
+    if (sinks := form.mixer.options.sinks) is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(x), 1)], dim=-1)
     weights = scores.softmax(-1)[..., : len(x)]
     mixed = weights @ value.repeat_interleave(group, 0)
-    return _linear(form.attention_output, mixed.transpose(0, 1).flatten(1))
+    return _linear(form.mixer_output, mixed.transpose(0, 1).flatten(1))
 
 
 _ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.families import LAYER_FAMILIES
 from model_runner.models.recognition import recognise, replace_recognised
-from tests.model_runner.decoder_models import CASES, layer_runs, tiny_model
+from tests.model_runner.decoder_models import CASES, HYBRIDS, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form, with_up_first
 
 TOKENS = 90  # beyond the windows, and beyond the original length of scaled rotary positions
@@ -35,12 +35,12 @@ def test_the_form_computes_what_the_layer_does(case: str) -> None:
 
 
 def test_every_family_has_a_case() -> None:
-    classes = {type(tiny_model(case).model.layers[0]) for case in CASES}
+    classes = {type(tiny_model(case).model.layers[0]) for case in [*CASES, *HYBRIDS]}
     assert {f"{layer.__module__}.{layer.__qualname__}" for layer in classes} == set(LAYER_FAMILIES)
 
 
 def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, attention=replace(form.attention, **changes))
+    return lambda form: replace(form, mixer=replace(form.mixer, options=replace(form.mixer.options, **changes)))
 
 
 def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
@@ -64,7 +64,7 @@ def with_experts(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
         ("llama", 0, with_norms(eps=1e-6)),
         ("granite", 0, lambda form: replace(form, residual_scale=1.0)),
         ("mistral without windows", 0, lambda form: replace(form, activation="silu")),
-        ("smollm3", 2, lambda form: replace(form, uses_rotary=True)),
+        ("smollm3", 2, lambda form: replace(form, mixer=replace(form.mixer, uses_rotary=True))),
         ("llama with biases", 0, lambda form: replace(form, down=replace(form.down, bias=None))),
         ("phi3", 0, with_up_first),
         ("mixtral", 0, with_experts(normalised=False)),
@@ -86,7 +86,8 @@ def test_a_form_that_is_read_wrongly_is_found_out(
 
 def test_sizes() -> None:
     form = form_of(tiny_model("phi3").model.layers[0])
-    assert (form.heads, form.kv_heads, form.head_dim, form.hidden, form.intermediate) == (4, 2, 20, 48, 84)
+    assert (form.mixer.heads, form.mixer.kv_heads, form.mixer.head_dim) == (4, 2, 20)
+    assert (form.hidden, form.intermediate) == (48, 84)
 
 
 @pytest.mark.parametrize("case", ["llama", "phi3"])
@@ -94,11 +95,11 @@ def test_only_what_is_merged_is_copied(case: str) -> None:
     model = tiny_model(case)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     form = form_of(model.model.layers[0])
-    kept = [form.attention_output.weight, form.down.weight, form.norms.attention]
+    kept = [form.mixer_output.weight, form.down.weight, form.norms.attention]
     kept += [matrix.read() for matrix in form.gate_up.matrices]
     assert all(tensor.untyped_storage().data_ptr() in own for tensor in kept)
-    assert (form.qkv.weight.untyped_storage().data_ptr() in own) == (case == "phi3")
-    assert not any(tensor.requires_grad for tensor in [*kept, form.qkv.weight])
+    assert (form.mixer_input.weight.untyped_storage().data_ptr() in own) == (case == "phi3")
+    assert not any(tensor.requires_grad for tensor in [*kept, form.mixer_input.weight])
 
 
 @pytest.mark.parametrize(
@@ -158,4 +159,4 @@ def test_layers_are_gone_when_they_are_replaced() -> None:
 
 def test_layers_with_experts_are_replaced_where_that_is_asked_for() -> None:
     assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity()) == 1  # its dense layer
-    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity(), with_experts=True) == 4
+    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity(), only_common=False) == 4

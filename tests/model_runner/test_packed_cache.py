@@ -329,7 +329,7 @@ def test_what_a_killed_process_left_is_removed(model: Path, folder: Path) -> Non
 def test_a_model_that_is_not_loaded_leaves_no_file(model: Path, folder: Path) -> None:
     packer, form, listing = parts_of(model)
     with pytest.raises(MemoryError), cached(packer, form, listing, folder.parent) as caching:  # noqa: PT012
-        caching.pack(form.layers[0].qkv)
+        caching.pack(form.layers[0].mixer_input)
         raise MemoryError
     settle()
     assert files(folder) == []

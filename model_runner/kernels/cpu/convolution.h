@@ -18,16 +18,17 @@ constexpr int kRowsOfBlock = 32;
 class ConvolutionRun {
  public:
   ConvolutionRun(samewise::ThreadPool &pool, const SwConvolution &layer, const SwStatePlan &plan)
-      : pool_(pool), layer_(layer), plan_(plan), channels_(layer.channels), reach_(layer.kernel - 1) {}
+      : pool_(pool), layer_(layer), plan_(plan), channels_(layer.channels), reach_(layer.kernel - 1),
+        sources_(plan.sources[layer.kernel]) {}
 
-  // x and output are [T, channels].
-  void run(const float *x, float *output) const {
+  // x is [T, channels] with `stride` numbers from token to token, output is [T, channels].
+  void run(const float *x, int64_t stride, float *output) const {
     const int64_t slices = (channels_ + kSlice - 1) / kSlice;
     pool_.for_each(plan_.num_tokens * slices, [&](int64_t unit) {
       const int64_t token = unit / slices, first = unit % slices * kSlice;
       const int64_t count = std::min<int64_t>(kSlice, channels_ - first);
-      std::memcpy(row(plan_.slots[token]) + first, x + token * channels_ + first, count * sizeof(float));
-      convolve(token, first, count, x, output + token * channels_ + first);
+      std::memcpy(row(plan_.slots[token]) + first, x + token * stride + first, count * sizeof(float));
+      convolve(token, first, count, x, stride, output + token * channels_ + first);
     });
     for (int64_t i = 0; i < plan_.num_written * reach_; ++i)
       std::memcpy(last(plan_.written_pages[i / reach_] * reach_ + i % reach_),
@@ -45,13 +46,13 @@ class ConvolutionRun {
   }
 
   // Inputs that are tokens of the step are read from x, for other threads may be writing their rows.
-  void convolve(int64_t token, int64_t first, int64_t count, const float *x, float *output) const {
+  void convolve(int64_t token, int64_t first, int64_t count, const float *x, int64_t stride, float *output) const {
     const float *inputs[kMostInputs], *weights[kMostInputs];
     int taps = 0;
     for (int64_t tap = 0; tap <= reach_; ++tap) {
-      const int64_t source = tap < reach_ ? layer_.sources[token * reach_ + tap] : 2 * token + 1;
+      const int64_t source = tap < reach_ ? sources_[token * reach_ + tap] : 2 * token + 1;
       if (source == -1) continue;
-      const float *from = source < 0 ? last(-2 - source) : source % 2 ? x + source / 2 * channels_ : row(source / 2);
+      const float *from = source < 0 ? last(-2 - source) : source % 2 ? x + source / 2 * stride : row(source / 2);
       inputs[taps] = from + first;
       weights[taps++] = layer_.weight + tap * channels_ + first;
     }
@@ -75,12 +76,14 @@ class ConvolutionRun {
   const SwConvolution &layer_;
   const SwStatePlan &plan_;
   const int64_t channels_, reach_;
+  const int32_t *sources_;
 };
 
-// Writes rows, computes outputs, and writes pages: x and output are [T, channels].
+// Writes rows, computes outputs, and writes pages: x is [T, channels] with `stride` numbers from token to token, output
+// [T, channels].
 inline void convolve(samewise::ThreadPool &pool, const SwConvolution &layer, const SwStatePlan &plan, const float *x,
-                     float *output) {
-  ConvolutionRun(pool, layer, plan).run(x, output);
+                     int64_t stride, float *output) {
+  ConvolutionRun(pool, layer, plan).run(x, stride, output);
 }
 
 }  // namespace SW_ISA

@@ -11,39 +11,13 @@
 #include "block_formats.h"
 #include "experts.h"
 #include "linear.h"
+#include "mixers.h"
+#include "rows.h"
 #include "runtime.h"
 #include "samewise.h"
 #include "simd.h"
 
 namespace SW_ISA {
-
-inline void add_squares(const float *x, Lanes &squares) {  // of 16 numbers
-  for (Vec &part : squares.parts) {
-    const Vec v = load(x);
-    part = fma(v, v, part);
-    x += kWidth;
-  }
-}
-
-inline float sum_of_squares(const float *x, int64_t n) {
-  Lanes squares{};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) add_squares(x + i, squares);
-  if (i < n) {
-    float last[kLanes] = {};
-    std::memcpy(last, x + i, (n - i) * sizeof(float));
-    add_squares(last, squares);
-  }
-  return sum(squares);
-}
-
-// x / rms(x) * weight (Zhang and Sennrich, arXiv:1910.07467). In place if y is x.
-inline void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *y) {
-  const float factor = 1.0f / std::sqrt(sum_of_squares(x, n) / static_cast<float>(n) + eps);
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(y + i, load(x + i) * factor * load(weight + i));
-  for (; i < n; ++i) y[i] = x[i] * factor * weight[i];
-}
 
 // Rotary position embedding on the leading `dim` numbers of a head, the first half paired with the second (Su et al.,
 // arXiv:2104.09864).
@@ -68,33 +42,28 @@ inline void look_up(const SwEmbedding &embedding, int32_t token, float scale, in
   for (int64_t i = 0; i < hidden; ++i) to[i] *= scale;
 }
 
-// y = x + scale * added.
-inline void add_scaled(const float *x, const float *added, float scale, int64_t n, float *y) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(y + i, fma(load(added + i), broadcast(scale), load(x + i)));
-  for (; i < n; ++i) y[i] = fma(added[i], scale, x[i]);
-}
-
 // A layer's scratch memory. Buffers that are not alive at the same time share memory.
 struct Scratch {
-  float *wide;      // [rows, wide_stride] queries, keys and values; later gate and up
-  float *narrow;    // [rows, narrow_stride] normed rows; attention output; input of a post-norm
+  float *wide;      // [rows, wide_stride] outputs of mixer_input; later gate and up
+  float *narrow;    // [rows, narrow_stride] normed rows; output of the mixer; input of a post-norm
+  float *of_mixer;  // a recurrent mixer's own
   QuantizedRows rows;  // the input of each linear
   ExpertsScratch experts;  // if the layer has experts
   int64_t wide_stride;
   int64_t narrow_stride;
 
   static int64_t lay_out(const SwDecoderLayer &layer, int64_t num_rows, char *memory, Scratch *scratch) {
-    const int64_t attended = int64_t{layer.attention.heads} * layer.cache.value_dim;
-    const int64_t widest_input = std::max<int64_t>({layer.hidden, attended, layer.intermediate});
+    const int64_t mixed = mixed_width(layer);
+    const int64_t widest_input = std::max<int64_t>({layer.hidden, mixed, layer.intermediate});
     Scratch s{};
-    s.wide_stride = round_up(std::max(outputs_of_all(layer.qkv), outputs_of_all(layer.gate_up)), 16);
-    s.narrow_stride = round_up(std::max<int64_t>(layer.hidden, attended), 16);
+    s.wide_stride = round_up(std::max(outputs_of_all(layer.mixer_input), outputs_of_all(layer.gate_up)), 16);
+    s.narrow_stride = round_up(std::max<int64_t>(layer.hidden, mixed), 16);
     ScratchAllocator take{memory, 0};
     s.wide = reinterpret_cast<float *>(take(num_rows * s.wide_stride * 4));
     s.narrow = reinterpret_cast<float *>(take(num_rows * s.narrow_stride * 4));
     char *integers = take(num_rows * row_bytes(widest_input));
     s.rows = lay_out_rows(widest_input, integers, reinterpret_cast<float *>(take(num_rows * 4)));
+    s.of_mixer = reinterpret_cast<float *>(take(MixerRun::scratch_bytes(layer, num_rows)));
     if (layer.experts) s.experts = ExpertsScratch::lay_out(*layer.experts, num_rows, take);
     if (scratch) *scratch = s;
     return take.used;
@@ -108,15 +77,6 @@ struct Rotation {
   const int32_t *rows;  // [rows]
 };
 
-// Calls work(row) for each row, shared between the threads.
-template <typename Work>
-inline void for_rows(samewise::ThreadPool &pool, int64_t rows, const Work &work) {
-  const int64_t at_once = rows / (8 * pool.size()) + 1;
-  pool.for_each((rows + at_once - 1) / at_once, [&](int64_t unit) {
-    for (int64_t row = unit * at_once; row < std::min(rows, (unit + 1) * at_once); ++row) work(row);
-  });
-}
-
 // Runs one layer on a step's rows. The output may be the input.
 class LayerRun {
  public:
@@ -124,13 +84,15 @@ class LayerRun {
       : pool_(pool), layer_(layer), step_(step_of(layer.cache, step)), scratch_(scratch) {}
 
   void run(const Rotation &rotation, const float *input, float *output) {
-    quantize_normed(input, layer_.attention_norm, layer_.qkv);
-    multiply(layer_.qkv, scratch_.wide, scratch_.wide_stride);
-    place_keys(rotation);
-    attend(pool_, layer_.cache, step_, layer_.attention, scratch_.wide, scratch_.wide_stride, scratch_.narrow,
-           scratch_.narrow_stride);
-    each_row([&](int64_t row) { quantize(narrow(row), layer_.attention_output, row); });
-    add_linear(layer_.attention_output, layer_.attention_post_norm, input, output);
+    quantize_normed(input, layer_.attention_norm, layer_.mixer_input);
+    multiply(layer_.mixer_input, scratch_.wide, scratch_.wide_stride);
+    if (is_recurrent(layer_))
+      MixerRun(pool_, layer_, *step_.states)
+          .run({scratch_.wide, scratch_.wide_stride}, {scratch_.narrow, scratch_.narrow_stride}, scratch_.of_mixer);
+    else
+      run_attention(rotation);
+    each_row([&](int64_t row) { quantize(narrow(row), layer_.mixer_output, row); });
+    add_linear(layer_.mixer_output, layer_.attention_post_norm, input, output);
 
     if (layer_.experts) return add_experts(*layer_.experts, output);
     quantize_normed(output, layer_.mlp_norm, layer_.gate_up);
@@ -168,6 +130,17 @@ class LayerRun {
                   [=](int64_t row, int64_t first, int64_t count, const float *results) {
                     std::memcpy(to + row * stride + first, results, count * sizeof(float));
                   });
+  }
+
+  // narrow = the attention on wide.
+  void run_attention(const Rotation &rotation) {
+    place_keys(rotation);
+    attend(pool_, layer_.cache, step_, layer_.attention, scratch_.wide, scratch_.wide_stride, scratch_.narrow,
+           scratch_.narrow_stride);
+    if (!layer_.gates_attention) return;
+    const int64_t gates = int64_t{layer_.attention.heads + layer_.cache.kv_heads} * layer_.cache.key_dim +
+                          int64_t{layer_.cache.kv_heads} * layer_.cache.value_dim;
+    each_row([&](int64_t row) { multiply_by_sigmoid(narrow(row), wide(row) + gates, mixed_width(layer_)); });
   }
 
   // to = from + residual_scale * post_norm(linear). In place if `to` is from.

@@ -4,6 +4,7 @@
 // IEEE 754 rounds alike everywhere; the compiler must not contract them. sampling/logarithm.py computes the same bits.
 #pragma once
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -66,6 +67,12 @@ inline double exp_not_positive(double from) {
   const double factor = std::bit_cast<double>(power);
   const double result = p * factor + factor;
   return from < kLeastExponent ? 0 : result;
+}
+
+// log(1 + e^x).
+inline float softplus(float x) {
+  const double rest = log(1.0 + exp_not_positive(-std::abs(static_cast<double>(x))));
+  return static_cast<float>((x > 0 ? static_cast<double>(x) : 0.0) + (x == x ? rest : static_cast<double>(x)));
 }
 
 }  // namespace SW_ISA

@@ -4,9 +4,10 @@
 #include <cmath>
 
 #include "convolution.h"
-#include "decoder.h"
 #include "double_math.h"
+#include "linear.h"
 #include "recurrence.h"
+#include "rows.h"
 #include "runtime.h"
 #include "samewise.h"
 #include "simd.h"
@@ -15,17 +16,22 @@ namespace SW_ISA {
 
 constexpr float kL2Eps = 1e-6f;
 
-// log(1 + e^x).
-inline float softplus(float x) {
-  const double rest = log(1.0 + exp_not_positive(-std::abs(static_cast<double>(x))));
-  return static_cast<float>((x > 0 ? static_cast<double>(x) : 0.0) + (x == x ? rest : static_cast<double>(x)));
-}
-
 // x = factor x / sqrt(sum of squares + eps).
 inline void l2_norm(float *x, float factor, int64_t n) {  // n is a multiple of kWidth
   const Vec scale = broadcast(factor / std::sqrt(sum_of_squares(x, n) + kL2Eps));
   for (int64_t i = 0; i < n; i += kWidth) store(x + i, load(x + i) * scale);
 }
+
+// The projections of a step's T tokens. Strides are from token to token.
+struct GatedDeltaNetInput {
+  const float *qkv;  // [T, channels]
+  const float *z;    // [T, heads, value_dim]
+  const float *b;    // [T, heads]
+  const float *a;    // [T, heads]
+  int64_t qkv_stride;
+  int64_t z_stride;
+  int64_t b_stride;  // of a, too
+};
 
 // Runs the layer on a step's rows.
 class GatedDeltaNetRun {
@@ -34,26 +40,30 @@ class GatedDeltaNetRun {
       : pool_(pool), layer_(layer), plan_(plan), channels_(layer.convolution.channels),
         heads_(layer.recurrence.heads) {}
 
-  static int64_t scratch_bytes(const SwGatedDeltaNet &layer, const SwStatePlan &plan) {
-    return int64_t{plan.num_tokens} * (layer.convolution.channels + 2 * layer.recurrence.heads) * sizeof(float);
+  static int64_t scratch_bytes(const SwGatedDeltaNet &layer, int64_t tokens) {
+    return tokens * (layer.convolution.channels + 2 * layer.recurrence.heads) * sizeof(float);
   }
 
-  void run(const float *qkv, const float *gate, const float *beta, const float *decay, float *output, char *scratch) {
+  // output is [T, heads, value_dim], with `stride` numbers from token to token.
+  void run(const GatedDeltaNetInput &input, float *output, int64_t stride, float *scratch) {
     const SwRecurrence &shape = layer_.recurrence;
     const int64_t tokens = plan_.num_tokens, keys = int64_t{shape.key_heads} * shape.key_dim;
-    float *rows = reinterpret_cast<float *>(scratch), *gains = rows + tokens * channels_, *decays = gains + tokens * heads_;
-    convolve(pool_, layer_.convolution, plan_, qkv, rows);
+    float *rows = scratch, *gains = rows + tokens * channels_, *decays = gains + tokens * heads_;
+    convolve(pool_, layer_.convolution, plan_, input.qkv, input.qkv_stride, rows);
     for_rows(pool_, tokens, [&](int64_t token) {
       float *row = rows + token * channels_;
       for (int64_t head = 0; head < shape.key_heads; ++head) {
         l2_norm(row + head * shape.key_dim, 1.0f / std::sqrt(static_cast<float>(shape.key_dim)), shape.key_dim);
         l2_norm(row + keys + head * shape.key_dim, 1.0f, shape.key_dim);
       }
-      set_gates(beta + token * heads_, decay + token * heads_, gains + token * heads_, decays + token * heads_);
+      set_gates(input.b + token * input.b_stride, input.a + token * input.b_stride, gains + token * heads_,
+                decays + token * heads_);
     });
-    recur(pool_, shape, plan_, {rows, rows + keys, rows + 2 * keys, channels_, channels_, gains, output}, decays);
+    recur(pool_, shape, plan_, {rows, rows + keys, rows + 2 * keys, channels_, channels_, gains, output, stride},
+          decays);
     for_rows(pool_, tokens * heads_, [&](int64_t row) {
-      norm_and_gate(output + row * shape.value_dim, gate + row * shape.value_dim, shape.value_dim);
+      const int64_t token = row / heads_, start = row % heads_ * shape.value_dim;
+      norm_and_gate(output + token * stride + start, input.z + token * input.z_stride + start, shape.value_dim);
     });
   }
 
@@ -69,10 +79,7 @@ class GatedDeltaNetRun {
 
   void norm_and_gate(float *x, const float *gate, int64_t n) const {
     rms_norm(x, layer_.norm, layer_.norm_eps, n, x);
-    for (int64_t i = 0; i < n; i += kWidth) {
-      const Vec z = load(gate + i);
-      store(x + i, load(x + i) * (z / (exp(-z) + 1.0f)));
-    }
+    for (int64_t i = 0; i < n; i += kWidth) store(x + i, load(x + i) * silu(load(gate + i)));
   }
 
   samewise::ThreadPool &pool_;

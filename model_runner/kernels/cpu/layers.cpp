@@ -78,7 +78,7 @@ int32_t recur(SwContext *context, const SwRecurrence *recurrence, const SwStateP
               const float *key, const float *value, const float *log_decay, const float *beta, float *output) {
   const int64_t key_stride = int64_t{recurrence->key_heads} * recurrence->key_dim;
   const int64_t value_stride = int64_t{recurrence->heads} * recurrence->value_dim;
-  SW_ISA::recur(context->pool, *recurrence, *plan, {query, key, value, key_stride, value_stride, beta, output},
+  SW_ISA::recur(context->pool, *recurrence, *plan, {query, key, value, key_stride, value_stride, beta, output, value_stride},
                 log_decay);
   return 0;
 }
@@ -91,15 +91,18 @@ int32_t scan(SwContext *context, const SwScan *scan, const SwStatePlan *plan, co
 
 int32_t convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
                  float *output) {
-  SW_ISA::convolve(context->pool, *convolution, *plan, x, output);
+  SW_ISA::convolve(context->pool, *convolution, *plan, x, convolution->channels, output);
   return 0;
 }
 
 int32_t gated_delta_net(SwContext *context, const SwGatedDeltaNet *layer, const SwStatePlan *plan, const float *qkv,
                         const float *z, const float *b, const float *a, float *output) {
-  char *scratch = context->reserve(GatedDeltaNetRun::scratch_bytes(*layer, *plan));
+  char *scratch = context->reserve(GatedDeltaNetRun::scratch_bytes(*layer, plan->num_tokens));
   if (!scratch) return 1;
-  GatedDeltaNetRun(context->pool, *layer, *plan).run(qkv, z, b, a, output, scratch);
+  const int64_t heads = layer->recurrence.heads, width = heads * layer->recurrence.value_dim;
+  GatedDeltaNetRun(context->pool, *layer, *plan)
+      .run({qkv, z, b, a, layer->convolution.channels, width, heads}, output, width,
+           reinterpret_cast<float *>(scratch));
   return 0;
 }
 

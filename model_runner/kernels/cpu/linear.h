@@ -270,6 +270,11 @@ inline void gated(float *gate, const float *up, int64_t n, const Both &both) {
   std::memcpy(gate + i, g, (n - i) * sizeof(float));
 }
 
+// x[i] *= sigmoid(gate[i]).
+inline void multiply_by_sigmoid(float *x, const float *gate, int64_t n) {
+  gated(x, gate, n, [](Vec x, Vec gate) { return x / (exp(-gate) + 1.0f); });
+}
+
 // Activates a row [2 * n], gate first: gate[i] = activation(gate[i]) * up[i].
 inline void gate_row(int32_t activation, float *row, int64_t n) {
   if (activation == SW_SILU)

@@ -212,6 +212,7 @@ struct RecurrenceStep {
   int64_t value_stride;
   const float *beta;   // [T, heads]; null without delta
   float *output;       // [T, heads, value_dim]
+  int64_t output_stride;
 };
 
 // One head of one choice.
@@ -373,7 +374,7 @@ class RecurrenceUnit {
     const Vec decay = broadcast(kPerChannel ? 1.0f : scratch_.to_start[i]);
     const int64_t at = token * layer_.heads + head_;
     const float *value = step_.value + token * step_.value_stride + head_ * value_dim_;
-    float *output = step_.output + at * value_dim_, *update = rows.updates[count - 1];
+    float *output = step_.output + token * step_.output_stride + head_ * value_dim_, *update = rows.updates[count - 1];
     by_columns<kColumns>(value_dim_, [&]<int C>(int64_t column) {
       Vec u[C], o[C];
 #pragma GCC unroll 8

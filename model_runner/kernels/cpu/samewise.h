@@ -82,6 +82,105 @@ typedef struct SwKvCache {
   int32_t group;  // whose blocks these are: 0 for the step's own, otherwise those of its groups[group - 1]
 } SwKvCache;
 
+// How a step divides for recurrent layers (recurrence/plan.py): T tokens of C choices, in segments of at most 32 tokens.
+// A row's slot is its rows block * 32 + its place in the block.
+typedef struct SwSegment {
+  int32_t first;       // the first token is order[first]
+  int32_t num_tokens;
+  int32_t paths;       // for drafts, the first one's row in `paths`; -1 for known tokens
+  int32_t block;       // for known tokens, their rows block
+  int32_t offset;      // for known tokens, how many of its rows come before them
+  int32_t is_folded;   // for known tokens, whether the choice's state folds after them
+  int32_t page;        // page that this fold is written to; -1 for none
+  int32_t first_fold;  // for drafts, the first of the rows in `paths` that are folded into a copy of the state
+  int32_t num_folds;
+} SwSegment;
+
+typedef struct SwStatePlan {
+  int32_t num_tokens;
+  int32_t num_choices;
+  int32_t num_written;
+  const int32_t *slots;           // [T] slot of the token's row
+  const int32_t *num_rows;        // [T] rows of the token's block on its path, its own included
+  const int32_t *order;           // [T] tokens in the order of the segments
+  const SwSegment *segments;
+  const int32_t *first_segment;   // [C + 1] first segment of each choice
+  const int32_t *anchors;         // [C] page of each choice's first state; -1 for zero
+  const int32_t *paths;           // [., 32] slots of a draft's rows, or of a whole block on a draft's path
+  const int32_t *written_pages;   // [num_written] pages to write
+  const int32_t *written_blocks;  // [num_written] the rows block that each one follows
+  // [34] by a convolution's kernel, null for those that no layer has: [T, kernel - 1] where each token's earlier inputs
+  // are. 2 t + 1 for token t; 2 s for slot s; -1 for zero; -2 - i for number i of the last inputs of all pages.
+  const int32_t *const *sources;
+} SwStatePlan;
+
+// Rows and pages of a recurrence, in float32. Strides between blocks and between pages count floats.
+typedef struct SwRecurrence {
+  int32_t heads;
+  int32_t key_heads;    // consecutive heads share a key
+  int32_t key_dim;      // a multiple of 16
+  int32_t value_dim;    // a multiple of 16
+  int32_t per_channel;  // whether each channel of a key has a decay
+  int64_t rows_stride;
+  int64_t page_stride;
+  float *keys;          // of the first block: [key_heads, 32, key_dim]
+  float *decays;        // [heads, 32], per channel [heads, 32, key_dim]
+  float *updates;       // [heads, 32, value_dim]
+  float *states;        // of the first page: [heads, key_dim, value_dim]
+} SwRecurrence;
+
+// Rows and pages of a selective scan, in float32, and its A. Strides between blocks and between pages count floats.
+typedef struct SwScan {
+  int32_t channels;     // a multiple of 16
+  int32_t num_states;   // of a channel
+  int64_t rows_stride;
+  int64_t page_stride;
+  float *steps;         // of the first block: [32, channels]
+  float *values;        // [32, channels] inputs times their steps
+  float *inputs;        // [32, num_states]
+  float *states;        // of the first page: [num_states, channels]
+  const float *decays;  // [num_states, channels], not positive
+} SwScan;
+
+// Rows and pages of a causal depthwise convolution, and its weights.
+typedef struct SwConvolution {
+  int32_t channels;
+  int32_t kernel;        // at most 33
+  int32_t silu;          // whether the outputs x become x / (1 + e^-x)
+  int64_t rows_stride;
+  int64_t page_stride;
+  float *inputs;         // of the first block: [32, channels]
+  float *last;           // of the first page: [kernel - 1, channels]
+  const float *weight;   // [kernel, channels], for the newest input last
+  const float *bias;     // [channels]; null for none
+} SwConvolution;
+
+// A gated delta net between its projections. Query, key and value are convolved side by side, with SiLU.
+typedef struct SwGatedDeltaNet {
+  SwRecurrence recurrence;
+  SwConvolution convolution;  // channels: heads of queries, of keys, of values
+  float gain;                 // factor on sigmoid(b): beta
+  float norm_eps;
+  const float *decay_factor;  // [heads] factor on softplus(a + decay_bias): the logarithm of the decay
+  const float *decay_bias;    // [heads]
+  const float *norm;          // [value_dim] of each head's output, which is then multiplied by SiLU(z)
+} SwGatedDeltaNet;
+
+// A Mamba 2 layer between its projections. Heads x, and B and C of groups of heads, are convolved side by side, with
+// SiLU. The recurrence's keys are B, its queries C, and its values x times the head's step.
+typedef struct SwMamba2 {
+  SwRecurrence recurrence;
+  SwConvolution convolution;  // channels: heads of x, groups of B, groups of C
+  float least_step;
+  float most_step;
+  float norm_eps;
+  int32_t norm_groups;        // parts of the output that have a norm each
+  const float *decay_factor;  // [heads] factor on the step: the logarithm of the decay
+  const float *step_bias;     // [heads]
+  const float *skip;          // [heads] factor on x, which is added to the output
+  const float *norm;          // [heads * value_dim] of the output times SiLU of the gate
+} SwMamba2;
+
 // The T tokens of a step, of C choices. The tokens of a choice are consecutive.
 typedef struct SwStep {
   int32_t num_tokens;
@@ -99,6 +198,7 @@ typedef struct SwStep {
   const int32_t *path_first;   // [T + 1]
   const int32_t *path_places;  // [path_first[T]]
   const struct SwStep *groups;  // the same tokens with the blocks of further cache groups; null for none
+  const SwStatePlan *states;    // the same tokens for recurrent layers; null if the model has none
 } SwStep;
 
 typedef struct SwAttention {
@@ -167,6 +267,9 @@ typedef struct SwExperts {
 // A decoder layer: RMSNorm, attention with rotary positions, RMSNorm, gated MLP, each with its residual connection.
 // With experts, their sum is added to the MLP's output on the same rows. Then gate_up takes the experts' rows,
 // and has 0 outputs if the layer has no MLP.
+//
+// A layer may have one of three recurrent mixers in the place of the attention. With a short convolution, that is c times
+// the convolution of b times x.
 typedef struct SwDecoderLayer {
   int32_t hidden;
   int32_t intermediate;
@@ -174,10 +277,16 @@ typedef struct SwDecoderLayer {
   int32_t activation;  // SwActivation
   float norm_eps;
   float residual_scale;  // factor on the outputs of attention and MLP
+  int32_t gates_attention;  // whether the attention's output is multiplied by the sigmoid of gates
   SwAttention attention;
   SwKvCache cache;
-  SwWeight qkv;                  // outputs: heads of queries, of keys, of values
-  SwWeight attention_output;
+  const SwGatedDeltaNet *delta_net;        // the recurrent mixers; null for attention
+  const SwMamba2 *mamba2;
+  const SwConvolution *short_convolution;
+  // Outputs for attention: heads of queries, keys, values and gates; delta net: qkv, z, b, a; Mamba 2: gate, x, B, C, step;
+  // short convolution: b, c, x.
+  SwWeight mixer_input;
+  SwWeight mixer_output;
   SwWeight gate_up;              // outputs: gate, then up
   SwWeight down;
   const float *attention_norm;       // [hidden] before the attention; null for none
@@ -312,89 +421,6 @@ typedef struct SwMove {
   int32_t to_block;
   int32_t to_offset;
 } SwMove;
-
-// How a step divides for recurrent layers (recurrence/plan.py): T tokens of C choices, in segments of at most 32 tokens.
-// A row's slot is its rows block * 32 + its place in the block.
-typedef struct SwSegment {
-  int32_t first;       // the first token is order[first]
-  int32_t num_tokens;
-  int32_t paths;       // for drafts, the first one's row in `paths`; -1 for known tokens
-  int32_t block;       // for known tokens, their rows block
-  int32_t offset;      // for known tokens, how many of its rows come before them
-  int32_t is_folded;   // for known tokens, whether the choice's state folds after them
-  int32_t page;        // page that this fold is written to; -1 for none
-  int32_t first_fold;  // for drafts, the first of the rows in `paths` that are folded into a copy of the state
-  int32_t num_folds;
-} SwSegment;
-
-typedef struct SwStatePlan {
-  int32_t num_tokens;
-  int32_t num_choices;
-  int32_t num_written;
-  const int32_t *slots;           // [T] slot of the token's row
-  const int32_t *num_rows;        // [T] rows of the token's block on its path, its own included
-  const int32_t *order;           // [T] tokens in the order of the segments
-  const SwSegment *segments;
-  const int32_t *first_segment;   // [C + 1] first segment of each choice
-  const int32_t *anchors;         // [C] page of each choice's first state; -1 for zero
-  const int32_t *paths;           // [., 32] slots of a draft's rows, or of a whole block on a draft's path
-  const int32_t *written_pages;   // [num_written] pages to write
-  const int32_t *written_blocks;  // [num_written] the rows block that each one follows
-} SwStatePlan;
-
-// Rows and pages of a recurrence, in float32. Strides between blocks and between pages count floats.
-typedef struct SwRecurrence {
-  int32_t heads;
-  int32_t key_heads;    // consecutive heads share a key
-  int32_t key_dim;      // a multiple of 16
-  int32_t value_dim;    // a multiple of 16
-  int32_t per_channel;  // whether each channel of a key has a decay
-  int64_t rows_stride;
-  int64_t page_stride;
-  float *keys;          // of the first block: [key_heads, 32, key_dim]
-  float *decays;        // [heads, 32], per channel [heads, 32, key_dim]
-  float *updates;       // [heads, 32, value_dim]
-  float *states;        // of the first page: [heads, key_dim, value_dim]
-} SwRecurrence;
-
-// Rows and pages of a selective scan, in float32, and its A. Strides between blocks and between pages count floats.
-typedef struct SwScan {
-  int32_t channels;     // a multiple of 16
-  int32_t num_states;   // of a channel
-  int64_t rows_stride;
-  int64_t page_stride;
-  float *steps;         // of the first block: [32, channels]
-  float *values;        // [32, channels] inputs times their steps
-  float *inputs;        // [32, num_states]
-  float *states;        // of the first page: [num_states, channels]
-  const float *decays;  // [num_states, channels], not positive
-} SwScan;
-
-// Rows and pages of a causal depthwise convolution, its weights, and where a step's earlier inputs are.
-typedef struct SwConvolution {
-  int32_t channels;
-  int32_t kernel;        // at most 33
-  int32_t silu;          // whether the outputs x become x / (1 + e^-x)
-  int64_t rows_stride;
-  int64_t page_stride;
-  float *inputs;         // of the first block: [32, channels]
-  float *last;           // of the first page: [kernel - 1, channels]
-  const float *weight;   // [kernel, channels], for the newest input last
-  const float *bias;     // [channels]; null for none
-  // [T, kernel - 1] 2 t + 1 for token t; 2 s for slot s; -1 for zero; -2 - i for number i of the last inputs of all pages
-  const int32_t *sources;
-} SwConvolution;
-
-// A gated delta net between its projections. Query, key and value are convolved side by side, with SiLU.
-typedef struct SwGatedDeltaNet {
-  SwRecurrence recurrence;
-  SwConvolution convolution;  // channels: heads of queries, of keys, of values
-  float gain;                 // factor on sigmoid(b): beta
-  float norm_eps;
-  const float *decay_factor;  // [heads] factor on softplus(a + decay_bias): the logarithm of the decay
-  const float *decay_bias;    // [heads]
-  const float *norm;          // [value_dim] of each head's output, which is then multiplied by SiLU(z)
-} SwGatedDeltaNet;
 
 // isa is "avx512bf16", "avx512vnni", "avx2", "portable", or "auto" for the best that this machine supports. Returns
 // null if the machine does not support it. There may be fewer threads if the system refuses: sw_threads returns their

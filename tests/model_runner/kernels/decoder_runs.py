@@ -1,7 +1,7 @@
 """Runs of tiny models on native attention: fused layers against transformers' own, and whole models."""
 
-import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from model_runner.attention.cpu import NativeAttention
-from model_runner.batch import Batch
+from model_runner.batch import Batch, StateTables
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.kv_cache import KVCache, KVShape, cache_structs
+from model_runner.kv_cache import KVCache, cache_structs
 from model_runner.models.activations import replace_activations
-from model_runner.models.decoder_form import DecoderForm
+from model_runner.models.decoder_form import AttentionForm, DecoderForm, RecurrentForm
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 from model_runner.models.hf_target import HFTargetModel
 from model_runner.models.interleaved_experts import with_usual_experts
+from model_runner.models.mixers import StepStates
 from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.native_model import NativeModel, NativeTargetModel
@@ -29,12 +30,16 @@ from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import OneDNNPacker, pack_weights
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.recognition import recognise
+from model_runner.recurrence.backend import StateCache
+from model_runner.recurrence.cpu import NativeRecurrence
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.decoder_models import tiny_model
 
 BLOCK = 16
 NUM_BLOCKS = 16
 CPU = torch.device("cpu")
+ROWS_BLOCKS = 3
+"""Blocks of recurrent states of a sequence."""
 LENGTHS = [70, 40, 5]  # the first is beyond the windows, and beyond the original length of scaled rotary positions
 
 Step = Sequence[tuple[int, int, int]]  # (sequence, start, end)
@@ -47,13 +52,23 @@ def step_batch(step: Step, seed: int = 0) -> Batch:
     tokens = [torch.randint(3, 300, (length,), generator=generator).tolist() for length in LENGTHS]
     free = np.random.default_rng(seed).permutation(NUM_BLOCKS).tolist()
     tables = [[free.pop() for _ in range(-(-length // BLOCK))] for length in LENGTHS]
-    return make_batch([Chunk(tokens[s][start:end], start, tables[s]) for s, start, end in step], BLOCK)
+    batch = make_batch([Chunk(tokens[s][start:end], start, tables[s]) for s, start, end in step], BLOCK)
+    rows = [range(ROWS_BLOCKS * s, ROWS_BLOCKS * (s + 1)) for s, _, _ in step]
+    return replace(batch, states=StateTables(rows, [(0, -1)] * len(step), [()] * len(step)))
 
 
 def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype = torch.float32) -> KVCache:
     """A cache for layers of these forms."""
-    shapes = [KVShape(form.kv_heads, form.head_dim, form.head_dim) for form in forms]
+    shapes = [form.mixer.kv for form in forms if isinstance(form.mixer, AttentionForm)]
     return KVCache(shapes, NUM_BLOCKS, BLOCK, dtype, CPU)
+
+
+def make_states(forms: Sequence[DecoderForm]) -> StateCache:
+    """Recurrent states of the sequences for layers of these forms."""
+    mixers = [form.mixer for form in forms if isinstance(form.mixer, RecurrentForm)]
+    recurrences = [mixer.recurrence for mixer in mixers if mixer.recurrence is not None]
+    convolutions = [mixer.convolution for mixer in mixers]
+    return StateCache(recurrences, convolutions, ROWS_BLOCKS * len(LENGTHS), 1, CPU)
 
 
 def forms_of(model: PreTrainedModel) -> list[DecoderForm]:
@@ -96,10 +111,11 @@ def layer_errors(
     """
     model = served_model(case, **sizes)
     forms = forms_of(model)
-    fused = [FusedDecoderLayer(index, change(form), packer) for index, form in enumerate(forms)]
+    fused = [FusedDecoderLayer(change(form), packer) for form in forms]
     fused_cache, cache = make_cache(forms, dtype), make_cache(forms, dtype)
-    for layer, struct in zip(fused, cache_structs(fused_cache), strict=True):
-        layer.bind(struct)
+    for layer in fused:
+        layer.bind_calls(cache_structs(fused_cache))
+    recurrences = [NativeRecurrence(packer.kernels, make_states(forms)) for _ in range(2)]
     pack_experts(model, packer, partial(make_native_experts, packer))
     replace_activations(model)
     onednn = OneDNNPacker()
@@ -110,15 +126,17 @@ def layer_errors(
     errors = []
 
     def compare(layer: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any], answer: Tensor) -> None:
-        own = kwargs | {"attention": copy.copy(kwargs["attention"])}  # it counts the pass's calls
-        result = fused[layer.self_attn.layer_idx](args[0], **own)
+        attention.states = own_states
+        result = next(layers)(args[0], attention=attention, position_embeddings=kwargs["position_embeddings"])
         errors.append((result - answer).norm(dim=-1)[0] / (answer - args[0]).norm(dim=-1)[0])
 
     for layer in model.model.layers:
         layer.register_forward_hook(compare, with_kwargs=True)
-    attention = NativeAttention(packer.kernels, cache)
     batch = step_batch([(sequence, 0, length) for sequence, length in enumerate(LENGTHS)])
-    HFTargetModel(model, attention).forward(batch)
+    native, layers = NativeAttention(packer.kernels, cache), iter(fused)
+    attention = StepAttention(native, native.prepare(batch))
+    own_states = StepStates(recurrences[0], recurrences[0].prepare(batch))
+    HFTargetModel(model, native, recurrence=recurrences[1]).forward(batch)
     return torch.stack(errors)
 
 
@@ -142,18 +160,20 @@ class FusedModel:
     ) -> None:
         self.model = served_model(case, **sizes)
         self._kernels = kernels
-        self._forms = forms_of(self.model)
+        form = model_form_of(self.model)
+        self._forms = form.layers
         packer = NativePacker(kernels, kind)
-        self.native = NativeModel(packer, spoil(model_form_of(self.model)))
+        self.native = NativeModel(packer, spoil(form))
         prepare(self.model, packer)
 
     def targets(self, needs: Sequence[Feature] = ()) -> tuple[NativeTargetModel, HFTargetModel]:
         """The model by one native call, and by the modules of transformers; both on one new cache."""
         cache = make_cache(self._forms)
         bind_layers(self.model, cache_structs(cache))
-        self.native.bind(cache_structs(cache))
         attention = NativeAttention(self._kernels, cache)
-        return NativeTargetModel(self.native, attention, needs), HFTargetModel(self.model, attention, needs)
+        recurrence = NativeRecurrence(self._kernels, make_states(self._forms))
+        modules = HFTargetModel(self.model, attention, needs, recurrence=recurrence)
+        return NativeTargetModel(self.native, attention, needs, recurrence), modules
 
     def logits(self, steps: Sequence[Step], seed: int = 0) -> list[Tensor]:
         """Logits [length, vocabulary] of each sequence after the steps; NaN for tokens that none computes."""
@@ -188,10 +208,10 @@ class OneLayer:
     ) -> None:
         form = change(forms_of(served_model(case, **sizes))[index])
         self.width = form.hidden
-        self._rotary_dim = form.head_dim
+        self._rotary_dim = form.mixer.head_dim
         self._cache = make_cache([form])
         self._attention = NativeAttention(kernels, self._cache)
-        self._layer = FusedDecoderLayer(0, form, NativePacker(kernels, "int8"))
+        self._layer = FusedDecoderLayer(form, NativePacker(kernels, "int8"))
         bind_layers(self._layer, cache_structs(self._cache))
 
     def __call__(self, hidden: Tensor, step: list[tuple[int, int, int]]) -> Tensor:

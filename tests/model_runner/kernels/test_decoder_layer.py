@@ -11,7 +11,7 @@ import torch
 from model_runner.kernels.library import Kernels
 from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.native_packer import NativePacker
-from tests.model_runner.decoder_models import CASES
+from tests.model_runner.decoder_models import CASES, HYBRIDS
 from tests.model_runner.decoder_oracle import with_up_first
 from tests.model_runner.kernels.decoder_runs import (
     LENGTHS,
@@ -35,7 +35,7 @@ CROWD = [
 MASKED = {"qwen2_moe with windows"}
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in MASKED])
+@pytest.mark.parametrize("case", [case for case in [*CASES, *HYBRIDS] if case not in MASKED])
 def test_equals_the_layer_of_transformers(case: str, kernels: Kernels) -> None:
     assert agree(layer_errors(case, NativePacker(kernels, "int8")))
 
@@ -64,7 +64,7 @@ def test_caches_of_other_types(case: str, dtype: torch.dtype, kernels: Kernels) 
 
 
 def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, attention=replace(form.attention, **changes))
+    return lambda form: replace(form, mixer=replace(form.mixer, options=replace(form.mixer.options, **changes)))
 
 
 def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
@@ -89,9 +89,9 @@ def without_bias(name: str) -> Callable[[DecoderForm], DecoderForm]:
         ("granite", lambda form: replace(form, residual_scale=1.0)),
         ("mistral without windows", lambda form: replace(form, activation="silu")),
         ("llama", lambda form: replace(form, activation="gelu_tanh")),
-        ("llama", lambda form: replace(form, uses_rotary=False)),
-        ("llama with biases", without_bias("qkv")),
-        ("llama with biases", without_bias("attention_output")),
+        ("llama", lambda form: replace(form, mixer=replace(form.mixer, uses_rotary=False))),
+        ("llama with biases", without_bias("mixer_input")),
+        ("llama with biases", without_bias("mixer_output")),
         ("llama with biases", without_bias("down")),
         ("llama", with_up_first),
     ],
@@ -102,7 +102,7 @@ def test_a_layer_that_computes_something_else_is_found_out(
     assert not agree(layer_errors(case, NativePacker(Kernels(kernels_library, threads=1), "int8"), spoil))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
 def test_rows_do_not_depend_on_neighbours_chunks_or_blocks(case: str, kernels: Kernels) -> None:
     model = FusedModel(case, kernels)
     crowd = model.logits(CROWD, seed=1)

@@ -230,7 +230,7 @@ def test_dense_layers_have_no_experts(kernels: Kernels) -> None:
     form = forms_of(served_model("qwen3_moe"))[1]
     assert form.experts is None
     assert form.intermediate == 84
-    FusedDecoderLayer(0, form, NativePacker(kernels, "int8"))
+    FusedDecoderLayer(form, NativePacker(kernels, "int8"))
 
 
 def test_whole_models_in_int4(kernels: Kernels) -> None:

@@ -121,9 +121,11 @@ def test_attention_with_numbers_of_all_magnitudes(teams: list[Kernels], dtype: t
 
 
 @pytest.mark.parametrize("kind", SIZES)
-@pytest.mark.parametrize("case", ["llama with biases", "gemma2", "qwen3", "granite"])
+@pytest.mark.parametrize("case", ["llama with biases", "gemma2", "qwen3", "granite", "qwen3_5_text"])
 def test_models(teams: list[Kernels], case: str, kind: WeightKind) -> None:
-    """Whole decoder layers, one on the other: norms of many widths, both activations, windows and soft caps."""
+    """Whole decoder layers, one on the other: norms of many widths, both activations, windows and soft caps,
+    gates and recurrences.
+    """
     step = [(sequence, 0, length) for sequence, length in enumerate(LENGTHS)]
     logits = [torch.cat(FusedModel(case, kernels, kind, **SIZES[kind]).logits([step])) for kernels in teams]
     assert logits[0].isfinite().all()

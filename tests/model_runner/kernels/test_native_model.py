@@ -21,7 +21,7 @@ from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.rotary import RotaryTable, fix_long_rope, rotary_frequencies
-from tests.model_runner.decoder_models import CASES, tiny_model
+from tests.model_runner.decoder_models import CASES, HYBRIDS, tiny_model
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel, step_batch
 
 NEEDS = (LAST, *(layer_input(layer) for layer in range(4)))
@@ -35,7 +35,7 @@ def near(result: Tensor, expected: Tensor) -> bool:
     return bool(errors.median() < 2e-6) and bool(errors.max() < 0.02)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
 def test_equals_the_modules_of_transformers(case: str, kernels: Kernels) -> None:
     native, modules = FusedModel(case, kernels).targets(NEEDS)
     batch = step_batch(WHOLE)
@@ -141,7 +141,7 @@ def table_of(case: str) -> RotaryTable:
     return next(iter(tables.values()))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
 def test_angles_are_those_of_transformers(case: str) -> None:
     model = tiny_model(case)
     if model.model.rotary_emb is None:

@@ -58,7 +58,7 @@ class WrittenAttention:
 
 def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype, device: torch.device) -> KVCache:
     """For layers of these forms."""
-    shapes = [KVShape(form.kv_heads, form.head_dim, form.head_dim) for form in forms]
+    shapes = [KVShape(form.mixer.kv_heads, form.mixer.head_dim, form.mixer.head_dim) for form in forms]
     return KVCache(shapes, NUM_BLOCKS, BLOCK, dtype, device, whole_keys=True)
 
 

@@ -69,12 +69,19 @@ def without(name: str) -> Callable[[DecoderForm], DecoderForm]:
     return lambda form: replace(form, norms=replace(form.norms, **{name: None}))
 
 
+def with_window(size: int) -> Callable[[DecoderForm], DecoderForm]:
+    return lambda form: replace(
+        form,
+        mixer=replace(form.mixer, options=replace(form.mixer.options, window=size)),  # type: ignore[type-var]
+    )
+
+
 @pytest.mark.parametrize(
     ("case", "layer", "spoil"),
     [
         ("qwen3", 0, without("query")),
         ("gemma2", 0, without("mlp_post")),
-        ("gemma2", 0, lambda form: replace(form, attention=replace(form.attention, window=17))),
+        ("gemma2", 0, with_window(17)),
         ("granite", 0, lambda form: replace(form, residual_scale=0.4)),
         ("llama with biases", 1, lambda form: replace(form, down=replace(form.down, bias=None))),
     ],

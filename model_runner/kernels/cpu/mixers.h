@@ -1,0 +1,90 @@
+// The recurrent mixers of decoder layers, in the place of their attention.
+#pragma once
+#include <cstdint>
+
+#include "convolution.h"
+#include "gated_delta_net.h"
+#include "mamba2.h"
+#include "rows.h"
+#include "runtime.h"
+#include "samewise.h"
+#include "simd.h"
+
+namespace SW_ISA {
+
+// Width of what the last linear of a layer's mixer takes.
+inline int64_t mixed_width(const SwDecoderLayer &layer) {
+  const auto width = [](const SwRecurrence &shape) { return int64_t{shape.heads} * shape.value_dim; };
+  if (layer.delta_net) return width(layer.delta_net->recurrence);
+  if (layer.mamba2) return width(layer.mamba2->recurrence);
+  if (layer.short_convolution) return layer.short_convolution->channels;
+  return int64_t{layer.attention.heads} * layer.cache.value_dim;
+}
+
+inline bool is_recurrent(const SwDecoderLayer &layer) {
+  return layer.delta_net || layer.mamba2 || layer.short_convolution;
+}
+
+// Rows whose numbers are `stride` apart from token to token.
+struct Rows {
+  float *numbers;
+  int64_t stride;
+};
+
+// output = the recurrent mixer of input, whose rows have the outputs of mixer_input.
+class MixerRun {
+ public:
+  MixerRun(samewise::ThreadPool &pool, const SwDecoderLayer &layer, const SwStatePlan &plan)
+      : pool_(pool), layer_(layer), plan_(plan) {}
+
+  static int64_t scratch_bytes(const SwDecoderLayer &layer, int64_t tokens) {
+    if (layer.delta_net) return GatedDeltaNetRun::scratch_bytes(*layer.delta_net, tokens);
+    if (layer.mamba2) return Mamba2Run::scratch_bytes(*layer.mamba2, tokens);
+    return layer.short_convolution ? 2 * tokens * layer.short_convolution->channels * sizeof(float) : 0;
+  }
+
+  void run(const Rows &input, const Rows &output, float *scratch) const {
+    if (layer_.delta_net)
+      run_net(*layer_.delta_net, input, output, scratch);
+    else if (layer_.mamba2)
+      Mamba2Run(pool_, *layer_.mamba2, plan_)
+          .run(input.numbers, input.stride, output.numbers, output.stride, scratch);
+    else
+      run_convolution(*layer_.short_convolution, input, output, scratch);
+  }
+
+ private:
+  void run_net(const SwGatedDeltaNet &net, const Rows &input, const Rows &output, float *scratch) const {
+    const int64_t heads = net.recurrence.heads;
+    const float *z = input.numbers + net.convolution.channels, *b = z + heads * net.recurrence.value_dim;
+    GatedDeltaNetRun(pool_, net, plan_)
+        .run({input.numbers, z, b, b + heads, input.stride, input.stride, input.stride}, output.numbers,
+             output.stride, scratch);
+  }
+
+  void run_convolution(const SwConvolution &layer, const Rows &input, const Rows &output, float *scratch) const {
+    const int64_t channels = layer.channels;
+    float *convolved = scratch + plan_.num_tokens * channels;
+    for_rows(pool_, plan_.num_tokens, [&](int64_t token) {
+      const float *b = input.numbers + token * input.stride;
+      multiply_numbers(b, b + 2 * channels, channels, scratch + token * channels);
+    });
+    convolve(pool_, layer, plan_, scratch, channels, convolved);
+    for_rows(pool_, plan_.num_tokens, [&](int64_t token) {
+      const float *c = input.numbers + token * input.stride + channels;
+      multiply_numbers(c, convolved + token * channels, channels, output.numbers + token * output.stride);
+    });
+  }
+
+  static void multiply_numbers(const float *x, const float *y, int64_t n, float *product) {
+    int64_t i = 0;
+    for (; i + kWidth <= n; i += kWidth) store(product + i, load(x + i) * load(y + i));
+    for (; i < n; ++i) product[i] = x[i] * y[i];
+  }
+
+  samewise::ThreadPool &pool_;
+  const SwDecoderLayer &layer_;
+  const SwStatePlan &plan_;
+};
+
+}  // namespace SW_ISA

@@ -1,0 +1,59 @@
+// Arithmetic on rows of floats: RMS norms and scaled sums; and how rows are shared between threads.
+//
+// A sum over a row has kLanes partial sums, whatever the instruction set.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "runtime.h"
+#include "simd.h"
+
+namespace SW_ISA {
+
+inline void add_squares(const float *x, Lanes &squares) {  // of 16 numbers
+  for (Vec &part : squares.parts) {
+    const Vec v = load(x);
+    part = fma(v, v, part);
+    x += kWidth;
+  }
+}
+
+inline float sum_of_squares(const float *x, int64_t n) {
+  Lanes squares{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add_squares(x + i, squares);
+  if (i < n) {
+    float last[kLanes] = {};
+    std::memcpy(last, x + i, (n - i) * sizeof(float));
+    add_squares(last, squares);
+  }
+  return sum(squares);
+}
+
+// x / rms(x) * weight (Zhang and Sennrich, arXiv:1910.07467). In place if y is x.
+inline void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *y) {
+  const float factor = 1.0f / std::sqrt(sum_of_squares(x, n) / static_cast<float>(n) + eps);
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(y + i, load(x + i) * factor * load(weight + i));
+  for (; i < n; ++i) y[i] = x[i] * factor * weight[i];
+}
+
+// y = x + scale * added.
+inline void add_scaled(const float *x, const float *added, float scale, int64_t n, float *y) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(y + i, fma(load(added + i), broadcast(scale), load(x + i)));
+  for (; i < n; ++i) y[i] = fma(added[i], scale, x[i]);
+}
+
+// Calls work(row) for each row, shared between the threads.
+template <typename Work>
+inline void for_rows(samewise::ThreadPool &pool, int64_t rows, const Work &work) {
+  const int64_t at_once = rows / (8 * pool.size()) + 1;
+  pool.for_each((rows + at_once - 1) / at_once, [&](int64_t unit) {
+    for (int64_t row = unit * at_once; row < std::min(rows, (unit + 1) * at_once); ++row) work(row);
+  });
+}
+
+}  // namespace SW_ISA
