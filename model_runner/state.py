@@ -1,14 +1,24 @@
 """The runner's state of each running choice between steps."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
 import numpy as np
 import torch
 
-from model_runner.batch import Batch, GroupTables, IntArray, PooledRows, PromptRows, SampleRows, StateTables, TreePaths
+from model_runner.batch import (
+    Batch,
+    GroupTables,
+    ImageRows,
+    IntArray,
+    PooledRows,
+    PromptRows,
+    SampleRows,
+    StateTables,
+    TreePaths,
+)
 from model_runner.contract import (
     AdmittedRequest,
     PlacedBlock,
@@ -20,6 +30,8 @@ from model_runner.contract import (
     Verification,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.images.features import FeatureCache
+from model_runner.images.image import Image
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.sampling.fused_sampling import FusedSamplingPlan
@@ -48,6 +60,8 @@ class RunningChoice:
     """Key of the choice that this one guides (`AdmittedRequest.guides`)."""
     sampler_state: float | None = None
     """State of the sampler after the last step, as far as it does not follow from the tokens."""
+    images: Sequence[Image] = ()
+    cache_salt: str = ""
     hidden_sum: IntArray | None = None
     """[hidden] the sum of the computed tokens' hidden states in fixed point, if their mean is requested; None once one
     is not finite."""
@@ -63,7 +77,9 @@ class RunnerState:
         speculator: Speculator,
         search: ContrastiveSearch,
         learning: Learning = NO_LEARNING,
+        features: FeatureCache[torch.Tensor] | None = None,
     ) -> None:
+        """`features` are those of images; None if prompts have none."""
         self._groups = tuple(blocks.groups)
         kinds = [group.kind for group in blocks.groups]
         self._rows, self._pages = (kinds.index(kind) if kind in kinds else None for kind in ("rows", "page"))
@@ -75,6 +91,7 @@ class RunnerState:
         self._search = search
         self._generations = blocks.generations
         self._learning = learning
+        self._features = features
 
     def apply(self, plan: StepPlan) -> list[RunningChoice]:
         """Forget released choices, add admitted ones, extend block tables; returns the scheduled choices."""
@@ -114,6 +131,8 @@ class RunnerState:
             verify=admitted.speculation.verify if admitted.speculation else "match",
             guides=admitted.guides,
             sampler_state=admitted.sampler_state,
+            images=admitted.images,
+            cache_salt=admitted.cache_salt,
         )
         self._place(choice, admitted.placed)
         self._choices[admitted.key] = choice
@@ -170,6 +189,12 @@ class RunnerState:
             paths=_tree_paths(layout, positions) if any(trees) else None,
             pooled=layout.pooled,
             groups=self._group_tables(choices, layout.choice_of, layout.places),
+            images=[
+                rows
+                for choice, entry in zip(choices, scheduled, strict=True)
+                if choice.images
+                for rows in self._image_rows(choice, entry.num_tokens, layout.first_of[choice.slot])
+            ],
             states=self._state_tables(
                 choices,
                 [
@@ -178,6 +203,15 @@ class RunnerState:
                 ],
             ),
         )
+
+    def _image_rows(self, choice: RunningChoice, num_tokens: int, first: int) -> Iterator[ImageRows]:
+        """The features of a choice's next known tokens, which are in the step from token `first` on."""
+        assert self._features is not None, "requests with images are checked"
+        start = choice.num_computed
+        for image in choice.images:
+            for run in image.within(start, start + num_tokens):
+                rows = self._features.rows(choice.cache_salt, image)
+                yield ImageRows(first + run.place - start, rows[:, run.row : run.row + run.length])
 
     def gather_ahead(self, choices: Sequence[RunningChoice]) -> Batch:
         """The step in which each choice computes the one token of the previous step, which is not committed yet."""
@@ -325,10 +359,13 @@ class _Layout:
         self.guides: dict[int, SampleRows] = {}
         self.prompt_rows: list[PromptRows] = []
         self.pooled: list[PooledRows] = []
+        self.first_of: dict[int, int] = {}
+        """The first token of each choice, by slot."""
 
     def add(self, index: int, choice: RunningChoice, num_tokens: int, tree: DraftTree) -> None:
         """Add choice number `index`: its next `num_tokens` known tokens, then its drafts."""
         start, end = choice.num_computed, choice.num_computed + num_tokens
+        self.first_of[choice.slot] = len(self.tokens)
         self._add_prompt_rows(index, choice, end)
         if choice.sampling.pooling is not None:
             self._add_pooled(index, choice, choice.sampling.pooling, num_tokens)

@@ -21,7 +21,7 @@ def make_image(content, *runs):
 
 
 class PicturingRunner(RecordingRunner):
-    """Computes features when the test lets it, unless `is_free`, and folds them into the histories that its KV holds."""
+    """Computes features when the test lets it, unless it `is_free`."""
 
     def __init__(self, num_blocks, block_size, groups=(), limit=1 << 20, is_free=True):
         super().__init__(num_blocks, block_size, groups)
