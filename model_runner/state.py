@@ -1,7 +1,7 @@
 """The runner's state of each running choice between steps."""
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -189,12 +189,7 @@ class RunnerState:
             paths=_tree_paths(layout, positions) if any(trees) else None,
             pooled=layout.pooled,
             groups=self._group_tables(choices, layout.choice_of, layout.places),
-            images=[
-                rows
-                for choice, entry in zip(choices, scheduled, strict=True)
-                if choice.images
-                for rows in self._image_rows(choice, entry.num_tokens, layout.first_of[choice.slot])
-            ],
+            images=self._image_rows(choices, scheduled, layout),
             states=self._state_tables(
                 choices,
                 [
@@ -204,14 +199,19 @@ class RunnerState:
             ),
         )
 
-    def _image_rows(self, choice: RunningChoice, num_tokens: int, first: int) -> Iterator[ImageRows]:
-        """The features of a choice's next known tokens, which are in the step from token `first` on."""
-        assert self._features is not None, "requests with images are checked"
-        start = choice.num_computed
-        for image in choice.images:
-            for run in image.within(start, start + num_tokens):
-                rows = self._features.rows(choice.cache_salt, image)
-                yield ImageRows(first + run.place - start, rows[:, run.row : run.row + run.length])
+    def _image_rows(
+        self, choices: Sequence[RunningChoice], scheduled: Sequence[ScheduledRequest], layout: "_Layout"
+    ) -> list[ImageRows]:
+        """The features of the step's known tokens."""
+        found = []
+        for index, (choice, entry) in enumerate(zip(choices, scheduled, strict=True)):
+            start, end = choice.num_computed, choice.num_computed + entry.num_tokens
+            for image in choice.images:
+                for run in image.within(start, end):
+                    assert self._features is not None, "requests with images are checked"
+                    rows = self._features.rows(choice.cache_salt, image)[:, run.row : run.row + run.length]
+                    found.append(ImageRows(layout.firsts[index] + run.place - start, rows))
+        return found
 
     def gather_ahead(self, choices: Sequence[RunningChoice]) -> Batch:
         """The step in which each choice computes the one token of the previous step, which is not committed yet."""
@@ -359,13 +359,13 @@ class _Layout:
         self.guides: dict[int, SampleRows] = {}
         self.prompt_rows: list[PromptRows] = []
         self.pooled: list[PooledRows] = []
-        self.first_of: dict[int, int] = {}
-        """The first token of each choice, by slot."""
+        self.firsts: list[int] = []
+        """The first token of each choice."""
 
     def add(self, index: int, choice: RunningChoice, num_tokens: int, tree: DraftTree) -> None:
         """Add choice number `index`: its next `num_tokens` known tokens, then its drafts."""
         start, end = choice.num_computed, choice.num_computed + num_tokens
-        self.first_of[choice.slot] = len(self.tokens)
+        self.firsts.append(len(self.tokens))
         self._add_prompt_rows(index, choice, end)
         if choice.sampling.pooling is not None:
             self._add_pooled(index, choice, choice.sampling.pooling, num_tokens)

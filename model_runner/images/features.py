@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from model_runner.contract import Failure
+from model_runner.images.decoding import ImageError
 from model_runner.images.image import Image
 from model_runner.runner_interface import ImageFeatures, ImageStats
 
@@ -33,10 +34,6 @@ Key = tuple[str, bytes, int]
 def key_of(salt: str, image: Image) -> Key:
     """The key of an image's features. Salted requests find no others', or their time would tell who sent them."""
     return salt, image.digest, image.num_rows
-
-
-class ImageError(ValueError):
-    """The features of an image cannot be computed. The message is for the client, and has no words of a library."""
 
 
 @dataclass(slots=True)
@@ -59,8 +56,7 @@ class FeatureCache(ImageFeatures, Generic[Rows]):
         """Computes nothing yet.
 
         Args:
-            encode: computes the feature rows of an image, in the thread. Raises ImageError for what the client can
-                mend.
+            encode: computes the feature rows of an image, in the thread. Raises ImageError for a bad file.
             row_bytes: memory of a feature row.
             limit: bytes of all features. One request alone may hold more.
         """

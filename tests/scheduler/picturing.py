@@ -3,7 +3,8 @@
 from hashlib import sha256
 from threading import Semaphore
 
-from model_runner.images.features import FeatureCache, ImageError
+from model_runner.images.decoding import Fault, ImageError
+from model_runner.images.features import FeatureCache
 from model_runner.images.image import Image, ImageRun
 from tests.scheduler.driving import RecordingRunner
 
@@ -35,5 +36,5 @@ class PicturingRunner(RecordingRunner):
             self.gate.acquire()
         self.encoded.append(image.data)
         if image.data == BROKEN:
-            raise ImageError("the image is broken")
+            raise ImageError(Fault.DAMAGED, "the image is broken")
         return [1000 + image.digest[row % 32] for row in range(image.num_rows)]
