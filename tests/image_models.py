@@ -55,6 +55,60 @@ _CASES: dict[str, dict[str, Any]] = {
         {"model_type": "qwen2"}, {**_VISION, "image_size": [56, 56], "patch_size": [14, 14]}, image_seq_length=4
     ),
 }
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SECTIONS = {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]}}
+_INTERLEAVED = {"rope_parameters": {**_SECTIONS["rope_parameters"], "mrope_interleaved": True}}
+_PARTIAL = {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}}
+_QWEN3_TOWER = {
+    "depth": 3,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "patch_size": 16,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+}
+_GLM_TOWER = {
+    "depth": 2,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "image_size": 56,
+    "patch_size": 14,
+}
+_GLM_ENDS = {"image_start_token_id": 302, "image_end_token_id": 303, "video_token_id": 301}
+_CASES |= {
+    "qwen2_vl": _case(
+        _SECTIONS,
+        {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14},
+        **_ENDS,
+    ),
+    "qwen2_5_vl": _case(
+        _SECTIONS,
+        {
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "patch_size": 14,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+        **_ENDS,
+    ),
+    "qwen3_vl": _case(_INTERLEAVED, _QWEN3_TOWER, **_ENDS),
+    "qwen3_vl_moe": _case(
+        {**_INTERLEAVED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}, _QWEN3_TOWER, **_ENDS
+    ),
+    "glm4v": _case(_PARTIAL, _GLM_TOWER, **_GLM_ENDS),
+    "glm46v": _case(
+        {**_PARTIAL, "model_type": "glm4v_text"}, {**_GLM_TOWER, "model_type": "glm4v_vision"}, **_GLM_ENDS
+    ),
+    "paddleocr_vl": _case(_SECTIONS, {**_VISION, "image_size": 56}, vision_start_token_id=301, vision_end_token_id=302),
+}
 FAMILIES = tuple(_CASES)
 
 

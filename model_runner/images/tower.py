@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, PretrainedConfig, PreTrainedModel
+from transformers import AutoImageProcessor, PretrainedConfig
 
 from model_runner.images.decoding import decode
 from model_runner.images.image import Image
@@ -157,7 +157,7 @@ def _make_class(config: PretrainedConfig) -> Any:
     return own
 
 
-def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> Any:
     with refused(f"the image tower of {describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
         own = _make_class(config)
         loaded: Any = own.from_pretrained(
@@ -171,8 +171,7 @@ def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: to
         )
         model, report = loaded
         check_report(folder, model, {**report, "unexpected_keys": _of_tower(report, own.left_out)})
-    result: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
-    return result
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def _of_tower(report: Mapping[str, Any], left_out: list[str]) -> set[str]:

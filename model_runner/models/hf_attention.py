@@ -82,7 +82,7 @@ class CurrentStep:
 class ModelCall:
     """Calls a model of transformers for flat tokens."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         """Gives every module of the model its CurrentStep, and families without the interface our functions."""
         adapt_attention(model)
         self._model = model
@@ -111,20 +111,20 @@ class ModelCall:
 
         Args:
             tokens: [T].
-            positions: [T].
+            positions: [T], or [3, T] for models with rotary positions in three axes.
             logits_index: [R] the tokens whose logits are needed.
             attention: the attention of these tokens.
             states: the recurrent states of these tokens.
             images: features of some tokens.
         """
         arguments = {
-            "position_ids": positions.unsqueeze(0),
+            "position_ids": positions.unsqueeze(-2),
             "use_cache": False,
             "logits_to_keep": logits_index,
             "attention": attention,
         }
         self._step.attention, self._step.states = attention, states
-        attention.positions = positions
+        attention.positions = positions if positions.dim() == 1 else positions[0]
         try:
             with nullcontext(tokens) if images is None else images.placed_in(self._model, tokens) as shown:
                 output: Any = self._model(

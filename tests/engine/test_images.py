@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image as Pixels
 
 from model_runner.config import RunnerConfig
-from model_runner.contract import SamplingParams, Speculation
+from model_runner.contract import SamplingParams
 from model_runner.images.decoding import decode, digest
 from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import read_layout
 from model_runner.runner import ModelRunner
-from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
+from scheduler.interface import EngineRequest
 from tests import image_models
 from tests.engine.conftest import Harness
 
@@ -69,15 +68,17 @@ class Model:
         request = EngineRequest(name, tuple(ids), GREEDY, 12, images=tuple(images))
         return replace(request, **settings)
 
-    def expected(self, *pieces: str | bytes) -> list[int]:
-        """The tokens that transformers generates."""
+    def expected(self, *pieces: str | bytes) -> tuple[list[int], list[float]]:
+        """The tokens that transformers generates, and their log-probabilities."""
         inputs = image_models.oracle_inputs(
             self.folder, self.family, [piece if isinstance(piece, str) else decode(piece) for piece in pieces]
         )
         model: Any = image_models.load_oracle(self.folder)
-        output = model.generate(**inputs, max_new_tokens=12, do_sample=False, eos_token_id=None)
-        tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
-        return tokens
+        settings = {"do_sample": False, "eos_token_id": None, "output_scores": True, "return_dict_in_generate": True}
+        output = model.generate(**inputs, max_new_tokens=12, **settings)
+        tokens: list[int] = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        scores = (score[0].log_softmax(-1)[token].item() for score, token in zip(output.scores, tokens, strict=True))
+        return tokens, list(scores)
 
 
 @pytest.fixture(scope="session")
@@ -108,8 +109,10 @@ def test_answers_are_those_of_transformers(family: str, load_images: Callable[..
     sizes = SIZES if family != "mistral3" else [(64, 64), *SIZES[2:]]  # transformers fails on a single row
     for count in (1, 2, len(sizes)):
         pieces = prompt_of(sizes[:count])
-        expected = model.expected(*pieces)
+        expected, logprobs = model.expected(*pieces)
         for chunk in (512, 7, 1) if count == 2 else (512,):
             engine = model.harness.engine(chunk=chunk)
             request = model.request("a", *pieces)
-            assert model.harness.run(engine, [request])["a", 0].tokens == expected, (count, chunk)
+            answer = model.harness.run(engine, [request])["a", 0]
+            assert answer.tokens == expected, (count, chunk)
+            assert [report.logprob for report in answer.logprobs] == pytest.approx(logprobs, abs=2e-4)
