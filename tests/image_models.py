@@ -1,5 +1,6 @@
 """Tiny random models that take images, and what transformers says about them."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,5 +141,9 @@ def oracle_inputs(folder: Path, family: str, pieces: Sequence[Any]) -> Any:
     processor = image_processors.processor_of(folder, family)
     placeholder = getattr(processor, "boi_token", None) if family == "gemma3" else processor.image_token
     text = "".join(piece if isinstance(piece, str) else placeholder for piece in pieces)
-    pictures = [piece for piece in pieces if not isinstance(piece, str)]
-    return processor(text=text, images=[pictures] if pictures else None, return_tensors="pt", add_special_tokens=False)
+    pictures = [[piece for piece in pieces if not isinstance(piece, str)]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # GLM's processor hands numpy a tensor
+        return processor(
+            text=text, images=pictures if pictures[0] else None, return_tensors="pt", add_special_tokens=False
+        )
