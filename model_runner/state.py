@@ -81,8 +81,10 @@ class RunnerState:
         search: ContrastiveSearch,
         learning: Learning = NO_LEARNING,
         features: FeatureCache[torch.Tensor] | None = None,
+        *,
+        sees_images: bool = False,
     ) -> None:
-        """`features` are those of images; None if prompts have none."""
+        """`features` are those of images; None if prompts have none. `sees_images`: rows of an image see each other."""
         self._groups = tuple(blocks.groups)
         kinds = [group.kind for group in blocks.groups]
         self._rows, self._pages = (kinds.index(kind) if kind in kinds else None for kind in ("rows", "page"))
@@ -95,6 +97,7 @@ class RunnerState:
         self._generations = blocks.generations
         self._learning = learning
         self._features = features
+        self._sees_images = sees_images
 
     def apply(self, plan: StepPlan) -> list[RunningChoice]:
         """Forget released choices, add admitted ones, extend block tables; returns the scheduled choices."""
@@ -195,6 +198,7 @@ class RunnerState:
             groups=self._group_tables(choices, layout.choice_of, layout.places),
             images=(images := self._image_rows(choices, scheduled, layout)),
             rotary=_rotary(choices, positions, layout.firsts, has_axes=bool(images)),
+            spans=_spans(choices, positions, layout.firsts) if images and self._sees_images else None,
             states=self._state_tables(
                 choices,
                 [
@@ -359,6 +363,16 @@ def _rotary(
         if choice.rotary is not None:
             rotary[:, first:end] = choice.rotary.of(positions[first:end])
     return rotary if has_axes else rotary[0]
+
+
+def _spans(choices: Sequence[RunningChoice], positions: IntArray, firsts: Sequence[int]) -> IntArray:
+    """[2, T] the first and the last row of each token's image; its own position in both outside of images."""
+    spans = np.tile(positions, (2, 1))
+    for choice, first, end in zip(choices, firsts, [*firsts[1:], len(positions)], strict=True):
+        for image in choice.images:
+            inside = (positions[first:end] >= image.start) & (positions[first:end] < image.end)
+            spans[:, first:end][:, inside] = [[image.start], [image.end - 1]]
+    return spans
 
 
 class _Layout:

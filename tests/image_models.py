@@ -110,12 +110,56 @@ _CASES |= {
     ),
     "paddleocr_vl": _case(_SECTIONS, {**_VISION, "image_size": 56}, vision_start_token_id=301, vision_end_token_id=302),
 }
+_KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+_GEMMA4_TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 64,
+}
+_GEMMA4_TEXT = {"sliding_window": 16, "global_head_dim": 8, "vocab_size_per_layer_input": 320}
+_GEMMA4_IDS = {"boi_token_id": 301, "eoi_token_id": 302, "audio_token_id": 303, "audio_config": None}
+_CASES |= {
+    "gemma3": _case(
+        {**_KINDS, "query_pre_attn_scalar": 8},
+        {**_VISION, "image_size": 56, "vision_use_head": False},
+        mm_tokens_per_image=4,
+    ),
+    "gemma4": _case(
+        {
+            **_GEMMA4_TEXT,
+            **_KINDS,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "use_bidirectional_attention": "vision",
+        },
+        _GEMMA4_TOWER,
+        **_GEMMA4_IDS,
+    ),
+    "gemma4_small": _case(
+        {
+            **_GEMMA4_TEXT,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "hidden_size_per_layer_input": 8,
+            "num_kv_shared_layers": 2,
+        },
+        _GEMMA4_TOWER,
+        **_GEMMA4_IDS,
+    ),
+}
+_TYPES = {"pixtral": "llava", "gemma4_small": "gemma4"}
 FAMILIES = tuple(_CASES)
 
 
 def tiny_config(family: str) -> PretrainedConfig:
-    """A configuration of the family, "pixtral" for Llava with Pixtral's tower."""
-    config: PretrainedConfig = CONFIG_MAPPING["llava" if family == "pixtral" else family](**_CASES[family])
+    """A configuration of the family; "pixtral" is Llava with Pixtral's tower, "gemma4_small" is as its small models."""
+    config: PretrainedConfig = CONFIG_MAPPING[_TYPES.get(family, family)](**_CASES[family])
     return config
 
 

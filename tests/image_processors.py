@@ -130,6 +130,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tokens": ["<|image|>", "<|image>", "<image|>", "<|audio|>", "<|audio>", "<audio|>", "<|video|>"],
         "names": ["image_token", "boi_token", "eoi_token", "audio_token", "boa_token", "eoa_token", "video_token"],
     },
+    "gemma4_small": {
+        "class": ("Gemma4Processor", "Gemma4ImageProcessor"),
+        "image": {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        "config": {"model_type": "gemma4", "image_token_id": 300},
+        "tokens": ["<|image|>", "<|image>", "<image|>", "<|audio|>", "<|audio>", "<audio|>", "<|video|>"],
+        "names": ["image_token", "boi_token", "eoi_token", "audio_token", "boa_token", "eoa_token", "video_token"],
+    },
 }  # fmt: skip
 """By family: processor and image processor classes, settings, a part of config.json, and special tokens from id 300."""
 

@@ -46,6 +46,8 @@ class TowerShape:
 
     widest: int
     """Width of the tower's hidden states."""
+    sees_images: bool
+    """Whether the rows of an image see each other in the decoder."""
 
     def row_bytes(self, dtype: torch.dtype) -> int:
         """Memory of a feature row."""
@@ -63,7 +65,9 @@ def inspect_tower(config: PretrainedConfig) -> TowerShape:
     text: Any = config.get_text_config()
     vision: Any = config.vision_config
     widest = getattr(vision, "embed_dim", None) or vision.hidden_size
-    return TowerShape(sum(one.numel() for one in model.parameters()), text.hidden_size, levels_of(config), widest)
+    sees_images = getattr(text, "use_bidirectional_attention", None) == "vision" or config.model_type == "gemma3"
+    num_parameters = sum(one.numel() for one in model.parameters())
+    return TowerShape(num_parameters, text.hidden_size, levels_of(config), widest, sees_images)
 
 
 def levels_of(config: Any) -> int:
