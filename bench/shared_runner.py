@@ -21,6 +21,7 @@ class SharedRunner(DoneAtLaunch):
     def __init__(self, runner: ModelRunner, num_blocks: int, known: set[str]) -> None:
         self.num_blocks = num_blocks
         self.groups = runner.groups
+        self.images = runner.images
         self._runner = runner
         self._known = known
         self._is_fresh = True
@@ -51,6 +52,7 @@ class Engines:
             max_num_seqs=self.runner.info.max_num_seqs,
             max_num_batched_tokens=self.runner.info.max_num_batched_tokens,
             max_model_len=self.runner.info.max_model_len,
+            sees_images=self.runner.info.sees_images,
         )
         self._known: set[str] = set()
 
@@ -65,4 +67,4 @@ class Engines:
             max_num_batched_tokens=chunk or self._config.max_num_batched_tokens,
         )
         runner = SharedRunner(self.runner, num_blocks or self.runner.num_blocks, self._known)
-        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups), runner)
+        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups, images=runner.images), runner)

@@ -125,6 +125,16 @@ class StateTables:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRows:
+    """Feature rows of an image, which replace the embeddings of consecutive tokens of a step."""
+
+    token: int
+    """The first token."""
+    features: Tensor
+    """[1 + levels, n, hidden] the embeddings; then what is added to the hidden states after the first layers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The tokens of all scheduled choices, choice after choice, on the host: T tokens, C choices, R logit rows."""
 
@@ -146,6 +156,18 @@ class Batch:
     """None if the model has no recurrent layer."""
     groups: Sequence[GroupTables] = ()
     """The blocks of layers with windows that have a cache group, from group 1 on. Empty: they have those above."""
+    images: Sequence[ImageRows] = ()
+    rotary: IntArray | None = None
+    """Rotary positions where they are not `positions`: [T], or [3, T] if some tokens have another one in each axis."""
+
+    spans: IntArray | None = None
+    """[2, T] first and last position of each token's span, such as the rows of an image, whose tokens see each other
+    (`AttentionOptions.sees_spans`); a token outside of any has its own position. None without spans."""
+
+    @property
+    def rotary_positions(self) -> IntArray:
+        """[T] or [3, T] the rotary position of each token."""
+        return self.positions if self.rotary is None else self.rotary
 
     def in_group(self, number: int) -> "Batch":
         """The batch with the blocks of a cache group; 0 are the choices' own."""

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from model_runner.contract import CacheGroup, SamplingParams, StepPlan, StepResult
+from model_runner.contract import CacheGroup, Failure, SamplingParams, StepPlan, StepResult
+from model_runner.images.image import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class RunnerInfo:
     """Phases of the startup, each with its seconds."""
     groups: tuple[CacheGroup, ...] = ()
     """Blocks of layers that need only some positions, in addition to every choice's own."""
+    takes_images: bool = False
+    """Whether prompts may have images."""
+    sees_images: bool = False
+    """Whether the rows of an image see each other, so that a step must compute all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,59 @@ class LearningStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageStats:
+    """Statistics of image features since startup."""
+
+    encoded: int = 0
+    """Images whose features were computed, including features that were computed again after they were evicted."""
+    encode_s: float = 0.0
+    """Seconds spent on decoding images and computing features, next to the steps."""
+    hits: int = 0
+    """Images whose features were still in memory when a request needed them."""
+    waiting: int = 0
+    """Requested features that are not computed yet."""
+    held_bytes: int = 0
+    """Memory of features that requests are waiting for or computing with."""
+    cached_bytes: int = 0
+    """Memory of all features, including those that may be evicted."""
+
+
+class ImageFeatures(Protocol):
+    """Features of images, computed one image at a time next to the steps, and kept in bounded memory.
+
+    Keys name who holds features. Held features are not evicted. Features that are computed again have the same bits.
+    """
+
+    def hold(self, key: str, salt: str, images: Sequence[Image]) -> bool:
+        """Hold these images' features for `key`, in addition to those that it holds; begin to compute missing ones.
+
+        Returns:
+            Whether they are held. They are not if there is no memory for them next to those of others.
+        """
+        ...
+
+    def is_ready(self, key: str) -> bool:
+        """Whether all features that `key` holds have been computed, or one of them failed."""
+        ...
+
+    def failure(self, key: str) -> Failure | None:
+        """Why features that `key` holds cannot be computed; None if none failed."""
+        ...
+
+    def release(self, key: str) -> None:
+        """Hold nothing for `key` any more. Features that nobody holds are not computed."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until more features have been computed, but no longer than this."""
+        ...
+
+    def stats(self) -> ImageStats:
+        """Statistics since startup."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """A step in flight."""
 
@@ -108,6 +166,11 @@ class Runner(Protocol):
     @property
     def groups(self) -> Sequence[CacheGroup]:
         """Its cache groups, numbered from 1."""
+        ...
+
+    @property
+    def images(self) -> ImageFeatures | None:
+        """Features of images; None if prompts have none."""
         ...
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
@@ -142,6 +205,7 @@ class DoneAtLaunch(ABC):
     """Base for a Runner that has no asynchronous steps: `launch` executes the plan."""
 
     groups: Sequence[CacheGroup] = ()
+    images: ImageFeatures | None = None
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
         return None

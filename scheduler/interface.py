@@ -6,7 +6,8 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
-from model_runner.runner_interface import LearningStats, SpeculationStats
+from model_runner.images.image import Image
+from model_runner.runner_interface import ImageStats, LearningStats, SpeculationStats
 from scheduler.history import ChoiceHistory
 
 BACKGROUND = 1 << 20
@@ -114,6 +115,9 @@ class EngineRequest:
     room."""
     learn: bool = True
     """Whether draft heads may be trained on it."""
+    images: tuple[Image, ...] = ()
+    """The images of the prompt, in the order of their places, which must not overlap. Only for a runner that takes
+    images. A guide's prompt has none."""
 
     @property
     def width(self) -> int:
@@ -211,6 +215,8 @@ class EngineStats(EngineLoad):
     """By method. Methods that were never used are omitted."""
     learning: LearningStats | None = None
     """None if nothing is being learned."""
+    images: ImageStats | None = None
+    """None if the runner takes no images."""
     steps_by_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
     """Number of steps by tokens computed: one bucket per bound in STEP_TOKENS, and one for larger steps."""
     steps_done: int = 0
@@ -247,6 +253,8 @@ class SchedulerConfig:
     """Order of the waiting queue within each tier. fcfs: arrival. priority: priority, then arrival. fair: fair shares
     between clients, with turns between each client's cache salts."""
     prefix_caching: bool = True
+    sees_images: bool = False
+    """Whether the rows of an image see each other: a step then computes all of an image's rows or none."""
     snapshot_every: int = 0
     """Tokens of a prompt between states of recurrent layers that are kept in the prefix cache. 0 keeps only those at
     the end of a prompt, and where it met a cached one."""

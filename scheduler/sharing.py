@@ -66,14 +66,14 @@ class KVSharing:
                 self._publish_groups(request, num_full)
             if num_full == request.num_published:
                 continue
-            log = self._cache.log if request.chain.is_plain else None
+            log = self._cache.log
             for index, name in enumerate(self._names(request, request.num_published, num_full), request.num_published):
                 if not self._cache.insert(name, request.blocks[index]):
                     continue
                 if index < (request.num_prompt - 1) // self._block_size:
                     num_new = request.num_prompt - (request.num_cached or 0)  # more would be evicted blocks, once more
                     request.num_written = min(request.num_written + self._block_size, num_new)
-                if log is not None:
+                if log is not None and request.chain.is_plain(index):
                     self._note(log, request, index)
             request.num_published = num_full
 
@@ -112,7 +112,7 @@ class KVSharing:
         """All full blocks that are cached. The last token is never reused: it must be computed to sample the next."""
         if not self._prefix_caching:
             return ReusedKV()
-        found = self._find(request, (len(request.tokens) - 1) // self._block_size)
+        found = self._find(request, self._uncut(request, (len(request.tokens) - 1) // self._block_size))
         num_computed = len(found.shared) * self._block_size
         return ReusedKV(
             num_computed=num_computed,
@@ -134,11 +134,19 @@ class KVSharing:
                 return found
         names = self._names(request, 0, num_full)
         found = self._look_up(names)
+        while (num_uncut := self._uncut(request, len(found.shared))) < len(found.shared):
+            found = replace(self._look_up(names[:num_uncut]), num_names=num_full)
         others = [one for one in self._remembered if one[0] is not request]
         self._remembered = [*others, (request, found)][-_MOST_REMEMBERED:]
         for number, cache in enumerate([self._cache, *(group.cache for group in self._blocks.groups)]):
             cache.followed = [found.lookups[number] for _, found in self._remembered]
         return found
+
+    def _uncut(self, request: Request, boundary: int) -> int:
+        """The last boundary up to this one at which no span is cut."""
+        while request.is_cut(boundary * self._block_size):
+            boundary -= 1
+        return boundary
 
     def _look_up(self, names: Sequence[bytes]) -> _Found:
         own = self._cache.lookup(names)

@@ -34,6 +34,9 @@ class AttentionOptions:
     """[tokens, heads, 2] float32 that receives each row's highest score, and the sum of its weights relative to it.
 
     That of a row that sees nothing is 0, and its output is undefined."""
+    sees_spans: bool = False
+    """Whether a query in a span of the batch sees all of it: what comes after the query, too, and what is outside of
+    the window (images of Gemma 3 and 4)."""
 
     @property
     def reach(self) -> int | None:

@@ -54,7 +54,12 @@ def _make_step(batch: Batch) -> NativeStep:
         arrays += [(paths.start, (count,)), (paths.first, (count + 1,)), (paths.places, (int(paths.first[-1]),))]
     numbers = tuple(np.ascontiguousarray(array, dtype=np.int32) for array, _ in arrays)
     pointers = (pointer(array, *shape) for array, (_, shape) in zip(numbers, arrays, strict=True))
-    return NativeStep(CPU.new("SwStep", (count, num_choices, width, *pointers)), numbers, batch)
+    struct = CPU.new("SwStep", (count, num_choices, width, *pointers))
+    if (spans := batch.spans) is None:
+        return NativeStep(struct, numbers, batch)
+    bounds = np.ascontiguousarray(spans, dtype=np.int32)
+    struct.span_first, struct.span_last = pointer(bounds[0], count), pointer(bounds[1], count)
+    return NativeStep(struct, (*numbers, bounds), batch)
 
 
 def attention_struct(heads: int, options: AttentionOptions) -> CData:
@@ -65,7 +70,10 @@ def attention_struct(heads: int, options: AttentionOptions) -> CData:
     if (selection := options.selection) is not None:
         selected = (pointer(selection, *selection.shape), *selection.shape[1:])
     sums = CPU.ffi.NULL if options.sums is None else pointer(options.sums, *options.sums.shape)
-    return CPU.new("SwAttention", (heads, *limits, options.scale, options.softcap or 0.0, sinks, *selected, sums))
+    return CPU.new(
+        "SwAttention",
+        (heads, *limits, options.scale, options.softcap or 0.0, sinks, *selected, sums, options.sees_spans),
+    )
 
 
 class NativeAttention(AttentionBackend[NativeStep]):

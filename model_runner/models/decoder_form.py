@@ -228,7 +228,11 @@ def _read_attention(family: LayerFamily, config: Config, layer: int, parameters:
         kv_heads=kv_heads,
         head_dim=width,
         options=AttentionOptions(
-            family.scale(config), family.window(config, layer), family.softcap(config), sinks=sinks
+            family.scale(config),
+            family.window(config, layer),
+            family.softcap(config),
+            sinks=sinks,
+            sees_spans=family.sees_images,
         ),
         uses_rotary=family.uses_rotary(config, layer),
         halves_angles=family.halves_angles,

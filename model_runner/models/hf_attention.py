@@ -7,6 +7,7 @@ same. There is no global state, and the model code needs no change.
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
 from model_runner.models.compressed import hook_compressors
+from model_runner.models.image_rows import StepImages
 from model_runner.models.indexers import MASKS, Mask, hook_indexers
 from model_runner.models.mixers import States, hook_mixers
 from model_runner.models.ngrams import hook_ngrams
@@ -132,7 +134,7 @@ class CurrentStep:
 class ModelCall:
     """Calls a model of transformers for flat tokens."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         """Gives every module of the model its CurrentStep, and families without the interface our functions."""
         adapt_attention(model)
         self._model = model
@@ -160,29 +162,33 @@ class ModelCall:
         logits_index: Tensor,
         attention: StepAttention,
         states: States | None = None,
+        images: StepImages | None = None,
     ) -> Tensor:
         """Logits [R, vocab], in the model's type.
 
         Args:
             tokens: [T].
-            positions: [T].
+            positions: [T], or [3, T] for models with rotary positions in three axes.
             logits_index: [R] the tokens whose logits are needed.
             attention: the attention of these tokens.
             states: the recurrent states of these tokens.
+            images: features of some tokens.
         """
         arguments = {
-            "position_ids": positions.unsqueeze(0),
+            "position_ids": positions.unsqueeze(-2),
             "use_cache": False,
             "logits_to_keep": logits_index,
             "attention": attention,
             "attention_mask": MASKS,
         }
         self._step.attention, self._step.states = attention, states
-        attention.positions, attention.states = positions, states
+        attention.positions = positions if positions.dim() == 1 else positions[0]
+        attention.states = states
         try:
-            output: Any = self._model(
-                input_ids=tokens.unsqueeze(0), **{name: arguments[name] for name in self._keywords}
-            )
+            with nullcontext(tokens) if images is None else images.placed_in(self._model, tokens) as shown:
+                output: Any = self._model(
+                    input_ids=shown.unsqueeze(0), **{name: arguments[name] for name in self._keywords}
+                )
         finally:
             self._step.attention = self._step.states = None
         logits: Tensor = output.logits[0]
@@ -230,6 +236,15 @@ def _chunk_of(module: Any) -> int | None:
     if config is None or size is None or config.layer_types[module.layer_idx] != "chunked_attention":
         return None
     return size
+
+
+def sees_images(module: Any) -> bool:
+    """Whether the rows of an image see each other in a layer: in all of Gemma 3, in sliding ones of some Gemma 4."""
+    config = getattr(module, "config", None)
+    model_type = getattr(config, "model_type", "")
+    if model_type.startswith("gemma4"):
+        return module.is_sliding and config.use_bidirectional_attention == "vision"  # type: ignore[union-attr]
+    return model_type == "gemma3_text"
 
 
 def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
@@ -281,7 +296,9 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     by_mask = attention_mask.selection if isinstance(attention_mask, Mask) else None
     selection = next((one for one in (indices, block_indices, by_mask) if one is not None), None)
-    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux, selection)
+    options = AttentionOptions(
+        scale, sliding_window, softcap, _chunk_of(module), s_aux, selection, sees_spans=sees_images(module)
+    )
     step: StepAttention = attention or getattr(module, _STEP).attention
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:

@@ -84,12 +84,15 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         max_model_len=runner.info.max_model_len,
         policy=config.policy,
         prefix_caching=config.prefix_caching and runner.info.has_kv_cache,
+        sees_images=runner.info.sees_images,
         snapshot_every=_SNAPSHOT_EVERY if config.snapshot_every is None else config.snapshot_every,
     )
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
     watches = StopStringWatches(partial(Tokenizer.from_folder, config.runner.model))
     cache_log = CacheLog() if config.kv_events else None
-    scheduler = Scheduler(scheduler_config, runner.num_blocks, watches, cache_log, groups=runner.groups)
+    scheduler = Scheduler(
+        scheduler_config, runner.num_blocks, watches, cache_log, groups=runner.groups, images=runner.images
+    )
     return LoadedEngine(Engine(scheduler, runner), info, runner.close, cache_log)
 
 

@@ -73,10 +73,11 @@ class Harness:
             max_num_seqs=32,
             max_num_batched_tokens=chunk,
             max_model_len=info.max_model_len,
+            sees_images=info.sees_images,
             prefix_caching=prefix_caching,
         )
         runner = SharedRunner(self.runner, num_blocks or info.num_blocks, self.known)
-        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups), runner)
+        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups, images=runner.images), runner)
 
     def matrix(self, features: Mapping[str, Feature] = FEATURES) -> Matrix:
         """Methods by features, on fresh engines."""

@@ -1,0 +1,331 @@
+"""How images stand in the prompts of each model family: the text around and inside an image, and its feature rows.
+
+Everything follows from the files of a model folder and from an image's width and height, so neither the pixels nor
+transformers are needed. The counts are those of transformers' processors, which the tests compare with.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from model_runner.images import sizes
+from model_runner.images.decoding import Fault, ImageError
+
+Piece = str | int
+"""A text of special tokens and line breaks, or a number of feature rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What replaces the placeholder of one image."""
+
+    pieces: tuple[Piece, ...]
+    grid: tuple[int, int, int] | None = None
+    """Frames, height and width in feature rows, for models with rotary positions in three axes."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of feature rows."""
+        return sum(piece for piece in self.pieces if isinstance(piece, int))
+
+
+Arrange = Callable[[int, int], Arrangement]
+"""The arrangement of an image of this height and width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How images stand in the prompts of one model. Picklable."""
+
+    family: str
+    """The model's type."""
+    image_token: int
+    """The token at the places of feature rows."""
+    placeholder: str
+    """The text that the chat template writes for an image."""
+    arrange: Arrange
+    around: tuple[str, str] = ("", "")
+    """Texts that a chat template writes before and after the placeholder. Used if the template knows only texts."""
+    call: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments with which the image processor must be called."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The image processor's settings. They decide the features, so they are part of an image's digest."""
+
+    def of(self, width: int, height: int) -> Arrangement:
+        """The arrangement of an image of this size, in pixels after orientation.
+
+        Raises ImageError if the image processor would scale a side to nothing.
+        """
+        arranged = self.arrange(height, width)
+        if not arranged.num_rows:
+            message = f"The image has {width} x {height} pixels, which is too long and narrow for this model. Crop it."
+            raise ImageError(Fault.ASPECT, message)
+        return arranged
+
+
+def read_layout(folder: Path) -> Layout | None:
+    """The layout of a model; None if its family is not known here, or its files lack what is needed.
+
+    Raises OSError or ValueError if a file cannot be read.
+    """
+    files = _Files.read(folder)
+    make = _FAMILIES.get(str(files.config.get("model_type")))
+    if make is None or not files.settings:
+        return None
+    try:
+        return make(files)
+    except (KeyError, TypeError, AttributeError):
+        return None  # a setting is missing or of another form
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of a model folder that decide the layout."""
+
+    config: Mapping[str, Any]
+    processor: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """Settings of the image processor."""
+    tokens: Mapping[str, Any]
+    """Content of tokenizer_config.json."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "_Files":
+        processor = _read(folder / "processor_config.json")
+        nested = processor.get("image_processor")
+        settings = nested if isinstance(nested, dict) else _read(folder / "preprocessor_config.json")
+        return cls(_read(folder / "config.json"), processor, settings, _read(folder / "tokenizer_config.json"))
+
+    def token(self, name: str, default: str) -> str:
+        """The text of the special token that the tokenizer's configuration has under this name."""
+        extra = self.tokens.get("extra_special_tokens")
+        named = extra.get(name) if isinstance(extra, dict) else None
+        value = self.tokens.get(name) if named is None else named
+        text = value.get("content") if isinstance(value, dict) else value
+        return text if isinstance(text, str) else default
+
+    def layout(self, placeholder: str, arrange: Arrange, around: tuple[str, str] = ("", ""), **call: Any) -> Layout:
+        """The layout with what all families have."""
+        token = self.config.get("image_token_id", self.config.get("image_token_index"))
+        if not isinstance(token, int):
+            raise KeyError("image_token_id")
+        family = str(self.config["model_type"])
+        settings = {key: value for key, value in self.settings.items() if key != "_valid_processor_keys"}
+        return Layout(family, token, placeholder, arrange, around, call, settings)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); download it again.") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _side(size: Any, name: str) -> int:
+    """A side of a size that is a number or an object."""
+    return int(size) if isinstance(size, int) else int(size[name])
+
+
+def _fixed(num_rows: int, before: str, after: str, height: int, width: int) -> Arrangement:
+    return Arrangement((before, num_rows, after))
+
+
+def _llava(files: _Files) -> Layout:
+    vision = files.config["vision_config"]
+    if vision.get("model_type") == "pixtral":
+        return _pixtral(files)
+    settings, processor = files.settings, files.processor
+    size = settings.get("size", {"shortest_edge": 224})
+    is_cropped = settings.get("do_center_crop", "Siglip" not in str(settings.get("image_processor_type", "")))
+    if is_cropped:
+        size = settings.get("crop_size", 224)
+    patch = processor.get("patch_size") or vision["patch_size"]
+    num_rows = (_side(size, "height") // patch) * (_side(size, "width") // patch)
+    strategy = processor.get("vision_feature_select_strategy") or files.config.get("vision_feature_select_strategy")
+    num_rows += processor.get("num_additional_image_tokens", 0) - (strategy == "default")
+    return files.layout("<image>", partial(_fixed, num_rows, "", ""))
+
+
+def _pixtral(files: _Files) -> Layout:
+    """Pixtral's tower: a break after each row of patches."""
+    processor, vision = files.processor, files.config["vision_config"]
+    merge = processor.get("spatial_merge_size", files.config.get("spatial_merge_size", 1))
+    patch = processor.get("patch_size", vision["patch_size"]) * merge
+    token = processor.get("image_token", "[IMG]")
+    breaks = processor.get("image_break_token", "[IMG_BREAK]"), processor.get("image_end_token", "[IMG_END]")
+    longest = _longest(files.settings.get("size", 1024))
+    return files.layout(token, partial(_in_lines, longest, patch, *breaks), patch_size=patch)
+
+
+def _longest(size: Any) -> tuple[int, int]:
+    """Limits of height and width, from a size of Pixtral's image processor."""
+    if isinstance(size, dict) and "longest_edge" not in size:
+        return size["height"], size["width"]
+    return (_side(size, "longest_edge"),) * 2
+
+
+def _in_lines(longest: tuple[int, int], patch: int, line_break: str, end: str, height: int, width: int) -> Arrangement:
+    rows, columns = sizes.patches_at_most(height, width, longest, patch)
+    pieces: list[Piece] = []
+    for _ in range(rows):
+        pieces += (columns, line_break)
+    return Arrangement((*pieces[:-1], end))
+
+
+def _lighton_ocr(files: _Files) -> Layout:
+    """Pixtral's tower without breaks. The image processor's patches are merged ones."""
+    merge = files.processor.get("spatial_merge_size", files.config.get("spatial_merge_size", 2))
+    merged = files.processor.get("patch_size", files.config["vision_config"]["patch_size"]) * merge
+    patch = _side(files.settings.get("patch_size", 16), "height")
+    longest = _longest(files.settings.get("size", 1024))
+    return files.layout(files.token("image_token", "<|image_pad|>"), partial(_merged, longest, patch, merged))
+
+
+def _merged(longest: tuple[int, int], patch: int, merged: int, height: int, width: int) -> Arrangement:
+    rows, columns = sizes.patches_at_most(height, width, longest, patch)
+    return Arrangement(((rows * patch // merged) * (columns * patch // merged),))
+
+
+def _idefics3(files: _Files) -> Layout:
+    settings, vision = files.settings, files.config["vision_config"]
+    num_rows = files.processor.get("image_seq_len")
+    if num_rows is None:
+        num_rows = (vision["image_size"] // vision["patch_size"]) ** 2 // files.config["scale_factor"] ** 2
+    arrange = partial(
+        _tiled,
+        num_rows,
+        files.token("fake_image_token", "<fake_token_around_image>"),
+        files.token("global_image_token", "<global-img>"),
+        _side(settings.get("size", 4 * 364), "longest_edge") if settings.get("do_resize", True) else None,
+        _side(settings.get("max_image_size", 364), "longest_edge"),
+        settings.get("do_image_splitting", True),
+    )
+    return files.layout(files.token("image_token", "<image>"), arrange)
+
+
+def _tiled(  # noqa: PLR0913, PLR0917 - bound once, above
+    num_rows: int, fake: str, whole: str, longest: int | None, tile: int, splits: bool, height: int, width: int
+) -> Arrangement:
+    lines, columns = sizes.idefics3_tiles(height, width, longest, tile) if splits else (0, 0)
+    pieces: list[Piece] = []
+    text = ""
+    for line in range(1, lines + 1):
+        for column in range(1, columns + 1):
+            pieces += (f"{text}{fake}<row_{line}_col_{column}>", num_rows)
+            text = ""
+        text = "\n"
+    text += "\n" if lines else ""
+    return Arrangement((*pieces, f"{text}{fake}{whole}", num_rows, fake))
+
+
+def _internvl(files: _Files) -> Layout:
+    settings = files.settings
+    size = settings.get("size", 384)
+    tile = _side(size, "height"), _side(size, "width")
+    num_rows = files.processor.get("image_seq_length", files.config.get("image_seq_length", 256))
+    around = files.token("start_image_token", "<img>"), files.token("end_image_token", "</img>")
+    most = settings.get("min_patches", 1), settings.get("max_patches", 12)
+    arrange = partial(_on_canvas, num_rows, *around, tile, most)
+    return files.layout(files.token("context_image_token", "<IMG_CONTEXT>"), arrange, crop_to_patches=True)
+
+
+def _on_canvas(
+    num_rows: int, begin: str, end: str, tile: tuple[int, int], most: tuple[int, int], height: int, width: int
+) -> Arrangement:
+    lines, columns = sizes.tiled_canvas(height, width, tile, *most) if most[1] > 1 else (1, 1)
+    num_tiles = lines * columns + 1 if lines * columns > 1 else 1
+    return Arrangement((begin, num_rows * num_tiles, end))
+
+
+def _area(files: _Files, shortest: int, longest: int) -> tuple[int, int]:
+    """The least and most pixels, from a size whose edges mean areas, with the defaults of an image processor."""
+    size = files.settings.get("size", {})
+    least = files.settings.get("min_pixels", size.get("shortest_edge", shortest))
+    return least, files.settings.get("max_pixels", size.get("longest_edge", longest))
+
+
+def _by_area(name: str, files: _Files) -> Layout:
+    """Families whose images are scaled to an area, in blocks of merged patches: Qwen, GLM and Paddle."""
+    form = _BY_AREA[name]
+    merge, patch = files.settings.get("merge_size", 2), files.settings.get("patch_size", form.patch)
+    arrange = partial(_in_grid, name, patch * merge, _area(files, *form.area))
+    return files.layout(files.token("image_token", form.token), arrange, form.around)
+
+
+def _in_grid(name: str, block: int, area: tuple[int, int], height: int, width: int) -> Arrangement:
+    scaled = _BY_AREA[name].scaled(height, width, block, *area)
+    grid = 1, scaled[0] // block, scaled[1] // block
+    return Arrangement((grid[1] * grid[2],), grid)
+
+
+@dataclass(frozen=True, slots=True)
+class _ByArea:
+    scaled: Callable[[int, int, int, int, int], tuple[int, int]]
+    """The scaled height and width for a height, a width, a block, and the least and most pixels."""
+    patch: int
+    area: tuple[int, int]
+    token: str
+    around: tuple[str, str]
+
+
+_BY_AREA = {
+    "qwen": _ByArea(
+        sizes.qwen_size, 14, (56 * 56, 28 * 28 * 1280), "<|image_pad|>", ("<|vision_start|>", "<|vision_end|>")
+    ),
+    "glm": _ByArea(
+        sizes.glm_size, 14, (112 * 112, 28 * 28 * 15_000), "<|image|>", ("<|begin_of_image|>", "<|end_of_image|>")
+    ),
+    "paddle": _ByArea(
+        sizes.paddle_size, 14, (384 * 384, 1536 * 1536), "<|IMAGE_PLACEHOLDER|>", ("<|IMAGE_START|>", "<|IMAGE_END|>")
+    ),
+}  # fmt: skip
+
+
+def _gemma3(files: _Files) -> Layout:
+    if files.settings.get("do_pan_and_scan"):
+        raise KeyError("do_pan_and_scan")
+    begin, end = files.token("boi_token", "<start_of_image>"), files.token("eoi_token", "<end_of_image>")
+    num_rows = files.processor.get("image_seq_length", files.config.get("mm_tokens_per_image", 256))
+    return files.layout(begin, partial(_fixed, num_rows, f"\n\n{begin}", f"{end}\n\n"))
+
+
+def _gemma4(files: _Files) -> Layout:
+    settings = files.settings
+    arrange = partial(
+        _pooled,
+        files.token("boi_token", "<|image>"),
+        files.token("eoi_token", "<image|>"),
+        settings.get("patch_size", 16),
+        settings.get("pooling_kernel_size", 3),
+        settings.get("max_soft_tokens", 280),
+    )
+    return files.layout(files.token("image_token", "<|image|>"), arrange)
+
+
+def _pooled(begin: str, end: str, patch: int, pooling: int, most: int, height: int, width: int) -> Arrangement:
+    lines, columns = sizes.gemma4_blocks(height, width, patch * pooling, most)
+    return Arrangement((begin, lines * columns, end))
+
+
+_FAMILIES: Mapping[str, Callable[[_Files], Layout]] = {
+    "llava": _llava,
+    "mistral3": _pixtral,
+    "lighton_ocr": _lighton_ocr,
+    "idefics3": _idefics3,
+    "smolvlm": _idefics3,
+    "internvl": _internvl,
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), partial(_by_area, "qwen")
+    ),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), partial(_by_area, "glm")),
+    "paddleocr_vl": partial(_by_area, "paddle"),
+    "gemma3": _gemma3,
+    "gemma4": _gemma4,
+}
+"""By `model_type`."""

@@ -1,0 +1,124 @@
+"""To which sizes the image processors of transformers scale an image. Heights come before widths, in pixels.
+
+The formulas, with their roundings, are those of the image processors of transformers 5.24 for the named models.
+"""
+
+import math
+
+_LARGEST = 4096
+"""The longest side of an image for Idefics 3."""
+
+
+def patches_at_most(height: int, width: int, longest: tuple[int, int], patch: int) -> tuple[int, int]:
+    """Pixtral: the lines and columns of patches of an image that is scaled down to fit; 0 if a side becomes nothing."""
+    ratio = max(height / longest[0], width / longest[1])
+    if ratio > 1:
+        height, width = math.floor(height / ratio), math.floor(width / ratio)
+    return (height - 1) // patch + 1, (width - 1) // patch + 1
+
+
+def idefics3_tiles(height: int, width: int, longest: int | None, tile: int) -> tuple[int, int]:
+    """Idefics 3: the lines and columns of tiles of an image whose longer side becomes `longest`; 0, 0 for one tile."""
+    if longest is not None:
+        height, width = _with_longest(height, width, longest)
+    aspect = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        height = math.ceil(int(width / aspect) / tile) * tile
+    else:
+        height = math.ceil(height / tile) * tile
+        width = math.ceil(int(height * aspect) / tile) * tile
+    return (height // tile, width // tile) if max(height, width) > tile else (0, 0)
+
+
+def _with_longest(height: int, width: int, longest: int) -> tuple[int, int]:
+    """The size with this longer side and an even shorter one, not above the largest that is allowed."""
+    aspect = width / height
+    if width >= height:
+        width, height = longest, int(longest / aspect)
+        height += height % 2
+    else:
+        height, width = longest, int(longest * aspect)
+        width += width % 2
+    height, width = max(height, 1), max(width, 1)
+    if max(height, width) <= _LARGEST:
+        return height, width
+    aspect = width / height
+    if width >= height:
+        return max(int(_LARGEST / aspect), 1), _LARGEST
+    return _LARGEST, max(int(_LARGEST * aspect), 1)
+
+
+def tiled_canvas(height: int, width: int, tile: tuple[int, int], least: int, most: int) -> tuple[int, int]:
+    """InternVL: the lines and columns of tiles, `least` to `most` in all, whose shape is nearest to the image's.
+
+    Among equally near ones, more tiles win as long as the image has more than half of their pixels.
+    """
+    canvases = sorted(
+        (
+            (columns, lines)
+            for columns in range(1, most + 1)
+            for lines in range(1, most + 1)
+            if least <= columns * lines <= most
+        ),
+        key=lambda canvas: canvas[0] * canvas[1],
+    )
+    best, best_difference = (1, 1), math.inf
+    for columns, lines in canvases:
+        difference = abs(width / height - columns / lines)
+        is_large = height * width > 0.5 * tile[0] * tile[1] * columns * lines
+        if difference < best_difference or (difference == best_difference and is_large):
+            best, best_difference = (columns, lines), difference
+    return best[1], best[0]
+
+
+def qwen_size(height: int, width: int, block: int, least: int, most: int) -> tuple[int, int]:
+    """Qwen2-VL and later: multiples of `block` with an area from `least` to `most`."""
+    lines, columns = round(height / block), round(width / block)
+    if lines * columns * block * block > most:
+        return _scaled_down(height, width, block, math.sqrt(height * width / most))
+    if lines * columns * block * block < least:
+        return _scaled_up(height, width, block, math.sqrt(least / (height * width)))
+    return lines * block, columns * block
+
+
+def paddle_size(height: int, width: int, block: int, least: int, most: int) -> tuple[int, int]:
+    """PaddleOCR-VL: as Qwen, for an image whose sides are at least `block`."""
+    if height < block:
+        height, width = block, round(width * block / height)
+    if width < block:
+        height, width = round(height * block / width), block
+    return qwen_size(height, width, block, least, most)
+
+
+def glm_size(height: int, width: int, block: int, least: int, most: int) -> tuple[int, int]:
+    """GLM-4V and later: as Qwen, for an image whose sides are at least `block`; the areas count two frames."""
+    if height < block or width < block:
+        scale = max(block / height, block / width)
+        height, width = int(height * scale), int(width * scale)
+    lines, columns = round(height / block), round(width / block)
+    if 2 * lines * columns * block * block > most:
+        return _scaled_down(height, width, block, math.sqrt(2 * height * width / most))
+    if 2 * lines * columns * block * block < least:
+        return _scaled_up(height, width, block, math.sqrt(least / (2 * height * width)))
+    return lines * block, columns * block
+
+
+def _scaled_down(height: int, width: int, block: int, factor: float) -> tuple[int, int]:
+    lines, columns = math.floor(height / factor / block), math.floor(width / factor / block)
+    return max(1, lines) * block, max(1, columns) * block
+
+
+def _scaled_up(height: int, width: int, block: int, factor: float) -> tuple[int, int]:
+    return math.ceil(height * factor / block) * block, math.ceil(width * factor / block) * block
+
+
+def gemma4_blocks(height: int, width: int, block: int, most: int) -> tuple[int, int]:
+    """Gemma 4: the lines and columns of blocks of an image that is scaled to about `most` blocks."""
+    factor = math.sqrt(most * block * block / (height * width))
+    lines, columns = math.floor(factor * height / block), math.floor(factor * width / block)
+    if lines == 0:
+        return 1, min(math.floor(width / height), most)
+    if columns == 0:
+        return min(math.floor(height / width), most), 1
+    return lines, columns

@@ -1,0 +1,101 @@
+"""Layouts of images in prompts, compared with transformers' processors."""
+
+import json
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from model_runner.images.decoding import ImageError
+from model_runner.images.layouts import Layout, read_layout
+from tests.image_processors import FAMILIES, FIRST_IMAGE_ID, processor_of, write_config, write_files
+
+ODD_SIZES = [(1, 1), (1, 200), (90, 3), (3, 90), (56, 56), (57, 56), (300, 30), (31, 310), (1000, 700), (113, 112)]
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, Any]:
+    """The layout of a family, and transformers' processor."""
+    folder = tmp_path_factory.mktemp(request.param)
+    write_files(folder, request.param)
+    write_config(folder, request.param)
+    layout = read_layout(folder)
+    assert layout is not None
+    return pickle.loads(pickle.dumps(layout)), processor_of(folder, request.param)
+
+
+def expanded(layout: Layout, processor: Any, before: str, size: tuple[int, int], after: str) -> list[int]:
+    """The ids of a text with an image in it, by the layout."""
+    text = [before, *layout.of(*size).pieces, after]
+    runs = [layout_piece if isinstance(layout_piece, str) else [FIRST_IMAGE_ID] * layout_piece for layout_piece in text]
+    ids: list[int] = []
+    pending = ""
+    for run in runs:
+        if isinstance(run, str):
+            pending += run
+        else:
+            ids += processor.tokenizer.encode(pending, add_special_tokens=False) + run
+            pending = ""
+    return ids + processor.tokenizer.encode(pending, add_special_tokens=False)
+
+
+def sizes() -> list[tuple[int, int]]:
+    draw = random.Random(5)
+    return [*ODD_SIZES, *((draw.randint(1, 400), draw.randint(1, 400)) for _ in range(30))]
+
+
+def test_same_ids_as_the_processor(family: tuple[Layout, Any]) -> None:
+    layout, processor = family
+    assert layout.image_token == FIRST_IMAGE_ID
+    for width, height in sizes():
+        if max(width, height) > 200 * min(width, height):
+            continue
+        image = Image.new("RGB", (width, height))
+        text = f"a{layout.placeholder}b"
+        try:
+            ids = processor(images=[[image]], text=[text])["input_ids"][0]
+        except ValueError:  # scaled to nothing
+            with pytest.raises(ImageError, match="too long and narrow"):
+                layout.of(width, height)
+            continue
+        assert list(ids) == expanded(layout, processor, "a", (width, height), "b"), (width, height)
+        if (grid := layout.of(width, height).grid) is not None:
+            patches = processor.image_processor([image])["image_grid_thw"][0]
+            assert grid == (patches[0], patches[1] // 2, patches[2] // 2)
+
+
+def test_call_arguments(family: tuple[Layout, Any]) -> None:
+    """With the layout's arguments, the image processor alone makes as many rows as the processor's text has."""
+    layout, processor = family
+    image = Image.new("RGB", (70, 50))
+    made = processor.image_processor([image], return_tensors="pt", **layout.call)
+    num_rows = layout.of(70, 50).num_rows
+    if "image_sizes" in made and "patch_size" in layout.call:
+        height, width = made["image_sizes"][0]
+        assert num_rows == (height // layout.call["patch_size"]) * (width // layout.call["patch_size"])
+    if "crop_to_patches" in layout.call:
+        assert num_rows == 4 * len(made["pixel_values"])
+
+
+def test_unknown_families(tmp_path: Path) -> None:
+    write_files(tmp_path, "llava")
+    for config in ({"model_type": "llama"}, {"model_type": "gemma3n", "image_token_id": 5}, {"model_type": "llava"}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert read_layout(tmp_path) is None
+    write_config(tmp_path, "llava")
+    assert read_layout(tmp_path) is not None
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert read_layout(tmp_path) is None
+
+
+def test_nested_settings_win(tmp_path: Path) -> None:
+    write_files(tmp_path, "qwen2_vl")
+    write_config(tmp_path, "qwen2_vl")
+    nested = {"image_processor": {"size": {"shortest_edge": 784, "longest_edge": 784}, "patch_size": 14}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(nested))
+    layout = read_layout(tmp_path)
+    assert layout is not None
+    assert layout.of(500, 500).num_rows == 1
