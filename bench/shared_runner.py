@@ -21,6 +21,7 @@ class SharedRunner(DoneAtLaunch):
     def __init__(self, runner: ModelRunner, num_blocks: int, known: set[str]) -> None:
         self.num_blocks = num_blocks
         self.groups = runner.groups
+        self.images = runner.images
         self._runner = runner
         self._known = known
         self._is_fresh = True
@@ -65,4 +66,4 @@ class Engines:
             max_num_batched_tokens=chunk or self._config.max_num_batched_tokens,
         )
         runner = SharedRunner(self.runner, num_blocks or self.runner.num_blocks, self._known)
-        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups), runner)
+        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups, images=runner.images), runner)

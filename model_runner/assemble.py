@@ -14,6 +14,9 @@ import torch
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.contract import CacheGroup, smallest_group
+from model_runner.images.features import FeatureCache
+from model_runner.images.layouts import Layout
+from model_runner.images.loading import layout_of
 from model_runner.kv_cache import BlockCache, KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
@@ -28,7 +31,7 @@ from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, descr
 from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
 from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
-from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
+from model_runner.platforms.memory import GIB, MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import BLOCK, StateCache, state_bytes
 from model_runner.runner_interface import RunnerInfo
@@ -53,6 +56,7 @@ from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
 
 if TYPE_CHECKING:
+    from model_runner.images.tower import TowerShape
     from model_runner.sampling.grammar import Grammars
 
 logger = logging.getLogger("samewise.runner")
@@ -81,6 +85,8 @@ class RunnerParts:
     drafter: TargetModel | None = None
     """The draft model, if there is one; kept here to be warmed up."""
     learning: Learning = NO_LEARNING
+    features: FeatureCache[torch.Tensor] | None = None
+    """Features of images; None if prompts have none."""
 
 
 def assemble(
@@ -100,10 +106,12 @@ def assemble(
     if (shapes.target.recurrences or shapes.target.convolutions) and config.block_size != BLOCK:
         raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
     sizes = platform.sizes(config)
-    needs = _needs(shapes, platform)
+    images = _find_images(config, platform)
+    needs = _needs(shapes, platform, 0 if images is None else images.num_bytes)
     plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
     loaded = _load(config, platform)
+    features = None if images is None else images.load(config, platform)
     weights_s = time.perf_counter() - start
     if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
         room = replace(platform.room(), free=measured.free + needs.model_bytes)
@@ -115,9 +123,39 @@ def assemble(
         _check_length(plan, shapes.aux)
     generations = BlockGenerations(plan.num_blocks)
     blocks = Blocks(plan.num_blocks, config.block_size, plan.max_num_seqs, generations, plan.groups)
-    parts, num_early_exits = _put_together(config, HeadsRoom(platform, blocks), plan, shapes, loaded, make_link)
+    parts, num_early_exits = _put_together(
+        config, HeadsRoom(platform, blocks), plan, shapes, loaded, make_link, features
+    )
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
+    info = replace(info, takes_images=features is not None)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """How the target reads images."""
+
+    layout: Layout
+    shape: "TowerShape"
+    num_bytes: int
+    """Memory of the tower and of all features."""
+    limit: int
+    """Memory of all features."""
+
+    def load(self, config: RunnerConfig, platform: Platform) -> FeatureCache[torch.Tensor]:
+        """Load the tower."""
+        tower = platform.load_tower(config.model, self.layout)
+        return FeatureCache(tower.encode, self.shape.row_bytes(platform.types.compute), self.limit)
+
+
+def _find_images(config: RunnerConfig, platform: Platform) -> _Images | None:
+    """None if the prompts have no images."""
+    layout = layout_of(config.model) if config.images else None
+    if layout is None:
+        return None
+    shape = platform.inspect_tower(config.model)
+    limit = int(config.image_cache_gib * GIB)
+    return _Images(layout, shape, shape.num_bytes(platform.types.compute) + limit, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +238,7 @@ def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | 
     return shape
 
 
-def _needs(shapes: _Shapes, platform: Platform) -> Needs:
+def _needs(shapes: _Shapes, platform: Platform, image_bytes: int) -> Needs:
     """The memory that all models need, before anything is loaded."""
     models, heads, learned = shapes.models(), shapes.heads, shapes.learned
     spare_bytes = 0 if learned is None else learned.spare_bytes
@@ -215,6 +253,7 @@ def _needs(shapes: _Shapes, platform: Platform) -> Needs:
         max_model_len=shapes.target.max_model_len,
         states=StateBytes(*state_bytes(shapes.target.recurrences, shapes.target.convolutions)),
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
+        image_bytes=image_bytes,
         int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
     )
 
@@ -228,7 +267,13 @@ def _check_length(plan: MemoryPlan, aux: ModelShape) -> None:
 
 
 def _put_together(
-    config: RunnerConfig, room: HeadsRoom, plan: MemoryPlan, shapes: _Shapes, loaded: _Weights, make_link: MakeLink
+    config: RunnerConfig,
+    room: HeadsRoom,
+    plan: MemoryPlan,
+    shapes: _Shapes,
+    loaded: _Weights,
+    make_link: MakeLink,
+    features: FeatureCache[torch.Tensor] | None,
 ) -> tuple[RunnerParts, int]:
     """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
@@ -267,7 +312,7 @@ def _put_together(
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs, recurrence),
         kv_cache=caches[0] if len(caches) == 1 else KVCaches(*caches),
-        state=RunnerState(blocks, sampling, speculator, search, learning),
+        state=RunnerState(blocks, sampling, speculator, search, learning, features),
         speculator=speculator,
         controller=controller,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),
@@ -280,6 +325,7 @@ def _put_together(
         is_async=platform.is_async,
         drafter=drafter,
         learning=learning,
+        features=features,
     )
     _refuse_mixing(platform, target.model, parts.target, parts.state, plan)
     if aux is not None and amateur is not None:

@@ -125,6 +125,16 @@ class StateTables:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRows:
+    """Feature rows of an image, which replace the embeddings of consecutive tokens of a step."""
+
+    token: int
+    """The first token."""
+    features: Tensor
+    """[1 + levels, n, hidden] the embeddings; then what is added to the hidden states after the first layers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The tokens of all scheduled choices, choice after choice, on the host: T tokens, C choices, R logit rows."""
 
@@ -146,6 +156,7 @@ class Batch:
     """None if the model has no recurrent layer."""
     groups: Sequence[GroupTables] = ()
     """The blocks of layers with windows that have a cache group, from group 1 on. Empty: they have those above."""
+    images: Sequence[ImageRows] = ()
 
     def in_group(self, number: int) -> "Batch":
         """The batch with the blocks of a cache group; 0 are the choices' own."""

@@ -78,5 +78,9 @@ class RunnerConfig:
     """Threads of the training process; None uses 1."""
     learn_memory_gib: float | None = None
     """Memory of the training process; None uses what these heads need, and 0.25 GiB for training examples."""
+    images: bool = True
+    """Whether prompts may have images, if the model takes them. Otherwise its tower is not loaded."""
+    image_cache_gib: float = 0.5
+    """Memory for features of images. Features that were evicted are computed again when they are needed."""
     aux_model: Path | None = None
     """A weaker model with the same tokenizer, for contrastive decoding."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal, NamedTuple, TypeVar, overload
 
+from model_runner.images.image import Image
+
 _Item = TypeVar("_Item")
 
 _CHUNK: Final = 64
@@ -424,6 +426,9 @@ class AdmittedRequest:
     again."""
     placed: tuple[PlacedBlock, ...] = ()
     """Its blocks of the cache groups, before the `placed` of the same step."""
+    images: tuple[Image, ...] = ()
+    """The images of the prompt. Features of all rows from `num_computed` on are held for `key` until the choice has
+    computed them."""
 
 
 @dataclass(frozen=True, slots=True)

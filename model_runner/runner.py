@@ -140,6 +140,7 @@ class ModelRunner:
         self._drafter = parts.drafter
         self._grammars = parts.grammars
         self._learning = parts.learning
+        self.images = parts.features
         self._preparing = ThreadPoolExecutor(_PREPARING_THREADS, "prepare")
 
     @classmethod
@@ -358,8 +359,10 @@ class ModelRunner:
         return self._learning.stats()
 
     def close(self) -> None:
-        """Stop training heads. Steps can still be executed."""
+        """Stop training heads, and computing features of images. Steps without new images can still be executed."""
         self._learning.close()
+        if self.images is not None:
+            self.images.close()
 
     def warm_up(self) -> None:
         """Run warm-up steps, so that no request pays for them, and measure how long steps take."""

@@ -8,7 +8,17 @@ from itertools import count, islice
 import numpy as np
 import torch
 
-from model_runner.batch import Batch, GroupTables, IntArray, PooledRows, PromptRows, SampleRows, StateTables, TreePaths
+from model_runner.batch import (
+    Batch,
+    GroupTables,
+    ImageRows,
+    IntArray,
+    PooledRows,
+    PromptRows,
+    SampleRows,
+    StateTables,
+    TreePaths,
+)
 from model_runner.contract import (
     AdmittedRequest,
     PlacedBlock,
@@ -20,6 +30,8 @@ from model_runner.contract import (
     Verification,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.images.features import FeatureCache
+from model_runner.images.image import Image
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.sampling.fused_sampling import FusedSamplingPlan
@@ -48,6 +60,8 @@ class RunningChoice:
     """Key of the choice that this one guides (`AdmittedRequest.guides`)."""
     sampler_state: float | None = None
     """State of the sampler after the last step, as far as it does not follow from the tokens."""
+    images: Sequence[Image] = ()
+    cache_salt: str = ""
     hidden_sum: IntArray | None = None
     """[hidden] the sum of the computed tokens' hidden states in fixed point, if their mean is requested; None once one
     is not finite."""
@@ -63,7 +77,9 @@ class RunnerState:
         speculator: Speculator,
         search: ContrastiveSearch,
         learning: Learning = NO_LEARNING,
+        features: FeatureCache[torch.Tensor] | None = None,
     ) -> None:
+        """`features` are those of images; None if prompts have none."""
         self._groups = tuple(blocks.groups)
         kinds = [group.kind for group in blocks.groups]
         self._rows, self._pages = (kinds.index(kind) if kind in kinds else None for kind in ("rows", "page"))
@@ -75,6 +91,7 @@ class RunnerState:
         self._search = search
         self._generations = blocks.generations
         self._learning = learning
+        self._features = features
 
     def apply(self, plan: StepPlan) -> list[RunningChoice]:
         """Forget released choices, add admitted ones, extend block tables; returns the scheduled choices."""
@@ -114,6 +131,8 @@ class RunnerState:
             verify=admitted.speculation.verify if admitted.speculation else "match",
             guides=admitted.guides,
             sampler_state=admitted.sampler_state,
+            images=admitted.images,
+            cache_salt=admitted.cache_salt,
         )
         self._place(choice, admitted.placed)
         self._choices[admitted.key] = choice
@@ -170,6 +189,7 @@ class RunnerState:
             paths=_tree_paths(layout, positions) if any(trees) else None,
             pooled=layout.pooled,
             groups=self._group_tables(choices, layout.choice_of, layout.places),
+            images=self._image_rows(choices, scheduled, layout),
             states=self._state_tables(
                 choices,
                 [
@@ -178,6 +198,20 @@ class RunnerState:
                 ],
             ),
         )
+
+    def _image_rows(
+        self, choices: Sequence[RunningChoice], scheduled: Sequence[ScheduledRequest], layout: "_Layout"
+    ) -> list[ImageRows]:
+        """The features of the step's known tokens."""
+        found = []
+        for index, (choice, entry) in enumerate(zip(choices, scheduled, strict=True)):
+            start, end = choice.num_computed, choice.num_computed + entry.num_tokens
+            for image in choice.images:
+                for run in image.within(start, end):
+                    assert self._features is not None, "requests with images are checked"
+                    rows = self._features.rows(choice.cache_salt, image)[:, run.row : run.row + run.length]
+                    found.append(ImageRows(layout.firsts[index] + run.place - start, rows))
+        return found
 
     def gather_ahead(self, choices: Sequence[RunningChoice]) -> Batch:
         """The step in which each choice computes the one token of the previous step, which is not committed yet."""
@@ -325,10 +359,13 @@ class _Layout:
         self.guides: dict[int, SampleRows] = {}
         self.prompt_rows: list[PromptRows] = []
         self.pooled: list[PooledRows] = []
+        self.firsts: list[int] = []
+        """The first token of each choice."""
 
     def add(self, index: int, choice: RunningChoice, num_tokens: int, tree: DraftTree) -> None:
         """Add choice number `index`: its next `num_tokens` known tokens, then its drafts."""
         start, end = choice.num_computed, choice.num_computed + num_tokens
+        self.firsts.append(len(self.tokens))
         self._add_prompt_rows(index, choice, end)
         if choice.sampling.pooling is not None:
             self._add_pooled(index, choice, choice.sampling.pooling, num_tokens)

@@ -3,15 +3,23 @@
 from collections.abc import Sequence
 
 from model_runner.contract import CacheGroup
+from model_runner.images.image import Image
 from scheduler.block_pool import blocks_for
 from scheduler.interface import EngineRequest, SchedulerConfig
 
 
 def check_request(
-    request: EngineRequest, config: SchedulerConfig, num_blocks: int, groups: Sequence[CacheGroup] = ()
+    request: EngineRequest,
+    config: SchedulerConfig,
+    num_blocks: int,
+    groups: Sequence[CacheGroup] = (),
+    *,
+    takes_images: bool = False,
 ) -> None:
     """Raise ValueError, with the values that conflict, if the request can never run."""
     _check_choices(request)
+    if request.images:
+        _check_images(request, takes_images=takes_images)
     _check_context(request, config)
     _check_strategy(request)
     _check_step(request, config)
@@ -34,6 +42,27 @@ def _check_choices(request: EngineRequest) -> None:
     needs_state = request.sampling.mirostat is not None
     if any(needs_state and choice.output and choice.sampler_state is None for choice in request.choices):
         raise ValueError(f"request {name!r} uses mirostat and is resumed without sampler_state")
+
+
+def _check_images(request: EngineRequest, *, takes_images: bool) -> None:
+    name, sampling = request.request_id, request.sampling
+    if not takes_images:
+        raise ValueError(f"request {name!r} has images, but this runner takes none")
+    if sampling.pooling is not None or sampling.contrastive is not None:
+        how = "pooling" if sampling.pooling is not None else "an auxiliary model"
+        raise ValueError(f"request {name!r}: images cannot be combined with {how}")
+    places = [place for image in request.images for run in image.runs for place in (run.place, run.place + run.length)]
+    rows = [row for image in request.images for row in _row_bounds(image)]
+    if not all(image.runs for image in request.images) or places != sorted(places) or any(rows):
+        raise ValueError(f"request {name!r}: the rows of its images are not in order, or some are missing")
+    if places[0] < 0 or places[-1] > len(request.prompt):
+        raise ValueError(f"request {name!r} has image rows outside of its {len(request.prompt)} prompt tokens")
+
+
+def _row_bounds(image: Image) -> list[int]:
+    """For each run of an image, how many rows are missing before it; all 0 if it is complete and in order."""
+    ends = [0, *(run.row + run.length for run in image.runs)]
+    return [run.row - end if run.length > 0 else 1 for run, end in zip(image.runs, ends, strict=False)]
 
 
 def _check_context(request: EngineRequest, config: SchedulerConfig) -> None:

@@ -120,6 +120,8 @@ class Engine:
             raise ValueError(f"the scheduler has {scheduler.num_blocks} KV blocks, the runner {runner.num_blocks}")
         if scheduler.groups != tuple(runner.groups):
             raise ValueError(f"the scheduler has the cache groups {scheduler.groups}, the runner {runner.groups}")
+        if scheduler.takes_images != (runner.images is not None):
+            raise ValueError("scheduler and runner disagree about images")
         self.scheduler = scheduler
         self.runner = runner
         self._ahead: tuple[StepPlan, LaunchedStep] | None = None
@@ -165,8 +167,10 @@ class Engine:
         """
         start = self._clock()
         outputs = self._line_up_prepared() if len(self._preparing) else []
+        outputs += self.scheduler.line_up_images()
         step, self._ahead = self._ahead or self._launch(), None
         if step is None:
+            self.scheduler.wait_for_images(_PATIENCE_S)
             return outputs
         plan, launched = step
         if launched.can_follow and (ahead := self.scheduler.schedule_ahead(plan)) is not None:

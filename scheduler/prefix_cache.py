@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from model_runner.contract import SharedList
+from model_runner.images.image import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,20 @@ DIGEST_SIZE = 32  # bytes; at 256 bits a collision, which would show one request
 class BlockChain:
     """Names of the full blocks of a growing token list.
 
-    Equal names mean equal salt, tokens and kind. The kind says which KV a block holds in addition to the model's own.
+    Equal names mean equal salt, tokens, images and kind. The kind says which KV a block holds in addition to the
+    model's own. A block's name has the digests of the images whose rows it holds, with their places and rows.
     """
 
-    def __init__(self, salt: str, block_size: int, kind: bytes = b"") -> None:
+    def __init__(self, salt: str, block_size: int, kind: bytes = b"", images: Sequence[Image] = ()) -> None:
         self._block_size = block_size
+        self._images = [(image.start, image.end, image) for image in images]
         self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE, person=kind).digest()
         self._names: SharedList[bytes] = SharedList()
-        self.is_plain = not salt and not kind
-        """Whether the names depend on tokens alone, and the blocks hold only the model's own KV."""
+        self._is_plain = not salt and not kind
+
+    def is_plain(self, index: int) -> bool:
+        """Whether a block's name depends on tokens alone, and the block holds only the model's own KV."""
+        return self._is_plain and not (self._images and self._images[0][0] < (index + 1) * self._block_size)
 
     def fork(self) -> "BlockChain":
         """A copy that continues independently and shares the names so far."""
@@ -100,8 +106,19 @@ class BlockChain:
         for index in range(len(self._names), stop):
             parent = self._names[-1] if self._names else self._root
             content = array("q", tokens[index * self._block_size : (index + 1) * self._block_size])
-            self._names.append(blake2b(parent + content.tobytes(), digest_size=DIGEST_SIZE).digest())
+            named = parent + content.tobytes() + self._images_in(index)
+            self._names.append(blake2b(named, digest_size=DIGEST_SIZE).digest())
         return self._names[start:stop]
+
+    def _images_in(self, index: int) -> bytes:
+        """The rows of images in a block: first place, first row, length and digest of each run, all of fixed size."""
+        first, end = index * self._block_size, (index + 1) * self._block_size
+        return b"".join(
+            array("q", run).tobytes() + image.digest
+            for start, stop, image in self._images
+            if start < end and stop > first
+            for run in image.within(first, end)
+        )
 
 
 class Lookup:

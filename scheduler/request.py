@@ -13,6 +13,7 @@ from model_runner.contract import (
     Speculation,
     TokenLogprobs,
 )
+from model_runner.images.image import Image
 from scheduler.history import ChoiceHistory, Progress
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, FinishReason, RequestOutput
 from scheduler.prefix_cache import BlockChain
@@ -58,6 +59,7 @@ class Request:
     """Shared by all members of a group."""
     speculation: Speculation | None = None
     learn: bool = True
+    images: tuple[Image, ...] = ()
     num_computed: int = 0
     """Number of leading tokens whose KV is in the blocks. Less than len(tokens) between steps."""
     blocks: list[int] = field(default_factory=list)
@@ -82,6 +84,8 @@ class Request:
     """Sampler state the runner reported with the last token; sent back when the choice is admitted again."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Collected over prompt chunks, and returned with the first output."""
+    features_from: int | None = None
+    """Features of images with rows at this place or later are held for it; None if none are."""
     group: "Group | None" = None
     """The group this choice is a member of, if any."""
     guides: str | None = None
@@ -110,6 +114,10 @@ class Request:
     def remaining(self) -> int:
         """Number of known tokens still to compute; 1 when decoding."""
         return len(self.tokens) - self.num_computed
+
+    def images_from(self, place: int) -> tuple[Image, ...]:
+        """The images with rows at this place or later."""
+        return tuple(image for image in self.images if image.end > place)
 
     @property
     def num_output(self) -> int:
@@ -181,6 +189,7 @@ class Request:
             key=key,
             tokens=self.tokens.fork(self.num_computed).appended(token),
             chain=self.chain.fork(),
+            features_from=None,
             blocks=[],
             group_blocks=[],
             prompt_logprobs=[],
@@ -205,19 +214,20 @@ def make_choices(request: EngineRequest, first_arrival: int, arrived_at: float, 
             cache_salt=request.cache_salt,
             tokens=[*request.prompt, *choice.output],
             num_prompt=len(request.prompt),
-            chain=chain_of(request.cache_salt, request.sampling, block_size),
+            chain=chain_of(request.cache_salt, request.sampling, block_size, request.images),
             progress=Progress(arrived_at, len(request.prompt), len(choice.output)),
             speculation=request.speculation,
-            learn=request.learn,
+            learn=request.learn and not request.images,  # heads embed ids, and cannot know what an image shows
+            images=request.images,
             sampler_state=choice.sampler_state,
         )
         for offset, choice in enumerate(request.choices)
     ]
 
 
-def chain_of(salt: str, sampling: SamplingParams, block_size: int) -> BlockChain:
+def chain_of(salt: str, sampling: SamplingParams, block_size: int, images: Sequence[Image] = ()) -> BlockChain:
     """The block chain of a request. Contrastive choices get their own, because their blocks also hold auxiliary KV."""
-    return BlockChain(salt, block_size, b"auxiliary" if sampling.contrastive is not None else b"")
+    return BlockChain(salt, block_size, b"auxiliary" if sampling.contrastive is not None else b"", images)
 
 
 def _sampling_of(request: EngineRequest, choice: ChoiceState) -> SamplingParams:

@@ -7,6 +7,7 @@ from typing import Any
 
 from scheduler.block_groups import BlockGroups
 from scheduler.block_pool import IntegrityError
+from scheduler.image_queue import ImageQueue
 from scheduler.interface import STEP_TOKENS
 from scheduler.request import Request
 from scheduler.waiting_queue import WaitingQueue
@@ -51,13 +52,14 @@ class Counters:
 
 
 class RunState:
-    """Tracks every live request: waiting in the queue, or running with blocks and a slot.
+    """Tracks every live request: waiting in the queue or for images, or running with blocks and a slot.
 
     A waiting group is represented in the queue by its first member.
     """
 
-    def __init__(self, waiting: WaitingQueue, blocks: BlockGroups, max_num_seqs: int) -> None:
+    def __init__(self, waiting: WaitingQueue, blocks: BlockGroups, max_num_seqs: int, images: ImageQueue) -> None:
         self.waiting = waiting
+        self.images = images
         self.running: dict[str, Request] = {}
         """By key, in admission order."""
         self._blocks = blocks
@@ -82,7 +84,9 @@ class RunState:
     def end(self, members: Sequence[Request]) -> None:
         """Remove a running or waiting group."""
         if members[0].key not in self.running:
-            self.waiting.remove(members[0])
+            (self.images if members[0] in self.images else self.waiting).remove(members[0])
+            for member in members:
+                self.images.release(member)
             return
         for member in members:
             if member.key in self.running:  # forks may still be pending
@@ -93,6 +97,7 @@ class RunState:
         them.
         """
         del self.running[request.key]
+        self.images.release(request)
         self._blocks.release(request)
         if request.key not in not_yet_sent:
             self._released.append(request.key)
@@ -111,7 +116,7 @@ def check_accounting(
     Args:
         groups: the members of each live group. In the queue the first represents all; forks may still be pending.
         running: running requests by key.
-        num_waiting: length of the queue.
+        num_waiting: groups in the queue, and those that wait for images.
         block_size: tokens per KV block.
     """
     num_live = 0

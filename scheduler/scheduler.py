@@ -34,13 +34,14 @@ from model_runner.contract import (
     BlockCopy,
     CacheGroup,
     ChoiceResult,
+    Failure,
     PlacedBlock,
     ScheduledRequest,
     SharedList,
     StepPlan,
     StepResult,
 )
-from model_runner.runner_interface import LearningStats, SpeculationStats
+from model_runner.runner_interface import ImageFeatures, LearningStats, SpeculationStats
 from scheduler.background_budget import BackgroundBudget, OthersLoad
 from scheduler.block_groups import BlockGroups, Growth, ReusedKV
 from scheduler.block_pool import IntegrityError
@@ -48,6 +49,7 @@ from scheduler.checks import check_request
 from scheduler.choices import Choices
 from scheduler.groups import BeamMembers, Guided, Searches, least_share, lockstep, search_from_start, split_budget
 from scheduler.history import ChoiceHistory
+from scheduler.image_queue import ImageQueue
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput, SchedulerConfig, WatchText
 from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
 from scheduler.prefix_cache import CacheLog
@@ -120,6 +122,7 @@ class Step:
                 sampler_state=request.sampler_state,
                 forked_from=forked_from,
                 placed=placed,
+                images=request.images,
             )
         )
         if num_tokens:
@@ -207,10 +210,11 @@ class Scheduler:
         cache_log: CacheLog | None = None,
         clock: Callable[[], float] = time.perf_counter,
         groups: Sequence[CacheGroup] = (),
+        images: ImageFeatures | None = None,
     ) -> None:
         """Beam search with stop strings needs `watch_text`. `clock` returns seconds and times the histories.
 
-        `groups` are the runner's cache groups.
+        `groups` are the runner's cache groups, and `images` its features of images.
         """
         limits = (config.block_size, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
         if min(*limits, num_blocks) < 1:
@@ -222,7 +226,9 @@ class Scheduler:
         self._sharing = KVSharing(self._blocks, config.block_size, config.prefix_caching)
         self._waiting = make_queue(config.policy)
         self._counts_service = config.policy == "fair"  # other policies ignore service
-        self._run_state = RunState(self._waiting, self._blocks, config.max_num_seqs)
+        self.takes_images = images is not None
+        self._images = ImageQueue(images)
+        self._run_state = RunState(self._waiting, self._blocks, config.max_num_seqs, self._images)
         self._running = self._run_state.running
         self._limit = StepLimit(config.max_num_batched_tokens, self._waiting.rank)
         self._choices = Choices(self._run_state, self._sharing)
@@ -249,7 +255,7 @@ class Scheduler:
         """Raise ValueError if the request id is in use or the request can never run."""
         if request.request_id in self._choices or request.request_id in self._searches:
             raise ValueError(f"request id {request.request_id!r} is already in use")
-        check_request(request, self._config, self.num_blocks, self.groups)
+        check_request(request, self._config, self.num_blocks, self.groups, takes_images=self.takes_images)
         if request.beam_search is not None and request.beam_search.stop and self._watch_text is None:
             raise ValueError(f"request {request.request_id!r} has stop strings, but this scheduler has no text watch")
 
@@ -285,6 +291,24 @@ class Scheduler:
         """Histories of the request's live choices; empty if it is unknown."""
         now = self.clock()
         return self._choices.explain(request_id, now) + self._searches.explain(request_id, now)
+
+    def line_up_images(self) -> list[RequestOutput]:
+        """Queue the choices for which features of images were computed. Returns the outputs of those that failed."""
+        if not self._images:
+            return []
+        ready, failed = self._images.take()
+        for head in ready:
+            self._waiting.requeue(head)
+        outputs: list[RequestOutput] = []
+        for head, failure in failed:
+            self._waiting.requeue(head)
+            outputs += self._fail(head, failure, self.clock())
+        return outputs
+
+    def wait_for_images(self, timeout_s: float) -> None:
+        """If choices wait for features of images, wait for some to be computed, but no longer than this."""
+        if self._images:
+            self._images.wait(timeout_s)
 
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan that schedules nothing is empty and need not be executed."""
@@ -346,6 +370,7 @@ class Scheduler:
             if (request := self._running.get(share.key)) is not None:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
+                self._images.note_computed(request)
                 request.num_folded = max(request.num_folded, self._blocks.num_folded(request, request.num_computed))
                 request.progress.note_step(number)
                 if request.progress.is_prefilling:
@@ -367,10 +392,12 @@ class Scheduler:
         decision = self._limit.decide(plan, self._running, reason)
         if decision.preempted is not None:
             self._preempt(decision.preempted)
-        if decision.failed is None:
-            return []
-        owner = self._searches if decision.failed.request_id in self._searches else self._choices
-        return owner.fail(decision.failed, OUT_OF_MEMORY, now)
+        return [] if decision.failed is None else self._fail(decision.failed, OUT_OF_MEMORY, now)
+
+    def _fail(self, request: Request, error: Failure, now: float) -> list[RequestOutput]:
+        """End a choice, or the search that it belongs to."""
+        owner = self._searches if request.request_id in self._searches else self._choices
+        return owner.fail(request, error, now)
 
     def _preempt(self, victim: Request, not_yet_sent: Collection[str] = ()) -> None:
         """Put a choice and its group back in the queue. `not_yet_sent` as in RunState.stop."""
@@ -384,14 +411,15 @@ class Scheduler:
         """A snapshot of counters and gauges, including the runner's speculation and learning statistics."""
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._images),
             kv_usage=self._blocks.usage,
             num_background_running=sum(request.is_background for request in self._running.values()),
-            num_background_waiting=self._waiting.num_background,
+            num_background_waiting=self._waiting.num_background + self._images.num_background,
             kv_held_blocks=self._blocks.own.num_used,
             kv_cached_blocks=self._blocks.own.num_cached,
             speculation=speculation,
             learning=learning,
+            images=self._images.stats(),
             **self._counters.totals(),
         )
 
@@ -399,7 +427,8 @@ class Scheduler:
         """Raise IntegrityError unless every block and every choice is accounted for."""
         self._blocks.check_integrity(self._running.values())
         groups = self._choices.members + self._searches.members
-        check_accounting(groups, self._running, len(self._waiting), self._config.block_size)
+        num_waiting = len(self._waiting) + len(self._images)
+        check_accounting(groups, self._running, num_waiting, self._config.block_size)
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -497,6 +526,9 @@ class Scheduler:
                 reused = self._reuse_of(head)
             if reused is None:
                 return  # siblings are computing what it will share
+            if has_slots and not self._images.can_compute(head, reused):
+                self._images.add(self._waiting.pop(), reused)
+                continue
             if has_slots and self._admit(head, reused, step):
                 continue
             if is_background or not self._preempt_background():

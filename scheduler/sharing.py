@@ -66,14 +66,14 @@ class KVSharing:
                 self._publish_groups(request, num_full)
             if num_full == request.num_published:
                 continue
-            log = self._cache.log if request.chain.is_plain else None
+            log = self._cache.log
             for index, name in enumerate(self._names(request, request.num_published, num_full), request.num_published):
                 if not self._cache.insert(name, request.blocks[index]):
                     continue
                 if index < (request.num_prompt - 1) // self._block_size:
                     num_new = request.num_prompt - (request.num_cached or 0)  # more would be evicted blocks, once more
                     request.num_written = min(request.num_written + self._block_size, num_new)
-                if log is not None:
+                if log is not None and request.chain.is_plain(index):
                     self._note(log, request, index)
             request.num_published = num_full
 

@@ -7,6 +7,7 @@ same. There is no global state, and the model code needs no change.
 
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
+from model_runner.models.image_rows import StepImages
 from model_runner.models.mixers import States, hook_mixers
 
 ATTENTION_NAME = "samewise"
@@ -103,6 +105,7 @@ class ModelCall:
         logits_index: Tensor,
         attention: StepAttention,
         states: States | None = None,
+        images: StepImages | None = None,
     ) -> Tensor:
         """Logits [R, vocab], in the model's type.
 
@@ -112,6 +115,7 @@ class ModelCall:
             logits_index: [R] the tokens whose logits are needed.
             attention: the attention of these tokens.
             states: the recurrent states of these tokens.
+            images: features of some tokens.
         """
         arguments = {
             "position_ids": positions.unsqueeze(0),
@@ -122,9 +126,10 @@ class ModelCall:
         self._step.attention, self._step.states = attention, states
         attention.positions = positions
         try:
-            output: Any = self._model(
-                input_ids=tokens.unsqueeze(0), **{name: arguments[name] for name in self._keywords}
-            )
+            with nullcontext(tokens) if images is None else images.placed_in(self._model, tokens) as shown:
+                output: Any = self._model(
+                    input_ids=shown.unsqueeze(0), **{name: arguments[name] for name in self._keywords}
+                )
         finally:
             self._step.attention = self._step.states = None
         logits: Tensor = output.logits[0]

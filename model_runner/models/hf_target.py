@@ -14,6 +14,7 @@ from model_runner.batch import Batch, IntArray, to_device
 from model_runner.models.activations import ExactFunctions
 from model_runner.models.features import Feature, FeatureTap
 from model_runner.models.hf_attention import ModelCall, StepAttention
+from model_runner.models.image_rows import StepImages
 from model_runner.models.mixers import StepStates
 from model_runner.recurrence.backend import RecurrenceBackend
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
@@ -100,12 +101,13 @@ class HFTargetModel:
         plan = () if picks is None else [to_device(array, self._model.device) for array in picks.arrays]
         metadata = self._attention.prepare(batch)
         states = None if self._recurrence is None else StepStates(self._recurrence, self._recurrence.prepare(batch))
+        images = StepImages.of(batch, self._model.device) if batch.images else None
         if also:
             with closing(FeatureTap(self._model, also)) as tap:
-                logits = self.run(rows, metadata, states)
+                logits = self.run(rows, metadata, states, images)
                 self._also = tap.take()
         else:
-            logits = self.run(rows, metadata, states)
+            logits = self.run(rows, metadata, states, images)
         if picks is not None:
             self.picked = self.pick(logits, *plan)
         self._picks = picks
@@ -116,11 +118,13 @@ class HFTargetModel:
         assert self._pick is not None, "this model finds no tokens"
         return self._pick(logits, keys, temperatures)
 
-    def run(self, rows: TokenRows, metadata: Any, states: StepStates | None = None) -> Tensor:
-        """Logits for tensors that are on the device, with the attention metadata and states of these tokens."""
+    def run(
+        self, rows: TokenRows, metadata: Any, states: StepStates | None = None, images: StepImages | None = None
+    ) -> Tensor:
+        """Logits for tensors that are on the device, with the attention metadata, states and images of these tokens."""
         with self._functions or nullcontext():
             attention = StepAttention(self._attention, metadata)
-            logits = self._call(rows.tokens, rows.positions, rows.logits_index, attention, states)
+            logits = self._call(rows.tokens, rows.positions, rows.logits_index, attention, states, images)
         return logits.float()
 
 

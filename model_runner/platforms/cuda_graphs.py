@@ -174,7 +174,7 @@ class GraphedTarget:
     def _size_for(self, batch: Batch) -> int | None:
         """Size of the smallest graph that fits the batch; None if the batch needs to run without one."""
         num_rows = max(len(batch.tokens), len(batch.logits_index))
-        if num_rows == 0 or num_rows > max(self._captured, default=0):
+        if num_rows == 0 or batch.images or num_rows > max(self._captured, default=0):
             return None
         return self._sizes[bisect.bisect_left(self._sizes, num_rows)]
 

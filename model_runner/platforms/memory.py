@@ -51,6 +51,8 @@ class Needs:
     """Memory of the largest step, in addition to weights and cache."""
     learning_bytes: int = 0
     """Memory of the process that trains heads, if it shares the device's memory."""
+    image_bytes: int = 0
+    """Memory of the tower that reads images, and of their features."""
     states: StateBytes = NO_STATES
     """Recurrent states of the target."""
     int4_bytes: int | None = None
@@ -95,6 +97,7 @@ class MemoryPlan:
     """Type of the weights in matrix products."""
     kv_dtype: str
     learning_bytes: int = 0
+    image_bytes: int = 0
     cache_bytes: int = 0
     """Memory of all blocks, of which `state_bytes` are recurrent states."""
     state_bytes: int = 0
@@ -124,6 +127,7 @@ class MemoryPlan:
             )
         kv_bytes = self.cache_bytes - self.state_bytes
         learning = [f"learning   {_size(self.learning_bytes)}"] if self.learning_bytes else []
+        images = [f"images     {_size(self.image_bytes)}"] if self.image_bytes else []
         return [
             f"weights    {_size(self.weight_bytes)} as {self.dtype} on {self.device}",
             f"KV cache   {_size(kv_bytes)} as {self.kv_dtype} at {_size(self.kv_bytes_per_token)} per token",
@@ -131,6 +135,7 @@ class MemoryPlan:
             f"of {self.max_model_len:,} tokens",
             *groups,
             *learning,
+            *images,
         ]
 
 
@@ -141,7 +146,7 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         DoesNotFitError: if the weights, or one request of the configured length, do not fit.
         ValueError: if the configured length is beyond the model's limit.
     """
-    weights, free = needs.model_bytes + needs.heads_bytes, room.free - needs.learning_bytes
+    weights, free = needs.model_bytes + needs.heads_bytes, room.free - needs.learning_bytes - needs.image_bytes
     per_token = sum(kv.num_bytes(types.kv) for kv in needs.kv)
     per_block = per_token * config.block_size
     if weights + per_block > free:
@@ -184,6 +189,7 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         dtype=needs.weights_name,
         kv_dtype=_name(types.kv),
         learning_bytes=needs.learning_bytes,
+        image_bytes=needs.image_bytes,
         cache_bytes=division.num_bytes,
         state_bytes=division.state_bytes,
         max_num_seqs=division.max_num_seqs,
@@ -194,12 +200,14 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
 
 def _weights_error(needs: Needs, room: Room, types: StorageTypes, per_block: int) -> DoesNotFitError:
     """The error for weights that do not fit together with one KV block."""
-    free = room.free - needs.learning_bytes
+    free = room.free - needs.learning_bytes - needs.image_bytes
     lacking = needs.model_bytes + needs.heads_bytes + per_block - free
     learning = f" next to {_size(needs.learning_bytes)} for training heads" if needs.learning_bytes else ""
+    learning += f" next to {_size(needs.image_bytes)} for images" if needs.image_bytes else ""
     ways = [
         _int4_advice(needs, lacking) if needs.loading_bytes <= free else "",
         "turn off --learn" if lacking <= needs.learning_bytes else "",
+        "use --no-images" if lacking <= needs.image_bytes else "",
     ]
     return DoesNotFitError(
         f"the weights take {_size(needs.model_bytes + needs.heads_bytes)} as {needs.weights_name}, "

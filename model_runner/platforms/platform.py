@@ -12,6 +12,7 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.trial import first_difference
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
+from model_runner.images.layouts import Layout
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
@@ -27,6 +28,8 @@ from model_runner.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+    from model_runner.images.tower import Tower, TowerShape
 
 
 class Platform(ABC):
@@ -111,6 +114,22 @@ class Platform(ABC):
     def load_again(self, loaded: LoadedModel) -> LoadedModel:
         """A copy of a loaded model for another cache. It shares the weights' memory."""
         return cast("LoadedModel", twin(cast("nn.Module", loaded)))
+
+    def inspect_tower(self, folder: Path) -> "TowerShape":
+        """The sizes of the part of a model that reads images, before its weights are read."""
+        from model_runner.images.tower import inspect_tower  # noqa: PLC0415 - transformers takes seconds
+
+        return inspect_tower(self.read_config(folder))
+
+    def load_tower(self, folder: Path, layout: Layout) -> "Tower":
+        """Load the part of a model that reads images.
+
+        Raises:
+            UnsupportedModelError: if its weights do not match the model.
+        """
+        from model_runner.images.tower import Tower  # noqa: PLC0415 - transformers takes seconds
+
+        return Tower(folder, self.read_config(folder), layout, self.device, self.types.compute)
 
     @abstractmethod
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:

@@ -89,7 +89,9 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
     watches = StopStringWatches(partial(Tokenizer.from_folder, config.runner.model))
     cache_log = CacheLog() if config.kv_events else None
-    scheduler = Scheduler(scheduler_config, runner.num_blocks, watches, cache_log, groups=runner.groups)
+    scheduler = Scheduler(
+        scheduler_config, runner.num_blocks, watches, cache_log, groups=runner.groups, images=runner.images
+    )
     return LoadedEngine(Engine(scheduler, runner), info, runner.close, cache_log)
 
 

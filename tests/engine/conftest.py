@@ -73,7 +73,7 @@ class Harness:
             prefix_caching=prefix_caching,
         )
         runner = SharedRunner(self.runner, num_blocks or info.num_blocks, self.known)
-        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups), runner)
+        return Engine(Scheduler(config, runner.num_blocks, groups=runner.groups, images=runner.images), runner)
 
     def matrix(self, features: Mapping[str, Feature] = FEATURES) -> Matrix:
         """Methods by features, on fresh engines."""

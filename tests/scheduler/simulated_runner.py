@@ -30,6 +30,15 @@ def extend_hash(history, token):
     return hash((history, token))  # of integers only, so the same in every process
 
 
+def contents(tokens, images):
+    """What the model sees at each place: tokens, and at those of images their rows, which no token equals."""
+    seen = list(tokens)
+    for image in images:
+        for place, row, length in image.runs:
+            seen[place : place + length] = [1000 + image.digest[(row + i) % 32] for i in range(length)]
+    return seen
+
+
 def next_token(history, sampling):
     return hash((history, sampling.seed, sampling.choice)) % VOCAB
 
@@ -65,6 +74,7 @@ class Live:
     groups: list = ()
     """For each cache group, blocks by index, as far as the next positions need them."""
     num_folded: int = 0
+    images: tuple = ()
 
 
 class SimulatedRunner(DoneAtLaunch):
@@ -136,6 +146,7 @@ class SimulatedRunner(DoneAtLaunch):
             guides=admitted.guides,
             groups=[{} for _ in self.groups],
             num_folded=admitted.num_computed // self.block_size,
+            images=admitted.images,
         )
         self._place(admitted.key, admitted.placed)
 
@@ -271,11 +282,13 @@ class SimulatedRunner(DoneAtLaunch):
                     raise KVMismatchError(f"{share.key} writes to block {block}, which others hold as well")
 
     def _hash(self, live):
+        seen = contents(live.tokens, live.images) if live.images else live.tokens
         while len(live.hashes) < len(live.tokens):
-            live.hashes.append(extend_hash(live.hashes[-1] if live.hashes else 0, live.tokens[len(live.hashes)]))
+            live.hashes.append(extend_hash(live.hashes[-1] if live.hashes else 0, seen[len(live.hashes)]))
 
     def _write(self, share):
         live = self.live[share.key]
+        self._check_features(share, live)
         for position in range(live.num_computed, live.num_computed + share.num_tokens):
             block, offset = divmod(position, self.block_size)
             self.kv[live.blocks[block]][offset] = (salt_of(share.key), live.hashes[position])
@@ -283,6 +296,13 @@ class SimulatedRunner(DoneAtLaunch):
         for position in range(live.num_computed, live.num_computed + share.num_draft + share.num_candidates):
             block, offset = divmod(position, self.block_size)
             self.kv[live.blocks[block]][offset] = "a rejected draft"
+
+    def _check_features(self, share, live):
+        """The features of all rows that the step computes are there."""
+        for image in live.images:
+            for run in image.within(live.num_computed, live.num_computed + share.num_tokens):
+                rows = self.images.rows(salt_of(share.key), image)
+                assert rows == [1000 + image.digest[row % 32] for row in range(image.num_rows)], run
 
     def _keep_drafts(self, live, key, tokens):
         """Accepted drafts have their KV at their own places: all tokens but the last."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from model_runner.contract import CacheGroup, SamplingParams
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, FinishReason
 from scheduler.scheduler import Scheduler
-from tests.scheduler.simulated_runner import POISON, SimulatedRunner, extend_hash, next_token, token_logprobs
+from tests.scheduler.simulated_runner import POISON, SimulatedRunner, contents, extend_hash, next_token, token_logprobs
 
 
 def make_groups(config, num_blocks, windows=(3, 9)):
@@ -32,8 +32,8 @@ def expected_output(request, choice):
     """(tokens, logprobs, reason) of one choice: no blocks, no batches, one token after the other."""
     sampling = replace(request.sampling, choice=choice)
     history = 0
-    for token in request.prompt:
-        history = extend_hash(history, token)
+    for content in contents(request.prompt, request.images):
+        history = extend_hash(history, content)
     tokens, logprobs = [], []
     while True:
         token = next_token(history, sampling)

@@ -157,7 +157,7 @@ def test_publishing_what_is_not_computed_is_caught(unchecked, monkeypatch):
 
 def test_names_that_ignore_the_salt_are_caught(unchecked, monkeypatch):
     init = BlockChain.__init__
-    monkeypatch.setattr(BlockChain, "__init__", lambda self, salt, block_size, kind: init(self, "", block_size, kind))
+    monkeypatch.setattr(BlockChain, "__init__", lambda self, salt, *others: init(self, "", *others))
     run_until_caught()
 
 

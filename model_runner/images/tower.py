@@ -1,0 +1,181 @@
+"""The part of an image-text model that turns one image into feature rows: image processor, tower and projector.
+
+It is loaded by transformers, without the language model. The processor is always the one on Pillow and numpy: with
+torchvision installed, transformers would choose another one, whose pixels differ.
+"""
+
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import AutoImageProcessor, PretrainedConfig, PreTrainedModel
+
+from model_runner.images.decoding import decode
+from model_runner.images.image import Image
+from model_runner.images.layouts import Layout
+from model_runner.models.damage import naming_damage
+from model_runner.models.hf_loading import check_report, quiet
+from model_runner.models.refusal import describe_model, refused
+from model_runner.models.text_model import model_class, text_only, without_missing_towers
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Pixels
+
+logger = logging.getLogger("samewise.runner")
+
+_ATTENTION = "sdpa"
+_PATCHES = 5000
+"""Of a large image."""
+_NUMBERS_PER_PATCH = 20
+"""That a layer of a tower has in memory at a time, as a multiple of the width."""
+
+
+@dataclass(frozen=True, slots=True)
+class TowerShape:
+    """Sizes that decide how much memory a tower and its features need."""
+
+    num_parameters: int
+    hidden: int
+    levels: int
+    """Decoder layers after which further features are added."""
+
+    widest: int
+    """Width of the tower's hidden states."""
+
+    def row_bytes(self, dtype: torch.dtype) -> int:
+        """Memory of a feature row."""
+        return (1 + self.levels) * self.hidden * dtype.itemsize
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Memory of the weights, and about what the tower needs while it computes."""
+        return (self.num_parameters + _PATCHES * self.widest * _NUMBERS_PER_PATCH) * dtype.itemsize
+
+
+def inspect_tower(config: PretrainedConfig) -> TowerShape:
+    """The sizes of a model's tower, before its weights are read."""
+    with torch.device("meta"):
+        model = _make_class(config)._from_config(_tower_config(config), attn_implementation=_ATTENTION)
+    text: Any = config.get_text_config()
+    vision: Any = config.vision_config
+    widest = getattr(vision, "embed_dim", None) or vision.hidden_size
+    return TowerShape(sum(one.numel() for one in model.parameters()), text.hidden_size, levels_of(config), widest)
+
+
+def levels_of(config: Any) -> int:
+    """Decoder layers after which a model adds further features of images (Qwen3-VL's deepstack)."""
+    return len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
+
+
+class Tower:
+    """Computes feature rows of images, each alone: in a batch, they could depend on other images."""
+
+    def __init__(
+        self, folder: Path, config: PretrainedConfig, layout: Layout, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Loads the weights in this type. Raises UnsupportedModelError if they do not match the model."""
+        self._model: Any = _load(folder, config, dtype, device)
+        if config.model_type == "mistral3":
+            self._model.base_model.multi_modal_projector.register_forward_hook(_with_batch)
+        self._processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")  # type: ignore[no-untyped-call]
+        self._call = dict(layout.call)
+        self._levels = levels_of(config)
+        names = inspect.signature(self._model.get_image_features).parameters
+        inner = inspect.signature(self._model.base_model.get_image_features).parameters
+        self._names = names.keys() | inner.keys()
+
+    def encode(self, image: Image) -> Tensor:
+        """The feature rows [1 + levels, n, hidden] of an image, on the tower's device.
+
+        Raises:
+            ImageError: if the file cannot be decoded.
+            ValueError: if the number of rows is another one than in the prompt.
+        """
+        rows = self.features(decode(image.data))
+        if rows.shape[1] != image.num_rows:
+            raise ValueError(f"an image has {rows.shape[1]} feature rows, but {image.num_rows} places in its prompt")
+        return rows
+
+    @torch.inference_mode()
+    def features(self, pixels: "Pixels") -> Tensor:
+        """The feature rows [1 + levels, n, hidden] of an RGB image."""
+        inputs = self._processor(images=[pixels], return_tensors="pt", **self._call)
+        arguments = {name: self._place(value) for name, value in inputs.items() if name in self._names}
+        output: Any = self._model.get_image_features(**arguments, return_dict=True)
+        rows = _flat(output.pooler_output)
+        levels = [_flat(level) for level in getattr(output, "deepstack_features", None) or ()]
+        if len(levels) != self._levels:
+            raise ValueError(f"the tower has {len(levels)} levels of features, not {self._levels}")
+        features = torch.stack([rows, *levels])
+        if features.device.type == "cuda":
+            torch.cuda.current_stream(features.device).synchronize()
+        return features
+
+    def _place(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        dtype = self._model.dtype if value.is_floating_point() else value.dtype
+        return value.to(self._model.device, dtype)
+
+
+def _with_batch(module: Any, arguments: Any, output: Tensor) -> Tensor:
+    """Give Mistral 3's projector a batch of one image: transformers takes a single row for one without its batch."""
+    return output.unsqueeze(0)
+
+
+def _flat(rows: Any) -> Tensor:
+    """One tensor [n, hidden] of a tensor [..., n, hidden], or of a list of them."""
+    parts = [rows] if isinstance(rows, Tensor) else rows
+    return torch.cat([part.flatten(0, -2) for part in parts])
+
+
+def _tower_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration without tied weights, of which one is left out."""
+    own = type(config)(**{**config.to_dict(), "tie_word_embeddings": False})
+    own.get_text_config().tie_word_embeddings = False
+    return own
+
+
+def _make_class(config: PretrainedConfig) -> Any:
+    """The model's class without its language model, whose weights are then never read."""
+    with torch.device("meta"), without_missing_towers():
+        model = model_class(config)._from_config(_tower_config(config))
+    text, head = type(config.get_text_config()), model.get_output_embeddings()
+    names = [
+        name
+        for name, module in model.named_modules()
+        if module is head or (name and type(getattr(module, "config", None)) is text)
+    ]
+    outer = [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
+    own = text_only(model_class(config), outer)
+    own._tied_weights_keys = None
+    own.left_out = outer
+    return own
+
+
+def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    with refused(f"the image tower of {describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
+        own = _make_class(config)
+        loaded: Any = own.from_pretrained(
+            folder,
+            config=_tower_config(config),
+            dtype=dtype,
+            attn_implementation=_ATTENTION,
+            device_map=device,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # check_report refuses them with the others
+        )
+        model, report = loaded
+        check_report(folder, model, {**report, "unexpected_keys": _of_tower(report, own.left_out)})
+    result: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
+    return result
+
+
+def _of_tower(report: Mapping[str, Any], left_out: list[str]) -> set[str]:
+    """The weights of the checkpoint that belong neither to the tower nor to the language model."""
+    prefixes = tuple(f"{name}." for name in left_out)
+    return {key for key in report["unexpected_keys"] if not key.startswith(prefixes)}

@@ -1,0 +1,125 @@
+"""Choices that wait for the features of their images, outside of the queue, so that others are computed meanwhile.
+
+A choice needs features for the rows of images that it computes itself: an image whose rows are all in the prefix cache
+needs none. So the scheduler asks when it could admit the choice, and not before. If features are missing, the choice
+leaves the queue and comes back, to its place by arrival, when they have been computed. They are held for it until it
+has computed the last row of an image, or stops.
+
+Memory for features is bounded, and a choice that finds none holds none while it waits. So those that hold features go
+on and release them, and nobody waits in a circle. Nobody else takes memory before the first that found none.
+"""
+
+from collections.abc import Sequence
+
+from model_runner.contract import Failure
+from model_runner.runner_interface import ImageFeatures, ImageStats
+from scheduler.block_groups import ReusedKV
+from scheduler.request import Request
+
+
+class ImageQueue:
+    """Holds features for choices, and the choices that wait for them, each represented by its group's first member."""
+
+    def __init__(self, features: ImageFeatures | None) -> None:
+        """`features` of the runner; None if it takes no images."""
+        self._features = features
+        self._waiting: dict[str, tuple[Request, Sequence[int]]] = {}
+        """By key, in the order in which they came: the first member, and where each member begins to compute."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.key in self._waiting
+
+    @property
+    def num_background(self) -> int:
+        """Waiting choices in background tiers."""
+        return sum(request.is_background for request, _ in self._waiting.values())
+
+    def can_compute(self, head: Request, reused: Sequence[ReusedKV]) -> bool:
+        """Whether a group, which reuses this KV, has the features that it needs. They are held for it from now on."""
+        starts = [reuse.num_computed for reuse in reused]
+        if not any(member.images_from(start) for member, start in zip(head.members, starts, strict=True)):
+            return True
+        is_blocked = any(not _holds_all(*one) for one in self._waiting.values())
+        return self._hold(head, starts, is_blocked=is_blocked) and self._state(head) is True
+
+    def add(self, head: Request, reused: Sequence[ReusedKV]) -> None:
+        """Let a group wait that `can_compute` refused, and that has left the queue."""
+        self._waiting[head.key] = head, [reuse.num_computed for reuse in reused]
+
+    def take(self) -> tuple[list[Request], list[tuple[Request, Failure]]]:
+        """Take the groups whose features have been computed, and those for which that failed."""
+        ready: list[Request] = []
+        failed: list[tuple[Request, Failure]] = []
+        is_blocked = False
+        for head, starts in list(self._waiting.values()):
+            if not self._hold(head, starts, is_blocked=is_blocked):
+                is_blocked = True
+                continue
+            state = self._state(head)
+            if state is False:
+                continue
+            del self._waiting[head.key]
+            if isinstance(state, Failure):
+                failed.append((head, state))
+            else:
+                ready.append(head)
+        return ready, failed
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until more features have been computed, but no longer than this."""
+        assert self._features is not None, "somebody waits for features"
+        self._features.wait(timeout_s)
+
+    def remove(self, head: Request) -> None:
+        """Forget a group that waits here."""
+        del self._waiting[head.key]
+
+    def note_computed(self, request: Request) -> None:
+        """Let go of the features of a choice that has computed all rows of its images."""
+        if request.features_from is not None and not request.images_from(request.num_computed):
+            self.release(request)
+
+    def release(self, request: Request) -> None:
+        """Let go of the features that are held for a choice, if any."""
+        if request.features_from is not None and self._features is not None:
+            self._features.release(request.key)
+            request.features_from = None
+
+    def stats(self) -> ImageStats | None:
+        """Statistics of the features; None if the runner takes no images."""
+        return None if self._features is None else self._features.stats()
+
+    def _hold(self, head: Request, starts: Sequence[int], *, is_blocked: bool) -> bool:
+        """Hold the features that a group needs, either all or none; no further ones if it `is_blocked`."""
+        assert self._features is not None, "requests with images are checked"
+        if _holds_all(head, starts):
+            return True
+        for member, start in zip(head.members, starts, strict=True):
+            images = member.images_from(start)
+            if is_blocked or (images and not self._features.hold(member.key, member.cache_salt, images)):
+                for other in head.members:
+                    self.release(other)
+                return False
+            if images:
+                member.features_from = start
+        return True
+
+    def _state(self, head: Request) -> bool | Failure:
+        """Whether the features that a group holds have been computed, or why they cannot be."""
+        assert self._features is not None, "requests with images are checked"
+        holders = [member for member in head.members if member.features_from is not None]
+        failures = (self._features.failure(member.key) for member in holders)
+        if (failure := next(filter(None, failures), None)) is not None:
+            return failure
+        return all(self._features.is_ready(member.key) for member in holders)
+
+
+def _holds_all(head: Request, starts: Sequence[int]) -> bool:
+    """Whether a group holds all features that it needs, if its members begin to compute here."""
+    return all(
+        not member.images_from(start) or (member.features_from is not None and member.features_from <= start)
+        for member, start in zip(head.members, starts, strict=True)
+    )

@@ -1,0 +1,90 @@
+"""Tiny random models that take images, and what transformers says about them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from tests import image_processors
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": 256,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+}
+_ENDS = {"vision_start_token_id": 302, "vision_end_token_id": 303, "video_token_id": 301}
+
+
+def _case(text: dict[str, Any], vision: dict[str, Any], **own: Any) -> dict[str, Any]:
+    return {"text_config": {**_TEXT, **text}, "vision_config": vision, "image_token_id": 300, **own}
+
+
+_PIXTRAL = {**_VISION, "model_type": "pixtral", "head_dim": 8, "image_size": 56}
+_CASES: dict[str, dict[str, Any]] = {
+    "llava": _case(
+        {"model_type": "llama"},
+        {**_VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16},
+        image_seq_length=4,
+    ),
+    "pixtral": _case(
+        {"model_type": "mistral"}, _PIXTRAL, vision_feature_layer=-1, vision_feature_select_strategy="full"
+    ),
+    "mistral3": _case({"model_type": "mistral"}, _PIXTRAL, spatial_merge_size=2, vision_feature_layer=-1),
+    "lighton_ocr": _case({"model_type": "qwen3"}, _PIXTRAL, spatial_merge_size=2),
+    "smolvlm": _case({"model_type": "llama"}, {**_VISION, "image_size": 56}, scale_factor=2),
+    "idefics3": _case({"model_type": "llama"}, {**_VISION, "image_size": 56}, scale_factor=2),
+    "internvl": _case(
+        {"model_type": "qwen2"}, {**_VISION, "image_size": [56, 56], "patch_size": [14, 14]}, image_seq_length=4
+    ),
+}
+FAMILIES = tuple(_CASES)
+
+
+def tiny_config(family: str) -> PretrainedConfig:
+    """A configuration of the family, "pixtral" for Llava with Pixtral's tower."""
+    config: PretrainedConfig = CONFIG_MAPPING["llava" if family == "pixtral" else family](**_CASES[family])
+    return config
+
+
+def write_model(folder: Path, family: str, *more: str, template: str | None = None) -> None:
+    """Write a random model with its tokenizer and processor; the arguments are those of `write_files`."""
+    torch.manual_seed(5)
+    model = AutoModelForImageTextToText.from_config(tiny_config(family), dtype=torch.float32)
+    for weight in model.parameters():
+        weight.data.normal_(0, 0.5 if weight.dim() < 2 else weight.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    image_processors.write_files(folder, family, *more, template=template)
+    (folder / "generation_config.json").write_text('{"bos_token_id": 1, "eos_token_id": 256}')
+
+
+def load_oracle(folder: Path) -> PreTrainedModel:
+    """The model as transformers runs it."""
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    return model.eval()
+
+
+def oracle_inputs(folder: Path, family: str, pieces: Sequence[Any]) -> Any:
+    """What transformers' processor makes of texts and pictures."""
+    processor = image_processors.processor_of(folder, family)
+    placeholder = getattr(processor, "boi_token", None) if family == "gemma3" else processor.image_token
+    text = "".join(piece if isinstance(piece, str) else placeholder for piece in pieces)
+    pictures = [piece for piece in pieces if not isinstance(piece, str)]
+    return processor(text=text, images=[pictures] if pictures else None, return_tensors="pt", add_special_tokens=False)
