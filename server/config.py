@@ -225,6 +225,12 @@ class Settings(BaseSettings):
         30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM. Then they fail."
     )
 
+    max_images: int = Field(100, ge=1, description="Maximum images of one request.")
+    max_image_mib: float = Field(20.0, gt=0, description="Largest image file in MiB.")
+    max_image_megapixels: float = Field(
+        50.0, gt=0, description="Largest image in millions of pixels. Decoding takes up to 20 bytes of memory for each."
+    )
+
     strict: bool = Field(
         False,
         description="Refuse request fields that have no effect here, instead of listing them in `warnings`.",
@@ -396,6 +402,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("client_timeout_s", "keepalive_s", "drain_grace_s"),
     ),
     "API": ("strict", "lenient", "logprobs"),
+    "Images": ("max_images", "max_image_mib", "max_image_megapixels"),
     "Stored data": ("data_dir", "max_stored_mib", "max_file_mib", "max_files_mib", "max_batch_lines"),
     "Security": (
         *("api_key", "api_keys_file", "isolate_keys", "redis_url", "cors_origins", "allowed_hosts", "open_metrics"),

@@ -91,7 +91,7 @@ class BodyContext:
 
     def planner(self) -> Planner:
         """Plans generation requests."""
-        return Planner(self.tokenizer, self.model, self.info, self.settings)
+        return Planner(self.tokenizer, self.model, self.info, self.settings, lambda: self.weigh(LARGE_BYTES))
 
     def pooling(self) -> PoolingRules:
         """Plans requests for embeddings and scores."""
@@ -155,7 +155,10 @@ class BodyWorker:
     async def _by_worker(
         self, size: int, sender: Sender, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
     ) -> _T:
-        errand = Errand(self._pickled_context(info), work, body, args, sender.name, Limits.of_size(size))
+        limits = Limits.of_size(size)
+        if self._model.images is not None:
+            limits = limits.with_images(self._settings.max_images, self._settings.max_image_megapixels)
+        errand = Errand(self._pickled_context(info), work, body, args, sender.name, limits)
         result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
         return result
 
@@ -184,6 +187,8 @@ MAX_WORKERS = 3
 """The most worker processes. One sender may use all but one, so that another sender never waits for it."""
 MAX_WAITING_BYTES = 64 << 20
 """The most bytes of one sender's bodies that wait for a worker."""
+_IMAGE_BYTES = 20
+"""Memory for each pixel of the largest image while it is decoded and made opaque."""
 _BASE_CPU_S = 10
 _BASE_BYTES = 512 << 20
 _MEMORY_PER_BYTE = 64
@@ -207,6 +212,10 @@ class Limits:
     def of_size(cls, size: int) -> "Limits":
         """The limits for a body of this many bytes."""
         return cls(_BASE_CPU_S + (size >> 20), _BASE_BYTES + _MEMORY_PER_BYTE * size)
+
+    def with_images(self, most: int, megapixels: float) -> "Limits":
+        """The limits for a body with `most` images of this size, which are decoded one after the other."""
+        return Limits(self.cpu_s + most, self.num_bytes + int(_IMAGE_BYTES * megapixels * 1_000_000))
 
 
 @dataclass(frozen=True, slots=True)
