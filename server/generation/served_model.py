@@ -10,6 +10,7 @@ from server.generation.abilities import Abilities, read_abilities
 from server.generation.generation_config import GenerationDefaults, load_defaults
 from server.generation.notices import Notice
 from server.generation.output_formats import ModelFormats
+from server.text.template_files import read_json
 from server.text.tokenizer import Tokenizer
 
 
@@ -28,6 +29,10 @@ class ServedModel:
     """Further names by which requests may call it."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time in seconds."""
+    folder: Path = Path()
+    """The folder that it was read from."""
+    model_type: str = "unknown"
+    """The architecture that its config.json names."""
 
     @classmethod
     def from_folder(
@@ -43,7 +48,9 @@ class ServedModel:
         name, *aliases = names
         formats = formats or ModelFormats.of(tokenizer.chat_template)
         abilities = read_abilities(folder, tokenizer, score_tokens)
-        return cls(name, load_defaults(folder, tokenizer), formats, aux_model, abilities, tuple(aliases))
+        kind = str(read_json(folder / "config.json").get("model_type", "unknown"))
+        defaults = load_defaults(folder, tokenizer)
+        return cls(name, defaults, formats, aux_model, abilities, tuple(aliases), folder=folder, model_type=kind)
 
     @property
     def names(self) -> tuple[str, ...]:
