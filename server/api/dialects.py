@@ -9,6 +9,7 @@ from server.api.batches import routes as batches
 from server.api.dialect import Dialect
 from server.api.llama_cpp import routes as llama_cpp
 from server.api.messages import routes as messages
+from server.api.ollama import about as about_ollama
 from server.api.ollama import routes as ollama
 from server.api.openai import routes as openai
 from server.api.pooling import routes as pooling
@@ -24,6 +25,7 @@ DIALECTS: Sequence[Dialect] = (
     messages.DIALECT,
     llama_cpp.DIALECT,
     ollama.DIALECT,
+    about_ollama.DIALECT,
     pooling.DIALECT,
     models.DIALECT,
     tokens.DIALECT,

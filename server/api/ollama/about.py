@@ -14,9 +14,10 @@ from pydantic import Field, model_validator
 from server import __version__
 from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import BodyContext
+from server.api.dialect import Dialect
 from server.api.endpoint import from_body
 from server.api.fields.rules import RequestModel, hint, problem, related
-from server.api.ollama.errors import OllamaErrorBody
+from server.api.ollama.errors import OllamaErrorBody, error_response
 from server.api.ollama.options import NATIVE
 from server.api.ollama.schema import MODEL
 from server.api.ollama.served import capabilities, described, listed_name, served_name
@@ -144,11 +145,16 @@ async def tags(services: ServicesDep) -> Response:
     can = capabilities(services.model, services.tokenizer)
     models = [
         OllamaListed(
-            name=name, model=name, modified_at=_started(services), size=files.size, digest=files.digest, details=files.details,
+            name=name,
+            model=name,
+            modified_at=_started(services),
+            size=files.size,
+            digest=files.digest,
+            details=files.details,
             capabilities=can,
         )
         for name in map(listed_name, services.model.names)
-    ]  # fmt: skip
+    ]
     return json_response(OllamaTags(models=models))
 
 
@@ -265,3 +271,6 @@ def _model_info(services: Services, details: OllamaDetails) -> Mapping[str, Any]
         f"{kind}.embedding_length": info.hidden_size,
         f"{kind}.vocab_size": info.vocab_size,
     }
+
+
+DIALECT = Dialect(router, errors=error_response, requests={"/api/show": OllamaShowRequest})

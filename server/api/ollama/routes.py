@@ -5,7 +5,6 @@ from fastapi.responses import PlainTextResponse
 
 from server.api.dialect import Dialect, GenerationApi
 from server.api.endpoint import answer, from_body
-from server.api.ollama import about
 from server.api.ollama.answer import OllamaAnswer, OllamaChatAnswer, OllamaGenerateAnswer, loaded_answer
 from server.api.ollama.embeddings import (
     OllamaEmbedded,
@@ -34,7 +33,6 @@ _ONE_MODEL = (
 )
 
 router = APIRouter(tags=["Ollama"])
-router.include_router(about.router)
 
 
 @router.get("/", response_class=PlainTextResponse, responses={200: {"description": "The text `Ollama is running`."}})
@@ -124,7 +122,6 @@ DIALECT = Dialect(
         "/api/generate": OllamaGenerateRequest,
         "/api/embed": OllamaEmbedRequest,
         "/api/embeddings": OllamaEmbeddingsRequest,
-        "/api/show": about.OllamaShowRequest,
     },
     below=("/api",),
 )
