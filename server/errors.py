@@ -12,6 +12,7 @@ ApiError
 ├── RateLimitError               429  the queue or the storage for background responses is full
 │   └── LimitError               429  a key has reached a limit: RequestLimitError, TokenLimitError, QuotaError
 ├── InternalError                500  a fault of the server
+├── NotImplementedHereError      501  an operation of another server that this one does not have
 ├── UnavailableError             503  the engine is starting, draining or failed
 └── RequestTimeoutError          504  took longer than the server allows
 """
@@ -127,6 +128,12 @@ class InternalError(ApiError):
         """The error with the request id in its message."""
         message = f"{self.message.removesuffix('.')}. The request's id is {request_id}."
         return InternalError(message, param=self.param, code=self.code)
+
+
+class NotImplementedHereError(ApiError):
+    """The operation belongs to the API, and this server does not have it."""
+
+    status = 501
 
 
 class RequestTimeoutError(ApiError):

@@ -23,7 +23,7 @@ from server.generation.planning.plan import Plan
 from server.generation.request import GenerationRequest
 from server.generation.result import WholeChoice
 from server.generation.run import Run
-from server.http.event_stream import Frames
+from server.http.event_stream import EVENT_STREAM, Frames
 from server.http.responses import ErrorWriter, StreamErrorWriter
 from server.text.tokenizer import Tokenizer
 
@@ -39,6 +39,8 @@ class Dialect:
     """Makes the frames that end a stream of its paths with an error."""
     requests: Mapping[str, type[RequestModel]] = field(default_factory=dict)
     """Request schemas by path, for capabilities and docs."""
+    below: Sequence[str] = ()
+    """Paths below which unknown paths get its errors, too."""
     websockets: Sequence[str] = ()
     """Paths that accept websockets."""
     resume: Callable[[Services], Awaitable[Work]] | None = None
@@ -80,6 +82,8 @@ class GenerationApi:
     """Makes the answer from its context and the result of `options`."""
     options: Callable[[Any, Plan, Tokenizer], Any] = _nothing
     """Extracts what the answer needs from the body and the plan. Runs with the planning, off the event loop."""
+    media_type: str = EVENT_STREAM
+    """The content type of its streams."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from server.api.batches import routes as batches
 from server.api.dialect import Dialect
 from server.api.llama_cpp import routes as llama_cpp
 from server.api.messages import routes as messages
+from server.api.ollama import about as about_ollama
+from server.api.ollama import routes as ollama
 from server.api.openai import routes as openai
 from server.api.pooling import routes as pooling
 from server.api.responses import conversations
@@ -22,6 +24,8 @@ DIALECTS: Sequence[Dialect] = (
     conversations.DIALECT,
     messages.DIALECT,
     llama_cpp.DIALECT,
+    ollama.DIALECT,
+    about_ollama.DIALECT,
     pooling.DIALECT,
     models.DIALECT,
     tokens.DIALECT,
@@ -68,4 +72,5 @@ def by_path(dialects: Sequence[Dialect]) -> Callable[[str], Dialect]:
 
 
 def _by_route(dialects: Sequence[Dialect]) -> Mapping[str, Dialect]:
-    return {route.path: dialect for dialect in dialects for route in dialect.router.routes}  # type: ignore[attr-defined]
+    below = {path: dialect for dialect in dialects for path in dialect.below}
+    return below | {route.path: dialect for dialect in dialects for route in dialect.router.routes}  # type: ignore[attr-defined]

@@ -64,7 +64,8 @@ async def answer(api: GenerationApi, planned: PlannedRequest, request: Request, 
         run.close()
         raise
     if plan.stream:
-        return EventStream(run, frames, services.settings.keepalive_s, headers=as_headers(plan.notices))
+        headers = as_headers(plan.notices)
+        return EventStream(run, frames, services.settings.keepalive_s, headers=headers, media_type=api.media_type)
     try:
         choices = await unless_gone(request, collect(run))
     finally:

@@ -12,6 +12,7 @@ from server import __version__
 from server.api.answer_object import components, schema_of
 from server.api.dialect import Dialect
 from server.api.openai.errors import ErrorBody
+from server.http.event_stream import EVENT_STREAM
 
 ERRORS = {
     400: "The request is malformed or too long for the context (code `context_length_exceeded`), or one of its fields "
@@ -26,6 +27,7 @@ ERRORS = {
     429: "The server's queue is full, or the API key has reached a limit.",
     529: "The server's queue is full (Anthropic's API).",
     500: "A fault of the server. Its log has the details, under the request's id.",
+    501: "The server does not support the operation (Ollama's API: changes of models).",
     503: "The engine is starting, draining or failed, or the body arrived too slowly while memory was short. While the "
     "engine restarts, requests wait.",
     504: "The answer took longer than `request_timeout_s`.",
@@ -39,17 +41,24 @@ _REFERENCES = "#/components/schemas/{model}"
 
 
 def answers(
-    kind: Any, *errors: int, events: Any = None, end: str = ", then `[DONE]`", error_body: Any = ErrorBody
+    kind: Any,
+    *errors: int,
+    events: Any = None,
+    end: str = ", then `[DONE]`",
+    stream: str = EVENT_STREAM,
+    error_body: Any = ErrorBody,
 ) -> dict[int | str, dict[str, Any]]:
     """A route's `responses`: an AnswerObject, a list of them, or a tuple of alternatives, and these errors.
 
-    `events` is the type of the events of the answer's stream, if it has one; `end` describes what follows them.
+    `events` is the type of the events of the answer's stream, if it has one; `end` describes what follows them. A
+    `stream` of another content type has a line for each.
     """
     schema = {"anyOf": [schema_of(one) for one in kind]} if isinstance(kind, tuple) else schema_of(kind)
     success: dict[str, Any] = {"description": "The answer.", "content": {"application/json": {"schema": schema}}}
     if events is not None:
-        success["description"] = f"The answer; with `stream`, server-sent events with a chunk each{end}."
-        success["content"]["text/event-stream"] = {"x-event-schema": schema_of(events)}
+        form = f"server-sent events with a chunk each{end}" if stream == EVENT_STREAM else "a JSON object a line"
+        success["description"] = f"The answer; with `stream`, {form}."
+        success["content"][stream] = {"x-event-schema": schema_of(events)}
     return {200: success, **documented_errors(*errors, body=error_body)}
 
 

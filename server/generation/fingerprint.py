@@ -44,6 +44,10 @@ class Fingerprint:
         """Returns when the files are hashed. Raises OSError if one of them cannot be read."""
         await asyncio.wrap_future(self._digest)
 
+    async def of_files(self) -> str:
+        """The SHA-256 of the files alone, in hexadecimal. Raises OSError if one of them cannot be read."""
+        return self._digest.result() if self._digest.done() else await asyncio.wrap_future(self._digest)
+
     async def of(self, info: RunnerInfo) -> str:
         """The fingerprint, which changes whenever the answer to the same request may.
 
@@ -52,7 +56,7 @@ class Fingerprint:
 
         Raises OSError if a model file cannot be read.
         """
-        digest = self._digest.result() if self._digest.done() else await asyncio.wrap_future(self._digest)
+        digest = await self.of_files()
         engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.rows, info.kernels)
         sizes = (str(info.block_size), str(info.max_model_len))
         # LongRoPE's factors follow from the limit that is set, not from the one that fits in memory.

@@ -36,6 +36,8 @@ class Embed:
     """How many tokens of each input are used, at its end or, by an encoder, at its beginning; -1: as many as fit."""
     normalizes: bool | None = None
     """Whether vectors have length 1; None: the model's default."""
+    keeps_beginning: bool = False
+    """Whether `truncate` keeps the beginning of texts, between the special tokens, whatever the model."""
 
     @property
     def num_bytes(self) -> int:
@@ -211,7 +213,7 @@ class PoolingRules:
             pooling=pooling,
             id_prefix=request.id_prefix,
             max_tokens=0,
-            truncate_prompt=None if isinstance(asks, Score) or self._is_encoder else asks.truncate,
+            truncate_prompt=None if isinstance(asks, Score) or self._keeps_beginning(asks) else asks.truncate,
             priority=request.priority,
             cache_salt=request.cache_salt,
             paths=request.paths,
@@ -238,13 +240,17 @@ class PoolingRules:
         inputs = [replace(one, text=before + one.text) if isinstance(one, TextPrompt) else one for one in asks.inputs]
         normalizes = embedding.normalizes if asks.normalizes is None else asks.normalizes
         pooling = Pooling(embedding.by, self._dimensions(asks, embedding), normalizes)
-        return pooling, self._shortened(inputs, asks.truncate)
+        return pooling, self._shortened(inputs, asks)
 
-    def _shortened(self, inputs: Sequence[Prompt], num_tokens: int | None) -> Sequence[Prompt]:
-        """The prompts; for an encoder, their beginnings if the request truncates them."""
-        if num_tokens is None or not self._is_encoder:
+    def _shortened(self, inputs: Sequence[Prompt], asks: Embed | Classify) -> Sequence[Prompt]:
+        """The prompts, or their beginnings if the request truncates them so."""
+        num_tokens = asks.truncate
+        if num_tokens is None or not self._keeps_beginning(asks):
             return inputs
         return [self._beginning(prompt, num_tokens) for prompt in inputs]
+
+    def _keeps_beginning(self, asks: Embed | Classify) -> bool:
+        return self._is_encoder or (isinstance(asks, Embed) and asks.keeps_beginning)
 
     def _beginning(self, prompt: Prompt, num_tokens: int) -> TokenPrompt:
         if not isinstance(prompt, TextPrompt):
@@ -260,7 +266,7 @@ class PoolingRules:
     def _classes(self, asks: Classify) -> tuple[Pooling, Sequence[Prompt]]:
         if self._model.abilities.classification is None:
             raise unable(self._model.name, "classify texts", self._model.abilities.no_classification)
-        return Pooling("classes"), self._shortened(asks.inputs, asks.truncate)
+        return Pooling("classes"), self._shortened(asks.inputs, asks)
 
     def _dimensions(self, asks: Embed, embedding: Embedding) -> int | None:
         """The length to shorten vectors to; None: the full length."""

@@ -11,6 +11,7 @@ from server.generation.abilities import Abilities, read_abilities
 from server.generation.generation_config import GenerationDefaults, load_defaults
 from server.generation.notices import Notice
 from server.generation.output_formats import ModelFormats
+from server.text.template_files import read_json
 from server.text.tokenizer import Tokenizer
 
 
@@ -31,6 +32,10 @@ class ServedModel:
     """How images stand in its prompts; None if they cannot."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time in seconds."""
+    folder: Path = Path()
+    """The folder that it was read from."""
+    model_type: str = "unknown"
+    """The architecture that its config.json names."""
 
     @classmethod
     def from_folder(
@@ -46,8 +51,10 @@ class ServedModel:
         name, *aliases = names
         formats = formats or ModelFormats.of(tokenizer.chat_template)
         abilities = read_abilities(folder, tokenizer, score_tokens)
+        kind = str(read_json(folder / "config.json").get("model_type", "unknown"))
         defaults = load_defaults(folder, tokenizer)
-        return cls(name, defaults, formats, aux_model, abilities, tuple(aliases), read_layout(folder))
+        texts = defaults, formats, aux_model, abilities, tuple(aliases)
+        return cls(name, *texts, read_layout(folder), folder=folder, model_type=kind)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from server.telemetry.request_trace import RequestTrace
 from server.tenants.accounts import Accounts
 from server.tenants.keys import KeyRing, Tenant
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/version", "/api/version", "/docs", "/openapi.json"})
 """Paths of probes and the documentation, which need no key."""
 
 

@@ -13,6 +13,9 @@ from starlette.types import Receive, Scope, Send
 from server.errors import ApiError
 from server.http.middleware import record_in, report
 
+EVENT_STREAM = "text/event-stream"
+NDJSON = "application/x-ndjson"
+"""A stream with a JSON object a line."""
 _Event = TypeVar("_Event")
 _Item_co = TypeVar("_Item_co", covariant=True)
 _Item_contra = TypeVar("_Item_contra", contravariant=True)
@@ -67,9 +70,14 @@ class EventStream(EventSourceResponse, Generic[_Event]):
     """
 
     def __init__(
-        self, source: Source[_Event], frames: Frames[_Event], keepalive_s: float, headers: Mapping[str, str]
+        self,
+        source: Source[_Event],
+        frames: Frames[_Event],
+        keepalive_s: float,
+        headers: Mapping[str, str],
+        media_type: str = EVENT_STREAM,
     ) -> None:
-        super().__init__(iter(()), ping=0, sep="\n", headers=headers)
+        super().__init__(iter(()), ping=0, sep="\n", headers={"content-type": media_type, **headers})
         self._source = source
         self._frames = frames
         self._keepalive_s = keepalive_s

@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -37,7 +38,7 @@ def is_installed() -> bool:
 
 
 class PageGate:
-    """Serves the page below `/page/`, and redirects `/` to it.
+    """Serves the page below `/page/`, and redirects browsers from `/` to it.
 
     The page is loaded, in a second or two, by its first request (with a valid key, if the API requires one).
     """
@@ -64,7 +65,7 @@ class PageGate:
                 to = self._to_page if scope["type"] == "http" else self._to_websocket
                 await to(self._below_root(scope), receive, send)
                 return
-            if path in ("/", PATH) and scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
+            if scope["type"] == "http" and _leads_to_page(scope):
                 # Relative if no root path is known, so that it also works behind a proxy that strips a prefix.
                 target = f"{self._root_path}{PATH}/" if self._root_path else PATH[1:] + "/"
                 await RedirectResponse(target)(scope, receive, send)
@@ -130,6 +131,13 @@ class PageGate:
                 gc.freeze()  # as the server does after its own start: these objects live for ever
                 self._page = page
         return self._page
+
+
+def _leads_to_page(scope: Scope) -> bool:
+    """Whether a request is led to the page: the page's own address, and `/` for browsers, which name HTML."""
+    if scope["method"] not in ("GET", "HEAD"):
+        return False
+    return scope["path"] == PATH or (scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", ""))
 
 
 async def force_reload(send: Send) -> None:

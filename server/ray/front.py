@@ -21,6 +21,7 @@ from server.config import Settings
 from server.errors import ApiError
 from server.http.auth import key_in, open_paths, owner_of, sees_all_usage
 from server.http.body import IncomingBodies
+from server.http.event_stream import EVENT_STREAM, NDJSON
 from server.http.handshake import HandshakeMiddleware
 from server.http.middleware import log_access, record_in, report, request_id_of
 from server.http.origins import Origins, allow_origins, guarded
@@ -32,6 +33,8 @@ from server.telemetry.request_trace import CLIENT_CLOSED, RequestTrace
 from server.tenants.keys import KeyRing
 
 _REPLICA_HEADER = "x-samewise-replica"
+_STREAMS = (EVENT_STREAM, NDJSON)
+"""Content types of streams."""
 _FORM_MIB = 1.0
 """Maximum size of a multipart form without its file."""
 
@@ -211,7 +214,7 @@ class _ForwardedAnswer:
         self.has_begun = True
         headers = MutableHeaders(scope=message)
         headers[_REPLICA_HEADER] = self._replica
-        self._is_stream = headers.get("content-type", "").startswith("text/event-stream")
+        self._is_stream = headers.get("content-type", "").startswith(_STREAMS)
 
 
 def _with_ids(scope: Scope, send: Send) -> Send:

@@ -126,7 +126,7 @@ def embedding_answer(body: EmbeddingRequest) -> Finished:
 
 
 def _embeddings(run: Run, model: ServedModel, *, in_base64: bool) -> bytes:
-    vectors = (base64.b64encode(one.pooled).decode() if in_base64 else _floats(one) for one in run.prompts)
+    vectors = (base64.b64encode(one.pooled).decode() if in_base64 else floats_of(one) for one in run.prompts)
     data = [Embedding(index=one.index, embedding=vector) for one, vector in zip(run.prompts, vectors, strict=True)]
     return msgspec.json.encode(EmbeddingList(data=data, **_shared(run)))
 
@@ -141,7 +141,7 @@ def _classes(run: Run, model: ServedModel, *, is_raw: bool) -> bytes:
     assert form is not None, "the plan was made with it"
     data = []
     for prompt in run.prompts:
-        numbers = _floats(prompt)
+        numbers = floats_of(prompt)
         best = max(range(len(numbers)), key=numbers.__getitem__)  # the first among equals
         probs = numbers if is_raw else form.probabilities(numbers)
         data.append(TextClasses(index=prompt.index, label=form.labels[best], probs=probs, num_classes=len(numbers)))
@@ -204,10 +204,11 @@ def _scores(run: Run, model: ServedModel, *, is_raw: bool) -> Sequence[float]:
     """The score of each prompt; raw scores are the model's own numbers."""
     scoring = model.abilities.scoring
     assert scoring is not None, "the plan was made with it"
-    return [scoring.value(_floats(prompt), is_raw=is_raw) for prompt in run.prompts]
+    return [scoring.value(floats_of(prompt), is_raw=is_raw) for prompt in run.prompts]
 
 
-def _floats(prompt: PromptRun) -> Sequence[float]:
+def floats_of(prompt: PromptRun) -> Sequence[float]:
+    """The numbers of one prompt."""
     return struct.unpack(f"<{len(prompt.pooled) // 4}f", prompt.pooled)
 
 

@@ -1,0 +1,67 @@
+"""Plans the bodies of Ollama's requests: the served model's name and defaults, and `num_ctx` as a cap."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from server.api.body_worker import BodyContext
+from server.api.dialect import GenerationApi, PlannedRequest, refused_constraints
+from server.api.ollama.answer import OllamaReports
+from server.api.ollama.options import OllamaOptions
+from server.api.ollama.schema import OllamaChatRequest, OllamaFields, for_model
+from server.api.ollama.served import served_name
+from server.errors import ContextLengthError
+from server.generation.notices import Notice, to_report
+
+_NUM_CTX = "options.num_ctx"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """A request that only asks for the model to be loaded."""
+
+    model: str
+    """The model's name, as the client wrote it."""
+    notices: Sequence[Notice]
+
+
+def plan_ollama(context: BodyContext, body: bytes, api: GenerationApi) -> PlannedRequest | LoadRequest:
+    """Validate a body of POST /api/chat or /api/generate and plan its request. Raises ApiError."""
+    asked: OllamaFields = context.validated(api.schema, body)  # type: ignore[assignment]
+    capped, notices = capped_context(context, asked.set_options)
+    if asked.only_loads:
+        served_name(context.model, asked.model)
+        all_notices = to_report([*asked.ignored(), *notices], strict=context.settings.strict)
+        return LoadRequest(asked.model, all_notices)
+    with refused_constraints(), explained_cap(context, capped):
+        request = for_model(api.intent(asked), context.model, context.tokenizer)
+        plan = capped.planner().plan(replace(request, notices=(*request.notices, *notices)))
+    is_chat = isinstance(asked, OllamaChatRequest)
+    return PlannedRequest(plan, OllamaReports(asked.model, bool(asked.logprobs), is_chat))
+
+
+def capped_context(context: BodyContext, options: OllamaOptions) -> tuple[BodyContext, Sequence[Notice]]:
+    """The context with the model's length capped by `num_ctx`, and a notice if that differs from the loaded length."""
+    loaded = context.info.max_model_len
+    wanted = options.num_ctx
+    if wanted is None or wanted == loaded:
+        return context, ()
+    if wanted > loaded:
+        return context, [Notice(_NUM_CTX, f"The model is loaded with a context of {loaded} tokens, and stays so.")]
+    reason = f"Caps this request at {wanted} tokens; the model stays loaded with {loaded}."
+    return replace(context, engine=replace(context.info, max_model_len=wanted)), [Notice(_NUM_CTX, reason)]
+
+
+@contextmanager
+def explained_cap(context: BodyContext, capped: BodyContext) -> Iterator[None]:
+    """Context in which errors about the length name `num_ctx` if the loaded model would allow more."""
+    try:
+        yield
+    except ContextLengthError as error:
+        loaded, cap = context.info.max_model_len, capped.info.max_model_len
+        if cap == loaded:
+            raise
+        message = f"{error.message} '{_NUM_CTX}' caps this request at {cap} tokens; the model itself takes {loaded}."
+        raise ContextLengthError(
+            message, param=error.param, num_tokens=error.num_tokens, max_tokens=error.max_tokens, capacity=cap
+        ) from error

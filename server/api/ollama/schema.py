@@ -1,0 +1,256 @@
+"""Request schemas of POST /api/chat and /api/generate, and their conversion to generation requests."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from server.api.fields.reasoning import Think
+from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related
+from server.api.ollama.messages import MAX_TOOLS, History, Images, OllamaMessage, OllamaTool, images, tool_use
+from server.api.ollama.options import OllamaOptions, with_ollama_defaults
+from server.api.ollama.served import served_name, thinks
+from server.errors import InvalidRequestError
+from server.generation.constraints.fragment import Constraint
+from server.generation.constraints.json_schema import JsonObject, LooseJson
+from server.generation.notices import Notice
+from server.generation.request import Conversation, FillIn, GenerationRequest, Prompt, TextPrompt
+from server.generation.served_model import ServedModel
+from server.text.tokenizer import Tokenizer
+
+MODEL = "Name of the served model, in any case, with or without `:latest`."
+_DURATION = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h))+|[+-]?0")
+_STAYS = "The model stays loaded: this server has one model."
+_NO_OPTIONS = OllamaOptions()
+_PATHS = {
+    "prompt": "messages",
+    "max_tokens": "options.num_predict",
+    "thinking": "think",
+    "reasoning_effort": "think",
+    "repetition_penalty": "options.repeat_penalty",
+    "logprobs": "top_logprobs",
+    "constraint": "format",
+}
+
+
+def _check_duration(value: float | str) -> float | str:
+    """Refuse texts that are not durations."""
+    if isinstance(value, str) and not _DURATION.fullmatch(value):
+        raise problem("invalid_value", "Invalid '{path}': expected seconds, or a duration such as '5m' or '-1s'.")
+    return value
+
+
+KeepAlive = Annotated[
+    Annotated[float, Tag("<number>")] | Annotated[str, Tag("<string>")],
+    Discriminator(lambda value: "<string>" if isinstance(value, str) else "<number>"),
+    AfterValidator(_check_duration),
+]
+Format = Annotated[
+    Annotated[Literal["", "json"], Tag("<string>")] | Annotated[dict[str, Any], Tag("<object>")],
+    Discriminator(lambda value: "<string>" if isinstance(value, str) else "<object>"),
+]
+
+
+class KeptFields(RequestModel):
+    """The model and how long it stays loaded: fields of every request that uses it."""
+
+    model: str = Field(description=MODEL)
+    options: OllamaOptions | None = Field(None, description="Settings by Ollama's names.")
+    keep_alive: KeepAlive | None = Field(
+        None,
+        description="How long the model stays loaded after the request: seconds, or a duration. Negative: for ever, as "
+        "it does here; other values are reported.",
+        json_schema_extra={"x-support": "hint"},
+    )
+
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield from super().ignored(path)
+        if self.keep_alive is not None and not str(self.keep_alive).startswith("-"):
+            yield Notice("keep_alive", _STAYS)
+
+    @property
+    def set_options(self) -> OllamaOptions:
+        """The options, or none."""
+        return self.options or _NO_OPTIONS
+
+
+class OllamaFields(KeptFields):
+    """The fields that POST /api/chat and POST /api/generate share."""
+
+    stream: bool | None = Field(
+        None, description="Answer with a JSON object a line; on by default.", json_schema_extra={"x-default": True}
+    )
+    format: Format | None = Field(
+        None,
+        description="`json`: any JSON object. An object: JSON by this schema; keywords that cannot be enforced are "
+        "ignored and reported.",
+    )  # fmt: skip
+    think: Think | None = Field(
+        None, description="Whether to think first, or how much. Refused if the model cannot think, except `false`. "
+        "Ignored and reported if the chat template has no switch for it.",
+        json_schema_extra=related(excludes=["raw", "suffix"]),
+    )  # fmt: skip
+    logprobs: bool | None = Field(None, description="Report the log-probability of each token.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="Report this many alternatives for each token.",
+        json_schema_extra=related(requires=["logprobs"]),
+    )  # fmt: skip
+    shift: bool | None = hint(
+        "Whether the context shifts when it is full.", "The context does not shift: an answer ends when it is full."
+    )
+
+    @property
+    def only_loads(self) -> bool:
+        """Whether the request only asks for the model to be loaded or unloaded."""
+        raise NotImplementedError
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The requested form of the text. Raises ConstraintError."""
+        if isinstance(self.format, dict):
+            return LooseJson.read(self.format, "format")
+        return JsonObject() if self.format == "json" else None
+
+
+class OllamaChatRequest(OllamaFields):
+    """Request schema for POST /api/chat."""
+
+    messages: list[OllamaMessage] | None = Field(
+        None,
+        description="The conversation, oldest first. Without messages, the answer only says that the model is loaded.",
+    )
+    tools: list[OllamaTool] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True, description="Tools that the model may call."
+    )
+    truncate: bool | None = Field(
+        None,
+        description="Whether the oldest messages of a conversation that is too long are dropped and reported; on by "
+        "default. If off, it is refused.",
+        json_schema_extra={"x-default": True, **related(on=True)},
+    )  # fmt: skip
+
+    @property
+    def only_loads(self) -> bool:
+        return not self.messages
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names: set[str] = set()
+        for index, tool in enumerate(self.tools or ()):
+            if tool.function.name in names:
+                path = f"tools[{index}]"
+                message = f"Invalid '{path}': there are two tools called '{tool.function.name}'."
+                raise problem("invalid_value", message, path)
+            names.add(tool.function.name)
+        return self
+
+
+class OllamaGenerateRequest(OllamaFields):
+    """Request schema for POST /api/generate."""
+
+    prompt: str | None = Field(
+        None,
+        description="The user's message, or with `raw` a text to continue. Without a prompt, the answer only says that "
+        "the model is loaded.",
+    )  # fmt: skip
+    system: str | None = Field(
+        None, description="The system prompt.", json_schema_extra=related(excludes=["raw", "suffix"])
+    )
+    suffix: str | None = Field(
+        None, description="The text after a gap that follows the prompt, for models that fill in the middle.",
+        json_schema_extra=related(excludes=["raw"]),
+    )  # fmt: skip
+    raw: bool | None = Field(None, description="Continue the prompt as it is, without the chat template.")
+    truncate: bool | None = hint("Whether to cut a prompt that is too long.", "A prompt that is too long is refused.")
+    images: Images | None = images()
+    template: Annotated[Literal[""] | None, SUPPORTED_ONLY] = refused("A prompt template in Go's format.")
+    context: Annotated[Annotated[list[Any], Field(max_length=0)] | None, SUPPORTED_ONLY] = refused(
+        "Tokens of the conversation so far: send the conversation to /api/chat instead."
+    )
+    width: Annotated[Literal[0] | None, SUPPORTED_ONLY] = refused("Width of an image to generate.")
+    height: Annotated[Literal[0] | None, SUPPORTED_ONLY] = refused("Height of an image to generate.")
+    steps: Annotated[Literal[0] | None, SUPPORTED_ONLY] = refused("Steps of generating an image.")
+
+    @property
+    def only_loads(self) -> bool:
+        return not (self.prompt or self.suffix)
+
+
+def chat_intent(body: OllamaChatRequest) -> GenerationRequest:
+    """Convert a body of POST /api/chat; `for_model` completes it."""
+    history = History(body.messages or ())
+    tools = tool_use(body.tools)
+    conversation = Conversation(
+        messages=tuple(history.messages),
+        tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
+        drops_oldest=body.truncate is not False,
+        **_thinking(body),
+    )
+    return _request(body, conversation, history.paths, tools=tools)
+
+
+def generate_intent(body: OllamaGenerateRequest) -> GenerationRequest:
+    """Convert a body of POST /api/generate; `for_model` completes it."""
+    text = body.prompt or ""
+    prompt: Prompt
+    if body.suffix:
+        prompt = FillIn([text], body.suffix, "prompt", "suffix")
+    elif body.raw:
+        prompt = TextPrompt(text)
+    else:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        prompt = Conversation(messages=(*system, {"role": "user", "content": text}), **_thinking(body))
+    return _request(body, prompt, {"prompt": "prompt"})
+
+
+def _thinking(body: OllamaFields) -> dict[str, Any]:
+    """The arguments of a Conversation for `think`."""
+    is_level = isinstance(body.think, str)
+    return {"thinks": True if is_level else body.think, "effort": body.think if is_level else None}
+
+
+def _request(body: OllamaFields, prompt: Prompt, paths: dict[str, str], **more: Any) -> GenerationRequest:
+    options, constraint = body.set_options, body.constraint
+    notices = constraint.notices if isinstance(constraint, LooseJson) else ()
+    return GenerationRequest(
+        model=body.model,
+        prompts=(prompt,),
+        id_prefix="gen-",
+        decoding=options.decoding,
+        max_tokens=options.max_tokens,
+        may_fill_context=options.max_tokens is None,
+        seed=None if options.seed == -1 else options.seed,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        constraint=constraint,
+        stream=body.stream is not False,
+        paths={**_PATHS, **paths},
+        notices=(*body.ignored(), *notices),
+        **more,
+    )
+
+
+def for_model(request: GenerationRequest, model: ServedModel, tokenizer: Tokenizer) -> GenerationRequest:
+    """The request with the served model's name, and with Ollama's defaults where the model has none.
+
+    Raises NotFoundError if there is no model of this name, and InvalidRequestError if it shall think and cannot.
+    """
+    name = served_name(model, request.model or "")
+    decoding = with_ollama_defaults(request.decoding, model.defaults.values)
+    prompts = [_thinking_by(prompt, model, tokenizer) for prompt in request.prompts]
+    return replace(request, model=name, decoding=decoding, prompts=tuple(prompts))
+
+
+def _thinking_by(prompt: Prompt, model: ServedModel, tokenizer: Tokenizer) -> Prompt:
+    """The prompt with the thinking that this model has: on or off, a level, or none."""
+    if not isinstance(prompt, Conversation) or prompt.thinks is None:
+        return prompt
+    if not thinks(model):
+        if prompt.thinks:
+            message = f'"{model.name}" does not support thinking'
+            raise InvalidRequestError(message, param="think", code="unsupported_value")
+        return replace(prompt, thinks=None)
+    template = tokenizer.chat_template
+    has_levels = template is not None and "reasoning_effort" in template.variables
+    return replace(prompt, thinks=None) if prompt.effort is not None and has_levels else prompt

@@ -1,0 +1,67 @@
+"""The served model as Ollama's clients see it: its names, what it can do, and what its files are."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from model_runner.hub.access import ModelNotFoundError
+from model_runner.hub.description import Description, describe
+from server.errors import NotFoundError, shorten
+from server.generation.parsing.choose import FULL_OUTPUT_FORMATS
+from server.generation.served_model import ServedModel
+from server.text.tokenizer import Tokenizer
+
+_LATEST = ":latest"
+_UNKNOWN = Description(format="unknown", architecture="unknown", parameters=0, size=0)
+
+
+def served_name(model: ServedModel, asked: str) -> str:
+    """The name of the served model that a request means: case does not matter, and the tag may be implied.
+
+    Raises NotFoundError, in Ollama's words, if no model has this name.
+    """
+    if asked in model.names:
+        return asked
+    found = next((name for name in model.names if _compared(name) == _compared(asked)), None)
+    if found is None:
+        message = f"model '{shorten(asked)}' not found"
+        raise NotFoundError(message, param="model", code="model_not_found")
+    return found
+
+
+def listed_name(name: str) -> str:
+    """A served name in lists of models: with a tag, since clients add one to names without before they look them up."""
+    return name if ":" in name.rpartition("/")[2] else name + _LATEST
+
+
+def _compared(name: str) -> str:
+    return listed_name(name).lower()
+
+
+def thinks(model: ServedModel) -> bool:
+    """Whether the model can think before it answers."""
+    return model.formats.reasoning is not None or model.formats.tool_format in FULL_OUTPUT_FORMATS
+
+
+def capabilities(model: ServedModel, tokenizer: Tokenizer) -> Sequence[str]:
+    """What the model can do, in Ollama's words."""
+    generates = model.abilities.generates
+    embedding = model.abilities.embedding
+    known = {
+        "completion": generates,
+        "tools": generates and tokenizer.chat_template is not None,
+        "insert": generates and tokenizer.fill_in is not None,
+        "thinking": generates and thinks(model),
+        "embedding": embedding is not None and (embedding.is_trained or not generates),
+    }
+    return [name for name, can in known.items() if can]
+
+
+@cache
+def described(folder: Path) -> Description:
+    """What the heads of a model's files say; without figures if they cannot be read. Reads them once."""
+    gguf = sorted(folder.glob("*.gguf"))
+    try:
+        return describe(gguf[0] if gguf else folder)
+    except ModelNotFoundError:
+        return _UNKNOWN
