@@ -1,6 +1,6 @@
 """Real engines on tiny models and on the embedded one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, FinishReason, SchedulerConfig
 from scheduler.scheduler import Scheduler
 from tests import tiny_vocabulary
-from tests.conftest import VOCAB_SIZE
+from tests.conftest import VOCAB_SIZE, give_back_memory
 from tests.engine import tiny_heads
 from tests.engine.swapping import SwappingLink, load_swapping
 
@@ -145,12 +145,14 @@ def benched_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def load(
     tiny_model: Callable[..., Path], benched_model: Callable[[str], Path], embedded_folder: Path
-) -> Callable[..., Harness]:
+) -> Iterator[Callable[..., Harness]]:
     """Returns a function from a family's name, or "embedded", a quantization, a tiny model's size of vocabulary, and
     what rows are rounded to, to a harness with the model. Families may also be those of RECURRENT and INDEXED.
+
+    A file's tests share them. To load tiny ones again takes less than to keep the memory of all.
     """
     made: dict[tuple[str, Quantization, int, Rows], Harness] = {}
 
@@ -166,14 +168,16 @@ def load(
                 model=embedded_folder if family == "embedded" else tiny(family),
                 quantization=quantization,
                 rows=rows,
-                kv_cache_gib=0.9 if family == "embedded" else 0.08 if is_benched else 0.02,
+                kv_cache_gib=0.3 if family == "embedded" else 0.08 if is_benched else 0.02,
                 max_num_seqs=34,
                 aux_model=None if family == "embedded" else tiny_model("qwen3", vocab_size),
             )
             made[key] = Harness(ModelRunner.load(config), has_aux_model=config.aux_model is not None)
         return made[key]
 
-    return make
+    yield make
+    made.clear()
+    give_back_memory()
 
 
 @pytest.fixture(scope="session")

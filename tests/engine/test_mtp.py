@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bench.speculation_matrix import FEATURES
+from bench.speculation_matrix import FEATURES, Feature
 from bench.tiny_models import write_tiny_model
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
@@ -60,14 +60,24 @@ def load(folder: Path, quantization: Quantization = "auto") -> Harness:
     return Harness(ModelRunner.load(config))
 
 
-@pytest.fixture(scope="module", params=[write_nextn, write_qwen])
+MODULES = [write_nextn, write_qwen]
+CASES = [
+    (write, name)
+    for which, write in enumerate(MODULES)
+    for index, (name, feature) in enumerate(FEATURES.items())
+    if index % 2 == which or replace(feature, sampling=SamplingParams()) != Feature(SamplingParams())
+]
+"""Each module with each feature of the engine, and one of them with each feature of sampling alone."""
+
+
+@pytest.fixture(scope="module")
 def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     harness = load(request.param(tmp_path_factory.mktemp("model")))
     yield harness
     harness.forget()
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(("harness", "feature"), CASES, indirect=["harness"])
 def test_equal_to_no_speculation(harness: Harness, feature: str) -> None:
     cell = harness.matrix().cell("mtp", feature)
     assert cell.is_equal

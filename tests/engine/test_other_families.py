@@ -107,7 +107,11 @@ def test_answers_are_those_of_generate(folder: Path) -> None:
     check(Harness(runner), folder, [EngineRequest(f"{i}", text, GREEDY, 12) for i, text in enumerate(texts)])
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("folder", "quantization"),
+    [(family, ("int8", "int4")[index % 2]) for index, family in enumerate(FAMILIES)],
+    indirect=["folder"],
+)
 def test_packed_weights_answer_the_same_alone_and_in_a_crowd(folder: Path, quantization: Quantization) -> None:
     harness = Harness(
         ModelRunner.load(RunnerConfig(folder, device="cpu", kv_cache_gib=0.01, quantization=quantization))

@@ -6,6 +6,7 @@
 #include "gumbel_max.h"
 #include "hydra.h"
 #include "kv_cache.h"
+#include "products.h"
 #include "runtime.h"
 #include "truncate.h"
 
