@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, PretrainedConfig, T5Config
+from transformers import BertConfig, GPT2Config, LlamaConfig, PretrainedConfig, RwkvConfig, T5Config
 
 from model_runner.assemble import assemble
 from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
@@ -68,7 +68,7 @@ def scaled_llama(kind: str) -> LlamaConfig:
     ("config", "reason"),
     [
         (T5Config(), "encoder-decoder"),
-        (MambaConfig(num_hidden_layers=2, hidden_size=32), "mamba"),
+        (RwkvConfig(num_hidden_layers=2, hidden_size=32), "rwkv"),
         (BertConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=2), "not causal"),
         (scaled_llama("dynamic"), "dynamic"),
         (scaled_llama("longrope"), "longrope"),

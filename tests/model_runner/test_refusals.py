@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     BltConfig,
-    FalconConfig,
     GitConfig,
     GPTJConfig,
     ModernBertDecoderConfig,
@@ -38,7 +37,6 @@ LOCAL = {**PART, "hidden_size_global": 32}
 WHISPER = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32, "encoder_layers": 1}
 
 FOREIGN: dict[str, Callable[[], PretrainedConfig]] = {
-    "falcon": lambda: FalconConfig(**TOKENS, hidden_size=32, num_hidden_layers=2, num_attention_heads=2),
     "gptj": lambda: GPTJConfig(**TOKENS, n_embd=32, n_layer=2, n_head=2, rotary_dim=8, n_positions=64),
     "git": lambda: GitConfig(**TOKENS, **SIZES, vision_config=VISION),
     "blt": lambda: BltConfig(
@@ -79,7 +77,7 @@ def test_models_that_meet_code_not_written_for_them(
 
 
 def test_the_trace_is_logged_as_debug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    AutoModelForCausalLM.from_config(FOREIGN["falcon"]()).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(FOREIGN["git"]()).save_pretrained(tmp_path)
     with caplog.at_level(logging.DEBUG, "samewise"), pytest.raises(UnsupportedModelError):
         ModelRunner.load(RunnerConfig(tmp_path, device="cpu", kv_cache_gib=0.01))
     assert any(record.exc_info for record in caplog.records if record.levelno == logging.DEBUG)
