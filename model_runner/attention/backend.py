@@ -33,7 +33,7 @@ class AttentionOptions:
     sums: Tensor | None = None
     """[tokens, heads, 2] float32 that receives each row's highest score, and the sum of its weights relative to it.
 
-    That of a row that sees nothing is 0, and its output is undefined."""
+    For a row that sees nothing the sum is 0, and the output undefined."""
 
     @property
     def reach(self) -> int | None:

@@ -149,7 +149,7 @@ def load(
     tiny_model: Callable[..., Path], benched_model: Callable[[str], Path], embedded_folder: Path
 ) -> Callable[..., Harness]:
     """Returns a function from a family's name, or "embedded", a quantization, a tiny model's size of vocabulary, and
-    what rows are rounded to, to a harness with the model. Families may also be those of RECURRENT and INDEXED.
+    what rows are rounded to, to a harness with the model. Families of RECURRENT and INDEXED are allowed, too.
     """
     made: dict[tuple[str, Quantization, int, Rows], Harness] = {}
 
