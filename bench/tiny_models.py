@@ -407,7 +407,7 @@ _CASES: Mapping[str, dict[str, Any]] = {
         **_DELTA,
         **_SHARED,
         "layer_types": ["linear_attention"] * 3 + ["indexed_attention"],
-        "indexer_n_heads": 2,
+        "indexer_n_heads": 16,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 16,
         "indexer_budget": 16,

@@ -65,6 +65,7 @@ Layers may keep, instead of keys and values of all positions:
 | a window, or a chunk of positions | Gemma 2 to 4, gpt-oss, Mistral, OLMo 3, Llama 4 and others |
 | latents (on CPU) | DeepSeek V2 and V3, GLM-4.7-Flash, MiniCPM 3, Kimi-Linear and others |
 | index keys (only on CPU) | DeepSeek V3.2, GLM-5, A.X-K2, Hunyuan V4, Mistral Large 4, MiniMax M3, Qwen4 and others |
+| compressed entries (only on CPU) | DeepSeek V4 |
 | gated delta nets | Qwen3.5, Qwen3.6, Qwen3-Next, OLMo hybrid |
 | Kimi delta attention | Kimi-Linear, Ling (`bailing_hybrid`) |
 | selective scans (Mamba) | Mamba, Falcon-Mamba, Jamba, Zamba |

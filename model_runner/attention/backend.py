@@ -33,7 +33,7 @@ class AttentionOptions:
     sums: Tensor | None = None
     """[tokens, heads, 2] float32 that receives each row's highest score, and the sum of its weights relative to it.
 
-    That of a row that sees nothing is 0, and its output is undefined."""
+    For a row that sees nothing the sum is 0, and the output undefined."""
     sees_spans: bool = False
     """Whether a query in a span of the batch sees all of it: what comes after the query, too, and what is outside of
     the window (images of Gemma 3 and 4)."""

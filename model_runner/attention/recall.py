@@ -1,5 +1,7 @@
 """Rows that are kept by position in the paged cache, and read back where a block of positions ends."""
 
+# Short: two backends use it.
+
 import numpy as np
 import torch
 from torch import Tensor

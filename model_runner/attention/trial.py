@@ -53,7 +53,7 @@ def first_difference(attention: AttentionBackend[Any], cache: KVCache, dtype: to
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
-    """Whether two results are equal; a selection may be stored in more numbers beside longer choices."""
+    """Whether two results are equal; a selection takes more numbers next to longer choices."""
     width = min(found.shape[-1], expected.shape[-1])
     return torch.equal(found[..., :width], expected[..., :width])
 

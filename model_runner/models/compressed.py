@@ -1,4 +1,4 @@
-"""Compressed entries of DeepSeek V4: keys and values that stand for a block of positions, beside a window.
+"""Compressed entries of DeepSeek V4: keys and values that stand for a block of positions, next to a window.
 
 An entry is a mean of the rows of its block, and in one kind of layer of the block before, too, weighted by a softmax of
 gates for each channel. It is computed with the last token of its block and stored at that token's place in the paged
@@ -54,7 +54,7 @@ def _compress(
     *arguments: Any,
     **keywords: Any,
 ) -> Any:
-    """[1, T, hidden] -> no entries for transformers' own attention, because ours sees them beside the window."""
+    """[1, T, hidden] -> no entries for transformers' own attention, because ours sees them next to the window."""
     step: Any = find()
     if step is None:
         return original(hidden_states, q_residual, position_ids, *arguments, **keywords)
@@ -83,7 +83,7 @@ def _select(step: Compressing, indexer: Any, hidden_states: Tensor, q_residual: 
 def _entries(step: Compressing, module: Any, hidden_states: Tensor, *, overlaps: bool) -> Tensor:
     """[1, T, hidden] -> [T, 1, dim]: the entry of each token that ends a block, and zeros for other tokens.
 
-    With `overlaps`, rows have two parts: one for the entry of the next block, and one for that of their own.
+    With `overlaps`, rows have two parts: one for the next block's entry, and one for their own block's.
     """
     rate, dim = module.compress_rate, module.head_dim
     rows = torch.cat((module.kv_proj(hidden_states), module.gate_proj(hidden_states)), -1)[0]

@@ -294,8 +294,8 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    by_mask = attention_mask.selection if isinstance(attention_mask, Mask) else None
-    selection = next((one for one in (indices, block_indices, by_mask) if one is not None), None)
+    selections = indices, block_indices, getattr(attention_mask, "selection", None)
+    selection = next((one for one in selections if one is not None), None)
     options = AttentionOptions(
         scale, sliding_window, softcap, _chunk_of(module), s_aux, selection, sees_spans=sees_images(module)
     )
@@ -307,9 +307,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     if latents is not None:
         queries = latents.absorb(queries)
     output = step.of(module, queries, key[0].transpose(0, 1), value[0].transpose(0, 1), options)
-    if latents is not None:
-        output = latents.expand(output)
-    return output.unsqueeze(0), None
+    return (output if latents is None else latents.expand(output)).unsqueeze(0), None
 
 
 def _attend_alone(

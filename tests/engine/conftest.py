@@ -150,7 +150,7 @@ def load(
     tiny_model: Callable[..., Path], benched_model: Callable[[str], Path], embedded_folder: Path
 ) -> Iterator[Callable[..., Harness]]:
     """Returns a function from a family's name, or "embedded", a quantization, a tiny model's size of vocabulary, and
-    what rows are rounded to, to a harness with the model. Families may also be those of RECURRENT and INDEXED.
+    what rows are rounded to, to a harness with the model. Families of RECURRENT and INDEXED are allowed, too.
 
     A file's tests share them. To load tiny ones again takes less than to keep the memory of all.
     """

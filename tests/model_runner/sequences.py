@@ -33,7 +33,7 @@ LIMITED = [SINKS, WINDOW_AND_SINKS, CHUNKS, SMALL_CHUNKS_AND_SINKS]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Indexed(AttentionOptions):
-    """For a layer with an indexer, whose queries and keys are attention's own, and those of the first head."""
+    """For a layer with an indexer, with attention's own queries, and the first head's keys."""
 
     index: IndexOptions = field(kw_only=True)
     by_head: bool = False

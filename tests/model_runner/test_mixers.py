@@ -1,4 +1,4 @@
-"""Recurrent mixers of transformers on the server's recurrences, against transformers' own pass over the whole text."""
+"""Recurrent mixers and indexers of transformers on the server's caches, against transformers' pass over the text."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,6 +50,7 @@ FAMILIES = [
     "zamba",
     "zamba2",
 ]
+WITH_INDEXERS = ["deepseek_v32", "deepseek_v4", "hy_v4", "minimax_m3_vl_text", "mistral_large4", "qwen4_exp_text"]
 
 
 class NoAttention(AttentionBackend[None]):
@@ -117,7 +118,7 @@ def prompts() -> list[list[int]]:
     return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in (75, 40)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_INDEXERS])
 def test_flat_batches_give_the_logits_of_the_whole_text(family: str, tmp_path: Path) -> None:
     write_tiny_model(family, tmp_path)
     reference: Any = auto_class(AutoConfig.from_pretrained(tmp_path)).from_pretrained(tmp_path, dtype=torch.float32)

@@ -62,8 +62,8 @@ enum SwBlockFormat {
   SW_Q4_ZERO = 1000
 };
 enum SwActivation { SW_SILU = 0, SW_GELU_TANH = 1, SW_CLAMPED_SILU = 2 };  // the last one for experts alone
-// A block's score is the highest of its positions', or that of its last position. Then a row always sees the block that is
-// not full yet, in addition to the others.
+// A block's score: the highest of its positions' scores, or its last position's score. With the latter, a row also sees
+// the block that is not full yet.
 enum SwPooling { SW_HIGHEST = 0, SW_LAST = 1 };
 enum SwScoring { SW_SOFTMAX = 0, SW_SIGMOID = 1 };
 
