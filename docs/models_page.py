@@ -184,6 +184,7 @@ NAMES = {
     "Ministral": "Ministral",
     "Mistral": "Mistral",
     "Mixtral": "Mixtral",
+    "NemotronH": "Nemotron-H without experts",
     "Phi3": "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
     "Phi4Multimodal": "Phi-4-multimodal (text)",
     "Qwen2": "Qwen2, Qwen2.5",
@@ -202,7 +203,10 @@ NAMES = {
 
 def render_models() -> str:
     """The page."""
-    layers = {name.rpartition(".")[2].removesuffix("DecoderLayer"): family for name, family in LAYER_FAMILIES.items()}
+    layers = {
+        name.rpartition(".")[2].removesuffix("DecoderLayer").removesuffix("Block"): family
+        for name, family in LAYER_FAMILIES.items()
+    }
     if layers.keys() != NAMES.keys():
         raise SystemExit(f"docs/models_page.py: NAMES and the families differ in {layers.keys() ^ NAMES.keys()}")
     rows = [

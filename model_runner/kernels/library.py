@@ -386,7 +386,8 @@ class Kernels:
 
     def decoder_layer(self, layer: CData, step: CData, cos: Tensor, sin: Tensor, hidden: Tensor) -> Tensor:
         """Run an SwDecoderLayer on hidden [T, hidden] with cos and sin [T, rotary_dim]; returns [T, hidden]."""
-        if not (layer.cache.keys or layer.delta_net or layer.mamba2 or layer.short_convolution):
+        bound = layer.cache.keys or layer.delta_net or layer.mamba2 or layer.short_convolution
+        if layer.mixer_input.outputs and not bound:
             raise ValueError("a decoder layer needs a cache or states before its first step")
         count, rotary_dim = step.num_tokens, layer.rotary_dim
         output = torch.empty_like(hidden)

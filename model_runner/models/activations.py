@@ -64,6 +64,12 @@ def xielu(module: hf.XIELUActivation) -> Callable[[Tensor], Tensor]:
 _LINEAR_FROM = 20.0
 """Where softplus(x) becomes x, as in torch."""
 
+
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0)²."""
+    return torch.relu(x).square_()
+
+
 EXACT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.SiLU: silu,
     hf.SiLUActivation: silu,
@@ -78,7 +84,7 @@ EXACT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     # These do not depend on the position:
     nn.ReLU: torch.relu,
     nn.Tanh: torch.tanh,
-    hf.ReLUSquaredActivation: lambda x: torch.relu(x).square_(),
+    hf.ReLUSquaredActivation: relu_squared,
     hf.LinearActivation: lambda x: x,
 }
 """The exact implementation of each activation class."""

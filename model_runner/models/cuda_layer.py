@@ -52,6 +52,8 @@ class CudaDecoderLayer(nn.Module):
         self.index = index
         self._activation = form.activation
         assert isinstance(form.mixer, AttentionForm), "recurrent layers stay modules"
+        assert form.mixer_input is not None
+        assert form.mixer_output is not None
         self._options = form.mixer.options
         self._uses_rotary = form.mixer.uses_rotary
         self._residual_scale = form.residual_scale

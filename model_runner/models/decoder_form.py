@@ -30,7 +30,8 @@ from model_runner.recurrence.backend import (
     ShortConvolutionParameters,
 )
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu_squared"]
+"""The last one is for MLPs without a gate, and all others have one."""
 Scoring = Literal["softmax", "sigmoid"]
 
 _NAMES: dict[str, Activation] = {
@@ -40,6 +41,7 @@ _NAMES: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu_squared",
 }
 """Activations by their names in configurations."""
 
@@ -128,7 +130,7 @@ class RecurrentForm:
 
 @dataclass(frozen=True, slots=True)
 class DecoderForm:
-    """A decoder layer: norm, mixer, norm, gated MLP; mixer and MLP each have a residual.
+    """A decoder layer: norm, mixer, norm, gated MLP; mixer and MLP each have a residual. It may lack one of the two.
 
         x = x + residual_scale * post_norm(mixer_output(mixer(mixer_input(norm(x)))))
         x = x + residual_scale * post_norm(down(activation(gate(norm(x))) * up(norm(x))))
@@ -139,9 +141,9 @@ class DecoderForm:
 
     hidden: int
     """Width of the residual stream."""
-    mixer: AttentionForm | RecurrentForm
-    mixer_input: Linear
-    mixer_output: Linear
+    mixer: AttentionForm | RecurrentForm | None
+    mixer_input: Linear | None
+    mixer_output: Linear | None
     gate_up: Linear | None  # outputs: gate, up
     down: Linear | None
     norms: Norms
@@ -172,15 +174,20 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
     Returns:
         None if the configuration asks for something that is not in the common family.
     """
-    activation = _NAMES.get(family.activation_name(config))
-    if activation is None:
+    activation, parts = _NAMES.get(family.activation_name(config)), family.parts(config, layer)
+    if activation is None or parts is None or (activation == "relu_squared") == family.has_gate:
         return None
-    if (recurrent := family.recurrent) is not None and config.layer_types[layer] in recurrent.kinds:
-        mixing = _read_recurrent(recurrent, config, parameters)
+    mixing = _NO_MIXER
+    if parts == "mlp":
+        family = replace(family, norms=replace(family.norms, attention=None))
+    elif (recurrent := family.recurrent) is not None and config.layer_types[layer] in recurrent.kinds:
+        mixing = _read_recurrent(recurrent, config, family.norm_eps(config), parameters)
     else:
         mixing = _read_attention(family, config, layer, parameters) if family.attends(config, layer) else None
     if mixing is None:
         return None
+    if parts == "mixer":
+        family = replace(family, norms=replace(family.norms, mlp=None), gate_up=())
     experts, mixture = None, family.mixture
     if mixture is not None and parameters.has(f"{mixture.router}.weight"):
         experts = _read_experts(mixture, config, activation, parameters)
@@ -189,6 +196,7 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
         family = _beside_experts(family, mixture, parameters)
     hidden = config.hidden_size
     gate_up = parameters.linear(family.gate_up, None, hidden) if family.gate_up else None
+    gates = 2 if family.has_gate else 1
     has_heads = isinstance(mixing.mixer, AttentionForm)
     return DecoderForm(
         hidden=hidden,
@@ -196,7 +204,7 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
         mixer_input=mixing.input,
         mixer_output=mixing.output,
         gate_up=gate_up,
-        down=None if gate_up is None else parameters.linear([family.down], hidden, gate_up.outputs // 2),
+        down=None if gate_up is None else parameters.linear([family.down], hidden, gate_up.outputs // gates),
         norms=_norms(family, config, head_dim(config) if has_heads else None, parameters),
         activation=activation,
         residual_scale=family.residual_scale(config),
@@ -208,9 +216,12 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
 class _Mixing:
     """A layer's mixer with its linears."""
 
-    mixer: AttentionForm | RecurrentForm
-    input: Linear
-    output: Linear
+    mixer: AttentionForm | RecurrentForm | None
+    input: Linear | None
+    output: Linear | None
+
+
+_NO_MIXER: "_Mixing | None" = _Mixing(None, None, None)
 
 
 def _read_attention(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> _Mixing:
@@ -251,13 +262,13 @@ def _read_gated_qkv(family: LayerFamily, sizes: tuple[int, int, int], hidden: in
     return joined([in_order(stored, queries.flatten()), others, in_order(stored, gates.flatten())])
 
 
-def _read_recurrent(recurrent: Recurrent, config: Config, parameters: Parameters) -> _Mixing | None:
+def _read_recurrent(recurrent: Recurrent, config: Config, eps: float, parameters: Parameters) -> _Mixing | None:
     """None if the kernels do not support what the configuration asks for."""
     match recurrent:
         case DeltaNet():
-            return _read_delta_net(recurrent, config, parameters.below(recurrent.path))
+            return _read_delta_net(recurrent, config, eps, parameters.below(recurrent.path))
         case Mamba2():
-            return _read_mamba2(config, parameters.below(recurrent.path))
+            return _read_mamba2(recurrent, config, eps, parameters.below(recurrent.path))
         case ShortConvolution():
             return _read_short_convolution(config, parameters.below(recurrent.path))
 
@@ -267,7 +278,7 @@ def _read_convolution(name: str, channels: int, kernel: int, own: Parameters) ->
     return own.require(f"{name}.weight", channels, 1, kernel)[:, 0], own.tensor(f"{name}.bias", channels)
 
 
-def _read_delta_net(net: DeltaNet, config: Config, own: Parameters) -> _Mixing | None:
+def _read_delta_net(net: DeltaNet, config: Config, eps: float, own: Parameters) -> _Mixing | None:
     hidden, heads, key_heads = config.hidden_size, config.linear_num_value_heads, config.linear_num_key_heads
     key_dim, value_dim = config.linear_key_head_dim, config.linear_value_head_dim
     shape = RecurrentShape(heads, key_heads, key_dim, value_dim, delta=True, per_channel=False)
@@ -279,7 +290,7 @@ def _read_delta_net(net: DeltaNet, config: Config, own: Parameters) -> _Mixing |
         a_log=own.require("A_log", heads),
         dt_bias=own.require("dt_bias", heads),
         norm=own.require("norm.weight", value_dim),
-        norm_eps=config.rms_norm_eps,
+        norm_eps=eps,
     )
     outputs = (channels + width, 2 * heads) if net.by_key_head else (channels, width, heads, heads)
     inputs = [own.linear([name], count, hidden) for name, count in zip(net.inputs, outputs, strict=True)]
@@ -288,21 +299,22 @@ def _read_delta_net(net: DeltaNet, config: Config, own: Parameters) -> _Mixing |
     return _Mixing(RecurrentForm(shape, net_parameters), joined(inputs), own.linear(["out_proj"], hidden, width))
 
 
-def _read_mamba2(config: Config, own: Parameters) -> _Mixing | None:
-    hidden, heads, groups = config.hidden_size, config.mamba_n_heads, config.mamba_n_groups
-    shape = RecurrentShape(heads, groups, config.mamba_d_state, config.mamba_d_head, delta=False, per_channel=False)
+def _read_mamba2(names: Mamba2, config: Config, eps: float, own: Parameters) -> _Mixing | None:
+    sizes = (getattr(config, name) for name in (names.heads, names.groups, names.state, names.head_dim, names.kernel))
+    hidden, (heads, groups, state, head_dim, kernel) = config.hidden_size, sizes
+    shape = RecurrentShape(heads, groups, state, head_dim, delta=False, per_channel=False)
     width = heads * shape.value_dim
     channels = width + 2 * groups * shape.key_dim
-    if not shape.is_whole or _NAMES.get(config.hidden_act) != "silu":
+    if not shape.is_whole or _NAMES.get(getattr(config, names.activation)) != "silu":
         return None
-    least, most = config.time_step_limit
+    least, most = names.step_limits(config)
     mamba = Mamba2Parameters(
-        *_read_convolution("conv1d", channels, config.mamba_d_conv, own),
+        *_read_convolution("conv1d", channels, kernel, own),
         a_log=own.require("A_log", heads),
         dt_bias=own.require("dt_bias", heads),
         d=own.require("D", heads),
         norm=own.require("norm.weight", width),
-        norm_eps=config.rms_norm_eps,
+        norm_eps=eps,
         norm_groups=groups,
         step_limits=(least, most),
     )
@@ -328,8 +340,10 @@ def _in_usual_order(inputs: Sequence[Linear], shape: RecurrentShape) -> list[Lin
     return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
 
 
-def mixer_linears(family: LayerFamily, mixer: AttentionForm | RecurrentForm) -> Sequence[str]:
+def mixer_linears(family: LayerFamily, mixer: AttentionForm | RecurrentForm | None) -> Sequence[str]:
     """Paths of a mixer's linears below the layer."""
+    if mixer is None:
+        return ()
     if isinstance(mixer, AttentionForm):
         return *family.qkv, family.attention_output
     assert family.recurrent is not None

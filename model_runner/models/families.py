@@ -9,8 +9,9 @@ A model can be in the table if the rest is only this: an embedding, rotary cos a
 and a linear head. `ModelFamily` names possible factors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -101,11 +102,18 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """Likewise for Mamba 2."""
+    """Likewise for Mamba 2. Sizes are names of entries of the configuration."""
 
     path: str = "mamba"
     kinds: frozenset[str] = frozenset({"linear_attention", "mamba"})
     linears: Sequence[str] = ("in_proj", "out_proj")
+    heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    groups: str = "mamba_n_groups"
+    state: str = "mamba_d_state"
+    kernel: str = "mamba_d_conv"
+    activation: str = "hidden_act"
+    step_limits: Callable[[Config], Sequence[float]] = attrgetter("time_step_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,10 @@ class LayerFamily:
     residual_scale: Callable[[Config], float] = lambda config: 1.0
     attends: Callable[[Config, int], bool] = lambda config, layer: True
     """False for layers of the same class without standard causal attention."""
+    parts: Callable[[Config, int], Literal["both", "mixer", "mlp"] | None] = lambda config, layer: "both"
+    """Whether a layer has a mixer and an MLP, or one of them; None for layers of another kind."""
+    has_gate: bool = True
+    """Whether the MLP has a gate."""
     recurrent: Recurrent | None = None
     """How recurrent mixers are read, for layers that have them."""
     mixture: Mixture | None = None
@@ -260,6 +272,35 @@ _GRANITE_HYBRID_LAYER = replace(
     uses_rotary=lambda config, layer: config.position_embedding_type == "rope",
     recurrent=Mamba2(),
 )
+_NEMOTRON_H_LAYER = LayerFamily(
+    norms=NormNames("norm", mlp="norm"),
+    norm_eps=attrgetter("layer_norm_epsilon"),
+    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    attention_output="mixer.o_proj",
+    gate_up=("mixer.up_proj",),
+    down="mixer.down_proj",
+    activation="mixer.act_fn",
+    activation_name=attrgetter("mlp_hidden_act"),
+    uses_rotary=lambda config, layer: False,
+    # Its experts have no gate either, which only the modules support.
+    parts=lambda config, layer: _NEMOTRON_H_PARTS.get(config.layer_types[layer]),
+    has_gate=False,
+    recurrent=Mamba2(
+        "mixer",
+        heads="mamba_num_heads",
+        head_dim="mamba_head_dim",
+        groups="n_groups",
+        state="ssm_state_size",
+        kernel="conv_kernel",
+        activation="mamba_hidden_act",
+        step_limits=lambda config: (config.time_step_min, inf),
+    ),
+)
+_NEMOTRON_H_PARTS: Mapping[str, Literal["mixer", "mlp"]] = {
+    "linear_attention": "mixer",
+    "full_attention": "mixer",
+    "mlp": "mlp",
+}
 _LFM2_LAYER = LayerFamily(
     norms=NormNames("operator_norm", mlp="ffn_norm", query="self_attn.q_layernorm", key="self_attn.k_layernorm"),
     norm_eps=attrgetter("norm_eps"),
@@ -307,6 +348,8 @@ class ModelFamily:
 
     decoder: str = "model"
     """Path of the module with embedding, layers, norm and rotary positions."""
+    embedding: str = "embed_tokens"
+    """Path of the embedding, below the decoder."""
     stored_decoders: tuple[str, ...] = ("model.", "")
     """Prefixes of the decoder's weights in checkpoints; a checkpoint has one of them."""
     ignored: tuple[str, ...] = ()
@@ -369,6 +412,8 @@ class Family:
     """Its name in configurations, if it is not the folder's."""
     model_class: str = "ForCausalLM"
     """Ending of the model's class name."""
+    layer_class: str = "DecoderLayer"
+    """Ending of the layers' class name."""
 
     @property
     def has_text_config(self) -> bool:
@@ -412,6 +457,14 @@ _KNOWN = (
     Family("ministral", "Ministral", LayerFamily(window=_layer_window)),
     Family("mistral", "Mistral", LayerFamily(window=_model_window)),
     Family("mixtral", "Mixtral", LayerFamily(window=_model_window, mixture=_MIXTRAL_MIXTURE)),
+    Family(
+        "nemotron_h", "NemotronH", _NEMOTRON_H_LAYER,
+        ModelFamily(
+            embedding="embeddings", stored_decoders=("model.", "backbone."), norm="norm_f",
+            norm_eps=attrgetter("layer_norm_epsilon"),
+        ),
+        layer_class="Block",
+    ),
     Family("phi3", "Phi3", _PHI3_LAYER, _PARTIAL_MODEL),
     Family("phi4_multimodal", "Phi4Multimodal", _PHI3_LAYER, _PHI4_MODEL),
     Family("qwen2", "Qwen2", LayerFamily(window=_layer_window)),
@@ -438,7 +491,7 @@ _KNOWN = (
     ),
 )  # fmt: skip
 
-LAYER_FAMILIES = {family.name("DecoderLayer"): family.layer for family in _KNOWN}
+LAYER_FAMILIES = {family.name(family.layer_class): family.layer for family in _KNOWN}
 """How to read a layer, by the full name of its class. Names, because importing every family takes seconds."""
 MODEL_CLASSES = {family.name(family.model_class): family for family in _KNOWN}
 """Families by the full name of the model's class."""

@@ -92,7 +92,8 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
     if family is None or not family.model.is_plain(config, text):
         return None
     prefix = next(
-        (one for one in family.model.stored_decoders if f"{one}embed_tokens.weight" in checkpoint.shapes), None
+        (one for one in family.model.stored_decoders if f"{one}{family.model.embedding}.weight" in checkpoint.shapes),
+        None,
     )
     if prefix is None or any(f"{name}.bias" in checkpoint.shapes for name in _HEADS):
         return None
@@ -104,10 +105,10 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
         for index in range(text.num_hidden_layers)
     ]
     known = [layer for layer in layers if layer is not None]
-    frequencies = rotary_frequencies(family.model, text)
+    frequencies = rotary_frequencies(family.model, text) if any(layer.uses_rotary for layer in known) else {}
     if len(known) < len(layers) or not known or frequencies is None:
         return None
-    embedding = decoder.linear(["embed_tokens"], text.vocab_size, text.hidden_size)
+    embedding = decoder.linear([family.model.embedding], text.vocab_size, text.hidden_size)
     norm = decoder.require(f"{family.model.norm}.weight", text.hidden_size).float()
     head = _read_head(config, text, parameters, embedding)
     _use_unneeded(family.model, config, parameters)
@@ -158,7 +159,7 @@ def _small_tensors(layer: DecoderForm) -> list[Tensor]:
     tensors += [linear.bias for linear in _linears(layer)]
     if isinstance(layer.mixer, AttentionForm):
         tensors.append(layer.mixer.options.sinks)
-    else:
+    elif layer.mixer is not None:
         parameters = layer.mixer.parameters
         tensors += [getattr(parameters, one.name) for one in fields(parameters)]
     if (experts := layer.experts) is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm
+from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm, RecurrentForm
 from model_runner.models.families import ClampedGate
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from model_runner.models.hf_attention import StepAttention
     from model_runner.models.mixers import StepStates
 
-_ACTIVATIONS: dict[Activation, str] = {"silu": "SW_SILU", "gelu_tanh": "SW_GELU_TANH"}
+_ACTIVATIONS: dict[Activation, str] = {
+    "silu": "SW_SILU",
+    "gelu_tanh": "SW_GELU_TANH",
+    "relu_squared": "SW_RELU_SQUARED",
+}
 _SCORINGS = {"softmax": "SW_SOFTMAX", "sigmoid": "SW_SIGMOID"}
 _ROUTER_PANEL = 16
 
@@ -167,7 +171,7 @@ class FusedDecoderLayer(nn.Module):
     def bind_states(self, recurrence: NativeRecurrence, indices: tuple[int, int]) -> None:
         """Set which recurrence and convolution of a cache the layer has; call it before the first forward."""
         mixer = self.mixer
-        assert not isinstance(mixer, AttentionForm)
+        assert isinstance(mixer, RecurrentForm)
         self._bound = recurrence.bind(indices, lambda: mixer.parameters)
         setattr(self.struct, self._bound.field, self._bound.struct)
 
@@ -188,7 +192,9 @@ class FusedDecoderLayer(nn.Module):
 
     def _take_part(self, attention: "StepAttention") -> None:
         """Bind the layer to what its mixer has next in a pass of the model's modules."""
-        if not isinstance(self.mixer, AttentionForm):
+        if self.mixer is None:
+            return
+        if isinstance(self.mixer, RecurrentForm):
             recurs, step_states = self.mixer.recurrence is not None, cast("StepStates", attention.states)
             recurrence, indices, states = step_states.next_mixer(recurs=recurs)
             assert isinstance(recurrence, NativeRecurrence), "kernels run the layer and its recurrence"

@@ -155,7 +155,7 @@ class NativeModel:
         for layer in self.layers:
             if isinstance(layer.mixer, AttentionForm):
                 layer.bind(next(remaining))
-            else:
+            elif layer.mixer is not None:
                 assert recurrence is not None, "the model has recurrent layers"
                 layer.bind_states(recurrence, (recurrences, convolutions))
                 recurrences, convolutions = recurrences + (layer.mixer.recurrence is not None), convolutions + 1

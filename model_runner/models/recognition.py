@@ -6,14 +6,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from model_runner.models.activations import EXACT, gelu_tanh, silu
+from model_runner.models.activations import EXACT, gelu_tanh, relu_squared, silu
 from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, mixer_linears, read_form
 from model_runner.models.experts import has_usual_gate
 from model_runner.models.families import LAYER_FAMILIES, LayerFamily
 from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.parameters import Parameters, TensorCheckpoint
 
-_FUNCTIONS: dict[Callable[[Tensor], Tensor] | None, Activation] = {silu: "silu", gelu_tanh: "gelu_tanh"}
+_FUNCTIONS: dict[Callable[[Tensor], Tensor] | None, Activation] = {
+    silu: "silu",
+    gelu_tanh: "gelu_tanh",
+    relu_squared: "relu_squared",
+}
 
 
 def recognise(layer: nn.Module) -> DecoderForm | None:
@@ -61,7 +65,10 @@ def replace_recognised(
         for place in range(len(layers)):
             form = recognise(layers[place])
             if form is not None and not (only_common and _is_special(form)):
-                layers[place] = make(_found(layers[place], "layer_idx"), form)
+                made = make(_found(layers[place], "layer_idx"), form)
+                # Nemotron-H's model reads it:
+                made.block_type = getattr(layers[place], "block_type", None)  # type: ignore[assignment]
+                layers[place] = made
                 replaced += 1
     return replaced
 

@@ -198,6 +198,16 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "norm_eps": 0.03,
         "conv_bias": True,
     },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+        "layer_norm_epsilon": 0.03,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 32,
+        "n_groups": 2,
+        "time_step_min": 0.5,
+        "mlp_bias": True,
+    },
     "qwen3_5_text": {
         **_DELTA_NETS,
         "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],

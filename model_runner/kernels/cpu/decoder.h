@@ -84,6 +84,21 @@ class LayerRun {
       : pool_(pool), layer_(layer), step_(step_of(layer.cache, step)), scratch_(scratch) {}
 
   void run(const Rotation &rotation, const float *input, float *output) {
+    if (layer_.mixer_input.outputs) {
+      mix(rotation, input, output);
+      input = output;
+    }
+    if (layer_.experts) return add_experts(*layer_.experts, input, output);
+    if (!layer_.gate_up.outputs) return;
+    quantize_normed(input, layer_.mlp_norm, layer_.gate_up);
+    multiply(layer_.gate_up, scratch_.wide, scratch_.wide_stride);
+    each_row([&](int64_t row) { quantize_gated(row); });
+    add_linear(layer_.down, layer_.mlp_post_norm, input, output);
+  }
+
+ private:
+  // output = input + the mixer's output.
+  void mix(const Rotation &rotation, const float *input, float *output) {
     quantize_normed(input, layer_.attention_norm, layer_.mixer_input);
     multiply(layer_.mixer_input, scratch_.wide, scratch_.wide_stride);
     if (is_recurrent(layer_))
@@ -93,15 +108,8 @@ class LayerRun {
       run_attention(rotation);
     each_row([&](int64_t row) { quantize(narrow(row), layer_.mixer_output, row); });
     add_linear(layer_.mixer_output, layer_.attention_post_norm, input, output);
-
-    if (layer_.experts) return add_experts(*layer_.experts, output);
-    quantize_normed(output, layer_.mlp_norm, layer_.gate_up);
-    multiply(layer_.gate_up, scratch_.wide, scratch_.wide_stride);
-    each_row([&](int64_t row) { quantize_gated(row); });
-    add_linear(layer_.down, layer_.mlp_post_norm, output, output);
   }
 
- private:
   float *wide(int64_t row) const { return scratch_.wide + row * scratch_.wide_stride; }
   float *narrow(int64_t row) const { return scratch_.narrow + row * scratch_.narrow_stride; }
 
@@ -165,8 +173,8 @@ class LayerRun {
     add_scaled(from + row * hidden, narrow(row), layer_.residual_scale, hidden, to + row * hidden);
   }
 
-  // x += residual_scale * post_norm(sum of the experts' outputs, plus the MLP's output if there is an MLP).
-  void add_experts(const SwExperts &experts, float *x) {
+  // to = x + residual_scale * post_norm(sum of the experts' outputs, plus the MLP's output if there is an MLP).
+  void add_experts(const SwExperts &experts, const float *x, float *to) {
     ExpertsRun run(pool_, experts, step_.num_tokens, scratch_.experts);
     quantize_normed(x, layer_.mlp_norm, experts.gate_up[0]);
     if (layer_.mlp_norm)
@@ -182,7 +190,7 @@ class LayerRun {
     }
     each_row([&](int64_t row) {
       run.add(row, has_mlp ? narrow(row) : nullptr, narrow(row));
-      add_narrow(row, layer_.mlp_post_norm, x, x);
+      add_narrow(row, layer_.mlp_post_norm, x, to);
     });
   }
 
@@ -204,7 +212,7 @@ class LayerRun {
   }
 
   void quantize_gated(int64_t row) const {
-    gate_row(layer_.activation, wide(row), layer_.intermediate);
+    activate_row(layer_.activation, wide(row), layer_.intermediate);
     quantize(wide(row), layer_.down, row);
   }
 

@@ -194,6 +194,20 @@ inline void gate_row(int32_t activation, float *row, int64_t n) {
     gated(row, row + n, n, [](Vec gate, Vec up) { return gelu_tanh(gate) * up; });
 }
 
+// x[i] = max(x[i], 0)^2. NaN stays NaN.
+inline void square_positive(float *x, int64_t n) {
+  gated(x, x, n, [](Vec x, Vec) {
+    const Vec positive = x < Vec{} ? Vec{} : x;
+    return positive * positive;
+  });
+}
+
+// Activates the row of an MLP: [n] for SW_RELU_SQUARED, otherwise as gate_row.
+inline void activate_row(int32_t activation, float *row, int64_t n) {
+  if (activation == SW_RELU_SQUARED) return square_positive(row, n);
+  gate_row(activation, row, n);
+}
+
 // Activates a row [2 * n] as SW_CLAMPED_SILU does. NaN stays NaN.
 inline void gate_clamped_row(float alpha, float limit, float *row, int64_t n) {
   gated(row, row + n, n, [=](Vec gate, Vec up) {

@@ -61,7 +61,8 @@ enum SwBlockFormat {
   // 32 weights scale * (level - zero) of other files: scale in half precision, zero in one byte, nibbles as in Q4_0.
   SW_Q4_ZERO = 1000
 };
-enum SwActivation { SW_SILU = 0, SW_GELU_TANH = 1, SW_CLAMPED_SILU = 2 };  // the last one for experts alone
+// SW_CLAMPED_SILU is for experts alone, SW_RELU_SQUARED for an MLP without a gate.
+enum SwActivation { SW_SILU = 0, SW_GELU_TANH = 1, SW_CLAMPED_SILU = 2, SW_RELU_SQUARED = 3 };
 // A block's score: the highest of its positions' scores, or its last position's score. With the latter, a row also sees
 // the block that is not full yet.
 enum SwPooling { SW_HIGHEST = 0, SW_LAST = 1 };
@@ -274,7 +275,8 @@ typedef struct SwExperts {
 // and has 0 outputs if the layer has no MLP.
 //
 // A layer may have one of three recurrent mixers in the place of the attention. With a short convolution, that is c times
-// the convolution of b times x.
+// the convolution of b times x. If mixer_input has 0 outputs, the layer is an MLP with its norm; without an MLP and
+// experts it is a mixer with its norm.
 typedef struct SwDecoderLayer {
   int32_t hidden;
   int32_t intermediate;
@@ -292,7 +294,7 @@ typedef struct SwDecoderLayer {
   // short convolution: b, c, x.
   SwWeight mixer_input;
   SwWeight mixer_output;
-  SwWeight gate_up;              // outputs: gate, then up
+  SwWeight gate_up;       // outputs: gate, then up; up alone for SW_RELU_SQUARED
   SwWeight down;
   const float *attention_norm;       // [hidden] before the attention; null for none
   const float *attention_post_norm;  // [hidden] on the attention's output; null for none

@@ -127,7 +127,7 @@ def layer_errors(
 
     def compare(layer: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any], answer: Tensor) -> None:
         attention.states = own_states
-        result = next(layers)(args[0], attention=attention, position_embeddings=kwargs["position_embeddings"])
+        result = next(layers)(args[0], attention=attention, position_embeddings=kwargs.get("position_embeddings"))
         errors.append((result - answer).norm(dim=-1)[0] / (answer - args[0]).norm(dim=-1)[0])
 
     for layer in model.model.layers:
