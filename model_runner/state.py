@@ -198,7 +198,7 @@ class RunnerState:
             groups=self._group_tables(choices, layout.choice_of, layout.places),
             images=(images := self._image_rows(choices, scheduled, layout)),
             rotary=_rotary(choices, positions, layout.firsts, has_axes=bool(images)),
-            spans=_spans(choices, positions, layout.firsts) if images and self._sees_images else None,
+            span_last=_span_last(choices, positions, layout.firsts) if images and self._sees_images else None,
             states=self._state_tables(
                 choices,
                 [
@@ -365,14 +365,14 @@ def _rotary(
     return rotary if has_axes else rotary[0]
 
 
-def _spans(choices: Sequence[RunningChoice], positions: IntArray, firsts: Sequence[int]) -> IntArray:
-    """[2, T] the first and the last row of each token's image; its own position in both outside of images."""
-    spans = np.tile(positions, (2, 1))
+def _span_last(choices: Sequence[RunningChoice], positions: IntArray, firsts: Sequence[int]) -> IntArray:
+    """[T] the last position of each token's image; its own position outside of images."""
+    span_last = positions.copy()
     for choice, first, end in zip(choices, firsts, [*firsts[1:], len(positions)], strict=True):
         for image in choice.images:
             inside = (positions[first:end] >= image.start) & (positions[first:end] < image.end)
-            spans[:, first:end][:, inside] = [[image.start], [image.end - 1]]
-    return spans
+            span_last[first:end][inside] = image.end - 1
+    return span_last
 
 
 class _Layout:

@@ -120,7 +120,7 @@ _GEMMA4_TOWER = {
     "head_dim": 8,
     "patch_size": 4,
     "pooling_kernel_size": 2,
-    "position_embedding_size": 64,
+    "position_embedding_size": 320,
 }
 _GEMMA4_TEXT = {"sliding_window": 16, "global_head_dim": 8, "vocab_size_per_layer_input": 320}
 _GEMMA4_IDS = {"boi_token_id": 301, "eoi_token_id": 302, "audio_token_id": 303, "audio_config": None}

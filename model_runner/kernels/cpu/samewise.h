@@ -96,10 +96,8 @@ typedef struct SwStep {
   const int32_t *path_first;   // [T + 1]
   const int32_t *path_places;  // [path_first[T]]
   const struct SwStep *groups;  // the same tokens with the blocks of further cache groups; null for none
-  // Spans of positions, such as the rows of an image, that see each other in layers with sees_spans. A token outside of
-  // any has its own position in both. Both null without spans.
-  const int32_t *span_first;   // [T] first position of the token's span
-  const int32_t *span_last;    // [T] last position
+  // Spans of positions, such as the rows of an image, that see each other in layers with sees_spans.
+  const int32_t *span_last;  // [T] last position of the token's span, its own outside of any; null without spans
 } SwStep;
 
 typedef struct SwAttention {
@@ -109,7 +107,7 @@ typedef struct SwAttention {
   float scale;
   float softcap;       // scores s become softcap * tanh(s / softcap); 0 for none
   const float *sinks;  // [heads] a logit of each head that takes part in its softmax and has no value; null for none
-  int32_t sees_spans;  // whether a query sees all of its span, before and after it
+  int32_t sees_spans;  // whether a query sees its span to the end; a window bounds only what is before it
 } SwAttention;
 
 // A linear layer's weight. int8 has one scale per output, either plain or rotated; rotated weights have at most 32,768
