@@ -126,7 +126,7 @@ _GEMMA4_TEXT = {"sliding_window": 16, "global_head_dim": 8, "vocab_size_per_laye
 _GEMMA4_IDS = {"boi_token_id": 301, "eoi_token_id": 302, "audio_token_id": 303, "audio_config": None}
 _CASES |= {
     "gemma3": _case(
-        {**_KINDS, "query_pre_attn_scalar": 8},
+        {**_KINDS, "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
         {**_VISION, "image_size": 56, "vision_use_head": False},
         mm_tokens_per_image=4,
     ),

@@ -195,13 +195,13 @@ def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_
     alone = {}
     for request in requests:
         alone |= model.harness.run(model.harness.engine(prefix_caching=False), [request])
-    assert len({tuple(alone[f"a-{i}", 0].tokens) for i in range(5)}) > 1
+    assert len({alone[f"a-{i}", 0].logprobs[0] for i in range(5)}) == 5
     features = model.harness.runner.images
     assert features is not None
     longest = max(len(request.prompt) for request in requests) + 40
     sees_images = model.harness.runner.info.sees_images
     chunk = max(image.num_rows for one in requests for image in one.images) + 5 if sees_images else 24
-    few = 4 * -(-longest // 32) + 1
+    few = 3 * -(-longest // 32)
     for settings, limit in (({}, 1 << 29), ({"chunk": chunk, "num_blocks": few}, 3000), ({"chunk": chunk + 13}, 0)):
         features._limit = limit
         engine = model.harness.engine(**settings)
