@@ -211,7 +211,11 @@ class Settings(BaseSettings):
     page: bool = Field(
         True, description="Show a page at / to chat and to watch the server, if `samewise[page]` is installed."
     )
-    max_body_mib: float = Field(8.0, gt=0, description="Largest request body in MiB. Larger ones get 413.")
+    max_body_mib: float | None = Field(
+        None,
+        gt=0,
+        description="Largest request body in MiB. Larger ones get 413. By default 8, and 64 if the model takes images.",
+    )
     client_timeout_s: float = Field(
         30.0, gt=0, description="Seconds that a client may pause while sending or reading before it is disconnected."
     )
@@ -223,6 +227,12 @@ class Settings(BaseSettings):
     )
     drain_grace_s: float = Field(
         30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM. Then they fail."
+    )
+
+    max_images: int = Field(100, ge=1, description="Maximum images of one request.")
+    max_image_mib: float = Field(20.0, gt=0, description="Largest image file in MiB.")
+    max_image_megapixels: float = Field(
+        50.0, gt=0, description="Largest image in millions of pixels. Decoding takes up to 20 bytes of memory for each."
     )
 
     strict: bool = Field(
@@ -314,6 +324,10 @@ class Settings(BaseSettings):
         """Whether requests need an API key."""
         return self.api_key is not None or self.api_keys_file is not None
 
+    def body_mib(self, *, takes_images: bool) -> float:
+        """Largest request body in MiB."""
+        return self.max_body_mib or (64.0 if takes_images else 8.0)
+
     @model_validator(mode="after")
     def _check_draft_model(self) -> "Settings":
         if self.speculation == "draft_model" and self.draft_model is None:
@@ -396,6 +410,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("client_timeout_s", "keepalive_s", "drain_grace_s"),
     ),
     "API": ("strict", "lenient", "logprobs"),
+    "Images": ("max_images", "max_image_mib", "max_image_megapixels"),
     "Stored data": ("data_dir", "max_stored_mib", "max_file_mib", "max_files_mib", "max_batch_lines"),
     "Security": (
         *("api_key", "api_keys_file", "isolate_keys", "redis_url", "cors_origins", "allowed_hosts", "open_metrics"),

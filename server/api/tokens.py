@@ -1,6 +1,7 @@
 """POST /tokenize, POST /detokenize and GET /tokenizer_info: the model's tokenizer for clients that have none."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Self
 
 import msgspec
@@ -20,7 +21,7 @@ from server.api.openapi import answers, takes
 from server.api.services import ServicesDep
 from server.generation.notices import Notice, as_headers, to_report
 from server.generation.planning.decoding_rules import check_tokens
-from server.generation.prompt import render
+from server.generation.request import GenerationRequest
 from server.http.responses import json_response
 from server.text.tokenizer import Tokenizer
 
@@ -166,14 +167,8 @@ def tokenize_body(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[str
     asked = context.validated(TokenizeRequest, body)
     if asked.model is not None:
         context.model.check_name(asked.model)
-    text, ignored = _text(context, asked)
+    tokens, notices = _tokens(context, asked)
     tokenizer = context.tokenizer
-    if asked.parse_special is False:
-        context.weigh(LARGE_BYTES)
-        tokens = tokenizer.encode_as_text(text, add_special_tokens=asked.adds_special)
-    else:
-        tokens = tokenizer.encode(text, add_special_tokens=asked.adds_special)
-    notices = to_report([*asked.ignored(), *ignored], strict=context.settings.strict)
     answer = TokenizeResponse(
         count=len(tokens),
         max_model_len=context.info.max_model_len,
@@ -196,10 +191,22 @@ def detokenize_body(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[s
     return msgspec.json.encode(answer), as_headers(notices)
 
 
-def _text(context: BodyContext, asked: TokenizeRequest) -> tuple[str, list[Notice]]:
+def _tokens(context: BodyContext, asked: TokenizeRequest) -> tuple[Sequence[int], Sequence[Notice]]:
+    """The tokens of the text or of the messages, with images, and notices of ignored parts."""
+    tokenizer, ignored = context.tokenizer, tuple(asked.ignored())
     tools = tuple(tool.tool(f"tools[{index}]").for_template() for index, tool in enumerate(asked.tools or ()))
     conversation = asked.conversation(opens_turn=True, tools=tools)
-    return (asked.text, []) if conversation is None else render(context.tokenizer.chat_template, conversation)
+    if conversation is not None:
+        prompt = replace(conversation, adds_special=asked.adds_special)
+        request = GenerationRequest(
+            model=asked.model, may_omit_model=True, prompts=(prompt,), paths={"prompt": "messages"}, notices=ignored
+        )
+        return context.planner().tokenize(request)
+    notices = to_report(ignored, strict=context.settings.strict)
+    if asked.parse_special is not False:
+        return tokenizer.encode(asked.text, add_special_tokens=asked.adds_special), notices
+    context.weigh(LARGE_BYTES)
+    return tokenizer.encode_as_text(asked.text, add_special_tokens=asked.adds_special), notices
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:

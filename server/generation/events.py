@@ -94,3 +94,5 @@ class Usage(msgspec.Struct, frozen=True):
     rejected_drafts: int
     reasoning_tokens: int = 0
     """Part of `completion_tokens`."""
+    image_tokens: int = 0
+    """Part of `prompt_tokens`: those at the places of images."""

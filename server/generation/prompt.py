@@ -1,7 +1,7 @@
 """From a request's prompt to its tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +12,7 @@ from server.generation.request import ContextFile, Conversation, FillIn, TextPro
 from server.generation.template_variables import template_variables
 from server.text.chat_template import ChatTemplate, ChatTemplateError
 from server.text.fill_in import FillInTokens
+from server.text.image_marks import guard, index_of, is_mark, marks_in, split_at_marks
 from server.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -60,15 +61,32 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 """Heading of each file in the prompt of a model without a multi-file format."""
 
 
+@dataclass(frozen=True, slots=True)
+class ImageTexts:
+    """How a chat template writes images."""
+
+    placeholder: str
+    """What it writes for an image in a list of parts."""
+    around: tuple[str, str]
+    """Texts before and after an image, which a template that shows only strings does not write."""
+    typed: tuple[str, ...]
+    """Tokens that stay text where a client types them."""
+
+
 def read_prompt(
-    tokenizer: Tokenizer, prompt: TextPrompt | Conversation, path: str = "messages"
+    tokenizer: Tokenizer,
+    prompt: TextPrompt | Conversation,
+    path: str = "messages",
+    images: ImageTexts | None = None,
 ) -> tuple[str, list[Notice]]:
     """The prompt's text, including the special tokens that it writes itself, and notices of ignored parts.
 
     Raises InvalidRequestError if there is no chat template, or the template refuses the conversation; errors name
     `path`.
     """
-    return (prompt.text, []) if isinstance(prompt, TextPrompt) else render(tokenizer.chat_template, prompt, path)
+    if isinstance(prompt, TextPrompt):
+        return prompt.text, []
+    return render(tokenizer.chat_template, prompt, path, images)
 
 
 def encode(tokenizer: Tokenizer, text: str, prompt: TextPrompt | Conversation | None = None) -> list[int]:
@@ -125,11 +143,15 @@ def _files_before(tokenizer: Tokenizer, marks: FillInTokens, files: Sequence[Con
 
 
 def render(
-    template: ChatTemplate | None, conversation: Conversation, path: str = "messages"
+    template: ChatTemplate | None,
+    conversation: Conversation,
+    path: str = "messages",
+    images: ImageTexts | None = None,
 ) -> tuple[str, list[Notice]]:
     """The conversation's text, special tokens included, and notices of parts that the template does not show.
 
-    Raises InvalidRequestError as `read_prompt` does.
+    In the text, images are marks. Raises InvalidRequestError as `read_prompt` does, and for an image that the template
+    does not show.
     """
     if template is None:
         message = "This model has no chat template. Use /v1/completions."
@@ -138,15 +160,57 @@ def render(
         message = "'continue_final_message' needs a final message with content."
         raise InvalidRequestError(message, param="continue_final_message", code="invalid_value")
     template = template.with_tools if conversation.tools else template
+    if images is not None:
+        messages, tools = guard((tuple(conversation.messages), tuple(conversation.tools)), images.typed)
+        conversation = replace(conversation, messages=messages, tools=tools)
     variables, notices = template_variables(template, conversation)
     try:
         with_tools = _with_tools(template, conversation, variables)
         taken, text = _shown(template, with_tools, variables, notices)
+        if images is not None and conversation.images:
+            text = _with_marks(template, taken, variables, text, images)
         notices += _not_shown(template, conversation.messages, taken.messages, variables)
         notices += _unnamed_roles(template, conversation.messages, taken.messages, variables, path)
     except ChatTemplateError as error:
         raise _unacceptable(conversation.messages, shorten(str(error), 200), path) from error
     return text, notices
+
+
+def _with_marks(
+    template: ChatTemplate, taken: Conversation, variables: Mapping[str, Any], text: str, images: ImageTexts
+) -> str:
+    """The text with marks in the places of its images: where the template has left them or written placeholders.
+
+    Typed placeholders are guarded, so these are all the template's. Raises InvalidRequestError for an image without a
+    place.
+    """
+    marks = [mark for message in taken.messages for mark in marks_in(message["content"])]
+    if sorted(marks_in(text)) == sorted(marks):
+        before, after = images.around
+        return "".join(f"{before}{piece}{after}" if is_mark(piece) else piece for piece in split_at_marks(text))
+    pieces = text.split(images.placeholder)
+    if len(pieces) - 1 != len(marks):
+        raise _unshown_image(template, taken, variables, len(pieces) - 1, images.placeholder)
+    return "".join(piece + mark for piece, mark in zip(pieces, [*marks, ""], strict=True))
+
+
+def _unshown_image(
+    template: ChatTemplate, taken: Conversation, variables: Mapping[str, Any], num_places: int, placeholder: str
+) -> InvalidRequestError:
+    """The error for the first message whose images have no places in the prompt."""
+    messages = list(taken.messages)
+    found = [(index, marks) for index, message in enumerate(messages) if (marks := marks_in(message["content"]))]
+    at, marks = found[0]
+    for at, marks in found:
+        plain = "".join(piece for piece in split_at_marks(messages[at]["content"]) if not is_mark(piece))
+        without = [*messages[:at], {**messages[at], "content": plain}, *messages[at + 1 :]]
+        text = _text(template, replace(taken, messages=without), variables)
+        if num_places - text.count(placeholder) != len(marks):
+            break
+    path = taken.images[index_of(marks[0])].path
+    role = messages[at]["role"]
+    message = f"Invalid '{path}': the model's chat template does not show images in messages of the role '{role}'."
+    return InvalidRequestError(message, param=path, code="invalid_value")
 
 
 def _with_tools(template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any]) -> Conversation:

@@ -7,6 +7,7 @@ from typing import Any
 from model_runner.contract import Pooling
 from server.generation.constraints.fragment import Constraint
 from server.generation.notices import Notice
+from server.generation.sent_images import SentImage
 from server.generation.settings import DecodingSettings
 from server.generation.tools import ToolUse
 
@@ -91,7 +92,10 @@ class Conversation:
     """Messages to answer, rendered by the model's chat template."""
 
     messages: Sequence[Message]
-    """Messages in the form of chat templates: role, content as one string, and further keys."""
+    """Messages in the form of chat templates: role, content as one string, and further keys. Images are marks in the
+    content (server/text/image_marks.py)."""
+    images: Sequence[SentImage] = ()
+    """The images, by the indices of their marks."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Tools to show to the model, in the form of chat templates."""
     variables: Mapping[str, Any] = field(default_factory=dict)

@@ -154,6 +154,7 @@ class Run:
             accepted_drafts=self.num_accepted,
             rejected_drafts=self.num_rejected,
             reasoning_tokens=sum(choice.num_reasoning_tokens for prompt in self.prompts for choice in prompt.choices),
+            image_tokens=sum(image.num_rows for prompt in self.prompts for image in prompt.request.images),
         )
 
     @property

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from model_runner.images.layouts import Layout, read_layout
 from server.errors import InvalidRequestError, unknown_model
 from server.generation.abilities import Abilities, read_abilities
 from server.generation.generation_config import GenerationDefaults, load_defaults
@@ -26,6 +27,8 @@ class ServedModel:
     abilities: Abilities = field(default_factory=Abilities)
     aliases: tuple[str, ...] = ()
     """Further names by which requests may call it."""
+    images: Layout | None = None
+    """How images stand in its prompts; None if they cannot."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time in seconds."""
 
@@ -43,7 +46,8 @@ class ServedModel:
         name, *aliases = names
         formats = formats or ModelFormats.of(tokenizer.chat_template)
         abilities = read_abilities(folder, tokenizer, score_tokens)
-        return cls(name, load_defaults(folder, tokenizer), formats, aux_model, abilities, tuple(aliases))
+        defaults = load_defaults(folder, tokenizer)
+        return cls(name, defaults, formats, aux_model, abilities, tuple(aliases), read_layout(folder))
 
     @property
     def names(self) -> tuple[str, ...]:

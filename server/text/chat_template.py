@@ -5,12 +5,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from server.text.image_marks import marks_in, parts_of
 
 Message = Mapping[str, Any]
 
@@ -97,12 +100,14 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text, special tokens included. `tools` are OpenAI's objects.
 
-        A developer message becomes a system message unless the template knows that role. Raises ChatTemplateError.
+        A developer message becomes a system message unless the template knows that role. A content with marks of images
+        becomes a list of parts if the template shows such lists; otherwise the marks stay in the text. Raises
+        ChatTemplateError.
         """
         values = {**self._special_tokens, **variables}
         try:
             return self._template.render(
-                messages=[self._known_role(message) for message in messages],
+                messages=[self._in_form(self._known_role(message)) for message in messages],
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -170,6 +175,38 @@ class ChatTemplate:
         except ChatTemplateError:
             return False
         return first == second
+
+    def _in_form(self, message: Message) -> Message:
+        """The message with its content as a string or as a list of parts, whichever the template shows."""
+        content = message.get("content")
+        if not isinstance(content, str):
+            return message
+        as_list = self._shows_lists if marks_in(content) else not self._shows_strings and self._shows_lists
+        return {**message, "content": parts_of(content)} if as_list else message
+
+    @cached_property
+    def _shows_strings(self) -> bool:
+        """Whether the template shows a content that is a string. Some templates for images drop it without an error."""
+        return _CUT_HERE in self._probed(_CUT_HERE)
+
+    @cached_property
+    def _shows_lists(self) -> bool:
+        """Whether the template shows the text of a content that is a list, and not the list itself."""
+        text = self._probed([{"type": "text", "text": _CUT_HERE}])
+        return _CUT_HERE in text and "'type'" not in text and '"type"' not in text
+
+    def _probed(self, content: str | list[dict[str, str]]) -> str:
+        """The prompt of a user's message with this content; empty if the template refuses it."""
+        try:
+            return self._template.render(
+                messages=[{"role": "user", "content": content}],
+                tools=None,
+                documents=None,
+                add_generation_prompt=False,
+                **self._special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            return ""
 
     def _known_role(self, message: Message) -> Message:
         if message["role"] == "developer" and not self._knows_developer:

@@ -55,7 +55,8 @@ async def test_chat_completion(client: httpx.AsyncClient, fields: dict[str, Any]
     assert body["prompt_token_ids"] is None
     assert (body["prompt_logprobs"] is None) == ("prompt_logprobs" not in fields)
     assert body["usage"]["prompt_tokens_details"] == {
-        "cached_tokens": 0, "cache_write_tokens": 0, "audio_tokens": 0,
+        "cached_tokens": 0, "cache_write_tokens": 0, "audio_tokens": 0, "image_tokens": 0,
+        "text_tokens": body["usage"]["prompt_tokens"],
     }  # fmt: skip
     assert body["usage"]["completion_tokens_details"] == {
         "reasoning_tokens": 0, "audio_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from server.api.fields.generation import MAX_TOKENS
-from server.api.fields.messages import Content, Message, text_of
+from server.api.fields.messages import Message, TextContent, for_template, text_of
 from server.api.fields.openai import AccountFields, SamplingFields, shared_fields
 from server.api.fields.reasoning import ReasoningFields
 from server.api.fields.rules import (
@@ -28,7 +28,7 @@ class Prediction(RequestModel):
     """OpenAI's predicted output."""
 
     type: Literal["content"]
-    content: Content = Field(description="The predicted text.")
+    content: TextContent = Field(description="The predicted text.")
 
     @property
     def text(self) -> str:
@@ -104,7 +104,7 @@ class ChatCompletionRequest(ToolFields, AccountFields, ReasoningFields, Sampling
         last = self.messages[-1]
         if not self.echo or (self.opens_turn and last.role != "assistant"):
             return ""
-        return str(last.for_template()["content"])
+        return text_of(last.content) or last.refusal or ""
 
     @property
     def opens_turn(self) -> bool:
@@ -119,8 +119,10 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
     max_tokens = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     tools, settings = body.tool_use, body.reasoning_settings
     reasoning = {name: value for name, (_, value) in settings.items()}
+    messages, images = for_template(body.messages)
     conversation = Conversation(
-        messages=tuple(message.for_template() for message in body.messages),
+        messages=messages,
+        images=images,
         tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
         variables=body.chat_template_kwargs or {},
         thinks=reasoning.get("thinking"),

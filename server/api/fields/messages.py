@@ -5,12 +5,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.rules import EchoedModel, Refused, RequestModel, hint, problem, refused, related, shape
+from server.api.fields.images import ImagePart
+from server.api.fields.rules import (
+    EchoedModel,
+    Refused,
+    RequestModel,
+    hint,
+    problem,
+    refused,
+    related,
+    shape,
+    tag_by_type,
+)
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
 from server.generation.request import Conversation
+from server.generation.sent_images import SentImage, SentImages
 from server.generation.tools import CUSTOM_INPUT
 from server.http.json_body import parse_json
+from server.text.image_marks import joined
 
 
 class TextPart(EchoedModel):
@@ -32,18 +45,46 @@ class TextPart(EchoedModel):
         if self.asks(other):
             yield Notice(f"{path}.{other}", f"The part has the type '{self.type}'.")
 
+    @property
+    def content(self) -> str:
+        """The text of the part."""
+        return (self.text if self.type == "text" else self.refusal) or ""
 
-Content = Annotated[
+
+TextContent = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<array>")],
+    Discriminator(shape),
+]
+_Part = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[TextPart, Tag("<refusal>")]
+    | Annotated[ImagePart, Tag("<image_url>")],
+    Discriminator(tag_by_type("text")),
+]
+Content = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[_Part], Field(min_length=1, fail_fast=True), Tag("<array>")],
     Discriminator(shape),
 ]
 
 
-def text_of(content: str | Sequence[TextPart] | None) -> str:
-    """The content as one string."""
+def text_of(content: str | Sequence[TextPart | ImagePart] | None) -> str:
+    """The text of the content as one string, without images."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join((part.text if part.type == "text" else part.refusal) or "" for part in content)
+    return "\n".join(part.content for part in content if isinstance(part, TextPart))
+
+
+def content_of(content: str | Sequence[TextPart | ImagePart] | None, images: SentImages, path: str) -> str:
+    """The content as one string, with marks for its images, which are added to `images`.
+
+    Raises InvalidRequestError.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return joined(
+        part.content if isinstance(part, TextPart) else part.mark(images, f"{path}[{index}]")
+        for index, part in enumerate(content)
+    )
 
 
 def arguments_of(text: str) -> Any:
@@ -147,8 +188,11 @@ class Message(EchoedModel):
         if self.refusal and text_of(self.content):
             yield Notice(f"{path}.refusal", "The message has content, which takes precedence.")
 
-    def for_template(self) -> dict[str, Any]:
-        """The message for a chat template: text as one string, and only keys that have a value."""
+    def for_template(self, images: SentImages, path: str) -> dict[str, Any]:
+        """The message for a chat template: content as one string, and only keys that have a value.
+
+        Its images are added to `images`. Raises InvalidRequestError for an image that cannot be read.
+        """
         kept = {"role", "name", "tool_call_id"}
         message: dict[str, Any] = self.model_dump(include=kept, exclude_none=True)
         reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
@@ -161,7 +205,14 @@ class Message(EchoedModel):
             calls.append({"type": "function", "function": _function_for_template(self.function_call)})
         if calls:
             message["tool_calls"] = calls
-        return {**message, "content": text_of(self.content) or self.refusal or ""}
+        return {**message, "content": content_of(self.content, images, f"{path}.content") or self.refusal or ""}
+
+
+def for_template(messages: Sequence[Message]) -> tuple[Sequence[dict[str, Any]], Sequence[SentImage]]:
+    """Messages for a chat template, and their images. Raises InvalidRequestError for an image that cannot be read."""
+    images = SentImages()
+    made = [message.for_template(images, f"messages[{index}]") for index, message in enumerate(messages)]
+    return made, images.all
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
@@ -203,8 +254,10 @@ class ConversationFields(RequestModel):
         if self.messages is None:
             return None
         is_open = opens_turn if self.add_generation_prompt is None else self.add_generation_prompt
+        messages, images = for_template(self.messages)
         return Conversation(
-            messages=tuple(message.for_template() for message in self.messages),
+            messages=messages,
+            images=images,
             tools=tools,
             variables=self.chat_template_kwargs or {},
             open_turn=is_open and not self.continue_final_message,

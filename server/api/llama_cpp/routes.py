@@ -14,7 +14,7 @@ from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect, GenerationApi
 from server.api.endpoint import from_body, respond
-from server.api.fields.messages import Message
+from server.api.fields.messages import Message, for_template
 from server.api.fields.rules import RequestModel, related
 from server.api.fields.tools import ToolFields
 from server.api.llama_cpp.answer import LlamaAnswer, LlamaChunk, LlamaCompletion
@@ -24,7 +24,7 @@ from server.api.llama_cpp.schema import InfillRequest, LlamaCompletionRequest, L
 from server.api.openai.pages import Query, query_of
 from server.api.openapi import GENERATION_ERRORS, answers, takes
 from server.api.services import ServicesDep
-from server.errors import UnavailableError
+from server.errors import InvalidRequestError, UnavailableError
 from server.generation.notices import as_headers, to_report
 from server.generation.prompt import render
 from server.generation.request import Conversation
@@ -90,8 +90,12 @@ def apply_template(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[st
     if asked.model is not None:
         context.model.check_name(asked.model)
     tools = asked.tool_use
+    messages, images = for_template(asked.messages)
+    if images:
+        message = f"Invalid '{images[0].path}': the text of a prompt does not show images."
+        raise InvalidRequestError(message, param=images[0].path, code="unsupported_value")
     conversation = Conversation(
-        messages=tuple(message.for_template() for message in asked.messages),
+        messages=messages,
         tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
         variables=asked.chat_template_kwargs or {},
         open_turn=asked.add_generation_prompt is not False and not asked.continue_final_message,
@@ -123,7 +127,7 @@ class LlamaProps(AnswerObject):
     total_slots: Annotated[int, doc("The most completions that are computed at a time.")]
     model_alias: Annotated[str, doc("The model's name.")]
     model_path: Annotated[str, doc("Same as `model_alias`, because the server does not reveal paths.")]
-    modalities: LlamaModalities = LlamaModalities()
+    modalities: LlamaModalities
     endpoint_slots: Annotated[bool, doc("Whether there is GET /slots.")] = True
     endpoint_props: Annotated[bool, doc("Whether properties can be changed.")] = False
     endpoint_metrics: Annotated[bool, doc("Whether there is GET /metrics.")] = True
@@ -149,6 +153,7 @@ async def props(services: ServicesDep) -> Response:
         total_slots=info.max_num_seqs,
         model_alias=name,
         model_path=name,
+        modalities=LlamaModalities(vision=services.planner().takes_images),
         chat_template="" if template is None else template.source,
         chat_template_tool_use=UNSET if template is None else template.sources.tool_use or UNSET,
         bos_token=special.get("bos_token", ""),

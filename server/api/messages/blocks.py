@@ -6,8 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.rules import EchoedModel, hint, no_effect, problem, shape, tag_by_type
+from server.api.fields.images import from_base64
+from server.api.fields.rules import SUPPORTED_VALUES_ONLY, EchoedModel, hint, no_effect, problem, shape, tag_by_type
+from server.errors import InvalidRequestError
 from server.generation.notices import Notice
+from server.generation.sent_images import SentImage, SentImages
+from server.text.image_marks import joined
 
 _OURS = "samewise:"
 
@@ -31,6 +35,69 @@ class TextBlock(EchoedModel):
     text: str = Field(description="Texts of one message are joined by line breaks.")
     cache_control: CacheControl | None = cache_control()
     citations: list[Any] | None = hint("Sources of the text.", "Citations are not used.")
+
+
+class Base64Source(EchoedModel):
+    """An image in base64."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] = Field(
+        description="The file's type. It is not compared with the file."
+    )
+    data: str = Field(description="The file in base64.")
+
+
+class UrlSource(EchoedModel):
+    """An image on another server: refused."""
+
+    type: Literal["url"]
+    url: str = Field(description="This server fetches no images.")
+
+
+class FileSource(EchoedModel):
+    """An uploaded image."""
+
+    type: Literal["file"]
+    file_id: str = Field(description="Id of the file.")
+
+
+ImageSource = Annotated[
+    Annotated[Base64Source, Tag("<base64>")]
+    | Annotated[UrlSource, Tag("<url>")]
+    | Annotated[FileSource, Tag("<file>")],
+    Discriminator(tag_by_type("base64")),
+]
+
+
+class Transformations(EchoedModel):
+    """What may be done with an image before the model sees it."""
+
+    oversized_image: Annotated[Literal["downsize"] | None, SUPPORTED_VALUES_ONLY] = Field(
+        None, description="Images are scaled to the model's resolution."
+    )
+
+
+class ImageBlock(EchoedModel):
+    """An image."""
+
+    type: Literal["image"]
+    source: ImageSource
+    transformations: Transformations | None = Field(None, description="What may be done with the image.")
+    cache_control: CacheControl | None = cache_control()
+
+    def mark(self, images: SentImages, path: str) -> str:
+        """Add the image to the others; returns its mark. Raises InvalidRequestError with Anthropic's words."""
+        field = f"{path.replace('[', '.').replace(']', '')}.image.source"
+        if isinstance(self.source, UrlSource):
+            message = f"{field}.url: This server fetches no images. Send the image in base64."
+            raise InvalidRequestError(message, param=f"{path}.source.url", code="unsupported_value")
+        if isinstance(self.source, FileSource):
+            return images.add(SentImage("image", b"", path, f"{field}.file_id", self.source.file_id))
+        data = from_base64(self.source.data)
+        if data is None:
+            message = f"{field}.base64.data: The image is not valid base64."
+            raise InvalidRequestError(message, param=f"{path}.source.data", code="invalid_base64")
+        return images.add(SentImage("image", data, path, field))
 
 
 class ThinkingBlock(EchoedModel):
@@ -80,7 +147,9 @@ class ToolReferenceBlock(EchoedModel):
 
 
 ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("<text>")] | Annotated[ToolReferenceBlock, Tag("<tool_reference>")],
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
+    | Annotated[ToolReferenceBlock, Tag("<tool_reference>")],
     Discriminator(tag_by_type("text")),
 ]
 
@@ -100,10 +169,13 @@ class ToolResultBlock(EchoedModel):
     is_error: bool | None = Field(None, description="Put `Error:` before the content, for the model.")
     cache_control: CacheControl | None = cache_control()
 
-    def text(self, known: Collection[str]) -> str:
-        """The result as text for the model; references to tools that are not in `known` are omitted."""
+    def text(self, known: Collection[str], images: SentImages, path: str) -> str:
+        """The result as text for the model, with marks for its images, which are added to `images`.
+
+        References to tools that are not in `known` are omitted. Raises InvalidRequestError.
+        """
         content = self.content or ""
-        text = content if isinstance(content, str) else "\n".join(_shown(content, known))
+        text = content if isinstance(content, str) else joined(_shown(content, known, images, f"{path}.content"))
         return f"Error: {text}" if self.is_error else text
 
     @property
@@ -115,17 +187,25 @@ class ToolResultBlock(EchoedModel):
         ]
 
 
-def _shown(content: Sequence[TextBlock | ToolReferenceBlock], known: Collection[str]) -> Iterator[str]:
-    for block in content:
+def _shown(
+    content: Sequence[TextBlock | ImageBlock | ToolReferenceBlock],
+    known: Collection[str],
+    images: SentImages,
+    path: str,
+) -> Iterator[str]:
+    for place, block in enumerate(content):
         if isinstance(block, TextBlock):
             yield block.text
+        elif isinstance(block, ImageBlock):
+            yield block.mark(images, f"{path}[{place}]")
         elif block.tool_name in known:
             yield f"The tool {block.tool_name} can be called now."
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 _TaggedBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
@@ -137,7 +217,7 @@ SystemText = Annotated[
     Discriminator(shape),
 ]
 _KINDS = {
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
@@ -174,6 +254,14 @@ class InputMessage(EchoedModel):
     def text(self) -> str:
         """All text of the message."""
         return text_of(self.content)
+
+    def shown(self, images: SentImages, path: str) -> str:
+        """The text with marks for the message's images, which are added to `images`. Raises InvalidRequestError."""
+        return joined(
+            block.text if isinstance(block, TextBlock) else block.mark(images, f"{path}.content[{place}]")
+            for place, block in enumerate(self.blocks)
+            if isinstance(block, TextBlock | ImageBlock)
+        )
 
 
 def text_of(content: str | Sequence[Block]) -> str:

@@ -104,7 +104,8 @@ def _message(error: ApiError) -> str:
         return f"{_too_long(error)}. {error.message}"
     if error.code in _NOT_PERMITTED and error.param not in _NEEDED:
         return f"{error.param}: Extra inputs are not permitted. {error.message}"
-    is_named = error.param is None or error.param in error.message
+    dotted = (error.param or "").replace("[", ".").replace("]", "")
+    is_named = error.param is None or error.param in error.message or error.message.startswith(dotted)
     return error.message if is_named else f"{error.param}: {error.message}"
 
 

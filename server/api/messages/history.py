@@ -4,9 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.api.messages.blocks import InputMessage, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from server.api.messages.blocks import ImageBlock, InputMessage, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from server.errors import shorten
 from server.generation.notices import Notice
+from server.generation.sent_images import SentImages
 
 
 @dataclass(slots=True)
@@ -23,12 +24,14 @@ class History:
     """The names of tools that results have loaded."""
     notices: list[Notice] = field(default_factory=list)
     """Notices of ignored parts."""
+    images: SentImages = field(default_factory=SentImages)
+    """The images of all messages."""
     _calls: Sequence[str] = field(default=(), init=False)
     """Ids of the calls of the last message that has any."""
 
     @classmethod
     def of(cls, system: str, messages: Sequence[InputMessage], tools: Collection[str]) -> "History":
-        """The history of a request with tools of these names."""
+        """The history of a request with tools of these names. Raises InvalidRequestError for an unreadable image."""
         history = cls(tools=tools)
         if system:
             history.messages.append({"role": "system", "content": system})
@@ -59,15 +62,18 @@ class History:
         """Add results before texts, because templates expect results right after calls. Results are in the order of the
         calls, because not all templates show which result belongs to which call.
         """
-        results = [block for block in message.blocks if isinstance(block, ToolResultBlock)]
-        for place, block in enumerate(message.blocks):
-            if isinstance(block, ToolResultBlock):
-                self._load(block, f"{path}.content[{place}]")
-        for result in sorted(results, key=self._place):
-            text = result.text(self.tools)
+        results = [
+            (block, f"{path}.content[{place}]")
+            for place, block in enumerate(message.blocks)
+            if isinstance(block, ToolResultBlock)
+        ]
+        for result, at in results:
+            self._load(result, at)
+        for result, at in sorted(results, key=lambda pair: self._place(pair[0])):
+            text = result.text(self.tools, self.images, at)
             self.messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": text})
-        if not results or any(isinstance(block, TextBlock) for block in message.blocks):
-            self.messages.append({"role": message.role, "content": message.text})
+        if not results or any(isinstance(block, TextBlock | ImageBlock) for block in message.blocks):
+            self.messages.append({"role": message.role, "content": message.shown(self.images, path)})
 
     def _load(self, result: ToolResultBlock, path: str) -> None:
         for place, name in result.found:

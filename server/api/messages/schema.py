@@ -228,6 +228,7 @@ def messages_intent(body: MessagesFields) -> GenerationRequest:
     effort = None if body.output_config is None else body.output_config.effort
     conversation = Conversation(
         messages=tuple(history.messages),
+        images=history.images.all,
         tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
         variables=body.chat_template_kwargs or {},
         effort=effort,

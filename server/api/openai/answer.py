@@ -59,6 +59,8 @@ class PromptTokensDetails(AnswerObject):
 
     cached_tokens: Annotated[int, doc("Prompt tokens that were found in the prefix cache.")]
     cache_write_tokens: Annotated[int, doc(CACHE_WRITTEN)]
+    image_tokens: Annotated[int, doc("Prompt tokens at the places of images, without the text around them.")]
+    text_tokens: Annotated[int, doc("All other prompt tokens.")]
     audio_tokens: Annotated[int, doc("Always 0.")] = 0
 
 
@@ -226,7 +228,10 @@ def usage_of(counts: Counts) -> Usage:
         completion_tokens=counts.completion_tokens,
         total_tokens=counts.prompt_tokens + counts.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(
-            cached_tokens=counts.cached_tokens, cache_write_tokens=counts.cache_written_tokens
+            cached_tokens=counts.cached_tokens,
+            cache_write_tokens=counts.cache_written_tokens,
+            image_tokens=counts.image_tokens,
+            text_tokens=counts.prompt_tokens - counts.image_tokens,
         ),
         completion_tokens_details=CompletionTokensDetails(
             reasoning_tokens=counts.reasoning_tokens,

@@ -22,7 +22,7 @@ from server.api.responses.items import (
     MessageItem,
     ReasoningItem,
     ReferenceItem,
-    text_of,
+    content_of,
 )
 from server.api.responses.objects import InputTokens
 from server.api.responses.references import Lookup, RequestMeta, Stored, parsed
@@ -41,6 +41,7 @@ from server.errors import InvalidRequestError, shorten
 from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
 from server.generation.request import Conversation, GenerationRequest
+from server.generation.sent_images import SentImages
 from server.generation.tools import CUSTOM_INPUT
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
@@ -113,7 +114,7 @@ def plan_compaction(context: BodyContext, body: bytes, meta: RequestMeta, found:
     request = GenerationRequest(
         model=asked.model,
         id=meta.answer_id,
-        prompts=(Conversation(messages=tuple(history.messages)),),
+        prompts=(Conversation(messages=tuple(history.messages), images=history.images.all),),
         paths=_paths_of(history),
         notices=tuple(asked.ignored()),
     )
@@ -184,6 +185,7 @@ def _conversation_of(
     shows_tools = body.tool_choice != "none"
     return Conversation(
         messages=tuple(history.messages),
+        images=history.images.all,
         tools=tuple(tool.for_template() for tool in offer.tools) if shows_tools else (),
         variables=variables,
         effort=None if body.reasoning is None else body.reasoning.effort,
@@ -244,6 +246,8 @@ class History:
         self.messages: list[dict[str, Any]] = []
         self.paths: dict[str, str] = {}
         """Paths in the client's request of message parts that a template may not show."""
+        self.images = SentImages()
+        """The images of all messages."""
         self._offer = offer
         self._called: set[str] = set()
         """Ids of all calls so far."""
@@ -258,14 +262,14 @@ class History:
     def add(self, items: Iterable[tuple[str, InputItem]]) -> None:
         """Add items, given with their paths. Items that are not part of a conversation are skipped.
 
-        Raises InvalidRequestError for the result of an unknown call.
+        Raises InvalidRequestError for the result of an unknown call, and for an image that cannot be read.
         """
         for path, item in items:
             match item:
                 case MessageItem(role="assistant"):
-                    self._turn(has="content")["content"] = text_of(item.content)
+                    self._turn(has="content")["content"] = content_of(item.content, self.images, f"{path}.content")
                 case MessageItem():
-                    self.add_text(item.role, text_of(item.content))
+                    self.add_text(item.role, content_of(item.content, self.images, f"{path}.content"))
                 case ReasoningItem():
                     self._add_reasoning(item.text, path)
                 case FunctionCallItem():
@@ -276,8 +280,8 @@ class History:
                     self._called.add(item.call_id or "")
                 case CallOutputItem():
                     self._check_called(item, path)
-                    message = {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
-                    self.messages.append(message)
+                    content = content_of(item.output, self.images, f"{path}.output")
+                    self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
                     self._is_open = False
                 case CompactionItem():
                     self.add_text("user", _SUMMARY.format(summary=item.summary))

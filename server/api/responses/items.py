@@ -8,19 +8,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from server.api.fields.images import Detail, add_url, detail
 from server.api.fields.rules import EchoedModel, hint, no_effect, problem, shape
 from server.api.fields.tools import MAX_TOOLS
 from server.api.responses.tools import AnyTool
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
+from server.generation.sent_images import SentImage, SentImages
 from server.http.json_body import parse_json
+from server.text.image_marks import joined
 
 _SEAL_VERSION = 1
 _TEXTS = {"refusal": "refusal"}
 """The property with the text, for part types that do not use `text`."""
 ItemId = Annotated[str, Field(max_length=64)]
 """An item's id, at most as long as OpenAI allows."""
-_NO_MEDIA = "Unsupported value: '{path}' is not text, and this model accepts only text."
+_NO_MEDIA = "Unsupported value: '{path}' is neither text nor an image, and this server accepts only these."
 
 
 class Part(EchoedModel):
@@ -45,8 +48,34 @@ class Part(EchoedModel):
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
+class InputImagePart(EchoedModel):
+    """An image."""
+
+    type: Literal["input_image"]
+    image_url: str | None = Field(
+        None, description="A data URL with a PNG, JPEG, WebP or GIF file in base64. Other URLs are refused."
+    )
+    file_id: str | None = Field(None, description="Id of an uploaded image, in place of `image_url`.")
+    detail: Detail | None = detail()
+
+    @model_validator(mode="after")
+    def _has_image(self) -> "InputImagePart":
+        if self.image_url is None and self.file_id is None:
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "image_url")
+        if self.image_url is not None and self.file_id is not None:
+            message = "Setting 'image_url' and 'file_id' at the same time is not supported."
+            raise problem("invalid_parameter_combination", message, "file_id")
+        return self
+
+    def mark(self, images: SentImages, path: str) -> str:
+        """Add the image to the others; returns its mark. Raises InvalidRequestError."""
+        if self.file_id is not None:
+            return images.add(SentImage("input_image", b"", path, f"{path}.file_id", self.file_id))
+        return add_url(self.image_url or "", "input_image", images, path, f"{path}.image_url")
+
+
 class MediaPart(EchoedModel):
-    """A part that is not text: refused."""
+    """A part that is neither text nor an image: refused."""
 
     type: str
 
@@ -57,11 +86,15 @@ class MediaPart(EchoedModel):
 
 def _part_tag(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<media>" if kind in ("input_image", "input_file", "input_audio", "computer_screenshot") else "<text>"
+    if kind == "input_image":
+        return "<input_image>"
+    return "<media>" if kind in ("input_file", "input_audio", "computer_screenshot") else "<text>"
 
 
 AnyPart = Annotated[
-    Annotated[Part, Tag("<text>")] | Annotated[MediaPart, Tag("<media>")],
+    Annotated[Part, Tag("<text>")]
+    | Annotated[InputImagePart, Tag("<input_image>")]
+    | Annotated[MediaPart, Tag("<media>")],
     Discriminator(_part_tag),
 ]
 Content = Annotated[
@@ -70,11 +103,23 @@ Content = Annotated[
 ]
 
 
-def text_of(content: str | Sequence[Part | MediaPart]) -> str:
+def text_of(content: str | Sequence[Part]) -> str:
     """The content as one string."""
+    return content if isinstance(content, str) else "\n".join(part.content for part in content)
+
+
+def content_of(content: str | Sequence[Part | InputImagePart | MediaPart], images: SentImages, path: str) -> str:
+    """The content as one string, with marks for its images, which are added to `images`.
+
+    Raises InvalidRequestError for an image that cannot be read.
+    """
     if isinstance(content, str):
         return content
-    return "\n".join(part.content for part in content if isinstance(part, Part))
+    return joined(
+        part.content if isinstance(part, Part) else part.mark(images, f"{path}[{index}]")
+        for index, part in enumerate(content)
+        if not isinstance(part, MediaPart)
+    )
 
 
 class Item(EchoedModel):

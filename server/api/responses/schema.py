@@ -170,7 +170,7 @@ class CompactResponse(HistoryFields, AccountFields):
     """Request schema for POST /v1/responses/compact."""
 
     model: str | None = Field(None, description=MODEL)
-    image: Opaque | None = hint("Options for processing images.", "There are no images.")
+    image: Opaque | None = hint("Options for processing images.", "The model's own image processor is used unchanged.")
 
 
 class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFields):
@@ -216,7 +216,7 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
         "Scheduling of a background response.", "Background responses start at once."
     )
     access_programs: Opaque | None = hint("Access programs for models.", "There are no access programs.")
-    image: Opaque | None = hint("Options for processing images.", "There are no images.")
+    image: Opaque | None = hint("Options for processing images.", "The model's own image processor is used unchanged.")
     moderation: Refused = refused("Moderation.")
     prompt: Refused = refused("Stored prompt templates.")
 

@@ -2,10 +2,12 @@
 
 import secrets
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from model_runner.contract import SamplingParams, Speculation
+from model_runner.images.image import Image
 from model_runner.runner_interface import RunnerInfo
 from scheduler.interface import ChoiceState, EngineRequest
 from server.config import Settings
@@ -19,6 +21,7 @@ from server.generation.planning.decoding_rules import (
     check_tokens,
     choose_beam_search,
 )
+from server.generation.planning.image_prompts import ImagePrompts, ReadImages
 from server.generation.planning.limits import RequestLimits, TokenBudget, bound_answer, without_oldest
 from server.generation.planning.output_constraints import ConstraintRules, OutputConstraints
 from server.generation.planning.plan import OutputOptions, Plan
@@ -32,7 +35,9 @@ from server.generation.request import (
     TextPrompt,
     TokenPrompt,
 )
+from server.generation.sent_images import UploadedFile
 from server.generation.served_model import ServedModel
+from server.text.image_marks import without_marks
 from server.text.tokenizer import Tokenizer
 
 
@@ -65,17 +70,34 @@ class _Encoded:
     """The prompt's text, if it came as text."""
     num_first: int | None = None
     """Tokens of the first text of a pair, for an encoder."""
+    images: tuple[Image, ...] = ()
+
+
+def _anywhere() -> None:
+    """Allows any work."""
 
 
 class Planner:
     """Plans requests for one model on one engine. Cheap to make. A plan takes as long as encoding its texts."""
 
-    def __init__(self, tokenizer: Tokenizer, model: ServedModel, info: RunnerInfo, settings: Settings) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        model: ServedModel,
+        info: RunnerInfo,
+        settings: Settings,
+        weigh_images: Callable[[], None] = _anywhere,
+        files: Mapping[str, UploadedFile] = MappingProxyType({}),
+    ) -> None:
+        """`weigh_images` is called before images are decoded, and raises if this is no place for that. `files` are
+        uploaded images that a request may name.
+        """
         self._tokenizer = tokenizer
         self._model = model
         self._info = info
         self._settings = settings
         self._rules = SamplingRules(tokenizer, model, info)
+        self._images = ImagePrompts(tokenizer, model.images, info, settings, weigh_images, files)
         self._limits = RequestLimits(
             info,
             max_waiting=settings.max_waiting,
@@ -92,6 +114,11 @@ class Planner:
     def scoring(self) -> ScoringRules:
         """Rules for decoding methods that combine scores."""
         return ScoringRules(self._model.aux_model, self._info.num_early_exits)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have images."""
+        return self._images.layout is not None
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -141,7 +168,12 @@ class Planner:
         )
 
     def count(self, request: GenerationRequest) -> tuple[int, Sequence[Notice]]:
-        """Count the tokens of a request's only prompt, after truncation, even if they do not fit; returns notices, too.
+        """Count the tokens of a request's only prompt, as `tokenize` returns them."""
+        tokens, notices = self.tokenize(request)
+        return len(tokens), notices
+
+    def tokenize(self, request: GenerationRequest) -> tuple[Sequence[int], Sequence[Notice]]:
+        """The tokens of a request's only prompt, after truncation, even if they do not fit; returns notices, too.
 
         Raises the same errors as `plan` for such a prompt.
         """
@@ -149,10 +181,9 @@ class Planner:
         self._named(request, notices)
         (prompt,) = request.prompts
         assert isinstance(prompt, TextPrompt | Conversation), "only these prompts are counted"
-        text = self._text(prompt, request, notices)
-        tokens = self.encode(text, request.path("prompt"), prompt, is_cut=True)
+        tokens = self._tokens(prompt, request, notices, is_cut=True).tokens
         room = TokenBudget(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)
-        return len(room.cut(tokens)), to_report(notices, strict=self._settings.strict)
+        return room.cut(tokens), to_report(notices, strict=self._settings.strict)
 
     def _named(self, request: GenerationRequest, notices: list[Notice]) -> str:
         """The model's name in the answer. Raises the errors of `ServedModel.named`."""
@@ -195,20 +226,43 @@ class Planner:
             return _Encoded(prompt.tokens, prompt.path, num_first=prompt.num_first)
         if isinstance(prompt, MixedPrompt | FillIn):
             return _Encoded(self._in_parts(prompt), prompt.path)
+        return self._tokens(prompt, request, notices, is_cut=request.truncate_prompt is not None)
+
+    def _tokens(
+        self, prompt: TextPrompt | Conversation, request: GenerationRequest, notices: list[Notice], *, is_cut: bool
+    ) -> _Encoded:
+        """The tokens of a text or a conversation with its images. They need not fit if they are cut later."""
+        images = self._images.read(prompt, notices) if isinstance(prompt, Conversation) else {}
         text = self._text(prompt, request, notices)
         if isinstance(prompt, Conversation) and prompt.drops_oldest:
-            text = self._fitting(prompt, request, notices)
-        is_cut = request.truncate_prompt is not None
+            text = self._fitting(prompt, request, images, notices)
         path = (prompt.path if isinstance(prompt, TextPrompt) else None) or request.path("prompt")
-        return _Encoded(self.encode(text, path, prompt, is_cut=is_cut), path, text)
+        plain = without_marks(text)
+        if plain == text:
+            return _Encoded(self.encode(text, path, prompt, is_cut=is_cut), path, text)
+        num_rows = sum(image.arrangement.num_rows for mark, image in images.items() if mark in text)
+        at_least = num_rows + self._tokenizer.fewest_tokens(plain)
+        if not is_cut and at_least > self._limits.capacity():
+            raise self._limits.too_long(at_least, path, at_least=True)
+        tokens, placed = self._with_images(text, prompt, images)
+        if not is_cut and len(tokens) > self._limits.capacity():
+            raise self._limits.too_long(len(tokens), path)
+        return _Encoded(self._known(tokens, path), path, plain, images=placed)
+
+    def _with_images(
+        self, text: str, prompt: TextPrompt | Conversation, images: ReadImages
+    ) -> tuple[list[int], tuple[Image, ...]]:
+        return self._images.encode(text, images, self._tokenizer.beginning_ids if prompt.adds_special else ())
 
     def _text(self, prompt: TextPrompt | Conversation, request: GenerationRequest, notices: list[Notice]) -> str:
         """The text of a prompt. Adds notices of ignored parts, under the names of the request's API."""
-        text, left_out = read_prompt(self._tokenizer, prompt, request.path("prompt"))
+        text, left_out = read_prompt(self._tokenizer, prompt, request.path("prompt"), self._images.texts)
         notices += [replace(notice, path=request.path(notice.path)) for notice in left_out]
         return text
 
-    def _fitting(self, conversation: Conversation, request: GenerationRequest, notices: list[Notice]) -> str:
+    def _fitting(
+        self, conversation: Conversation, request: GenerationRequest, images: ReadImages, notices: list[Notice]
+    ) -> str:
         """The text of the conversation, without old messages if they leave no room for the output.
 
         At most half of the context is kept free for the output.
@@ -217,11 +271,15 @@ class Planner:
         room = self._limits.capacity() - min(request.max_tokens or 1, self._limits.capacity() // 2)
 
         def text_of(part: Conversation) -> str:
-            return read_prompt(self._tokenizer, part, path)[0]
+            return read_prompt(self._tokenizer, part, path, self._images.texts)[0]
 
         def fits(part: Conversation) -> bool:
             text = text_of(part)
-            return self._tokenizer.fewest_tokens(text) <= room and len(encode(self._tokenizer, text, part)) <= room
+            if self._tokenizer.fewest_tokens(text) > room:
+                return False
+            if without_marks(text) == text:
+                return len(encode(self._tokenizer, text, part)) <= room
+            return len(self._with_images(text, part, images)[0]) <= room
 
         shorter = without_oldest(conversation, fits)
         dropped = len(conversation.messages) - len(shorter.messages)
@@ -235,6 +293,9 @@ class Planner:
         if guidance is None or guidance.negative_prompt is None:
             return None
         opposed = request.prompts[0].opposed(guidance.negative_prompt)
+        if isinstance(opposed, Conversation) and opposed.images:
+            message = f"Setting '{NEGATIVE_PROMPT}' in a request with images is not supported."
+            raise InvalidRequestError(message, param=NEGATIVE_PROMPT, code="invalid_parameter_combination")
         if isinstance(opposed, FillIn):
             return self._in_parts(opposed)
         text, _ = read_prompt(self._tokenizer, opposed)
@@ -334,6 +395,8 @@ class Planner:
         """The request with a prompt, truncated if requested, and the limits that follow from its length."""
         room = self._limits.room(request, asked, self._default_max_tokens(asked), notices)
         prompt = room.cut(encoded.tokens)
+        if encoded.images:
+            self._check_images(asked, is_cut=len(prompt) < len(encoded.tokens))
         max_tokens = room.max_tokens(len(prompt), encoded.path)
         guide: Sequence[int] = ()
         if request.sampling.guidance is not None:
@@ -342,7 +405,20 @@ class Planner:
         if encoded.num_first is not None and (pooling := request.sampling.pooling) is not None:
             sampling = replace(request.sampling, pooling=replace(pooling, num_first=encoded.num_first))
             request = replace(request, sampling=sampling)
-        return replace(request, prompt=tuple(prompt), max_tokens=max_tokens, guide=tuple(guide))
+        return replace(request, prompt=tuple(prompt), max_tokens=max_tokens, guide=tuple(guide), images=encoded.images)
+
+    def _check_images(self, asked: GenerationRequest, *, is_cut: bool) -> None:
+        """Refuse what a request with images does not support."""
+        if asked.pooling is not None:
+            message = f"Invalid '{asked.path('prompt')}': images are supported only by endpoints that generate text."
+            raise InvalidRequestError(message, param=asked.path("prompt"), code="unsupported_value")
+        if asked.decoding.contrastive is not None:
+            message = "Setting 'contrastive' in a request with images is not supported: the auxiliary model has none."
+            raise InvalidRequestError(message, param="contrastive", code="invalid_parameter_combination")
+        if is_cut:
+            name = asked.path("truncate_prompt")
+            message = f"Invalid '{name}': a prompt with images cannot be cut. Send a shorter conversation."
+            raise InvalidRequestError(message, param=name, code="invalid_value")
 
     def _default_max_tokens(self, request: GenerationRequest) -> int | None:
         of_model = self._model.defaults.max_tokens

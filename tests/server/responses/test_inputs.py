@@ -251,7 +251,7 @@ def _is_json(text: str) -> bool:
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
-IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}
+FILE = {"type": "input_file", "file_data": "data:application/pdf;base64,AAAA"}
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "deta
         ({"input": [None]}, "input[0]", "invalid_type"),
         ({"inputs": "x"}, "inputs", "unknown_parameter"),
         ({"max_tokens": 5}, "max_tokens", "unknown_parameter"),
-        ({"input": [user([IMAGE])]}, "input[0].content[0].type", "unsupported_value"),
-        ({"input": [user(), call(), result([IMAGE])]}, "input[2].output[0].type", "unsupported_value"),
+        ({"input": [user([FILE])]}, "input[0].content[0].type", "unsupported_value"),
+        ({"input": [user(), call(), result([FILE])]}, "input[2].output[0].type", "unsupported_value"),
         ({"input": [{"role": "critic", "content": "x"}]}, "input[0].role", "invalid_value"),
         ({"input": [{"type": "magic"}]}, "input[0].type", "invalid_value"),
         ({"input": ["x"]}, "input[0]", "invalid_type"),

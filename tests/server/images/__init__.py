@@ -1,0 +1,1 @@
+"""Images in requests, on a fake engine."""
