@@ -181,7 +181,7 @@ def load_oracle(folder: Path) -> PreTrainedModel:
 
 
 def oracle_inputs(folder: Path, family: str, pieces: Sequence[Any]) -> Any:
-    """What transformers' processor makes of texts and pictures."""
+    """The inputs that transformers' processor makes of texts and pictures."""
     processor = image_processors.processor_of(folder, family)
     placeholder = getattr(processor, "boi_token", None) if family == "gemma3" else processor.image_token
     text = "".join(piece if isinstance(piece, str) else placeholder for piece in pieces)
