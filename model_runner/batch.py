@@ -160,9 +160,9 @@ class Batch:
     rotary: IntArray | None = None
     """Rotary positions where they are not `positions`: [T], or [3, T] if some tokens have another one in each axis."""
 
-    spans: IntArray | None = None
-    """[2, T] first and last position of each token's span, such as the rows of an image, whose tokens see each other
-    (`AttentionOptions.sees_spans`); a token outside of any has its own position. None without spans."""
+    span_last: IntArray | None = None
+    """[T] last position of each token's span, such as the rows of an image, whose tokens see each other
+    (`AttentionOptions.sees_spans`); outside of any, the token's own position. None without spans."""
 
     @property
     def rotary_positions(self) -> IntArray:

@@ -130,7 +130,7 @@ def _services(
     storage = Storage(
         settings.data_dir, int(settings.max_stored_mib * (1 << 20)), weight_of=lambda client: keys.named(client).weight
     )
-    bodies = IncomingBodies(settings.max_body_mib)
+    bodies = IncomingBodies(settings.body_mib(takes_images=model.images is not None))
     accounts = _accounts(settings, keys, UsageBook(storage, metrics, model.name))
     traces = _traces(settings, keys)
     observers = [] if traces is None else [traces.observe]

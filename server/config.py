@@ -211,7 +211,11 @@ class Settings(BaseSettings):
     page: bool = Field(
         True, description="Show a page at / to chat and to watch the server, if `samewise[page]` is installed."
     )
-    max_body_mib: float = Field(8.0, gt=0, description="Largest request body in MiB. Larger ones get 413.")
+    max_body_mib: float | None = Field(
+        None,
+        gt=0,
+        description="Largest request body in MiB. Larger ones get 413. By default 8, and 64 if the model takes images.",
+    )
     client_timeout_s: float = Field(
         30.0, gt=0, description="Seconds that a client may pause while sending or reading before it is disconnected."
     )
@@ -319,6 +323,10 @@ class Settings(BaseSettings):
     def has_keys(self) -> bool:
         """Whether requests need an API key."""
         return self.api_key is not None or self.api_keys_file is not None
+
+    def body_mib(self, *, takes_images: bool) -> float:
+        """Largest request body in MiB."""
+        return self.max_body_mib or (64.0 if takes_images else 8.0)
 
     @model_validator(mode="after")
     def _check_draft_model(self) -> "Settings":

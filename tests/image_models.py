@@ -120,13 +120,13 @@ _GEMMA4_TOWER = {
     "head_dim": 8,
     "patch_size": 4,
     "pooling_kernel_size": 2,
-    "position_embedding_size": 64,
+    "position_embedding_size": 320,
 }
 _GEMMA4_TEXT = {"sliding_window": 16, "global_head_dim": 8, "vocab_size_per_layer_input": 320}
 _GEMMA4_IDS = {"boi_token_id": 301, "eoi_token_id": 302, "audio_token_id": 303, "audio_config": None}
 _CASES |= {
     "gemma3": _case(
-        {**_KINDS, "query_pre_attn_scalar": 8},
+        {**_KINDS, "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
         {**_VISION, "image_size": 56, "vision_use_head": False},
         mm_tokens_per_image=4,
     ),
@@ -181,7 +181,7 @@ def load_oracle(folder: Path) -> PreTrainedModel:
 
 
 def oracle_inputs(folder: Path, family: str, pieces: Sequence[Any]) -> Any:
-    """What transformers' processor makes of texts and pictures."""
+    """The inputs that transformers' processor makes of texts and pictures."""
     processor = image_processors.processor_of(folder, family)
     placeholder = getattr(processor, "boi_token", None) if family == "gemma3" else processor.image_token
     text = "".join(piece if isinstance(piece, str) else placeholder for piece in pieces)

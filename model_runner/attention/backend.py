@@ -35,8 +35,8 @@ class AttentionOptions:
 
     For a row that sees nothing the sum is 0, and the output undefined."""
     sees_spans: bool = False
-    """Whether a query in a span of the batch sees all of it: what comes after the query, too, and what is outside of
-    the window (images of Gemma 3 and 4)."""
+    """Whether a query in a span of the batch sees it to its end (images of Gemma 3 and 4). A window bounds only what is
+    before the query."""
 
     @property
     def reach(self) -> int | None:

@@ -55,11 +55,11 @@ def _make_step(batch: Batch) -> NativeStep:
     numbers = tuple(np.ascontiguousarray(array, dtype=np.int32) for array, _ in arrays)
     pointers = (pointer(array, *shape) for array, (_, shape) in zip(numbers, arrays, strict=True))
     struct = CPU.new("SwStep", (count, num_choices, width, *pointers))
-    if (spans := batch.spans) is None:
+    if batch.span_last is None:
         return NativeStep(struct, numbers, batch)
-    bounds = np.ascontiguousarray(spans, dtype=np.int32)
-    struct.span_first, struct.span_last = pointer(bounds[0], count), pointer(bounds[1], count)
-    return NativeStep(struct, (*numbers, bounds), batch)
+    span_last = batch.span_last.astype(np.int32)
+    struct.span_last = pointer(span_last, count)
+    return NativeStep(struct, (*numbers, span_last), batch)
 
 
 def attention_struct(heads: int, options: AttentionOptions) -> CData:

@@ -244,8 +244,8 @@ def _select(scores: Tensor, positions: Tensor, options: IndexOptions) -> Tensor:
 def _make_tiles(batch: Batch, block_size: int, options: AttentionOptions, device: torch.device) -> list[RowTiles]:
     """Pair all rows of the batch with the blocks they see, in parts of bounded size."""
     lowest, highest = _lowest_seen(batch.positions, options), batch.positions
-    if batch.spans is not None and options.sees_spans:
-        lowest, highest = np.minimum(lowest, batch.spans[0]), batch.spans[1]
+    if batch.span_last is not None and options.sees_spans:
+        highest = batch.span_last
     last, first = highest // block_size, lowest // block_size
     counts = last - first + 1
     order = np.argsort(-counts, kind="stable")

@@ -15,9 +15,10 @@ import re
 import signal
 import subprocess
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
@@ -32,6 +33,7 @@ from server.config import Settings
 from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError, UnavailableError
 from server.generation.planning.planner import Planner
 from server.generation.pooling import PoolingRules
+from server.generation.sent_images import UploadedFile
 from server.generation.served_model import ServedModel
 from server.http.json_body import validated
 from server.telemetry.request_trace import Sender
@@ -49,6 +51,9 @@ COSTLY = re.compile(
 )
 """Finds fields that may take long, however short the body is: breakers are searched for in the whole vocabulary, and
 grammars are compiled. A field's name may have escapes."""
+
+
+_NO_FILES: Mapping[str, UploadedFile] = {}
 
 
 class HeavyError(Exception):
@@ -70,6 +75,8 @@ class BodyContext:
     settings: Settings
     most_bytes: int | None = None
     """The most bytes of text that may be worked on in this place; None: any number."""
+    files: Mapping[str, UploadedFile] = field(default_factory=dict)
+    """Uploaded images that the body may name."""
 
     @property
     def info(self) -> RunnerInfo:
@@ -91,7 +98,8 @@ class BodyContext:
 
     def planner(self) -> Planner:
         """Plans generation requests."""
-        return Planner(self.tokenizer, self.model, self.info, self.settings, lambda: self.weigh(LARGE_BYTES))
+        weigh_images = partial(self.weigh, LARGE_BYTES)
+        return Planner(self.tokenizer, self.model, self.info, self.settings, weigh_images, self.files)
 
     def pooling(self) -> PoolingRules:
         """Plans requests for embeddings and scores."""
@@ -121,30 +129,38 @@ class BodyWorker:
         *args: Any,
         sender: Sender,
         num_bytes: int | None = None,
+        files: Mapping[str, UploadedFile] = _NO_FILES,
     ) -> _T:
-        """Return or raise what `work(context, body, *args)` does.
+        """Return or raise what `work(context, body, *args)` does; its context has the `files`.
 
         `work` must be a function that can be imported; its arguments and its result must be picklable. Senders share
         the workers fairly. `num_bytes` is the size of all input, if it is not the body's. Raises what
         `WorkerPool.submit` does.
         """
         size = len(body) if num_bytes is None else num_bytes
-        if size < LARGE_BYTES and COSTLY.search(body):
+        if size < LARGE_BYTES and (files or COSTLY.search(body)):
             size = LARGE_BYTES
         try:
-            return await self._run(size, sender, work, body, info, *args)
+            return await self._run(size, sender, files, work, body, info, *args)
         except HeavyError as error:
-            return await self._run(error.num_bytes, sender, work, body, info, *args)
+            return await self._run(error.num_bytes, sender, files, work, body, info, *args)
 
     async def warm_up(self, info: RunnerInfo) -> None:
         """Start a worker process, so that the first costly body does not wait for it."""
-        await self._by_worker(0, Sender(""), _nothing, b"", info)
+        await self._by_worker(0, Sender(""), {}, _nothing, b"", info)
 
     async def _run(
-        self, size: int, sender: Sender, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
+        self,
+        size: int,
+        sender: Sender,
+        files: Mapping[str, UploadedFile],
+        work: Callable[..., _T],
+        body: bytes,
+        info: RunnerInfo | None,
+        *args: Any,
     ) -> _T:
         if size >= LARGE_BYTES:
-            return await self._by_worker(size, sender, work, body, info, *args)
+            return await self._by_worker(size, sender, files, work, body, info, *args)
         is_small = size <= SMALL_BYTES
         most = SMALL_BYTES if is_small else LARGE_BYTES - 1
         context = BodyContext(self._tokenizer, self._model, info, self._settings, most)
@@ -153,12 +169,19 @@ class BodyWorker:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, context, body, *args)
 
     async def _by_worker(
-        self, size: int, sender: Sender, work: Callable[..., _T], body: bytes, info: RunnerInfo | None, *args: Any
+        self,
+        size: int,
+        sender: Sender,
+        files: Mapping[str, UploadedFile],
+        work: Callable[..., _T],
+        body: bytes,
+        info: RunnerInfo | None,
+        *args: Any,
     ) -> _T:
         limits = Limits.of_size(size)
         if self._model.images is not None:
             limits = limits.with_images(self._settings.max_images, self._settings.max_image_megapixels)
-        errand = Errand(self._pickled_context(info), work, body, args, sender.name, limits)
+        errand = Errand(self._pickled_context(info), work, body, args, sender.name, limits, files)
         result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
         return result
 
@@ -230,6 +253,8 @@ class Errand:
     sender: str
     """Name of the body's sender."""
     limits: Limits
+    files: Mapping[str, UploadedFile] = field(default_factory=dict)
+    """Uploaded images that the body may name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -50,7 +51,7 @@ def main() -> None:
 def _outcome(errand: Errand, *, is_new_sender: bool) -> Outcome:
     """The outcome of an errand: its value, or the exception that the server raises again."""
     try:
-        context = _context(errand.pickled_context)
+        context = replace(_context(errand.pickled_context), files=errand.files)
         if is_new_sender and context.settings.isolate_keys:
             _forget(context)
         with _limited(errand.limits):

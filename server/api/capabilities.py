@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from model_runner.images.decoding import FORMATS, MAX_ASPECT
 from server.api.answer_object import AnswerObject, doc
 from server.api.chat.schema import ChatCompletionRequest
 from server.api.completions.schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.api.dialect import Dialect
 from server.api.fields.rules import RequestModel, relations_of
 from server.api.openapi import answers
-from server.api.services import ServicesDep
+from server.api.services import Services, ServicesDep
 from server.generation.abilities import Classification, Embedding, Scoring
 from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
@@ -87,6 +88,16 @@ class ClassificationCapability(AnswerObject):
     exclusive: Annotated[bool, doc("Whether a text has one class, so that probabilities add up to 1.")]
 
 
+class ImageCapability(AnswerObject):
+    """Images in prompts."""
+
+    formats: Annotated[Sequence[str], doc("File formats that are read.")]
+    max_images: Annotated[int, doc("The most images of one request.")]
+    max_bytes: Annotated[int, doc("The largest file in bytes.")]
+    max_pixels: Annotated[int, doc("The most pixels of an image, its width times its height.")]
+    max_aspect: Annotated[int, doc("The longer side at most divided by the shorter one.")]
+
+
 class Capabilities(AnswerObject):
     """Response schema for GET /v1/capabilities."""
 
@@ -104,6 +115,7 @@ class Capabilities(AnswerObject):
         ClassificationCapability | None, doc("How the model classifies texts; null: it does not.")
     ]
     chat: Annotated[bool, doc("Whether the model has a chat template.")]
+    images: Annotated[ImageCapability | None, doc("Images in conversations; null: the model takes none.")]
     chat_template_variables: Annotated[Sequence[str], doc("Keys of `chat_template_kwargs`.")]
     tool_format: Annotated[str, doc("The model's format of tool calls.")]
     max_required_calls: Annotated[int, doc("The most calls in one answer with `tool_choice` `required`.")]
@@ -147,6 +159,7 @@ async def capabilities(request: Request, services: ServicesDep) -> Response:
         scoring=_scoring(services.model.abilities.scoring),
         classification=_classification(services.model.abilities.classification),
         chat=template is not None,
+        images=_images(services),
         chat_template_variables=[] if template is None else sorted(template.variables | template.with_tools.variables),
         tool_format=services.model.formats.tool_format,
         max_required_calls=MAX_REQUIRED_CALLS,
@@ -168,6 +181,19 @@ async def capabilities(request: Request, services: ServicesDep) -> Response:
         },
     )
     return json_response(answer)
+
+
+def _images(services: Services) -> ImageCapability | None:
+    settings = services.settings
+    if services.tokenizer.chat_template is None or not services.planner().takes_images:
+        return None
+    return ImageCapability(
+        formats=list(FORMATS),
+        max_images=settings.max_images,
+        max_bytes=int(settings.max_image_mib * (1 << 20)),
+        max_pixels=int(settings.max_image_megapixels * 1_000_000),
+        max_aspect=MAX_ASPECT,
+    )
 
 
 def _embedding(form: Embedding | None, size: int) -> EmbeddingCapability | None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from scheduler.interface import BACKGROUND, EngineRequest
 from server.api.body_worker import read_as
 from server.api.dialect import AnswerContext, GenerationApi, PlannedRequest, plan_body
+from server.api.image_files import uploaded_files
 from server.api.services import Services
 from server.errors import InvalidRequestError
 from server.generation.notices import as_headers
@@ -37,7 +38,8 @@ _BACKGROUND_TIMEOUT_S = 86400.0
 async def from_body(request: Request, services: Services, work: Callable[..., _T], *args: Any) -> _T:
     """Read a request's body and run the work on it, as BodyWorker.run does. Raises ApiError and ClientDisconnect."""
     body = await services.bodies.read_json(request)
-    return await services.body_worker.run(work, body, services.info(), *args, sender=sender_of(request))
+    files = await uploaded_files([body], record_of(request).client, services)
+    return await services.body_worker.run(work, body, services.info(), *args, sender=sender_of(request), files=files)
 
 
 async def body_as(schema: type[_Body], request: Request, services: Services) -> _Body:

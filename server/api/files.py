@@ -26,7 +26,8 @@ from server.storage.files import Draft, FileRecord, FileStore, NewFile, Selectio
 from server.storage.storage import NotStoredError
 
 MAX_LISTED = 10000
-Purpose = Literal["batch", "batch_output"]
+Purpose = Literal["batch", "batch_output", "vision", "user_data"]
+_UPLOADED = ("batch", "vision", "user_data")
 MAX_NAME = 255
 LIVES_S = 30 * 86400
 """Default lifetime of uploaded files in seconds, as in OpenAI's API for the purpose `batch`."""
@@ -55,7 +56,10 @@ class FileObject(AnswerObject):
     created_at: Annotated[int, doc("Unix time in seconds.")]
     expires_at: Annotated[int | None, doc("When the file expires: Unix time in seconds; null: never.")]
     filename: Annotated[str, doc("Name of the uploaded file.")]
-    purpose: Annotated[Purpose, doc("`batch`: input of a batch; `batch_output`: made by the server.")]
+    purpose: Annotated[
+        Purpose,
+        doc("`batch`: input of a batch; `batch_output`: made by the server; `vision`, `user_data`: an image."),
+    ]
     status: Literal["processed"] = "processed"
     status_details: Annotated[None, doc("Always null.")] = None
 
@@ -97,8 +101,11 @@ def _check_name(name: str) -> str:
 
 
 def _check_purpose(purpose: object) -> object:
-    if isinstance(purpose, str) and purpose != "batch":
-        message = f"Unsupported value: '{{path}}' does not support '{shorten(purpose)}' with this server, only 'batch'."
+    if isinstance(purpose, str) and purpose not in _UPLOADED:
+        supported = ", ".join(f"'{one}'" for one in _UPLOADED)
+        message = (
+            f"Unsupported value: '{{path}}' does not support '{shorten(purpose)}' with this server, only {supported}."
+        )
         raise problem("unsupported_value", message)
     return purpose
 
@@ -120,8 +127,9 @@ class UploadFile(RequestModel):
     file: Annotated[str, AfterValidator(_check_name)] = Field(
         description="The file, with a name of at most 255 characters.", json_schema_extra={"format": "binary"}
     )
-    purpose: Annotated[Literal["batch"], BeforeValidator(_check_purpose)] = Field(
-        description="The file's purpose; only `batch`, the input of a batch."
+    purpose: Annotated[Literal["batch", "vision", "user_data"], BeforeValidator(_check_purpose)] = Field(
+        description="The file's purpose: `batch`, the input of a batch; `vision` or `user_data`, an image that "
+        "requests name by its `file_id`."
     )
     expires_after: ExpiresAfter | None = Field(None, description="When the file expires; by default after 30 days.")
 

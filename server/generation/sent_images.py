@@ -18,11 +18,23 @@ class SentImage:
     kind: Kind
     """Type of its part. It decides the words of errors."""
     data: bytes
-    """The file."""
+    """The file; empty if it was uploaded."""
     path: str
     """Path of its part in the request, such as `messages[0].content[1]`."""
     field: str
     """The field with the data, as errors name it."""
+    file_id: str | None = None
+    """Id of the uploaded file."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedFile:
+    """An uploaded file that a request names."""
+
+    content: bytes
+    """Empty if the file is larger than an image may be."""
+    num_bytes: int
+    """Size of the file."""
 
 
 class SentImages:

@@ -89,7 +89,7 @@ class Front:
         self._replicas = replicas
         self._settings = settings
         self._own = own
-        self._bodies = IncomingBodies(max(settings.max_body_mib, settings.max_file_mib + _FORM_MIB))
+        self._bodies = IncomingBodies(max(settings.body_mib(takes_images=True), settings.max_file_mib + _FORM_MIB))
         self._has_many = has_many
         self._keys = KeyRing(settings)
         self._open_paths = open_paths(settings)
@@ -160,7 +160,7 @@ class Front:
         """Maximum body size; the replica checks the content."""
         if _is_of_files(path):
             return self._settings.max_file_mib + _FORM_MIB
-        return self._settings.max_body_mib
+        return self._settings.body_mib(takes_images=True)
 
 
 class _ForwardedAnswer:

@@ -200,10 +200,8 @@ typedef struct SwStep {
   const int32_t *path_places;  // [path_first[T]]
   const struct SwStep *groups;  // the same tokens with the blocks of further cache groups; null for none
   const SwStatePlan *states;    // the same tokens for recurrent layers; null if the model has none
-  // Spans of positions, such as the rows of an image, that see each other in layers with sees_spans. A token outside of
-  // any has its own position in both. Both null without spans.
-  const int32_t *span_first;   // [T] first position of the token's span
-  const int32_t *span_last;    // [T] last position
+  // Spans of positions, such as the rows of an image, that see each other in layers with sees_spans.
+  const int32_t *span_last;  // [T] last position of the token's span, its own outside of any; null without spans
 } SwStep;
 
 typedef struct SwAttention {
@@ -217,7 +215,7 @@ typedef struct SwAttention {
   int32_t selections;        // each for as many key-value heads
   int32_t selected_width;
   float *sums;  // [T, heads, 2] receives the highest score, and the sum of weights relative to it; null for no need
-  int32_t sees_spans;  // whether a query sees all of its span, before and after it
+  int32_t sees_spans;  // whether a query sees its span to the end; a window bounds only what is before it
 } SwAttention;
 
 // Selects the positions that attention sees, by scores of index keys. A score is the product of a query's head and a

@@ -81,7 +81,7 @@ class BatchJob:
 
     async def _check(self, path: Path) -> None:
         settings = self._services.settings
-        max_body_bytes = int(settings.max_body_mib * (1 << 20))
+        max_body_bytes = int(self._services.bodies.max_bytes)
         endpoint = self._batch.fields["endpoint"]
         checked = await self._files.in_turn(check_lines, path, endpoint, settings.max_batch_lines, max_body_bytes)
         if checked.errors:

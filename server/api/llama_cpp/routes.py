@@ -127,7 +127,7 @@ class LlamaProps(AnswerObject):
     total_slots: Annotated[int, doc("The most completions that are computed at a time.")]
     model_alias: Annotated[str, doc("The model's name.")]
     model_path: Annotated[str, doc("Same as `model_alias`, because the server does not reveal paths.")]
-    modalities: LlamaModalities = LlamaModalities()
+    modalities: LlamaModalities
     endpoint_slots: Annotated[bool, doc("Whether there is GET /slots.")] = True
     endpoint_props: Annotated[bool, doc("Whether properties can be changed.")] = False
     endpoint_metrics: Annotated[bool, doc("Whether there is GET /metrics.")] = True
@@ -153,6 +153,7 @@ async def props(services: ServicesDep) -> Response:
         total_slots=info.max_num_seqs,
         model_alias=name,
         model_path=name,
+        modalities=LlamaModalities(vision=services.planner().takes_images),
         chat_template="" if template is None else template.source,
         chat_template_tool_use=UNSET if template is None else template.sources.tool_use or UNSET,
         bos_token=special.get("bos_token", ""),

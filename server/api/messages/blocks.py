@@ -54,8 +54,17 @@ class UrlSource(EchoedModel):
     url: str = Field(description="This server fetches no images.")
 
 
+class FileSource(EchoedModel):
+    """An uploaded image."""
+
+    type: Literal["file"]
+    file_id: str = Field(description="Id of the file.")
+
+
 ImageSource = Annotated[
-    Annotated[Base64Source, Tag("<base64>")] | Annotated[UrlSource, Tag("<url>")],
+    Annotated[Base64Source, Tag("<base64>")]
+    | Annotated[UrlSource, Tag("<url>")]
+    | Annotated[FileSource, Tag("<file>")],
     Discriminator(tag_by_type("base64")),
 ]
 
@@ -82,6 +91,8 @@ class ImageBlock(EchoedModel):
         if isinstance(self.source, UrlSource):
             message = f"{field}.url: This server fetches no images. Send the image in base64."
             raise InvalidRequestError(message, param=f"{path}.source.url", code="unsupported_value")
+        if isinstance(self.source, FileSource):
+            return images.add(SentImage("image", b"", path, f"{field}.file_id", self.source.file_id))
         data = from_base64(self.source.data)
         if data is None:
             message = f"{field}.base64.data: The image is not valid base64."

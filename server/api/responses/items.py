@@ -14,7 +14,7 @@ from server.api.fields.tools import MAX_TOOLS
 from server.api.responses.tools import AnyTool
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
-from server.generation.sent_images import SentImages
+from server.generation.sent_images import SentImage, SentImages
 from server.http.json_body import parse_json
 from server.text.image_marks import joined
 
@@ -55,16 +55,22 @@ class InputImagePart(EchoedModel):
     image_url: str | None = Field(
         None, description="A data URL with a PNG, JPEG, WebP or GIF file in base64. Other URLs are refused."
     )
+    file_id: str | None = Field(None, description="Id of an uploaded image, in place of `image_url`.")
     detail: Detail | None = detail()
 
     @model_validator(mode="after")
     def _has_image(self) -> "InputImagePart":
-        if self.image_url is None:
+        if self.image_url is None and self.file_id is None:
             raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "image_url")
+        if self.image_url is not None and self.file_id is not None:
+            message = "Setting 'image_url' and 'file_id' at the same time is not supported."
+            raise problem("invalid_parameter_combination", message, "file_id")
         return self
 
     def mark(self, images: SentImages, path: str) -> str:
         """Add the image to the others; returns its mark. Raises InvalidRequestError."""
+        if self.file_id is not None:
+            return images.add(SentImage("input_image", b"", path, f"{path}.file_id", self.file_id))
         return add_url(self.image_url or "", "input_image", images, path, f"{path}.image_url")
 
 

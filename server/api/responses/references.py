@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 
+from server.api.image_files import uploaded_files
 from server.api.responses import store
 from server.api.responses.store import Found, References
 from server.api.responses.websocket import Lane, lane_of
@@ -148,6 +149,7 @@ class IncomingBody:
             *args,
             sender=self.meta.sender,
             num_bytes=num_bytes,
+            files=await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services),
         )
 
 

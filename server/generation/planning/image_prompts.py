@@ -9,11 +9,11 @@ from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import Arrangement, Layout
 from model_runner.runner_interface import RunnerInfo
 from server.config import Settings
-from server.errors import InvalidRequestError
+from server.errors import InvalidRequestError, shorten
 from server.generation.notices import Notice
 from server.generation.prompt import ImageTexts
 from server.generation.request import Conversation
-from server.generation.sent_images import SentImage
+from server.generation.sent_images import SentImage, UploadedFile
 from server.text.image_marks import is_mark, mark_of, split_at_marks, split_at_typed
 from server.text.tokenizer import Tokenizer
 
@@ -41,8 +41,12 @@ class ImagePrompts:
         info: RunnerInfo,
         settings: Settings,
         weigh: Callable[[], None],
+        files: Mapping[str, UploadedFile],
     ) -> None:
-        """`weigh` is called before images are decoded, and raises if this is no place for that."""
+        """`weigh` is called before images are decoded, and raises if this is no place for that. `files` are the
+        uploaded files that the request may name.
+        """
+        self._files = files
         self._tokenizer = tokenizer
         self._settings = settings
         self._weigh = weigh
@@ -74,24 +78,38 @@ class ImagePrompts:
             raise InvalidRequestError(message, param=sent[most].path, code="invalid_value")
         self._weigh()
         known: dict[bytes, ImageInPrompt] = {}
-        for one in sent:
-            if one.data not in known:
-                known[one.data] = self._read(one, self.layout, notices)
-        return {mark_of(index): known[one.data] for index, one in enumerate(sent)}
+        images: dict[str, ImageInPrompt] = {}
+        for index, one in enumerate(sent):
+            data = self._data_of(one)
+            if data not in known:
+                known[data] = self._read(one, data, self.layout, notices)
+            images[mark_of(index)] = known[data]
+        return images
 
-    def _read(self, sent: SentImage, layout: Layout, notices: list[Notice]) -> ImageInPrompt:
+    def _data_of(self, sent: SentImage) -> bytes:
+        """The file of an image. Raises InvalidRequestError if it was not uploaded, or is too large."""
         most = int(self._settings.max_image_mib * (1 << 20))
-        if len(sent.data) > most:
-            raise _too_many_bytes(sent, most)
+        if sent.file_id is None:
+            data, num_bytes = sent.data, len(sent.data)
+        elif (uploaded := self._files.get(sent.file_id)) is not None:
+            data, num_bytes = uploaded.content, uploaded.num_bytes
+        else:
+            message = f"No such File object: {shorten(sent.file_id, 128)}"
+            raise InvalidRequestError(message, param=sent.path, code="not_found")
+        if num_bytes > most:
+            raise _too_many_bytes(sent, num_bytes, most)
+        return data
+
+    def _read(self, sent: SentImage, data: bytes, layout: Layout, notices: list[Notice]) -> ImageInPrompt:
         try:
-            image = read(sent.data, int(self._settings.max_image_megapixels * 1_000_000))
+            image = read(data, int(self._settings.max_image_megapixels * 1_000_000))
             arrangement = layout.of(*image.pixels.size)
         except ImageError as error:
             raise _unusable(sent, error) from None
         if image.is_animated:
             notices.append(Notice(sent.path, "Only the first frame of the image is shown."))
         options = {"family": layout.family, "call": dict(layout.call), "settings": dict(layout.settings)}
-        return ImageInPrompt(sent.data, digest(image.pixels, options), arrangement)
+        return ImageInPrompt(data, digest(image.pixels, options), arrangement)
 
     def encode(self, text: str, images: ReadImages, beginning: Sequence[int]) -> tuple[list[int], tuple[Image, ...]]:
         """The tokens of a text with marks, after the `beginning`, and the images with their places.
@@ -155,8 +173,7 @@ def _no_images(sent: SentImage) -> InvalidRequestError:
     return InvalidRequestError(message, param=f"{sent.path}.type", code="invalid_value")
 
 
-def _too_many_bytes(sent: SentImage, most: int) -> InvalidRequestError:
-    size = len(sent.data)
+def _too_many_bytes(sent: SentImage, size: int, most: int) -> InvalidRequestError:
     if sent.kind == "image":
         message = f"{sent.field}: image exceeds {most / (1 << 20):g} MB maximum: {size} bytes > {most} bytes"
     else:

@@ -2,8 +2,9 @@
 
 import secrets
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.images.image import Image
@@ -34,6 +35,7 @@ from server.generation.request import (
     TextPrompt,
     TokenPrompt,
 )
+from server.generation.sent_images import UploadedFile
 from server.generation.served_model import ServedModel
 from server.text.image_marks import without_marks
 from server.text.tokenizer import Tokenizer
@@ -85,14 +87,17 @@ class Planner:
         info: RunnerInfo,
         settings: Settings,
         weigh_images: Callable[[], None] = _anywhere,
+        files: Mapping[str, UploadedFile] = MappingProxyType({}),
     ) -> None:
-        """`weigh_images` is called before images are decoded, and raises if this is no place for that."""
+        """`weigh_images` is called before images are decoded, and raises if this is no place for that. `files` are
+        uploaded images that a request may name.
+        """
         self._tokenizer = tokenizer
         self._model = model
         self._info = info
         self._settings = settings
         self._rules = SamplingRules(tokenizer, model, info)
-        self._images = ImagePrompts(tokenizer, model.images, info, settings, weigh_images)
+        self._images = ImagePrompts(tokenizer, model.images, info, settings, weigh_images, files)
         self._limits = RequestLimits(
             info,
             max_waiting=settings.max_waiting,
@@ -109,6 +114,11 @@ class Planner:
     def scoring(self) -> ScoringRules:
         """Rules for decoding methods that combine scores."""
         return ScoringRules(self._model.aux_model, self._info.num_early_exits)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have images."""
+        return self._images.layout is not None
 
     @property
     def unsupported(self) -> frozenset[str]:

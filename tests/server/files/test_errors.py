@@ -22,7 +22,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "two files": ({"data": BATCH, "files": [*FILE.items()] * 2}, "file", "invalid_value", "sent twice"),
     "a long name": ({"data": BATCH, "files": {"file": ("x" * 256, LINES)}}, "file", "invalid_value", "255 characters"),
     "no purpose": ({"files": FILE}, "purpose", "missing_required_parameter", "Missing"),
-    "another purpose": ({"data": {"purpose": "vision"}, "files": FILE}, "purpose", "unsupported_value", "only 'batch'"),
+    "another purpose": ({"data": {"purpose": "evals"}, "files": FILE}, "purpose", "unsupported_value", "only 'batch'"),
     "its own purpose": ({"data": {"purpose": "batch_output"}, "files": FILE}, "purpose", "unsupported_value", "only"),
     "a long purpose": ({"data": {"purpose": "x" * 9999}, "files": FILE}, "purpose", "unsupported_value", "only"),
     "two purposes": ({"data": {"purpose": ["batch"] * 2}, "files": FILE}, "purpose", "invalid_value", "sent twice"),
