@@ -52,6 +52,7 @@ class Engines:
             max_num_seqs=self.runner.info.max_num_seqs,
             max_num_batched_tokens=self.runner.info.max_num_batched_tokens,
             max_model_len=self.runner.info.max_model_len,
+            sees_images=self.runner.info.sees_images,
         )
         self._known: set[str] = set()
 

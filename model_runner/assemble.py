@@ -111,7 +111,8 @@ def assemble(
     plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
     loaded = _load(config, platform)
-    features = None if images is None else images.load(config, platform)
+    if images is not None:
+        images = replace(images, features=images.load(config, platform))
     weights_s = time.perf_counter() - start
     if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
         room = replace(platform.room(), free=measured.free + needs.model_bytes)
@@ -123,11 +124,10 @@ def assemble(
         _check_length(plan, shapes.aux)
     generations = BlockGenerations(plan.num_blocks)
     blocks = Blocks(plan.num_blocks, config.block_size, plan.max_num_seqs, generations, plan.groups)
-    parts, num_early_exits = _put_together(
-        config, HeadsRoom(platform, blocks), plan, shapes, loaded, make_link, features
-    )
+    room = HeadsRoom(platform, blocks)
+    parts, num_early_exits = _put_together(config, room, plan, shapes, loaded, make_link, images)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
-    info = replace(info, takes_images=features is not None)
+    info = replace(info, takes_images=images is not None, sees_images=images is not None and images.shape.sees_images)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
 
 
@@ -141,6 +141,8 @@ class _Images:
     """Memory of the tower and of all features."""
     limit: int
     """Memory of all features."""
+    features: FeatureCache[torch.Tensor] | None = None
+    """None until the tower is loaded."""
 
     def load(self, config: RunnerConfig, platform: Platform) -> FeatureCache[torch.Tensor]:
         """Load the tower."""
@@ -154,6 +156,9 @@ def _find_images(config: RunnerConfig, platform: Platform) -> _Images | None:
     if layout is None:
         return None
     shape = platform.inspect_tower(config.model)
+    if shape.sees_images and platform.device.type == "cuda":
+        logger.warning("images     not served on CUDA: rows of an image see later ones in this model")
+        return None
     limit = int(config.image_cache_gib * GIB)
     return _Images(layout, shape, shape.num_bytes(platform.types.compute) + limit, limit)
 
@@ -273,7 +278,7 @@ def _put_together(
     shapes: _Shapes,
     loaded: _Weights,
     make_link: MakeLink,
-    features: FeatureCache[torch.Tensor] | None,
+    images: "_Images | None",
 ) -> tuple[RunnerParts, int]:
     """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
@@ -312,7 +317,15 @@ def _put_together(
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs, recurrence),
         kv_cache=caches[0] if len(caches) == 1 else KVCaches(*caches),
-        state=RunnerState(blocks, sampling, speculator, search, learning, features),
+        state=RunnerState(
+            blocks,
+            sampling,
+            speculator,
+            search,
+            learning,
+            None if images is None else images.features,
+            sees_images=images is not None and images.shape.sees_images,
+        ),
         speculator=speculator,
         controller=controller,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),
@@ -325,7 +338,7 @@ def _put_together(
         is_async=platform.is_async,
         drafter=drafter,
         learning=learning,
-        features=features,
+        features=None if images is None else images.features,
     )
     _refuse_mixing(platform, target.model, parts.target, parts.state, plan)
     if aux is not None and amateur is not None:

@@ -157,6 +157,17 @@ class Batch:
     groups: Sequence[GroupTables] = ()
     """The blocks of layers with windows that have a cache group, from group 1 on. Empty: they have those above."""
     images: Sequence[ImageRows] = ()
+    rotary: IntArray | None = None
+    """Rotary positions where they are not `positions`: [T], or [3, T] if some tokens have another one in each axis."""
+
+    span_last: IntArray | None = None
+    """[T] last position of each token's span, such as the rows of an image, whose tokens see each other
+    (`AttentionOptions.sees_spans`); outside of any, the token's own position. None without spans."""
+
+    @property
+    def rotary_positions(self) -> IntArray:
+        """[T] or [3, T] the rotary position of each token."""
+        return self.positions if self.rotary is None else self.rotary
 
     def in_group(self, number: int) -> "Batch":
         """The batch with the blocks of a cache group; 0 are the choices' own."""

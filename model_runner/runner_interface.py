@@ -47,6 +47,8 @@ class RunnerInfo:
     """Blocks of layers that need only some positions, in addition to every choice's own."""
     takes_images: bool = False
     """Whether prompts may have images."""
+    sees_images: bool = False
+    """Whether the rows of an image see each other, so that a step must compute all of them."""
 
 
 @dataclass(frozen=True, slots=True)

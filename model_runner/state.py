@@ -32,6 +32,7 @@ from model_runner.contract import (
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.images.features import FeatureCache
 from model_runner.images.image import Image
+from model_runner.images.positions import RotaryPositions
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.sampling.fused_sampling import FusedSamplingPlan
@@ -61,6 +62,8 @@ class RunningChoice:
     sampler_state: float | None = None
     """State of the sampler after the last step, as far as it does not follow from the tokens."""
     images: Sequence[Image] = ()
+    rotary: RotaryPositions | None = None
+    """Rotary positions where they are not the places: in models with grids, after an image."""
     cache_salt: str = ""
     hidden_sum: IntArray | None = None
     """[hidden] the sum of the computed tokens' hidden states in fixed point, if their mean is requested; None once one
@@ -78,8 +81,10 @@ class RunnerState:
         search: ContrastiveSearch,
         learning: Learning = NO_LEARNING,
         features: FeatureCache[torch.Tensor] | None = None,
+        *,
+        sees_images: bool = False,
     ) -> None:
-        """`features` are those of images; None if prompts have none."""
+        """`features` are those of images; None if prompts have none. `sees_images`: rows of an image see each other."""
         self._groups = tuple(blocks.groups)
         kinds = [group.kind for group in blocks.groups]
         self._rows, self._pages = (kinds.index(kind) if kind in kinds else None for kind in ("rows", "page"))
@@ -92,6 +97,7 @@ class RunnerState:
         self._generations = blocks.generations
         self._learning = learning
         self._features = features
+        self._sees_images = sees_images
 
     def apply(self, plan: StepPlan) -> list[RunningChoice]:
         """Forget released choices, add admitted ones, extend block tables; returns the scheduled choices."""
@@ -132,6 +138,7 @@ class RunnerState:
             guides=admitted.guides,
             sampler_state=admitted.sampler_state,
             images=admitted.images,
+            rotary=RotaryPositions(admitted.images) if admitted.images and admitted.images[0].grid else None,
             cache_salt=admitted.cache_salt,
         )
         self._place(choice, admitted.placed)
@@ -189,7 +196,9 @@ class RunnerState:
             paths=_tree_paths(layout, positions) if any(trees) else None,
             pooled=layout.pooled,
             groups=self._group_tables(choices, layout.choice_of, layout.places),
-            images=self._image_rows(choices, scheduled, layout),
+            images=(images := self._image_rows(choices, scheduled, layout)),
+            rotary=_rotary(choices, positions, layout.firsts, has_axes=bool(images)),
+            span_last=_span_last(choices, positions, layout.firsts) if images and self._sees_images else None,
             states=self._state_tables(
                 choices,
                 [
@@ -228,6 +237,7 @@ class RunnerState:
             logits_index=rows,
             samples=[SampleRows(row, row, NO_DRAFT, choice.verify) for row, choice in enumerate(choices)],
             prompt_rows=[],
+            rotary=_rotary(choices, positions, range(len(choices)), has_axes=False),
             groups=self._group_tables(choices, range(len(choices)), positions),
             states=self._state_tables(
                 choices,
@@ -340,6 +350,29 @@ class RunnerState:
 
     def _slot_of(self, table: Sequence[int], place: int) -> tuple[int, int]:
         return table[place // self._block_size], place % self._block_size
+
+
+def _rotary(
+    choices: Sequence[RunningChoice], positions: IntArray, firsts: Sequence[int], *, has_axes: bool
+) -> IntArray | None:
+    """Rotary positions [T], or [3, T] with axes, of choices whose tokens begin at `firsts`; None if all are places."""
+    if all(choice.rotary is None for choice in choices):
+        return None
+    rotary = np.tile(positions, (3, 1))
+    for choice, first, end in zip(choices, firsts, [*firsts[1:], len(positions)], strict=True):
+        if choice.rotary is not None:
+            rotary[:, first:end] = choice.rotary.of(positions[first:end])
+    return rotary if has_axes else rotary[0]
+
+
+def _span_last(choices: Sequence[RunningChoice], positions: IntArray, firsts: Sequence[int]) -> IntArray:
+    """[T] the last position of each token's image; its own position outside of images."""
+    span_last = positions.copy()
+    for choice, first, end in zip(choices, firsts, [*firsts[1:], len(positions)], strict=True):
+        for image in choice.images:
+            inside = (positions[first:end] >= image.start) & (positions[first:end] < image.end)
+            span_last[first:end][inside] = image.end - 1
+    return span_last
 
 
 class _Layout:

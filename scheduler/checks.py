@@ -20,6 +20,8 @@ def check_request(
     _check_choices(request)
     if request.images:
         _check_images(request, takes_images=takes_images)
+    if config.sees_images:
+        _check_spans(request, config.max_num_batched_tokens)
     _check_context(request, config)
     _check_strategy(request)
     _check_step(request, config)
@@ -57,6 +59,17 @@ def _check_images(request: EngineRequest, *, takes_images: bool) -> None:
         raise ValueError(f"request {name!r}: the rows of its images are not in order, or some are missing")
     if places[0] < 0 or places[-1] > len(request.prompt):
         raise ValueError(f"request {name!r} has image rows outside of its {len(request.prompt)} prompt tokens")
+
+
+def _check_spans(request: EngineRequest, budget: int) -> None:
+    for image in request.images:
+        if len(image.runs) > 1 or image.end == len(request.prompt):
+            raise ValueError(f"request {request.request_id!r}: an image must be followed by text, and be in one run")
+        if image.num_rows > budget:
+            raise ValueError(
+                f"request {request.request_id!r} has an image of {image.num_rows} tokens, which are computed in one "
+                f"step, but max_num_batched_tokens is {budget}"
+            )
 
 
 def _row_bounds(image: Image) -> list[int]:

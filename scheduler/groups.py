@@ -30,16 +30,17 @@ def lockstep(members: Sequence[Request], budget: int) -> list[int]:
     candidates of the members are deducted from the budget first.
     """
     budget = max(0, budget - sum(member.num_candidates for member in members))
-    return split_budget([member.remaining for member in members], budget)
+    return split_budget(members, [member.num_computed for member in members], budget)
 
 
-def split_budget(remaining: Sequence[int], budget: int) -> list[int]:
-    """`lockstep` for members with so many remaining tokens, and no candidates."""
+def split_budget(members: Sequence[Request], starts: Sequence[int], budget: int) -> list[int]:
+    """`lockstep` for members that begin at these places, and have no candidates. Spans are not cut."""
+    remaining = [len(member.tokens) - start for member, start in zip(members, starts, strict=True)]
     if sum(remaining) <= budget:
-        return list(remaining)
+        return remaining
     shares = []
-    for left in remaining:
-        shares.append(min(left - 1, budget))
+    for member, start, left in zip(members, starts, remaining, strict=True):
+        shares.append(member.whole(start, min(left - 1, budget)))
         budget -= shares[-1]
     return shares
 
@@ -47,8 +48,24 @@ def split_budget(remaining: Sequence[int], budget: int) -> list[int]:
 def least_share(members: Sequence[Request]) -> int:
     """The smallest budget with which `lockstep` makes progress."""
     if any(member.remaining > 1 for member in members):
-        return 1
+        return max(_first_span(member) for member in members)
     return sum(1 + member.num_candidates for member in members)
+
+
+def least_to_begin(head: Request) -> int:
+    """A budget with which a waiting group makes progress, wherever it begins."""
+    spans = (end - first for member in head.members for first, end in member.spans)
+    return max([len(head.members), *spans])
+
+
+def before_span(request: Request) -> bool:
+    """Sort key: first the choices whose next token begins a span."""
+    return _first_span(request) == 1
+
+
+def _first_span(member: Request) -> int:
+    """Tokens of the span that begins where a member goes on; otherwise 1."""
+    return next((end - first for first, end in member.spans if first == member.num_computed), 1)
 
 
 class Guided:

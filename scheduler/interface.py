@@ -253,6 +253,8 @@ class SchedulerConfig:
     """Order of the waiting queue within each tier. fcfs: arrival. priority: priority, then arrival. fair: fair shares
     between clients, with turns between each client's cache salts."""
     prefix_caching: bool = True
+    sees_images: bool = False
+    """Whether the rows of an image see each other: a step then computes all of an image's rows or none."""
     snapshot_every: int = 0
     """Tokens of a prompt between states of recurrent layers that are kept in the prefix cache. 0 keeps only those at
     the end of a prompt, and where it met a cached one."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from model_runner.contract import Failure, StepPlan
-from scheduler.groups import least_share
+from scheduler.groups import least_share, least_to_begin
 from scheduler.request import Request
 from scheduler.waiting_queue import WaitingQueue
 
@@ -52,7 +52,7 @@ class StepLimit:
         leaders = (request for request in running.values() if request is request.members[0])
         if (first := next(leaders, None)) is not None:
             return max(self._tokens, least_share(first.members))
-        return max(self._tokens, len(waiting.peek().members)) if waiting else self._tokens
+        return max(self._tokens, least_to_begin(waiting.peek())) if waiting else self._tokens
 
     def note_success(self) -> None:
         """Record a successful step."""

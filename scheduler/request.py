@@ -84,6 +84,8 @@ class Request:
     """Sampler state the runner reported with the last token; sent back when the choice is admitted again."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Collected over prompt chunks, and returned with the first output."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Places that one step must compute together, as (first, end): the rows of each image, if they see each other."""
     features_from: int | None = None
     """Features of images with rows at this place or later are held for it; None if none are."""
     group: "Group | None" = None
@@ -118,6 +120,15 @@ class Request:
     def images_from(self, place: int) -> tuple[Image, ...]:
         """The images with rows at this place or later."""
         return tuple(image for image in self.images if image.end > place)
+
+    def whole(self, start: int, num_tokens: int) -> int:
+        """How many tokens from `start` on, at most this many, a step can compute without cutting a span."""
+        end = start + num_tokens
+        return next((max(first - start, 0) for first, last in self.spans if first < end < last), num_tokens)
+
+    def is_cut(self, place: int) -> bool:
+        """Whether a span has places before and from this one on."""
+        return any(first < place < end for first, end in self.spans)
 
     @property
     def num_output(self) -> int:
@@ -198,8 +209,11 @@ class Request:
         )
 
 
-def make_choices(request: EngineRequest, first_arrival: int, arrived_at: float, block_size: int) -> list[Request]:
+def make_choices(
+    request: EngineRequest, first_arrival: int, arrived_at: float, block_size: int, *, sees_images: bool = False
+) -> list[Request]:
     """Make one Request per choice. Only choice 0 returns prompt logprobs, and only if it has no output yet."""
+    spans = tuple((image.start, image.end) for image in request.images) if sees_images else ()
     return [
         Request(
             key=f"{request.request_id}/{choice.index}",
@@ -219,6 +233,7 @@ def make_choices(request: EngineRequest, first_arrival: int, arrived_at: float, 
             speculation=request.speculation,
             learn=request.learn and not request.images,  # heads embed ids, and cannot know what an image shows
             images=request.images,
+            spans=spans,
             sampler_state=choice.sampler_state,
         )
         for offset, choice in enumerate(request.choices)

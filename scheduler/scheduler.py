@@ -47,7 +47,17 @@ from scheduler.block_groups import BlockGroups, Growth, ReusedKV
 from scheduler.block_pool import IntegrityError
 from scheduler.checks import check_request
 from scheduler.choices import Choices
-from scheduler.groups import BeamMembers, Guided, Searches, least_share, lockstep, search_from_start, split_budget
+from scheduler.groups import (
+    BeamMembers,
+    Guided,
+    Searches,
+    before_span,
+    least_share,
+    least_to_begin,
+    lockstep,
+    search_from_start,
+    split_budget,
+)
 from scheduler.history import ChoiceHistory
 from scheduler.image_queue import ImageQueue
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput, SchedulerConfig, WatchText
@@ -270,7 +280,10 @@ class Scheduler:
             self._choices.add(self._line_up(request, arrived_at))
 
     def _line_up(self, request: EngineRequest, arrived_at: float) -> list[Request]:
-        choices = make_choices(request, self._num_arrived, arrived_at, self._config.block_size)
+        config = self._config
+        choices = make_choices(
+            request, self._num_arrived, arrived_at, config.block_size, sees_images=config.sees_images
+        )
         self._num_arrived += len(choices)
         for choice in choices:
             if request.guide:
@@ -433,8 +446,11 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def _fill(self, step: Step, running: Sequence[Request], *, is_background: bool = False) -> None:
-        """Schedule running choices, then their drafts, then waiting choices."""
-        for request in running:
+        """Schedule running choices, then their drafts, then waiting choices.
+
+        Choices before a span come first: it may need more budget than the others would leave in any step.
+        """
+        for request in sorted(running, key=before_span) if any(request.spans for request in running) else running:
             leads = request.group is None or request is request.members[0]
             if leads and request.key in self._running:  # not preempted for an earlier one
                 self._continue(request, step)
@@ -512,7 +528,7 @@ class Scheduler:
         """The fewest tokens with which the first background choice makes progress."""
         first = next((request for request in running if request is request.members[0]), None)
         if first is None:
-            return len(self._waiting.peek().members) if self._waiting else 1
+            return least_to_begin(self._waiting.peek()) if self._waiting else 1
         return least_share(first.members)
 
     def _admit_waiting(self, step: Step, *, is_background: bool) -> None:
@@ -553,8 +569,9 @@ class Scheduler:
         members = head.members
         for member, reuse in zip(members, reused, strict=True):
             member.junction = reuse.junction
-        remaining = [len(member.tokens) - reuse.num_computed for member, reuse in zip(members, reused, strict=True)]
-        shares = split_budget(remaining, step.budget)
+        shares = split_budget(members, [reuse.num_computed for reuse in reused], step.budget)
+        if not any(shares) and not step.shares:
+            return False  # a plan that schedules nothing is not executed
         growths = [self._blocks.to_begin(*one) for one in zip(members, reused, shares, strict=True)]
         if not self._blocks.can_grow(growths, reused):
             return False

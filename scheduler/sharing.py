@@ -112,7 +112,7 @@ class KVSharing:
         """All full blocks that are cached. The last token is never reused: it must be computed to sample the next."""
         if not self._prefix_caching:
             return ReusedKV()
-        found = self._find(request, (len(request.tokens) - 1) // self._block_size)
+        found = self._find(request, self._uncut(request, (len(request.tokens) - 1) // self._block_size))
         num_computed = len(found.shared) * self._block_size
         return ReusedKV(
             num_computed=num_computed,
@@ -134,11 +134,19 @@ class KVSharing:
                 return found
         names = self._names(request, 0, num_full)
         found = self._look_up(names)
+        while (num_uncut := self._uncut(request, len(found.shared))) < len(found.shared):
+            found = replace(self._look_up(names[:num_uncut]), num_names=num_full)
         others = [one for one in self._remembered if one[0] is not request]
         self._remembered = [*others, (request, found)][-_MOST_REMEMBERED:]
         for number, cache in enumerate([self._cache, *(group.cache for group in self._blocks.groups)]):
             cache.followed = [found.lookups[number] for _, found in self._remembered]
         return found
+
+    def _uncut(self, request: Request, boundary: int) -> int:
+        """The last boundary up to this one at which no span is cut."""
+        while request.is_cut(boundary * self._block_size):
+            boundary -= 1
+        return boundary
 
     def _look_up(self, names: Sequence[bytes]) -> _Found:
         own = self._cache.lookup(names)

@@ -1,5 +1,6 @@
 """Tiny random models that take images, and what transformers says about them."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,110 @@ _CASES: dict[str, dict[str, Any]] = {
         {"model_type": "qwen2"}, {**_VISION, "image_size": [56, 56], "patch_size": [14, 14]}, image_seq_length=4
     ),
 }
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_SECTIONS = {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]}}
+_INTERLEAVED = {"rope_parameters": {**_SECTIONS["rope_parameters"], "mrope_interleaved": True}}
+_PARTIAL = {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}}
+_QWEN3_TOWER = {
+    "depth": 3,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "patch_size": 16,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+}
+_GLM_TOWER = {
+    "depth": 2,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "image_size": 56,
+    "patch_size": 14,
+}
+_GLM_ENDS = {"image_start_token_id": 302, "image_end_token_id": 303, "video_token_id": 301}
+_CASES |= {
+    "qwen2_vl": _case(
+        _SECTIONS,
+        {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14},
+        **_ENDS,
+    ),
+    "qwen2_5_vl": _case(
+        _SECTIONS,
+        {
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "patch_size": 14,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+        **_ENDS,
+    ),
+    "qwen3_vl": _case(_INTERLEAVED, _QWEN3_TOWER, **_ENDS),
+    "qwen3_vl_moe": _case(
+        {**_INTERLEAVED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}, _QWEN3_TOWER, **_ENDS
+    ),
+    "glm4v": _case(_PARTIAL, _GLM_TOWER, **_GLM_ENDS),
+    "glm46v": _case(
+        {**_PARTIAL, "model_type": "glm4v_text"}, {**_GLM_TOWER, "model_type": "glm4v_vision"}, **_GLM_ENDS
+    ),
+    "paddleocr_vl": _case(_SECTIONS, {**_VISION, "image_size": 56}, vision_start_token_id=301, vision_end_token_id=302),
+}
+_KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+_GEMMA4_TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 320,
+}
+_GEMMA4_TEXT = {"sliding_window": 16, "global_head_dim": 8, "vocab_size_per_layer_input": 320}
+_GEMMA4_IDS = {"boi_token_id": 301, "eoi_token_id": 302, "audio_token_id": 303, "audio_config": None}
+_CASES |= {
+    "gemma3": _case(
+        {**_KINDS, "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
+        {**_VISION, "image_size": 56, "vision_use_head": False},
+        mm_tokens_per_image=4,
+    ),
+    "gemma4": _case(
+        {
+            **_GEMMA4_TEXT,
+            **_KINDS,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "use_bidirectional_attention": "vision",
+        },
+        _GEMMA4_TOWER,
+        **_GEMMA4_IDS,
+    ),
+    "gemma4_small": _case(
+        {
+            **_GEMMA4_TEXT,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "hidden_size_per_layer_input": 8,
+            "num_kv_shared_layers": 2,
+        },
+        _GEMMA4_TOWER,
+        **_GEMMA4_IDS,
+    ),
+}
+_TYPES = {"pixtral": "llava", "gemma4_small": "gemma4"}
 FAMILIES = tuple(_CASES)
 
 
 def tiny_config(family: str) -> PretrainedConfig:
-    """A configuration of the family, "pixtral" for Llava with Pixtral's tower."""
-    config: PretrainedConfig = CONFIG_MAPPING["llava" if family == "pixtral" else family](**_CASES[family])
+    """A configuration of the family; "pixtral" is Llava with Pixtral's tower, "gemma4_small" is as its small models."""
+    config: PretrainedConfig = CONFIG_MAPPING[_TYPES.get(family, family)](**_CASES[family])
     return config
 
 
@@ -86,5 +185,9 @@ def oracle_inputs(folder: Path, family: str, pieces: Sequence[Any]) -> Any:
     processor = image_processors.processor_of(folder, family)
     placeholder = getattr(processor, "boi_token", None) if family == "gemma3" else processor.image_token
     text = "".join(piece if isinstance(piece, str) else placeholder for piece in pieces)
-    pictures = [piece for piece in pieces if not isinstance(piece, str)]
-    return processor(text=text, images=[pictures] if pictures else None, return_tensors="pt", add_special_tokens=False)
+    pictures = [[piece for piece in pieces if not isinstance(piece, str)]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # GLM's processor hands numpy a tensor
+        return processor(
+            text=text, images=pictures if pictures[0] else None, return_tensors="pt", add_special_tokens=False
+        )

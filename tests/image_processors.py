@@ -90,6 +90,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "config": {"image_token_id": 300},
         "tokens": _QWEN,
     },
+    "qwen3_vl_moe": {
+        "class": ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
+        "image": {"size": {"shortest_edge": 1024, "longest_edge": 9216}, "patch_size": 16, "merge_size": 2},
+        "config": {"image_token_id": 300},
+        "tokens": _QWEN,
+    },
     "glm4v": {
         "class": ("Glm4vProcessor", "Glm4vImageProcessor"),
         "image": {"size": {"shortest_edge": 1568, "longest_edge": 14112}, "patch_size": 14, "merge_size": 2},
@@ -121,6 +127,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "class": ("Gemma4Processor", "Gemma4ImageProcessor"),
         "image": {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
         "config": {"image_token_id": 300},
+        "tokens": ["<|image|>", "<|image>", "<image|>", "<|audio|>", "<|audio>", "<audio|>", "<|video|>"],
+        "names": ["image_token", "boi_token", "eoi_token", "audio_token", "boa_token", "eoa_token", "video_token"],
+    },
+    "gemma4_small": {
+        "class": ("Gemma4Processor", "Gemma4ImageProcessor"),
+        "image": {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        "config": {"model_type": "gemma4", "image_token_id": 300},
         "tokens": ["<|image|>", "<|image>", "<image|>", "<|audio|>", "<|audio>", "<audio|>", "<|video|>"],
         "names": ["image_token", "boi_token", "eoi_token", "audio_token", "boa_token", "eoa_token", "video_token"],
     },

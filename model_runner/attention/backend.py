@@ -28,6 +28,9 @@ class AttentionOptions:
     """[heads] a logit of each query head that takes part in its softmax and has no value (gpt-oss, arXiv:2309.17453).
 
     Neither the scale nor the soft cap applies to it. None for no sinks."""
+    sees_spans: bool = False
+    """Whether a query in a span of the batch sees it to its end (images of Gemma 3 and 4). A window bounds only what is
+    before the query."""
 
     @property
     def reach(self) -> int | None:

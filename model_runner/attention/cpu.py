@@ -48,14 +48,19 @@ def _make_step(batch: Batch) -> NativeStep:
         arrays += [(paths.start, (count,)), (paths.first, (count + 1,)), (paths.places, (int(paths.first[-1]),))]
     numbers = tuple(np.ascontiguousarray(array, dtype=np.int32) for array, _ in arrays)
     pointers = (pointer(array, *shape) for array, (_, shape) in zip(numbers, arrays, strict=True))
-    return NativeStep(CPU.new("SwStep", (count, num_choices, width, *pointers)), numbers)
+    struct = CPU.new("SwStep", (count, num_choices, width, *pointers))
+    if batch.span_last is None:
+        return NativeStep(struct, numbers)
+    span_last = batch.span_last.astype(np.int32)
+    struct.span_last = pointer(span_last, count)
+    return NativeStep(struct, (*numbers, span_last))
 
 
 def attention_struct(heads: int, options: AttentionOptions) -> CData:
     """A layer's options as an SwAttention, which points into the sinks: float32, and contiguous."""
     sinks = CPU.ffi.NULL if options.sinks is None else pointer(options.sinks, heads)
     limits = options.window or 0, options.chunk or 0
-    return CPU.new("SwAttention", (heads, *limits, options.scale, options.softcap or 0.0, sinks))
+    return CPU.new("SwAttention", (heads, *limits, options.scale, options.softcap or 0.0, sinks, options.sees_spans))
 
 
 class NativeAttention(AttentionBackend[NativeStep]):

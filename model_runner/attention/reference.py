@@ -49,7 +49,7 @@ class ReferenceMetadata:
     batch: Batch
     block_of: Tensor  # [tokens] as in Batch
     offset_of: Tensor  # [tokens]
-    tiles: dict[tuple[int | None, int | None], list[RowTiles]] = field(default_factory=dict)
+    tiles: dict[tuple[int | None, int | None, bool], list[RowTiles]] = field(default_factory=dict)
 
 
 class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
@@ -86,7 +86,7 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
         self, layer: int, query: Tensor, options: AttentionOptions, metadata: Sequence[ReferenceMetadata]
     ) -> Tensor:
         own = metadata[self._cache.group_of[layer]]
-        limits = options.window, options.chunk
+        limits = options.window, options.chunk, options.sees_spans
         tiles = own.tiles.get(limits)
         if tiles is None:
             tiles = _make_tiles(own.batch, self._cache.block_size, options, query.device)
@@ -154,8 +154,10 @@ def _fold(pairs: Tensor, widths: list[int], combine: Callable[..., Tensor]) -> T
 
 def _make_tiles(batch: Batch, block_size: int, options: AttentionOptions, device: torch.device) -> list[RowTiles]:
     """Pair all rows of the batch with the blocks they see, in parts of bounded size."""
-    lowest = _lowest_seen(batch.positions, options)
-    last, first = batch.positions // block_size, lowest // block_size
+    lowest, highest = _lowest_seen(batch.positions, options), batch.positions
+    if batch.span_last is not None and options.sees_spans:
+        highest = batch.span_last
+    last, first = highest // block_size, lowest // block_size
     counts = last - first + 1
     order = np.argsort(-counts, kind="stable")
     table = batch.block_table()
@@ -163,7 +165,8 @@ def _make_tiles(batch: Batch, block_size: int, options: AttentionOptions, device
     while start < len(order):
         fitting = max(1, _PAIRS_AT_ONCE // int(counts[order[start]]))
         rows = order[start : start + fitting]
-        parts.append(_make_part(batch, table, rows, lowest[rows], counts[rows], block_size).to(device))
+        seen = lowest[rows], highest[rows]
+        parts.append(_make_part(batch, table, rows, seen, counts[rows], block_size).to(device))
         start += fitting
     return parts
 
@@ -182,20 +185,21 @@ def _make_part(
     batch: Batch,
     table: Int32Array,
     rows: IntArray,
-    lowest: IntArray,
+    seen_positions: tuple[IntArray, IntArray],
     counts: IntArray,
     block_size: int,
 ) -> RowTiles:
     """The tiles of `rows`, which are sorted by descending number of blocks.
 
-    `table` is the batch's block table; each row sees the positions from its `lowest` to its own.
+    `table` is the batch's block table; `seen_positions` are the first and the last position that each row sees.
     """
+    lowest, highest = seen_positions
     widths = (counts[None, :] > np.arange(counts[0])[:, None]).sum(axis=1)
     ordinal = np.repeat(np.arange(counts[0]), widths)
     pair_row = np.concatenate([np.arange(width) for width in widths])
     index = lowest[pair_row] // block_size + ordinal  # logical block of each pair
     token = rows[pair_row]
-    position = batch.positions[token, None]
+    position = highest[pair_row, None]
     key_position = index[:, None] * block_size + np.arange(block_size)
     owner = batch.choice_of[token]
     if batch.paths is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, PretrainedConfig, PreTrainedModel
+from transformers import AutoImageProcessor, PretrainedConfig
 
 from model_runner.images.decoding import decode
 from model_runner.images.image import Image
@@ -46,6 +46,8 @@ class TowerShape:
 
     widest: int
     """Width of the tower's hidden states."""
+    sees_images: bool
+    """Whether the rows of an image see each other in the decoder."""
 
     def row_bytes(self, dtype: torch.dtype) -> int:
         """Memory of a feature row."""
@@ -63,7 +65,9 @@ def inspect_tower(config: PretrainedConfig) -> TowerShape:
     text: Any = config.get_text_config()
     vision: Any = config.vision_config
     widest = getattr(vision, "embed_dim", None) or vision.hidden_size
-    return TowerShape(sum(one.numel() for one in model.parameters()), text.hidden_size, levels_of(config), widest)
+    sees_images = getattr(text, "use_bidirectional_attention", None) == "vision" or config.model_type == "gemma3"
+    num_parameters = sum(one.numel() for one in model.parameters())
+    return TowerShape(num_parameters, text.hidden_size, levels_of(config), widest, sees_images)
 
 
 def levels_of(config: Any) -> int:
@@ -157,7 +161,7 @@ def _make_class(config: PretrainedConfig) -> Any:
     return own
 
 
-def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> Any:
     with refused(f"the image tower of {describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
         own = _make_class(config)
         loaded: Any = own.from_pretrained(
@@ -171,8 +175,7 @@ def _load(folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: to
         )
         model, report = loaded
         check_report(folder, model, {**report, "unexpected_keys": _of_tower(report, own.left_out)})
-    result: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
-    return result
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def _of_tower(report: Mapping[str, Any], left_out: list[str]) -> set[str]:

@@ -137,7 +137,11 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
         norms=_norms(family, config, width, parameters),
         activation=activation,
         attention=AttentionOptions(
-            family.scale(config), family.window(config, layer), family.softcap(config), sinks=sinks
+            family.scale(config),
+            family.window(config, layer),
+            family.softcap(config),
+            sinks=sinks,
+            sees_spans=family.sees_images,
         ),
         uses_rotary=family.uses_rotary(config, layer),
         residual_scale=family.residual_scale(config),

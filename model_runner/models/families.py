@@ -110,6 +110,8 @@ class LayerFamily:
     """How experts are read, for layers that have them."""
     sinks: str | None = None
     """Path of the attention sinks."""
+    sees_images: bool = False
+    """Whether the rows of an image see each other, also later ones."""
     halves_angles: bool = False
     """Whether the model's modules compute cos and sin of each pair once, not for both of its dimensions."""
 
@@ -217,6 +219,7 @@ _GEMMA3_LAYER = replace(
     norms=_HEAD_AND_SANDWICH_NORMS,
     softcap=lambda config: None,
     attends=lambda config, layer: not getattr(config, "use_bidirectional_attention", False),
+    sees_images=True,
 )
 _EXAONE4_LAYER = LayerFamily(
     norms=_HEAD_AND_POST_NORMS,

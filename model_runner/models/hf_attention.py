@@ -82,7 +82,7 @@ class CurrentStep:
 class ModelCall:
     """Calls a model of transformers for flat tokens."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         """Gives every module of the model its CurrentStep, and families without the interface our functions."""
         adapt_attention(model)
         self._model = model
@@ -111,20 +111,20 @@ class ModelCall:
 
         Args:
             tokens: [T].
-            positions: [T].
+            positions: [T], or [3, T] for models with rotary positions in three axes.
             logits_index: [R] the tokens whose logits are needed.
             attention: the attention of these tokens.
             states: the recurrent states of these tokens.
             images: features of some tokens.
         """
         arguments = {
-            "position_ids": positions.unsqueeze(0),
+            "position_ids": positions.unsqueeze(-2),
             "use_cache": False,
             "logits_to_keep": logits_index,
             "attention": attention,
         }
         self._step.attention, self._step.states = attention, states
-        attention.positions = positions
+        attention.positions = positions if positions.dim() == 1 else positions[0]
         try:
             with nullcontext(tokens) if images is None else images.placed_in(self._model, tokens) as shown:
                 output: Any = self._model(
@@ -179,6 +179,15 @@ def _chunk_of(module: Any) -> int | None:
     return size
 
 
+def sees_images(module: Any) -> bool:
+    """Whether the rows of an image see each other in a layer: in all of Gemma 3, in sliding ones of some Gemma 4."""
+    config = getattr(module, "config", None)
+    model_type = getattr(config, "model_type", "")
+    if model_type.startswith("gemma4"):
+        return module.is_sliding and config.use_bidirectional_attention == "vision"  # type: ignore[union-attr]
+    return model_type == "gemma3_text"
+
+
 def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     module: nn.Module,
     query: Tensor,
@@ -222,7 +231,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ValueError("the model's attention is not causal, so it cannot generate token by token")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux)
+    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux, sees_images(module))
     step: StepAttention = attention or getattr(module, _STEP).attention
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:

@@ -25,13 +25,13 @@ class TokenRows:
     """The model's inputs for a step, on its device."""
 
     tokens: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
+    positions: Tensor  # [T] or [3, T] int64, rotary positions
     logits_index: Tensor  # [R] int64
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> "TokenRows":
         """Copy a batch's inputs to the device."""
-        arrays = (batch.tokens, batch.positions, batch.logits_index)
+        arrays = (batch.tokens, batch.rotary_positions, batch.logits_index)
         return cls(*(to_device(array, device) for array in arrays))
 
 

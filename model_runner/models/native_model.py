@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_runner.attention.cpu import NativeAttention, NativeStep
-from model_runner.batch import Batch, IntArray
+from model_runner.batch import Batch, ImageRows, IntArray
 from model_runner.kernels.block_formats import find_block_format
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embedding_struct
@@ -158,7 +159,9 @@ class NativeModel:
         """The head, as transformers' models return it."""
         return self._head
 
-    def forward(self, step: NativeStep, num_positions: int, wanted: ModelPass) -> None:
+    def forward(
+        self, step: NativeStep, num_positions: int, wanted: ModelPass, images: Sequence[ImageRows] = ()
+    ) -> None:
         """Fill a pass's output buffers; all positions of the step are below `num_positions`.
 
         Raises:
@@ -171,17 +174,30 @@ class NativeModel:
             for table in self._tables:
                 table.reach(num_positions)
             self._known = num_positions
-        self._kernels.forward(self._struct, step.struct, wanted)
+        if images:
+            embedded = self._embedding(torch.from_numpy(tokens))
+            for rows in images:
+                embedded[rows.token : rows.token + rows.features.shape[1]] = rows.features[0]
+            wanted = replace(wanted, tokens=np.arange(len(tokens), dtype=np.int32))
+            self._kernels.forward(self._fed_with(embedded), step.struct, wanted)
+        else:
+            self._kernels.forward(self._struct, step.struct, wanted)
 
     def pick(self, logits: Tensor, plan: FusedSamplingPlan) -> list[int]:
         """Sample a token for each row of logits [R, num_logits] by the plan; NO_TOKEN if the logits are not finite."""
         tokens: list[int] = self._kernels.pick(logits, plan.keys, plan.temperatures).tolist()
         return tokens
 
+    def _fed_with(self, rows: Tensor) -> CData:
+        """An SwModel with these rows [n, hidden], which must outlive it, in place of the embeddings."""
+        fed = CPU.new("SwModel", self._struct[0])
+        fed.embedding, fed.embedding_scale = embedding_struct(rows)[0], 1.0
+        return fed
+
     def head(self, hidden: Tensor) -> Tensor:
         """Float32 logits [n, num_logits] for hidden states [n, hidden] after any layer."""
-        bare = CPU.new("SwModel", self._struct[0])
-        bare.num_layers, bare.embedding, bare.embedding_scale = 0, embedding_struct(hidden)[0], 1.0
+        bare = self._fed_with(hidden)
+        bare.num_layers = 0
         rows = np.arange(len(hidden), dtype=np.int32)
         logits = torch.empty(len(hidden), self.num_logits, dtype=torch.float32)
         self._kernels.forward(bare, CPU.new("SwStep", num_tokens=len(hidden)), ModelPass(rows, rows, logits))
@@ -240,7 +256,8 @@ class NativeTargetModel:
             {layer_of(need): memory for need, memory in self._taken.items() if need != LAST},
             self._taken.get(LAST),
         )
-        self._model.forward(self._attention.prepare(batch), int(batch.positions.max(initial=-1)) + 1, wanted)
+        num_positions = int(batch.positions.max(initial=-1)) + 1
+        self._model.forward(self._attention.prepare(batch), num_positions, wanted, batch.images)
         self._picks = NO_PICKS if picks is None else PreSampledTokens(self._model.pick(logits, picks), picks.choices)
         return logits
 

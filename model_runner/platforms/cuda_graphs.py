@@ -174,7 +174,12 @@ class GraphedTarget:
     def _size_for(self, batch: Batch) -> int | None:
         """Size of the smallest graph that fits the batch; None if the batch needs to run without one."""
         num_rows = max(len(batch.tokens), len(batch.logits_index))
-        if num_rows == 0 or batch.images or num_rows > max(self._captured, default=0):
+        if (
+            num_rows == 0
+            or batch.images
+            or batch.rotary_positions.ndim > 1
+            or num_rows > max(self._captured, default=0)
+        ):
             return None
         return self._sizes[bisect.bisect_left(self._sizes, num_rows)]
 
@@ -213,7 +218,7 @@ class _LastStep:
 def _inputs(batch: Batch, picks: FusedSamplingPlan | None, size: int) -> IntArray:
     """Tokens, positions, logit rows, keys and temperatures (the bits of float64), zero-padded: [5, size]."""
     inputs = np.zeros((5, size), dtype=np.int64)
-    arrays = [batch.tokens, batch.positions, batch.logits_index]
+    arrays = [batch.tokens, batch.rotary_positions, batch.logits_index]
     if picks is not None:
         keys, temperatures = picks.arrays
         arrays += [keys, temperatures.view(np.int64)]

@@ -84,6 +84,7 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         max_model_len=runner.info.max_model_len,
         policy=config.policy,
         prefix_caching=config.prefix_caching and runner.info.has_kv_cache,
+        sees_images=runner.info.sees_images,
         snapshot_every=_SNAPSHOT_EVERY if config.snapshot_every is None else config.snapshot_every,
     )
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))

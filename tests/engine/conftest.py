@@ -70,6 +70,7 @@ class Harness:
             max_num_seqs=32,
             max_num_batched_tokens=chunk,
             max_model_len=info.max_model_len,
+            sees_images=info.sees_images,
             prefix_caching=prefix_caching,
         )
         runner = SharedRunner(self.runner, num_blocks or info.num_blocks, self.known)

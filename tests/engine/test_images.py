@@ -16,6 +16,8 @@ from model_runner.contract import SamplingParams, Speculation
 from model_runner.images.decoding import decode, digest
 from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import read_layout
+from model_runner.images.tower import Tower
+from model_runner.models.hf_loading import load_config
 from model_runner.runner import ModelRunner
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
 from tests import image_models
@@ -69,15 +71,17 @@ class Model:
         request = EngineRequest(name, tuple(ids), GREEDY, 12, images=tuple(images))
         return replace(request, **settings)
 
-    def expected(self, *pieces: str | bytes) -> list[int]:
-        """The tokens that transformers generates."""
+    def expected(self, *pieces: str | bytes) -> tuple[list[int], list[float]]:
+        """The tokens that transformers generates, and their log-probabilities."""
         inputs = image_models.oracle_inputs(
             self.folder, self.family, [piece if isinstance(piece, str) else decode(piece) for piece in pieces]
         )
         model: Any = image_models.load_oracle(self.folder)
-        output = model.generate(**inputs, max_new_tokens=12, do_sample=False, eos_token_id=None)
-        tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
-        return tokens
+        settings = {"do_sample": False, "eos_token_id": None, "output_scores": True, "return_dict_in_generate": True}
+        output = model.generate(**inputs, max_new_tokens=12, **settings)
+        tokens: list[int] = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        scores = (score[0].log_softmax(-1)[token].item() for score, token in zip(output.scores, tokens, strict=True))
+        return tokens, list(scores)
 
 
 @pytest.fixture(scope="session")
@@ -103,13 +107,111 @@ def prompt_of(sizes: Sequence[tuple[int, int]]) -> list[str | bytes]:
 
 
 @pytest.mark.parametrize("family", image_models.FAMILIES)
+def test_features_are_those_of_transformers(family: str, load_images: Callable[..., Model]) -> None:
+    model = load_images(family)
+    tower = Tower(model.folder, load_config(model.folder), model.layout, torch.device("cpu"), torch.float32)
+    oracle: Any = image_models.load_oracle(model.folder)
+    for number, size in enumerate([*SIZES, (3, 90), (90, 3)]):
+        pixels = decode(picture(number, size))
+        found = tower.features(pixels)
+        assert found.shape[1] == model.layout.of(*size).num_rows
+        if family == "mistral3" and found.shape[1] == 1:
+            continue  # transformers fails
+        inputs = image_models.oracle_inputs(model.folder, family, [pixels])
+        of_text = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+        wanted = {name: value for name, value in inputs.items() if name not in of_text}
+        with torch.inference_mode():
+            output = oracle.get_image_features(**wanted, return_dict=True)
+        levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+        expected = [torch.cat([part.flatten(0, -2) for part in level]) for level in map(as_list, levels)]
+        assert torch.equal(found, torch.stack(expected)), size
+
+
+def as_list(level: Any) -> Any:
+    """A tensor of several images, or a sequence of tensors, as a sequence."""
+    return [level] if isinstance(level, torch.Tensor) else level
+
+
+@pytest.mark.parametrize("family", image_models.FAMILIES)
 def test_answers_are_those_of_transformers(family: str, load_images: Callable[..., Model]) -> None:
     model = load_images(family)
     sizes = SIZES if family != "mistral3" else [(64, 64), *SIZES[2:]]  # transformers fails on a single row
     for count in (1, 2, len(sizes)):
         pieces = prompt_of(sizes[:count])
-        expected = model.expected(*pieces)
-        for chunk in (512, 7, 1) if count == 2 else (512,):
+        expected, logprobs = model.expected(*pieces)
+        least = max(image.num_rows for image in model.request("", *pieces).images)
+        chunks = (512, least + 3, least) if model.harness.runner.info.sees_images else (512, 7, 1)
+        for chunk in chunks if count == 2 else (512,):
             engine = model.harness.engine(chunk=chunk)
             request = model.request("a", *pieces)
-            assert model.harness.run(engine, [request])["a", 0].tokens == expected, (count, chunk)
+            answer = model.harness.run(engine, [request])["a", 0]
+            assert answer.tokens == expected, (count, chunk)
+            assert [report.logprob for report in answer.logprobs] == pytest.approx(logprobs, abs=2e-4)
+
+
+def variants(model: Model, name: str) -> list[EngineRequest]:
+    """The same text with many pictures, and everything else that shares a step with them."""
+    sampled = SamplingParams(temperature=0.9, seed=5, logprobs=2)
+    one = [model.request(f"{name}-{i}", "What is this? ", picture(i), " Say.") for i in range(5)]
+    two = model.request(f"{name}-two", "A ", picture(0), " B ", picture(1, (90, 33)), " C", sampling=sampled)
+    swapped = model.request(f"{name}-swapped", "A ", picture(1, (90, 33)), " B ", picture(0), " C", sampling=sampled)
+    text = EngineRequest(f"{name}-text", one[0].prompt[:6], GREEDY, 12)  # shares the first tokens
+    choices = tuple(ChoiceState(index) for index in range(3))
+    guided = replace(sampled, guidance=2.0)
+    return [
+        *one,
+        two,
+        swapped,
+        text,
+        replace(one[0], request_id=f"{name}-typed", images=()),
+        replace(two, request_id=f"{name}-salted", cache_salt="x"),
+        replace(two, request_id=f"{name}-three", choices=choices),
+        replace(one[1], request_id=f"{name}-beams", beam_search=BeamSearch(3)),
+        replace(two, request_id=f"{name}-guided", sampling=guided, guide=one[0].prompt[:6]),
+        replace(two, request_id=f"{name}-logprobs", sampling=replace(sampled, prompt_logprobs=1)),
+        replace(two, request_id=f"{name}-searched", sampling=replace(GREEDY, penalty_alpha=0.6, top_k=3)),
+        *(replace(two, request_id=f"{name}-{i}", speculation=one_of) for i, one_of in speculations().items()),
+    ]
+
+
+def speculations() -> dict[str, Speculation]:
+    """Some methods, with drafts that are often right and often wrong."""
+    guess = tuple(range(20, 60))
+    return {
+        "suffix": Speculation("suffix", 4),
+        "lookahead": Speculation("lookahead", 5),
+        "prediction": Speculation("prediction", 6, prediction=guess),
+        "rejection": Speculation("prediction", 6, "rejection", prediction=guess),
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [("llava", "none"), ("smolvlm", "int8"), ("qwen3_vl", "int8"), ("gemma3", "int8"), ("gemma4", "none")],
+)
+def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_images: Callable[..., Model]) -> None:
+    model = load_images(family, quantization=quantization)
+    requests = [replace(request, max_tokens=40) for request in variants(model, "a")]
+    alone = {}
+    for request in requests:
+        alone |= model.harness.run(model.harness.engine(prefix_caching=False), [request])
+    assert len({alone[f"a-{i}", 0].logprobs[0] for i in range(5)}) == 5
+    features = model.harness.runner.images
+    assert features is not None
+    longest = max(len(request.prompt) for request in requests) + 40
+    sees_images = model.harness.runner.info.sees_images
+    chunk = max(image.num_rows for one in requests for image in one.images) + 5 if sees_images else 24
+    few = 3 * -(-longest // 32)
+    for settings, limit in (({}, 1 << 29), ({"chunk": chunk, "num_blocks": few}, 3000), ({"chunk": chunk + 13}, 0)):
+        features._limit = limit
+        engine = model.harness.engine(**settings)
+        found = model.harness.run(engine, requests)
+        stats = engine.stats()
+        assert (stats.preemptions > 0) == ("num_blocks" in settings)
+        assert stats.images is not None
+        assert (stats.images.held_bytes, stats.images.cached_bytes <= limit) == (0, True)
+        again = model.harness.run(engine, [replace(one, request_id=f"again-{one.request_id}") for one in requests])
+        for (name, choice), answer in alone.items():
+            for other in (found[name, choice], again[f"again-{name}", choice]):
+                same = (other.tokens, other.logprobs, other.prompt_logprobs, other.sampler_states[-1:])
+                assert same == (answer.tokens, answer.logprobs, answer.prompt_logprobs, answer.sampler_states[-1:])

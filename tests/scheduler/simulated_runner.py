@@ -90,6 +90,7 @@ class SimulatedRunner(DoneAtLaunch):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.groups = groups
+        self.sees_images = False
         sizes = [num_blocks, *(group.num_blocks for group in groups)]
         self.kvs = [[[None] * block_size for _ in range(size)] for size in sizes]
         """The content of the blocks of each group; a page has one item."""
@@ -303,6 +304,7 @@ class SimulatedRunner(DoneAtLaunch):
             for run in image.within(live.num_computed, live.num_computed + share.num_tokens):
                 rows = self.images.rows(salt_of(share.key), image)
                 assert rows == [1000 + image.digest[row % 32] for row in range(image.num_rows)], run
+                assert not self.sees_images or run.length == image.num_rows, "rows that see each other are cut"
 
     def _keep_drafts(self, live, key, tokens):
         """Accepted drafts have their KV at their own places: all tokens but the last."""

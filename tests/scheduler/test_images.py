@@ -1,6 +1,7 @@
 """Images in the scheduler: names of blocks, waiting for features, and features that stay until they were used."""
 
 from dataclasses import replace
+from itertools import islice
 from random import Random
 
 import pytest
@@ -19,6 +20,7 @@ from tests.scheduler.simulated_world import expected_output
 def make_engine(num_blocks=32, log=None, limit=1 << 20, is_free=True, **settings):
     config = replace(CONFIG, **settings)
     runner = PicturingRunner(num_blocks, config.block_size, limit=limit, is_free=is_free)
+    runner.sees_images = config.sees_images
     return Engine(Scheduler(config, num_blocks, cache_log=log, images=runner.images), runner)
 
 
@@ -171,9 +173,10 @@ def test_features_have_bounded_memory_and_nobody_starves():
     assert engine.stats().images.cached_bytes <= 10
 
 
+@pytest.mark.parametrize("sees_images", [False, True])
 @pytest.mark.parametrize("limit", [0, 8, 1 << 20])
-def test_answers_do_not_depend_on_the_rest(limit):
-    """Chunks, preemption, drafts, choices, beams, guides and a tiny feature cache."""
+def test_answers_do_not_depend_on_the_rest(limit, sees_images):
+    """Chunks, preemption, drafts, choices, guides and a tiny feature cache; rows of images that see each other."""
     random = Random(limit)
     engine = make_engine(
         num_blocks=20, limit=limit, max_num_batched_tokens=9, max_model_len=60, prefix_caching=limit != 8
@@ -200,7 +203,7 @@ def test_answers_do_not_depend_on_the_rest(limit):
         engine.check_integrity()
     check(outputs, *requests)
     stats = engine.stats()
-    assert stats.preemptions > 10
+    assert stats.preemptions > 5
     assert stats.images.held_bytes == 0
     assert stats.images.cached_bytes <= limit
 
@@ -230,3 +233,41 @@ def test_a_runner_without_images_refuses_them():
     scheduler = Scheduler(CONFIG, 32)
     with pytest.raises(ValueError, match="takes none"):
         scheduler.add(EngineRequest("a", (1, 2), SamplingParams(), 1, images=(make_image(b"a", (0, 1)),)))
+
+
+@pytest.mark.parametrize("place", range(33))
+def test_rows_that_see_each_other_are_computed_in_one_step(place):
+    """The budget is as large as the image, and others take a part of it in every step."""
+    engine = make_engine(num_blocks=64, max_num_batched_tokens=7, sees_images=True)
+    others = [make_request(f"other{i}", max_tokens=4) for i in range(2)]
+    request = pictured("a", (b"a", place, 7), num_prompt=41)
+    check(run_all(engine, *others, request), *others, request)
+    again = replace(request, request_id=":again")  # what is cached may end within the image
+    engine.scheduler._blocks.own.release(engine.scheduler._blocks.own.allocate(56))
+    check(run_all(engine, again), again)
+
+
+def test_an_image_that_sees_itself_waits_for_no_gap_among_others():
+    engine = make_engine(num_blocks=64, max_num_batched_tokens=8, max_model_len=64, sees_images=True)
+    found = (EngineRequest(f":{seed}", (0, 1), SamplingParams(seed=seed), 40) for seed in range(99))
+    others = list(islice((one for one in found if expected_output(one, 0)[2] is FinishReason.LENGTH), 4))
+    for request in others:
+        engine.add(request)
+    engine.step()
+    engine.add(pictured("a", (b"a", 1, 8), num_prompt=10, max_tokens=1))
+    outputs = []
+    while not any(output.request_id == ":a" for output in outputs):
+        outputs = engine.step()
+    assert sum(not engine.scheduler.explain(other.request_id) for other in others) == 0
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ((b"a", 3, 9), "max_num_batched_tokens is 8"),
+        ((b"a", 16, 4), "must be followed by text"),
+    ],
+)
+def test_images_that_see_themselves_must_fit_a_step(image, message):
+    with pytest.raises(ValueError, match=message):
+        make_engine(sees_images=True, max_num_batched_tokens=8).add(pictured("a", image))

@@ -93,6 +93,10 @@ inline Row row_of(const SwStep &step, const SwAttention &options, int token) {
   const int last = step.positions[token];
   int first = options.window ? std::max(0, last - options.window + 1) : 0;
   if (options.chunk) first = std::max(first, last - last % options.chunk);
+  if (options.sees_spans && step.span_last && step.span_last[token] > last) {
+    const int end = step.span_last[token];  // no draft is in a span, so all is stored at its own place
+    return {token, first, end, end + 1};
+  }
   Row row{token, first, last, last + 1};
   if (step.path_start) {
     const int32_t *places = step.path_places + step.path_first[token];

@@ -96,6 +96,8 @@ typedef struct SwStep {
   const int32_t *path_first;   // [T + 1]
   const int32_t *path_places;  // [path_first[T]]
   const struct SwStep *groups;  // the same tokens with the blocks of further cache groups; null for none
+  // Spans of positions, such as the rows of an image, that see each other in layers with sees_spans.
+  const int32_t *span_last;  // [T] last position of the token's span, its own outside of any; null without spans
 } SwStep;
 
 typedef struct SwAttention {
@@ -105,6 +107,7 @@ typedef struct SwAttention {
   float scale;
   float softcap;       // scores s become softcap * tanh(s / softcap); 0 for none
   const float *sinks;  // [heads] a logit of each head that takes part in its softmax and has no value; null for none
+  int32_t sees_spans;  // whether a query sees its span to the end; a window bounds only what is before it
 } SwAttention;
 
 // A linear layer's weight. int8 has one scale per output, either plain or rotated; rotated weights have at most 32,768
