@@ -277,9 +277,9 @@ _OF_LEARNING: Sequence[tuple[str, str, Callable[[LearningStats], float]]] = (
 
 
 _OF_IMAGES: Sequence[tuple[str, str, Callable[[ImageStats], float]]] = (
-    ("encoded", "Images whose features were computed, again included.", lambda stats: stats.encoded),
-    ("encode_seconds", "Time spent on decoding images and computing features.", lambda stats: stats.encode_s),
-    ("cache_hits", "Images whose features were in memory when a request needed them.", lambda stats: stats.hits),
+    ("image_encoded", "Images whose features were computed, again included.", lambda stats: stats.encoded),
+    ("image_encode_seconds", "Time spent on decoding images and computing features.", lambda stats: stats.encode_s),
+    ("image_cache_hits", "Images whose features were in memory when a request needed them.", lambda stats: stats.hits),
 )
 
 
@@ -401,7 +401,7 @@ def learning_metrics(stats: LearningStats | None, make: Families) -> Iterator[Me
 def image_metrics(stats: ImageStats | None, make: Families) -> Iterator[Metric]:
     """Metrics of images in prompts; empty for a model that takes none."""
     for name, text, value in _OF_IMAGES:
-        yield make.counters(f"image_{name}", text, [], {} if stats is None else {(): value(stats)})
+        yield make.counters(name, text, [], {} if stats is None else {(): value(stats)})
     text = "Images whose features requests are waiting for."
     yield make.gauges("images_waiting", text, [], {} if stats is None else {(): stats.waiting})
     text = "Memory of images' features by state: held by requests, or cached and evicted when needed."
