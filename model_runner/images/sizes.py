@@ -1,6 +1,6 @@
 """To which sizes the image processors of transformers scale an image. Heights come before widths, in pixels.
 
-The formulas, with their roundings, are those of the image processors of transformers 5.24 for the named models.
+The formulas, with their roundings, follow the image processors of transformers 5.24 for the named models.
 """
 
 import math

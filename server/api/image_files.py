@@ -1,5 +1,7 @@
 """Uploaded images that requests name by file ids. They are read before a body is checked."""
 
+# Short: shared by all endpoints and by responses, whose bodies are read in another way.
+
 import re
 from collections.abc import Iterable, Mapping
 

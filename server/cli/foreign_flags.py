@@ -72,7 +72,7 @@ _PARALLEL = (
 )
 _PER_REQUEST = "Send it with each request, or put it into the model's generation_config.json."
 _ADAPTERS = "Adapters are not supported: merge them into the model's weights."
-_IMAGES = "Images are not supported."
+_IMAGES = "The image tower is part of the model's folder; --max-images limits the images of a request."
 
 
 def _one(reason: str) -> Needless:

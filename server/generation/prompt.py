@@ -66,7 +66,7 @@ class ImageTexts:
     """How a chat template writes images."""
 
     placeholder: str
-    """What it writes for an image in a list of parts."""
+    """The text that it writes for an image in a list of parts."""
     around: tuple[str, str]
     """Texts before and after an image, which a template that shows only strings does not write."""
     typed: tuple[str, ...]

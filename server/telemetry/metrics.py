@@ -12,7 +12,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from model_runner.runner_interface import LearningStats, RunnerInfo, SpeculationStats
+from model_runner.runner_interface import ImageStats, LearningStats, RunnerInfo, SpeculationStats
 from scheduler.interface import STEP_TOKENS, EngineStats
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 
@@ -276,6 +276,13 @@ _OF_LEARNING: Sequence[tuple[str, str, Callable[[LearningStats], float]]] = (
 )
 
 
+_OF_IMAGES: Sequence[tuple[str, str, Callable[[ImageStats], float]]] = (
+    ("image_encoded", "Images whose features were computed, again included.", lambda stats: stats.encoded),
+    ("image_encode_seconds", "Time spent on decoding images and computing features.", lambda stats: stats.encode_s),
+    ("image_cache_hits", "Images whose features were in memory when a request needed them.", lambda stats: stats.hits),
+)
+
+
 class EngineCollector(Collector):
     """Collects metrics from the engine's last snapshot."""
 
@@ -302,6 +309,7 @@ class EngineCollector(Collector):
         yield make.counter("engine_restarts", "Restarts of the engine.", self._engine.num_restarts)
         yield from speculation_metrics(stats.speculation, make)
         yield from learning_metrics(stats.learning, make)
+        yield from image_metrics(stats.images, make)
 
     def _state(self) -> Metric:
         states: dict[tuple[str, ...], float] = {(state.value,): state is self._engine.state for state in EngineState}
@@ -388,3 +396,16 @@ def learning_metrics(stats: LearningStats | None, make: Families) -> Iterator[Me
         known = {("first",): stats.tokens_per_step_first, ("current",): stats.tokens_per_step_current}
     values = {heads: per_step for heads, per_step in known.items() if per_step is not None}
     yield make.gauges("learning_tokens_per_step", text, ["heads"], values)
+
+
+def image_metrics(stats: ImageStats | None, make: Families) -> Iterator[Metric]:
+    """Metrics of images in prompts; empty for a model that takes none."""
+    for name, text, value in _OF_IMAGES:
+        yield make.counters(name, text, [], {} if stats is None else {(): value(stats)})
+    text = "Images whose features requests are waiting for."
+    yield make.gauges("images_waiting", text, [], {} if stats is None else {(): stats.waiting})
+    text = "Memory of images' features by state: held by requests, or cached and evicted when needed."
+    sizes: dict[tuple[str, ...], float] = {}
+    if stats is not None:
+        sizes = {("held",): stats.held_bytes, ("cached",): max(0, stats.cached_bytes - stats.held_bytes)}
+    yield make.gauges("image_feature_bytes", text, ["state"], sizes)

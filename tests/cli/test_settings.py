@@ -104,6 +104,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "max_stored_mib": ("0.5", 0.5),
     "max_batch_lines": ("7", 7),
     "max_file_mib": ("1.5", 1.5),
+    "images": ("false", False),
+    "image_cache_gib": ("1.5", 1.5),
     "max_images": ("7", 7),
     "max_image_mib": ("1.5", 1.5),
     "max_image_megapixels": ("1.5", 1.5),
@@ -158,7 +160,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
         monkeypatch.setenv("SAMEWISE_API_KEYS_FILE", "keys.txt")
     flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"], "learn": ["--learn"]}
     flags |= {"lenient": ["--lenient"], "isolate_keys": ["--isolate-keys"], "open_metrics": ["--open-metrics"]}
-    flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs", "page")}
+    flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs", "page", "images")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")
     by_file = settings_of("--config", str(yaml_file))

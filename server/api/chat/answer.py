@@ -209,8 +209,10 @@ class ChatAnswer(OpenAIAnswer):
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         extra = self._prompt_ids()
         if self._options.prompt_logprobs is not None:
-            reported = self.run.prompts[0].prompt_logprobs or ()
-            extra["prompt_logprobs"] = prompt_logprobs(self.tokenizer, reported, self._options.prompt_logprobs)
+            prompt = self.run.prompts[0]
+            extra["prompt_logprobs"] = prompt_logprobs(
+                self.tokenizer, prompt.prompt_logprobs or (), self._options.prompt_logprobs, prompt.request.images
+            )
         return self.body((self._choice(index, choice) for index, choice in enumerate(choices)), **extra)
 
     def frame(self, event: Event) -> bytes:

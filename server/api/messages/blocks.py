@@ -70,7 +70,7 @@ ImageSource = Annotated[
 
 
 class Transformations(EchoedModel):
-    """What may be done with an image before the model sees it."""
+    """Changes that are allowed before the model sees an image."""
 
     oversized_image: Annotated[Literal["downsize"] | None, SUPPORTED_VALUES_ONLY] = Field(
         None, description="Images are scaled to the model's resolution."

@@ -7,6 +7,7 @@ from typing import Annotated, cast
 import msgspec
 
 from model_runner.contract import TokenLogprobs
+from model_runner.images.image import Image
 from server.api.answer_object import AnswerObject, doc
 from server.generation.events import OutputToken
 from server.text.tokenizer import Tokenizer
@@ -101,12 +102,17 @@ def completion_logprobs(
     )
 
 
-def prompt_logprobs(tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:
+def prompt_logprobs(
+    tokenizer: Tokenizer, reported: Sequence[TokenLogprobs], count: int, images: Sequence[Image] = ()
+) -> PromptLogprobs:
     """The `prompt_logprobs` of vLLM: null for the first token, then for each token its own and the `count` best.
 
-    They are encoded token by token, because one call would block other threads for long.
+    They are null at the places of images, where the model sees no token. They are encoded token by token, because one
+    call would block other threads for long.
     """
     encoded = [b"null", *(msgspec.json.encode(_prompt_token(tokenizer, token, count)) for token in reported)]
+    for run in (run for image in images for run in image.runs):
+        encoded[run.place : run.place + run.length] = [b"null"] * run.length
     return cast("PromptLogprobs", msgspec.Raw(b"[" + b",".join(encoded) + b"]"))
 
 

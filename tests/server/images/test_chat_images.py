@@ -235,3 +235,13 @@ async def test_no_base64_in_logs(image_client: Client, caplog: pytest.LogCapture
         for part in (image_part(), {"type": "image_url", "image_url": {"url": broken}}):
             await client.post(CHAT, json=chat(messages=[user(part)]))
     assert broken[30:60] not in caplog.text
+
+
+async def test_prompt_logprobs(image_client: Client, engine: FakeEngine):
+    """They are null where the model sees an image and no token."""
+    messages = [user(text_part("ab"), image_part(), text_part("c"))]
+    async with image_client() as client:
+        response = await client.post(CHAT, json=chat(messages=messages, prompt_logprobs=1))
+    places = range(engine.requests[0].images[0].start, engine.requests[0].images[0].end)
+    reported = response.json()["prompt_logprobs"]
+    assert [place for place, entry in enumerate(reported) if entry is None] == [0, *places]
