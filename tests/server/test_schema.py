@@ -112,6 +112,7 @@ def test_nothing_undocumented_and_no_server_error(
     """Random requests, by the document and against it."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", make_app())
     operations = [result.ok() for result in schema.get_all_operations()]
+    operations = [operation for operation in operations if operation.path not in CHANGES]  # always 501
     assert len(operations) > 10
     if mode is GenerationMode.NEGATIVE:
         operations = [operation for operation in operations if operation.body]  # the others leave nothing to violate
