@@ -100,6 +100,7 @@ async def test_the_models_defaults_go_before_those_of_ollama(
 
 
 async def test_without_a_limit_the_context_is_the_limit(client: httpx.AsyncClient, engine: FakeEngine):
+    engine.script = says("Ahoy.")
     for options in ({}, {"num_predict": -1}, {"num_predict": 0}, {"num_predict": -2}):
         request = await requested(client, engine, CHAT, chat_of(options=options))
         assert len(request.prompt) + request.max_tokens == 4096
@@ -127,7 +128,8 @@ async def test_without_a_limit_the_context_is_the_limit(client: httpx.AsyncClien
     ],
 )  # fmt: skip
 async def test_reported(client: httpx.AsyncClient, strict_client: httpx.AsyncClient, fields: dict[str, Any], path: str):
-    lines = lines_of(await client.post(CHAT, json=chat_of(**{"options": {"num_predict": 2}} | fields)))
+    options = {"num_predict": 2, **fields.get("options", {})}
+    lines = lines_of(await client.post(CHAT, json=chat_of(**{**fields, "options": options})))
     assert [warning["path"] for warning in lines[0]["warnings"]] == [path]
     assert not any("warnings" in line for line in lines[1:])
     refused = await strict_client.post(CHAT, json=chat_of(**fields))
