@@ -46,11 +46,11 @@ SMALL_BYTES = 4 << 10
 LARGE_BYTES = 192 << 10
 """Bodies from this size on go to worker processes."""
 COSTLY = re.compile(
-    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|tools|"
-    rb"functions|\"(?:regex|grammar|ebnf)\"|\\u00"
+    rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|"
+    rb"tools(?!\":\s*\[\s*\])|functions|\"(?:regex|grammar|ebnf)\"|\"format\"\s*:\s*\{|\\u00"
 )
 """Finds fields that may take long, however short the body is: breakers are searched for in the whole vocabulary, and
-grammars are compiled. A field's name may have escapes."""
+grammars are compiled. A field's name may have escapes. Ollama's clients send `tools` without any tool."""
 
 
 _NO_FILES: Mapping[str, UploadedFile] = {}

@@ -50,7 +50,7 @@ async def test_without_it_nothing_changes(serve: Callable[[str], httpx.AsyncClie
 async def test_the_root_leads_to_the_page(root_path: str, location: str) -> None:
     gate = PageGate(Application(), "http://127.0.0.1:1/v1", root_path)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://x") as client:
-        assert (await client.get("/")).headers["location"] == location
+        assert (await client.get("/", headers={"accept": "text/html"})).headers["location"] == location
 
 
 async def test_the_page_gets_it_in_the_header_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tests.page import fake_site
 from tests.page.fake_site import client_of, connect
 from tests.waiting import until
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 WEBSOCKET = {"type": "websocket", "path": "/page/_nicegui_ws/socket.io/"}
 
 
@@ -25,7 +26,7 @@ def test_nothing_is_loaded_before_the_first_visit() -> None:
     with fake_site.running() as address, client_of(address) as client:
         assert client.get("/loaded").json() is False
         assert client.get("/v1/models").status_code == 200
-        assert client.get("/").status_code == 307
+        assert client.get("/", headers=BROWSER).status_code == 307
         assert client.get("/loaded").json() is False
         assert client.get("/page/").status_code == 200
         assert client.get("/loaded").json() is True
@@ -33,9 +34,15 @@ def test_nothing_is_loaded_before_the_first_visit() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/page"])
 def test_its_addresses_lead_to_it_relatively(client: httpx.Client, path: str) -> None:
-    answer = client.get(path)
+    answer = client.get(path, headers=BROWSER)
     assert (answer.status_code, answer.headers["location"]) == (307, "page/")
     assert client.post(path).status_code in (404, 405)  # the API's
+
+
+def test_programs_that_look_for_a_server_get_the_answer_of_the_api(client: httpx.Client) -> None:
+    for method in ("GET", "HEAD"):
+        assert client.request(method, "/").status_code == 404, "the fake API has no such path"
+    assert client.head("/", headers=BROWSER).status_code == 307
 
 
 def test_scripts_run_by_a_nonce_that_is_new_each_time(client: httpx.Client) -> None:

@@ -10,12 +10,13 @@ from starlette.routing import Route
 from server.api import body_worker
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS
+from server.api.ollama.routes import CHANGES
 from server.http import json_body
 from server.http.json_body import validated
 from tests.server.helpers import client_of
 
 LARGE = b'{"model": "' + b"x" * body_worker.LARGE_BYTES + b'"}'
-WITHOUT_JSON = {"/v1/files", "/ping"}
+WITHOUT_JSON = {"/v1/files", "/ping", *CHANGES}
 """Routes whose bodies are forms, or are not read."""
 
 

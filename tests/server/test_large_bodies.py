@@ -171,7 +171,12 @@ def taken_in(make_app: Callable[..., FastAPI], engine: FakeEngine) -> Callable[[
 
 async def test_small_bodies_stay_unless_something_in_them_is_costly(taken_in):
     assert await taken_in(b'{"dry_multiplier": 1}') == (os.getpid(), threading.get_ident())
-    for costly in (b'{"dry_sequence_breakers": ["a"]}', rb'{"\u0064ry_sequence_breakers": ["a"]}', b'{"tools": []}'):
+    for costly in (
+        b'{"dry_sequence_breakers": ["a"]}',
+        rb'{"\u0064ry_sequence_breakers": ["a"]}',
+        b'{"tools": [{}]}',
+        b'{"format": {}}',
+    ):
         process, _ = await taken_in(costly)
         assert process != os.getpid()
 

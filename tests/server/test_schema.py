@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from server.api.ollama.routes import CHANGES
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, completion, events_of
 
@@ -113,6 +114,7 @@ def test_nothing_undocumented_and_no_server_error(
     """Random requests, by the document and against it."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", make_app())
     operations = [result.ok() for result in schema.get_all_operations()]
+    operations = [operation for operation in operations if operation.path not in CHANGES]  # always 501
     assert len(operations) > 10
     if mode is GenerationMode.NEGATIVE:
         operations = [operation for operation in operations if operation.body]  # the others leave nothing to violate
