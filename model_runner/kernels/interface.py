@@ -128,7 +128,7 @@ class Header:
         return _interface(source)
 
     def _structs(self) -> list[str]:
-        """Those whose fields are known. cffi ends the process if it is asked for the fields of another."""
+        """Structs with known fields. cffi ends the process if it is asked for the fields of an opaque one."""
         names = []
         for name in self.ffi.list_types()[0]:
             with contextlib.suppress(self.ffi.error):

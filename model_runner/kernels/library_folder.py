@@ -104,7 +104,7 @@ def store(built: Path, library: Path, mode: int = 0o600) -> None:
 
 
 def unsealed(path: Path) -> bytes:
-    """What `store` was given. The file is one that `loadable` has checked."""
+    """The content that `store` was given, of a file that `loadable` has checked."""
     return path.read_bytes()[:-_SEAL_BYTES]
 
 
