@@ -19,6 +19,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
+_SIZE = struct.Struct("<Q")
 _MAX_DIMENSIONS = 4
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 
@@ -184,7 +185,19 @@ class _HeaderReader:
             return list(self._take(f"{count}{_NUMBERS[element]}"))
         if element != _TEXT:
             raise UnsupportedModelError(f"its metadata has a list of values of the unknown type {element}")
-        return [self._text() for _ in range(count)]
+        return self._texts(count)
+
+    def _texts(self, count: int) -> list[str]:
+        """Like `_text` so many times, but faster: there may be half a million tokens and merges."""
+        content, end, at, texts = self._content, len(self._content), self._at, []
+        for _ in range(count):
+            begin = at + _SIZE.size
+            at = begin + _SIZE.unpack_from(content, at)[0]
+            if at > end:
+                raise struct.error("a text is cut off")
+            texts.append(str(content[begin:at], "utf-8"))
+        self._at = at
+        return texts
 
     def _text(self) -> str:
         (size,) = self._take("Q")

@@ -1,6 +1,13 @@
-"""The C interfaces of the native libraries, parsed from their headers, so that Python repeats no declaration."""
+"""The C interfaces of the native libraries, parsed from their headers, so that Python repeats no declaration.
 
+To parse them takes 0.2 s. So cffi's result is kept, in the folder of the library that is loaded.
+"""
+
+import contextlib
+import hashlib
+import io
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.kernels.compiler import NoKernelsError
-from model_runner.kernels.library_folder import loadable
+from model_runner.kernels.library_folder import PACKAGED, loadable, opened, store, unsealed
 
 CData: TypeAlias = Any
 """A C value of cffi: a pointer, an array or a struct. It owns its own memory, but not the memory it points at."""
@@ -32,7 +39,7 @@ _C_TYPES = {
 
 
 class Header:
-    """The structs and functions of one header, parsed on first use."""
+    """The structs and functions of one header, parsed or read on first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,9 +51,7 @@ class Header:
     def ffi(self) -> Any:
         """The cffi interface. Raises NoKernelsError if cffi is not installed."""
         if self._ffi is None:
-            ffi = _new_ffi()
-            ffi.cdef(_ONLY_FOR_CPP.sub("", self._path.read_text(encoding="utf-8")))
-            self._ffi = ffi
+            self._ffi = _interface(_parsed(self._declarations()))
         return self._ffi
 
     def load(self, path: Path) -> Any:
@@ -55,12 +60,14 @@ class Header:
         Raises:
             NoKernelsError: if it cannot be loaded, or its structs differ in size from the header's.
         """
+        if self._ffi is None:
+            self._ffi = self._kept(path.parent)
         if path not in self._libraries:
             try:
                 with loadable(path) as name:
                     library = self.ffi.dlopen(name)
                 sizes = {name: library.sw_size_of(name.encode()) for name in self._structs()}
-            except (OSError, AttributeError) as error:
+            except (OSError, self.ffi.error) as error:
                 raise NoKernelsError(f"the native library {path} cannot be loaded: {error}") from error
             differing = [name for name, size in sizes.items() if size != self.ffi.sizeof(name)]
             if differing:
@@ -103,9 +110,32 @@ class Header:
         values: Mapping[str, int] = self.ffi.typeof(f"enum {enum}").relements
         return values
 
+    def _declarations(self) -> str:
+        return _ONLY_FOR_CPP.sub("", self._path.read_text(encoding="utf-8"))
+
+    def _kept(self, folder: Path) -> Any:
+        """The interface from a folder of libraries, parsed and written if it is not there."""
+        declarations = self._declarations()
+        digest = hashlib.sha256(f"{_backend().__version__}\n{declarations}".encode()).hexdigest()[:16]
+        kept = folder / f"interface-{digest}.py"
+        with contextlib.suppress(OSError), loadable(kept) as name:
+            return _interface(unsealed(Path(name)).decode())
+        source = _parsed(declarations)
+        if folder != PACKAGED:  # which others may use at the same time, and often nobody can write to
+            with contextlib.suppress(OSError), opened(folder), tempfile.TemporaryDirectory(dir=folder) as temporary:
+                written = Path(temporary) / kept.name
+                written.write_text(source, encoding="utf-8")
+                store(written, kept)
+        return _interface(source)
+
     def _structs(self) -> list[str]:
-        names = self.ffi.list_types()[0]
-        return [name for name in names if self.ffi.typeof(name).fields is not None]
+        """Structs with known fields. cffi ends the process if it is asked for the fields of an opaque one."""
+        names = []
+        for name in self.ffi.list_types()[0]:
+            with contextlib.suppress(self.ffi.error):
+                self.ffi.sizeof(name)
+                names.append(name)
+        return names
 
 
 CPU = Header(Path(__file__).parent / "cpu" / "samewise.h")
@@ -136,16 +166,37 @@ def pointer(numbers: Tensor | NDArray[Any], *shape: int) -> CData:
 @cache
 def _cffi() -> tuple[Any, Mapping[Any, Any]]:
     """A cffi instance to convert addresses with, and the pointer type of each dtype."""
-    ffi = _new_ffi()
+    ffi = _backend().FFI()
     return ffi, {dtype: ffi.typeof(name) for dtype, name in _C_TYPES.items()}
 
 
-def _new_ffi() -> Any:
+def _backend() -> Any:
+    """The part of cffi that parses no declarations. Raises NoKernelsError if cffi is not installed."""
     try:
-        from cffi import FFI  # noqa: PLC0415  (a machine that only measures a GPU may lack it)
+        import _cffi_backend  # noqa: PLC0415  (a machine that only measures a GPU may lack it)
     except ImportError as error:
         raise NoKernelsError("the native libraries need the package cffi, which is not installed") from error
-    return FFI()
+    return _cffi_backend
+
+
+def _parsed(declarations: str) -> str:
+    """Declarations in C as Python code that needs no parser for C."""
+    _backend()
+    from cffi import FFI, recompiler  # noqa: PLC0415  (only where nothing is kept)
+
+    ffi = FFI()
+    ffi.cdef(declarations)
+    ffi.set_source("interface", None)
+    written = io.StringIO()
+    recompiler.make_py_source(ffi, "interface", written)  # FFI.emit_python_code prints
+    return written.getvalue()
+
+
+def _interface(source: str) -> Any:
+    """The cffi interface that such code makes."""
+    names: dict[str, Any] = {}
+    exec(source, names)
+    return names["ffi"]
 
 
 def _numpy_type(c_type: Any) -> str:

@@ -103,6 +103,11 @@ def store(built: Path, library: Path, mode: int = 0o600) -> None:
     built.replace(library)
 
 
+def unsealed(path: Path) -> bytes:
+    """The content that `store` was given, of a file that `loadable` has checked."""
+    return path.read_bytes()[:-_SEAL_BYTES]
+
+
 def check_owner(path: Path, status: os.stat_result) -> None:
     """Raises NotTrustedError if another user owns a file or folder, or can write to it."""
     advice = "remove it, or set SAMEWISE_CACHE to a folder that only you can write to"

@@ -32,7 +32,6 @@ from server.assembly import (
 )
 from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
-from server.generation.planning.decoding_rules import SpeculationRules
 from server.http.certificate import Certificate, CertificateError
 from server.http.draining_server import BindError, DrainingServer, bind, configure, url_of
 from server.http.origins import guarded
@@ -244,6 +243,8 @@ def describe_speculation(settings: Settings, methods: tuple[str, ...]) -> str:
     """Describe the default method, and the methods that requests can choose, for the start summary."""
     if not methods:
         return "none"
+    from server.generation.planning.decoding_rules import SpeculationRules  # noqa: PLC0415  (the engine starts before)
+
     default = SpeculationRules(methods, settings.speculation).default_method
     return f"{default} by default; {', '.join(methods)}; at most {settings.num_draft_tokens} draft tokens in a step"
 

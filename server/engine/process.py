@@ -23,7 +23,10 @@ from server.engine.messages import (
     framed,
 )
 from server.engine.supervisor import EngineLimits, EngineSupervisor
-from server.engine.worker import DEFAULT_FACTORY
+
+_MODULE = "server.engine.worker"
+"""It is not imported, because its imports would delay the process that needs them."""
+_FACTORY = f"{_MODULE}:load_engine"
 
 
 class EngineProcess(EngineSupervisor):
@@ -34,7 +37,7 @@ class EngineProcess(EngineSupervisor):
         config: EngineConfig,
         limits: EngineLimits,
         publish: Callable[[bytes], None] | None = None,
-        factory: str = DEFAULT_FACTORY,
+        factory: str = _FACTORY,
     ) -> None:
         """`factory` names the function that loads the engine in its process, as `module:function`."""
         super().__init__(limits, publish)
@@ -67,7 +70,7 @@ class ProcessLink:
         with theirs:
             _, connection = await asyncio.get_running_loop().create_unix_connection(EngineConnection, sock=ours)
             try:
-                command = isolated_module("server.engine.worker")
+                command = isolated_module(_MODULE)
                 options = ["--socket", str(theirs.fileno()), "--parent", str(os.getpid()), "--factory", factory]
                 process = await asyncio.create_subprocess_exec(
                     *command,

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from model_runner.encoders.runner import EncoderRunner
     from model_runner.runner import ModelRunner
 
-DEFAULT_FACTORY = "server.engine.worker:load_engine"
-
 _SNAPSHOT_EVERY = 2048
 """A state of Qwen3.5-0.8B takes as much memory as the keys and values of 1,600 tokens."""
 PARENT_CHECK_MS = 1000
@@ -207,7 +205,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The engine process of samewise; started by the server.")
     parser.add_argument("--socket", required=True, type=int, help="descriptor of the socket to the server")
     parser.add_argument("--parent", required=True, type=int, help="process id of the server")
-    parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that loads the engine")
+    parser.add_argument("--factory", required=True, help="module:function that loads the engine")
     arguments = parser.parse_args()
     detach_from_terminal()
     die_with_parent()

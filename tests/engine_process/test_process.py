@@ -202,7 +202,7 @@ async def test_the_worker_notices_between_steps_that_its_parent_is_not_the_expec
     with ours, theirs:
         descriptor = theirs.fileno()
         command = [sys.executable, "-m", "server.engine.worker", "--socket", str(descriptor), "--parent", "1"]
-        worker = await asyncio.create_subprocess_exec(*command, pass_fds=[descriptor])
+        worker = await asyncio.create_subprocess_exec(*command, "--factory", "none:none", pass_fds=[descriptor])
         async with asyncio.timeout(20):
             assert await worker.wait() == 0
 
@@ -212,7 +212,7 @@ async def test_the_worker_ends_when_its_connection_does():
     descriptor = theirs.fileno()
     command = [sys.executable, "-m", "server.engine.worker", "--socket", str(descriptor), "--parent", str(os.getpid())]
     with theirs:
-        worker = await asyncio.create_subprocess_exec(*command, pass_fds=[descriptor])
+        worker = await asyncio.create_subprocess_exec(*command, "--factory", "none:none", pass_fds=[descriptor])
     ours.close()
     async with asyncio.timeout(20):
         assert await worker.wait() == 0

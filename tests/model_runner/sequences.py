@@ -277,7 +277,7 @@ class Sequences:
 
 
 def check_trees(sequences: Sequences, options: AttentionOptions, make: Make, storage: Storage) -> None:
-    """Two trees, after 43 and 3 tokens, give each token what it gets at the end of a plain chain.
+    """Two trees, after 43 and 3 tokens, give the tokens of every branch what they get in a plain chain.
 
     A third sequence without a tree is in the same step, and the chains are in other blocks of a clean cache.
     """
@@ -289,9 +289,11 @@ def check_trees(sequences: Sequences, options: AttentionOptions, make: Make, sto
     outputs = sequences.attend(steps, options, make, replace(storage, seed=storage.seed + 1))
     assert torch.equal(outputs[2], sequences.alone(options, make, clean)[2])
     for s, start in enumerate(starts):
-        for path in Chunk(trees[s], start, [], trees[s]).paths():
-            chain = sequences.branch(s, [*range(start), *(start + token for token in path)])
-            assert torch.equal(outputs[s][start + path[-1]], chain.alone(options, make, clean)[0][-1])
+        paths = Chunk(trees[s], start, [], trees[s]).paths()
+        for leaf in set(range(len(paths))).difference(trees[s]):
+            tokens = [start + token for token in paths[leaf]]
+            chain = sequences.branch(s, [*range(start), *tokens])
+            assert torch.equal(outputs[s][tokens], chain.alone(options, make, clean)[0][start:])
 
 
 def random_tree(size: int, seed: int) -> list[int]:

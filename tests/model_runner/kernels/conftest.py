@@ -1,5 +1,6 @@
 """The kernels on each instruction set that this machine has."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,13 @@ def kernels(request: pytest.FixtureRequest, kernels_library: Path) -> Kernels:
         if request.param == "portable":
             raise
         pytest.skip(f"this machine has no {request.param}")
+
+
+@pytest.fixture(scope="session")
+def all_kernels(kernels_library: Path) -> list[Kernels]:
+    """The same for all of them at once, for tests whose expectation takes longer than the kernels."""
+    made = []
+    for isa in ISAS:
+        with contextlib.suppress(NoKernelsError):
+            made.append(Kernels(kernels_library, threads=2, isa=isa))
+    return made

@@ -11,7 +11,7 @@ import torch
 
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.cpu import NativeAttention
-from model_runner.kernels import build
+from model_runner.kernels import build, interface
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.interface import CPU, SUFFIX, Header, pointer
 from model_runner.kernels.library import Kernels, ModelPass, embedding_struct
@@ -49,10 +49,28 @@ def test_a_library_without_sizes_is_refused(tmp_path: Path) -> None:
 def test_each_library_knows_all_structs_of_its_header(kernels_library: Path) -> None:
     for header, library in ((CPU, kernels_library), (SUFFIX, build.build_suffix(cache_folder()))):
         loaded = header.load(library)
-        structs = [name for name in header.ffi.list_types()[0] if header.ffi.typeof(name).fields is not None]
+        structs = header._structs()
         assert structs
         assert all(loaded.sw_size_of(name.encode()) > 0 for name in structs)
         assert loaded.sw_size_of(b"SwNothing") == -1
+
+
+def test_a_header_is_parsed_once_for_a_folder_of_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Path(shutil.copy(build.build_suffix(cache_folder()), tmp_path))
+    parsed = []
+    parse = interface._parsed
+    monkeypatch.setattr(interface, "_parsed", lambda text: parsed.append(text) or parse(text))
+    for _ in range(2):
+        header = Header(SUFFIX._path)
+        assert header.load(library) is not None
+        assert header._structs() == SUFFIX._structs()
+    assert len(parsed) == 1
+    (kept,) = tmp_path.glob("interface-*.py")
+    kept.write_bytes(kept.read_bytes().replace(b"ffi", b"fii"))
+    Header(SUFFIX._path).load(library)
+    assert len(parsed) == 2, "what is damaged is not used"
+    Header(SUFFIX._path).load(library)
+    assert len(parsed) == 2, "and it is written again"
 
 
 def test_arrays_have_the_structs_layout() -> None:

@@ -55,7 +55,6 @@ CASES = [  # sizes, block size, options
 
 Make = Callable[[KVCache], NativeAttention]
 by_dtype = pytest.mark.parametrize("dtype", DTYPES)
-by_options = pytest.mark.parametrize("options", [*OPTIONS, *LIMITED, *INDEXED[:3]])
 by_case = pytest.mark.parametrize(("sizes", "block_size", "options"), CASES)
 
 
@@ -146,8 +145,10 @@ def test_rows_do_not_depend_on_threads(
 
 
 @by_dtype
-@by_options
-@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize(
+    ("options", "block_size"),
+    [(options, (16, 32)[index % 2]) for index, options in enumerate([*OPTIONS, *LIMITED, *INDEXED[:3]])],
+)
 def test_a_branch_of_a_tree_is_a_chain(
     make: Make, block_size: int, options: AttentionOptions, dtype: torch.dtype
 ) -> None:

@@ -6,6 +6,7 @@ import torch
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.kv_cache import KVCache
 from model_runner.models.loading import ModelShape
+from model_runner.models.target import LoadedModel
 from model_runner.platforms.cuda import CudaPlatform
 from model_runner.platforms.memory import GIB, Room
 from model_runner.runner import ModelRunner
@@ -19,8 +20,9 @@ class InterpretedCuda(CudaPlatform):
 
     hardware = "none"
 
-    def __init__(self, config: RunnerConfig, graph_sizes: tuple[int, ...] = ()) -> None:
+    def __init__(self, config: RunnerConfig, graph_sizes: tuple[int, ...], *, tries_mixing: bool) -> None:
         self.recorded: list[RecordedGraphs] = []  # of each model
+        self._tries_mixing = tries_mixing
         super().__init__(config, CPU, self._record if graph_sizes else None, num_programs=2)
         self._graph_sizes = list(graph_sizes)
 
@@ -41,6 +43,10 @@ class InterpretedCuda(CudaPlatform):
     def try_attention(self, attention: object, cache: KVCache) -> None:
         """Skip this trial, which would be slow here; test_attention.py tests it."""
 
+    def may_mix(self, model: LoadedModel) -> bool:
+        """This trial takes most of a start here, so only where it is wanted."""
+        return self._tries_mixing
+
     def _shapes_agree(self) -> bool:
         return False  # sums are rounded after each step here, and steps differ
 
@@ -49,11 +55,13 @@ class InterpretedCuda(CudaPlatform):
         return self.recorded[-1]
 
 
-def interpreted_runner(config: RunnerConfig, graph_sizes: tuple[int, ...] = ()) -> tuple[ModelRunner, InterpretedCuda]:
+def interpreted_runner(
+    config: RunnerConfig, graph_sizes: tuple[int, ...], *, tries_mixing: bool = False
+) -> tuple[ModelRunner, InterpretedCuda]:
     """A runner as on CUDA, and its platform. Skips the test where kernels are not interpreted."""
     if torch.cuda.is_available():
         pytest.skip("kernels are interpreted only where there is no GPU")
-    platform = InterpretedCuda(config, graph_sizes)
+    platform = InterpretedCuda(config, graph_sizes, tries_mixing=tries_mixing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("model_runner.runner._WARM_UP_ROWS", (1, 2))  # how long steps take is of no matter here
         return ModelRunner.load(config, platform), platform

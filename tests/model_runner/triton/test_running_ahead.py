@@ -1,7 +1,6 @@
 """Steps that are launched before the result of the one before: the same tokens, with graphs and without."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -56,8 +55,8 @@ def outputs(runner: ModelRunner | Waiting) -> tuple[dict[str, list[int]], int]:
     return tokens, num_ahead
 
 
-def test_tokens_are_those_of_steps_one_after_the_other(tmp_path: Path) -> None:
-    runner = TinyEngines(tmp_path).cuda("llama", (1, 2, 4, 8)).runner
+def test_tokens_are_those_of_steps_one_after_the_other(tiny_engines: TinyEngines) -> None:
+    runner = tiny_engines.cuda("llama", (1, 2, 4, 8)).runner
     expected, none = outputs(Waiting(runner))
     tokens, num_ahead = outputs(runner)
     assert tokens == expected
