@@ -92,8 +92,8 @@ def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
     """Replace every weight that the model multiplies with by a packed one.
 
     These are the 2-D `weight` parameters of all modules except embeddings and norms (Cohere's head norms have a weight
-    of [heads, dim]), and the matrices of hyper-connections. If the embedding shares a weight, it is copied, and the embedding
-    keeps it.
+    of [heads, dim]), and the matrices of hyper-connections. If the embedding shares a weight, it is copied, and the
+    embedding keeps it.
 
     Args:
         model: changed in place.
