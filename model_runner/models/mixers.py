@@ -272,6 +272,7 @@ MIXERS: dict[str, tuple[str, ...]] = {
     "BailingHybridDeltaAttention": _KIMI,
     "BambaMixer": _MAMBA2,
     "FalconH1Mixer": _MAMBA2,
+    "Glm5NextTextLinearAttention": _KIMI,
     "GraniteMoeHybridMambaLayer": _MAMBA2,
     "KimiLinearDeltaAttention": _KIMI,
     "LaraMiniGatedDeltaNet": _DELTA,
