@@ -6,7 +6,7 @@ cache. Rows and gates are kept in the cache as long as a later entry needs them.
 blocks, or those that an indexer selects by compressed keys of its own.
 """
 
-from functools import partial, reduce
+from functools import partial
 from types import MethodType
 from typing import Any, Protocol
 
@@ -14,15 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.attention.backend import IndexOptions
-from model_runner.models.indexers import FindAttention, Function, Selecting, rotary_of
+from model_runner.models.indexers import FindAttention, Function, Selecting, gated_mean, rotary_of
 
 
 class Compressing(Selecting, Protocol):
-    """Keeps rows and entries for the tokens of one forward pass."""
-
-    def recall(self, rows: Tensor, block: int, count: int) -> tuple[Tensor, Tensor]:
-        """The arguments and the result of `AttentionBackend.recall`, without the layer."""
-        ...
+    """Also lets attention see entries."""
 
     def see_entries(self, block: int) -> Tensor:
         """As `AttentionBackend.see_entries`."""
@@ -99,19 +95,11 @@ def _entries(step: Compressing, module: Any, hidden_states: Tensor, *, overlaps:
         values[:, :rate].masked_fill_(is_first, 0)
     else:
         gates = gates + bias
-    weights = (gates - gates.amax(1, keepdim=True)).exp()
-    pooled = _sum(weights * values) / _sum(weights)
-    normed: Tensor = module.kv_norm(pooled.to(hidden_states.dtype)).unsqueeze(0)
+    normed: Tensor = module.kv_norm(gated_mean(gates, values).to(hidden_states.dtype)).unsqueeze(0)
     turns = module.rotary_emb(normed, position_ids=starts.unsqueeze(0), layer_type=module.rope_layer_type)
     entries = normed.new_zeros(hidden_states.shape[1], dim)
     entries[tokens] = rotary_of(module)(normed.unsqueeze(1), *turns)[0, 0]
     return entries.unsqueeze(1)
-
-
-def _sum(rows: Tensor) -> Tensor:
-    """[n, count, dim] -> [n, dim], added in order, whatever n is."""
-    total: Tensor = reduce(torch.add, rows.unbind(1))
-    return total
 
 
 _COMPRESSORS = frozenset({"DeepseekV4CSACompressor", "DeepseekV4HCACompressor"})

@@ -7,11 +7,12 @@ returns indices.
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from types import MethodType
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_runner.attention.backend import IndexOptions
@@ -26,6 +27,10 @@ class Selecting(Protocol):
 
     def select(self, query: Tensor, key: Tensor, weights: Tensor | None, options: IndexOptions) -> Tensor:
         """The arguments and the result of `AttentionBackend.select`, without the layer."""
+        ...
+
+    def recall(self, rows: Tensor, block: int, count: int) -> tuple[Tensor, Tensor]:
+        """The arguments and the result of `AttentionBackend.recall`, without the layer."""
         ...
 
 
@@ -49,6 +54,11 @@ class Mask:
         return Mask(selection)
 
 
+def _mask(find: FindAttention, original: Function, topk_indices: Tensor, **keywords: Any) -> Any:
+    """GLM-5-next's method that makes a mask of its indices."""
+    return original(topk_indices, **keywords) if find() is None else Mask(topk_indices)
+
+
 MASKS = {
     **dict.fromkeys(("indexed_attention", "full_attention", "sliding_attention"), Mask()),
     "linear_attention": None,
@@ -69,7 +79,12 @@ def hook_indexers(model: nn.Module, find: FindAttention, find_states: FindStates
     Returns:
         How many indexers there are.
     """
-    indexers: list[Any] = [module for module in model.modules() if type(module).__name__ in INDEXERS]
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        if hasattr(module, "build_attention_mask_from_topk"):
+            own = MethodType(type(module).build_attention_mask_from_topk, module)
+            module.build_attention_mask_from_topk = partial(_mask, find, own)
+    indexers: list[Any] = [module for module in modules if type(module).__name__ in INDEXERS]
     for indexer in indexers:
         own = MethodType(type(indexer).forward, indexer)
         ours = INDEXERS[type(indexer).__name__]
@@ -142,10 +157,17 @@ def _turned(
     return torch.cat([both[0], parts[0][1]], -1), torch.cat([both[1], parts[1][1]], -1)
 
 
-def _select(step: Selecting, module: Any, hidden_states: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A selection of single positions by the weighted sum over the heads."""
+def _select(
+    step: Selecting,
+    module: Any,
+    hidden_states: Tensor,
+    query: Tensor,
+    key: Tensor,
+    options: IndexOptions | None = None,
+) -> Tensor:
+    """A selection, of single positions without options, by the weighted sum over the heads."""
     weights = module.weights_proj(hidden_states).float() * (module.n_heads**-0.5 * module.softmax_scale)
-    return step.select(query[0], key[0], weights[0], IndexOptions(module.index_topk))
+    return step.select(query[0], key[0], weights[0], options or IndexOptions(module.index_topk))
 
 
 def _by_blocks(
@@ -212,6 +234,39 @@ def _by_pools(
     return step.select(query[0], key[0], weights, IndexOptions(module.block_topk, size, "last"))
 
 
+def _by_gated_pools(
+    find: FindAttention, original: Function, module: Any, hidden_states: Tensor, q_resid: Tensor, **keywords: Any
+) -> Any:
+    """GLM-5-next's: [1, T, hidden] -> a selection of blocks, whose keys are means weighted by gates.
+
+    A block's key is stored with its last token. Other tokens' keys are unused.
+    """
+    step = find()
+    if step is None:
+        return original(hidden_states, q_resid, **keywords)
+    if not module.index_kpool_always_select_tail:
+        raise ValueError("index_kpool_always_select_tail false is not supported")
+    size = module.index_kpool
+    gates = F.linear(hidden_states, module.index_kpool_compress_gate)
+    rows = torch.cat((_key(module, hidden_states)[0], gates[0].unsqueeze(1)), -1)
+    tokens, recalled = step.recall(rows, size, size)
+    keys, gates = recalled.chunk(2, -1)
+    key = hidden_states.new_zeros(1, hidden_states.shape[1], 1, module.head_dim)
+    key[0, tokens, 0] = gated_mean(gates + module.index_kpool_compress_ape.float(), keys).to(key.dtype)
+    query = module.wq_b(q_resid).unflatten(-1, (module.n_heads, module.head_dim))
+    return _select(step, module, hidden_states, query, key, IndexOptions(module.index_topk // size, size, "last"))
+
+
+def gated_mean(gates: Tensor, rows: Tensor) -> Tensor:
+    """Means of rows [n, count, dim] -> [n, dim], weighted by a softmax of gates [n, count, dim] for each channel.
+
+    Rows are added in order, whatever n is.
+    """
+    weights = (gates - gates.amax(1, keepdim=True)).exp()
+    total, divisor = (reduce(torch.add, part.unbind(1)) for part in (weights * rows, weights))
+    return total / divisor
+
+
 def rotary_of(module: Any) -> Function:
     """The function that applies rotary positions in a module's own forward."""
     forward = inspect.unwrap(type(module).forward)
@@ -226,6 +281,7 @@ INDEXERS: dict[str, Function] = {
     "AXK2Indexer": _lightning,
     "DeepseekV32Indexer": _lightning,
     "Dots3NoteTextIndexer": _lightning,
+    "Glm5NextTextIndexer": _by_gated_pools,
     "GlmMoeDsaIndexer": _lightning,
     **dict.fromkeys(("HYV4Indexer", "HYV4VLIndexer"), partial(_lightning, rotates_last=True)),
     "MiniMaxM3VLIndexer": _by_blocks,

@@ -336,6 +336,7 @@ MIXERS: dict[str, tuple[str, ...]] = {
     "BambaMixer": _MAMBA2,
     "FalconH1Mixer": _MAMBA2,
     "FalconMambaMixer": _MAMBA,
+    "Glm5NextTextLinearAttention": _KIMI,
     "GraniteMoeHybridMambaLayer": _MAMBA2,
     "JambaMambaMixer": _MAMBA,
     "KimiLinearDeltaAttention": _KIMI,

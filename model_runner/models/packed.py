@@ -87,16 +87,16 @@ class PackedWeight(Tensor):
 
 
 _MATRIX_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
-_OF_CONNECTIONS = frozenset({"fn", "hc_fn"})
-"""Names of the matrices that mix the residual streams of hyper-connections (arXiv:2409.19606)."""
+_OTHER_NAMES = frozenset({"fn", "hc_fn", "index_kpool_compress_gate"})
+"""Names of matrices that mix the streams of hyper-connections (arXiv:2409.19606), or make an indexer's gates."""
 
 
 def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
     """Replace every weight that the model multiplies with by a packed one.
 
     These are the 2-D `weight` parameters of all modules except embeddings and norms (Cohere's head norms have a weight
-    of [heads, dim]), and the matrices of hyper-connections. If the embedding shares a weight, it is copied, and the
-    embedding keeps it.
+    of [heads, dim]), and matrices of hyper-connections and indexers. If the embedding shares a weight, it is copied,
+    and the embedding keeps it.
 
     Args:
         model: changed in place.
@@ -104,10 +104,10 @@ def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
         pack_others: for routers of experts, and modules with their own products.
     """
     for module in list(model.modules()):
-        for name in _OF_CONNECTIONS & module._parameters.keys():
-            mixing = module._parameters.pop(name)
-            assert mixing is not None, "hyper-connections have weights"
-            setattr(module, name, PackedWeight(mixing.data, pack_others))
+        for name in _OTHER_NAMES & module._parameters.keys():
+            other = module._parameters.pop(name)
+            assert other is not None, "such modules have weights"
+            setattr(module, name, PackedWeight(other.data, pack_others))
         weight = module._parameters.get("weight")
         is_other = isinstance(module, nn.Embedding) or type(module).__name__.endswith("Norm")
         if weight is None or weight.dim() != 2 or is_other:

@@ -1,6 +1,6 @@
 """Random queries, keys and values of a few sequences, and ways to compute their attention."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,13 +78,14 @@ def selected(query: np.ndarray, key: np.ndarray, options: Indexed, rounded: np.n
         starts = range(0, position + 1, index.block)
         if index.pools == "last":
             full = (position + 1) // index.block
-            seen[head, position, full * index.block : position + 1] = True
+            seen[head, position, full * index.block : position + 1] = not index.entries
             of_blocks = [scores[start + index.block - 1] for start in starts[:full]]
         else:
             of_blocks = [scores[start : start + index.block].max() for start in starts]
             of_blocks[len(starts) - index.local :] = [np.inf] * index.local
         for block in sorted(range(len(of_blocks)), key=lambda block: (-of_blocks[block], block))[: index.top]:
-            seen[head, position, block * index.block : (block + 1) * index.block] = True
+            first, end = block * index.block, (block + 1) * index.block
+            seen[head, position, end - 1 if index.entries else first : end] = True
     return np.broadcast_to(seen, (key.shape[1], count, count))
 
 
@@ -219,24 +220,37 @@ class Sequences:
 
     def definition(self, sequence: int, options: AttentionOptions, dtype: torch.dtype = torch.float32) -> np.ndarray:
         """softmax(cap(scale q k), sink) (v, 0) in float64 over the visible positions; keys and values as stored."""
-        q = self.query[sequence].double().numpy()
-        k, v = (stored_as(t[sequence], dtype) for t in (self.key, self.value))
-        group = q.shape[1] // k.shape[1]
-        result = np.zeros((*q.shape[:2], v.shape[2]))
-        seen = selected(q, k, options) if isinstance(options, Indexed) else np.ones((k.shape[1], len(q), len(q)), bool)
-        for position in range(len(q)):
-            low = lowest_seen(position, options)
-            for head in range(q.shape[1]):
-                scores = k[low : position + 1, head // group] @ q[position, head] * options.scale
-                if options.softcap is not None:
-                    scores = options.softcap * np.tanh(scores / options.softcap)
-                scores[~seen[head // group, position, low : position + 1]] = -np.inf
-                sink = -np.inf if options.sinks is None else float(options.sinks[head])
-                highest = max(scores.max(), sink)
-                weights = np.exp(scores - highest)
-                total = weights.sum() + np.exp(sink - highest)
-                result[position, head] = weights @ v[low : position + 1, head // group] / total
+        values = stored_as(self.value[sequence], dtype)
+        result = np.zeros((*self.query[sequence].shape[:2], values.shape[2]))
+        group = result.shape[1] // values.shape[1]
+        for position, head, scores, sink in self._scores(sequence, options, dtype):
+            weights = np.exp(scores - max(scores.max(), sink))
+            total = weights.sum() + np.exp(sink - max(scores.max(), sink))
+            result[position, head] = weights @ values[: position + 1, head // group] / total
         return result
+
+    def log_sums(self, sequence: int, options: AttentionOptions) -> np.ndarray:
+        """[n, heads] the logarithm of the softmax's divisor."""
+        result = np.zeros(self.query[sequence].shape[:2])
+        for position, head, scores, sink in self._scores(sequence, options, torch.float32):
+            result[position, head] = np.logaddexp.reduce([*scores, sink])
+        return result
+
+    def _scores(
+        self, sequence: int, options: AttentionOptions, dtype: torch.dtype
+    ) -> Iterator[tuple[int, int, np.ndarray, float]]:
+        """For each position that sees any and each head: scores up to the position, -inf where unseen, and the sink."""
+        q, k = self.query[sequence].double().numpy(), stored_as(self.key[sequence], dtype)
+        group = q.shape[1] // k.shape[1]
+        seen = selected(q, k, options) if isinstance(options, Indexed) else np.ones((k.shape[1], len(q), len(q)), bool)
+        for position, head in np.ndindex(*q.shape[:2]):
+            scores = k[: position + 1, head // group] @ q[position, head] * options.scale
+            if options.softcap is not None:
+                scores = options.softcap * np.tanh(scores / options.softcap)
+            scores[: lowest_seen(position, options)] = -np.inf
+            scores[~seen[head // group, position, : position + 1]] = -np.inf
+            if np.isfinite(scores).any():
+                yield position, head, scores, -np.inf if options.sinks is None else float(options.sinks[head])
 
     def rounded_definition(self, sequence: int, options: AttentionOptions, block_size: int) -> np.ndarray:
         """The definition with queries and weights in bfloat16, as in native attention with a bfloat16 cache.

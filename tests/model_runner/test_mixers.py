@@ -50,7 +50,15 @@ FAMILIES = [
     "zamba",
     "zamba2",
 ]
-WITH_INDEXERS = ["deepseek_v32", "deepseek_v4", "hy_v4", "minimax_m3_vl_text", "mistral_large4", "qwen4_exp_text"]
+WITH_INDEXERS = [
+    "deepseek_v32",
+    "deepseek_v4",
+    "glm5_next",
+    "hy_v4",
+    "minimax_m3_vl_text",
+    "mistral_large4",
+    "qwen4_exp_text",
+]
 
 
 class NoAttention(AttentionBackend[None]):

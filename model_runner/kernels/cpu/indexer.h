@@ -19,19 +19,17 @@ struct Scoring {
   const SwKvCache &cache;
   const SwStep &step;
   const SwIndexer &indexer;
+  const int selections;  // of a row
 
-  Scoring(const SwKvCache &cache, const SwStep &step, const SwIndexer &indexer)
-      : cache(cache), step(step), indexer(indexer) {}
-
-  int64_t row_numbers(int selections) const { return int64_t{selections} * step.table_width * cache.block_size; }
+  int64_t positions() const { return int64_t{step.table_width} * cache.block_size; }
 
   // Rows that are scored at once.
   int64_t rows_at_once() const {
-    const int64_t row_bytes = std::max<int64_t>(1, row_numbers(indexer.heads) * sizeof(float));
+    const int64_t row_bytes = std::max<int64_t>(1, selections * positions() * sizeof(float));
     return std::clamp<int64_t>(kScoreBytes / row_bytes, 1, step.num_tokens);
   }
 
-  int64_t scratch_bytes() const { return rows_at_once() * row_numbers(indexer.heads) * sizeof(float); }
+  int64_t scratch_bytes() const { return rows_at_once() * selections * positions() * sizeof(float); }
 
   // Blocks of which a row selects some. It sees all others up to its own position.
   int64_t blocks_of(int64_t position) const {
@@ -61,7 +59,7 @@ class TileScorer {
       take_query(query + int64_t{head} * shape_.key_dim, pairs_[head].query);
       seeing_[head] = pairs_ + head;
     }
-    const int64_t stride = int64_t{step.table_width} * size;
+    const int64_t stride = scoring_.positions();
     const int end = std::min(row.last + 1, (first_tile + kTilesOfUnit) * size);
     for (int start = first_tile * size; start < end; start += size) {
       const Tile<T> own = reader_.at(choice, 0, start);
@@ -223,7 +221,7 @@ void score_rows(samewise::ThreadPool &pool, const Scoring &scoring, const float 
   const SwStep &step = scoring.step;
   const SwIndexer &indexer = scoring.indexer;
   const int units = (step.table_width + kTilesOfUnit - 1) / kTilesOfUnit;
-  const int64_t stride = scoring.row_numbers(weights ? 1 : indexer.heads);
+  const int64_t stride = scoring.selections * scoring.positions();
   pool.for_each((end - first) * units, [&](int64_t place) {
     const int token = static_cast<int>(first + place / units), tile = static_cast<int>(place % units) * kTilesOfUnit;
     const int position = step.positions[token];
@@ -242,8 +240,8 @@ inline void select_rows(samewise::ThreadPool &pool, const Scoring &scoring, cons
   const auto score = scoring.cache.type == SW_KV_FLOAT32    ? score_rows<float>
                      : scoring.cache.type == SW_KV_BFLOAT16 ? score_rows<Bfloat16>
                                                             : score_rows<int8_t>;
-  const int selections = weights ? 1 : scoring.indexer.heads;
-  const int64_t at_once = scoring.rows_at_once(), numbers = scoring.row_numbers(1);
+  const int selections = scoring.selections;
+  const int64_t at_once = scoring.rows_at_once(), numbers = scoring.positions();
   for (int64_t first = 0; first < scoring.step.num_tokens; first += at_once) {
     const int64_t end = std::min<int64_t>(first + at_once, scoring.step.num_tokens);
     score(pool, scoring, query, weights, first, end, scores);

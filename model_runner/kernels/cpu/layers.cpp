@@ -48,7 +48,7 @@ int32_t select(SwContext *context, const SwKvCache *cache, const SwStep *step, c
   const SwStep &own = step_of(*cache, *step);
   context->pool.for_each(step->num_tokens,
                          [&](int64_t token) { write_kv(*cache, own, token, key + token * cache->key_dim, key); });
-  const Scoring scoring(*cache, own, *indexer);
+  const Scoring scoring{*cache, own, *indexer, weights ? 1 : indexer->heads};
   char *scores = context->reserve(scoring.scratch_bytes());
   if (!scores) return 1;
   select_rows(context->pool, scoring, query, weights, selected, width, reinterpret_cast<float *>(scores));

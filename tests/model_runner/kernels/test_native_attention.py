@@ -1,6 +1,7 @@
 """The native attention against its definition and the reference, and that nothing changes it which must not."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,38 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
     crowd = sequences.attend(CROWD, options, make, Storage(dtype, block_size, seed=1))
     for one, other in zip(alone, crowd, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("options", [PLAIN, CAPPED, WINDOW_AND_SINKS, INDEXED[0], INDEXED[1]])
+def test_sums_are_those_of_the_softmax(make: Make, options: AttentionOptions) -> None:
+    """The logarithm of a row's sum, from its highest score on, by both backends and in bfloat16."""
+    sequences = Sequences.random([70], Sizes(6, 2))
+    found = []
+    for kind, dtype in ((make, torch.float32), (ReferenceAttention, torch.float32), (make, torch.bfloat16)):
+        sums = torch.full((70, 6, 2), torch.nan)
+        sequences.attend([[(0, 0, 70)]], replace(options, sums=sums), kind, Storage(dtype))
+        found.append(sums[..., 0] + sums[..., 1].log())
+    expected = torch.from_numpy(sequences.log_sums(0, options)).float()
+    torch.testing.assert_close(found[0], expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(found[1], expected, atol=2e-5, rtol=0)
+    assert ((found[2] - expected).abs() < 0.05).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_of_blocks_with_entries_only_the_last_position_is_seen(make: Make, dtype: torch.dtype) -> None:
+    """Rows before the first entry see nothing, and their sums are 0."""
+    options = Indexed(0.25, index=IndexOptions(2, block=4, pools="last", entries=True))
+    sequences = Sequences.random([40, 20, 9], Sizes(6, 2))
+    step = [(s, 0, len(query)) for s, query in enumerate(sequences.query)]
+    outputs = []
+    for kind in (make, ReferenceAttention):
+        sums = torch.full((69, 6, 2), torch.nan)
+        outputs.append(sequences.attend([step], replace(options, sums=sums), kind, Storage(dtype)))
+        positions = torch.cat([torch.arange(len(query)) for query in sequences.query])
+        assert torch.equal(sums[..., 1] == 0, (positions < 3)[:, None].expand(-1, 6))
+    for s, (native, reference) in enumerate(zip(*outputs, strict=True)):
+        torch.testing.assert_close(native[3:], reference[3:], atol=4e-6, rtol=0)
+        np.testing.assert_allclose(native[3:].numpy(), sequences.definition(s, options, dtype)[3:], atol=4e-6)
 
 
 @by_dtype
