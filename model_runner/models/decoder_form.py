@@ -177,16 +177,12 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
     activation, parts = _NAMES.get(family.activation_name(config)), family.parts(config, layer)
     if activation is None or parts is None or (activation == "relu_squared") == family.has_gate:
         return None
-    mixing = _NO_MIXER
-    if parts == "mlp":
-        family = replace(family, norms=replace(family.norms, attention=None))
-    elif (recurrent := family.recurrent) is not None and config.layer_types[layer] in recurrent.kinds:
-        mixing = _read_recurrent(recurrent, config, family.norm_eps(config), parameters)
-    else:
-        mixing = _read_attention(family, config, layer, parameters) if family.attends(config, layer) else None
+    mixing = _NO_MIXER if parts == "mlp" else _read_mixer(family, config, layer, parameters)
     if mixing is None:
         return None
-    if parts == "mixer":
+    if parts == "mlp":
+        family = replace(family, norms=replace(family.norms, attention=None))
+    elif parts == "mixer":
         family = replace(family, norms=replace(family.norms, mlp=None), gate_up=())
     experts, mixture = None, family.mixture
     if mixture is not None and parameters.has(f"{mixture.router}.weight"):
@@ -221,7 +217,14 @@ class _Mixing:
     output: Linear | None
 
 
-_NO_MIXER: "_Mixing | None" = _Mixing(None, None, None)
+_NO_MIXER = _Mixing(None, None, None)
+
+
+def _read_mixer(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> _Mixing | None:
+    """None if the configuration asks for something that is not in the common family."""
+    if (recurrent := family.recurrent) is not None and config.layer_types[layer] in recurrent.kinds:
+        return _read_recurrent(recurrent, config, family.norm_eps(config), parameters)
+    return _read_attention(family, config, layer, parameters) if family.attends(config, layer) else None
 
 
 def _read_attention(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> _Mixing:

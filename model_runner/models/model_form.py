@@ -146,10 +146,13 @@ def _use_unneeded(family: ModelFamily, config: Any, parameters: Parameters) -> N
 
 
 def _linears(layer: DecoderForm) -> list[Linear]:
-    """The linear layers and experts, without the router."""
-    own = [layer.mixer_input, layer.mixer_output, layer.gate_up, layer.down]
-    experts = [] if layer.experts is None else [*layer.experts.gate_up, *layer.experts.down]
-    return [linear for linear in [*own, *experts] if linear is not None]
+    """The linear layers and experts, without the router, in the order in which they are packed."""
+    mixer, experts = [layer.mixer_input, layer.mixer_output], layer.experts
+    if experts is None:
+        mlp = [layer.gate_up, layer.down]
+    else:  # the MLP's gate and up take the experts' rows
+        mlp = [layer.down, *experts.gate_up, layer.gate_up, *experts.down]
+    return [linear for linear in [*mixer, *mlp] if linear is not None]
 
 
 def _small_tensors(layer: DecoderForm) -> list[Tensor]:
