@@ -20,7 +20,7 @@ SERVED = frozenset(
     {
         *("idefics3", "internvl", "lighton_ocr", "llava", "mistral3", "smolvlm"),
         *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
-        *("gemma3", "gemma4", "qwen3_vl_moe"),
+        *("gemma3", "gemma4", "qwen3_5", "qwen3_vl_moe"),
     }
 )
 """Types of models whose images the engine computes as transformers does."""
