@@ -14,9 +14,7 @@ import torch
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.contract import CacheGroup, smallest_group
-from model_runner.images.features import FeatureCache
-from model_runner.images.layouts import Layout
-from model_runner.images.loading import layout_of
+from model_runner.images.loading import LoadedReader, find_reader
 from model_runner.kv_cache import BlockCache, KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
@@ -31,7 +29,7 @@ from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, descr
 from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
 from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
-from model_runner.platforms.memory import GIB, MemoryPlan, Needs, plan_memory
+from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import BLOCK, StateCache, state_bytes
 from model_runner.runner_interface import RunnerInfo
@@ -56,7 +54,6 @@ from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
 
 if TYPE_CHECKING:
-    from model_runner.images.tower import TowerShape
     from model_runner.sampling.grammar import Grammars
 
 logger = logging.getLogger("samewise.runner")
@@ -85,8 +82,8 @@ class RunnerParts:
     drafter: TargetModel | None = None
     """The draft model, if there is one; kept here to be warmed up."""
     learning: Learning = NO_LEARNING
-    features: FeatureCache[torch.Tensor] | None = None
-    """Features of images; None if prompts have none."""
+    images: LoadedReader | None = None
+    """None if prompts have no images."""
 
 
 def assemble(
@@ -106,13 +103,12 @@ def assemble(
     if (shapes.target.recurrences or shapes.target.convolutions) and config.block_size != BLOCK:
         raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
     sizes = platform.sizes(config)
-    images = _find_images(config, platform)
-    needs = _needs(shapes, platform, 0 if images is None else images.num_bytes)
+    reader = find_reader(config, platform)
+    needs = _needs(shapes, platform, 0 if reader is None else reader.num_bytes)
     plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
     start = time.perf_counter()
     loaded = _load(config, platform)
-    if images is not None:
-        images = replace(images, features=images.load(config, platform))
+    images = None if reader is None else reader.load(config, platform)
     weights_s = time.perf_counter() - start
     if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
         room = replace(platform.room(), free=measured.free + needs.model_bytes)
@@ -124,43 +120,11 @@ def assemble(
         _check_length(plan, shapes.aux)
     generations = BlockGenerations(plan.num_blocks)
     blocks = Blocks(plan.num_blocks, config.block_size, plan.max_num_seqs, generations, plan.groups)
-    room = HeadsRoom(platform, blocks)
-    parts, num_early_exits = _put_together(config, room, plan, shapes, loaded, make_link, images)
+    heads_room = HeadsRoom(platform, blocks)
+    parts, num_early_exits = _put_together(config, heads_room, plan, shapes, loaded, make_link, images)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
-    info = replace(info, takes_images=images is not None, sees_images=images is not None and images.shape.sees_images)
+    info = replace(info, takes_images=images is not None, sees_images=images is not None and images.sees_images)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
-
-
-@dataclass(frozen=True, slots=True)
-class _Images:
-    """How the target reads images."""
-
-    layout: Layout
-    shape: "TowerShape"
-    num_bytes: int
-    """Memory of the tower and of all features."""
-    limit: int
-    """Memory of all features."""
-    features: FeatureCache[torch.Tensor] | None = None
-    """None until the tower is loaded."""
-
-    def load(self, config: RunnerConfig, platform: Platform) -> FeatureCache[torch.Tensor]:
-        """Load the tower."""
-        tower = platform.load_tower(config.model, self.layout)
-        return FeatureCache(tower.encode, self.shape.row_bytes(platform.types.compute), self.limit)
-
-
-def _find_images(config: RunnerConfig, platform: Platform) -> _Images | None:
-    """None if the prompts have no images."""
-    layout = layout_of(config.model) if config.images else None
-    if layout is None:
-        return None
-    shape = platform.inspect_tower(config.model)
-    if shape.sees_images and platform.device.type == "cuda":
-        logger.warning("images     not served on CUDA: rows of an image see later ones in this model")
-        return None
-    limit = int(config.image_cache_gib * GIB)
-    return _Images(layout, shape, shape.num_bytes(platform.types.compute) + limit, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +242,7 @@ def _put_together(
     shapes: _Shapes,
     loaded: _Weights,
     make_link: MakeLink,
-    images: "_Images | None",
+    images: LoadedReader | None,
 ) -> tuple[RunnerParts, int]:
     """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
@@ -292,8 +256,7 @@ def _put_together(
     sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device, grammars)
     sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
     controller = SpeculationController()
-    longest_draft = plan.max_model_len + blocks.scratch_tokens
-    drafter = _companion(target, draft, platform, longest_draft)
+    drafter = _companion(target, draft, platform, plan.max_model_len + blocks.scratch_tokens)
     proposers = make_proposers(blocks, drafter)
     with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     learning: Learning = NO_LEARNING
@@ -311,21 +274,10 @@ def _put_together(
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
     amateur = _companion(target, aux, platform, plan.max_model_len)
     early_exit = platform.find_early_exit(target.model)
-    caches: list[BlockCache] = [target.kv_cache]
-    caches += [] if aux is None else [aux.kv_cache]
-    caches += [] if states is None else [states]
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs, recurrence),
-        kv_cache=caches[0] if len(caches) == 1 else KVCaches(*caches),
-        state=RunnerState(
-            blocks,
-            sampling,
-            speculator,
-            search,
-            learning,
-            None if images is None else images.features,
-            sees_images=images is not None and images.shape.sees_images,
-        ),
+        kv_cache=_join_caches(target.kv_cache, None if aux is None else aux.kv_cache, states),
+        state=RunnerState(blocks, sampling, speculator, search, learning, images),
         speculator=speculator,
         controller=controller,
         verifier=Verifier(sampling, sampler, platform.pick_allowed),
@@ -338,12 +290,17 @@ def _put_together(
         is_async=platform.is_async,
         drafter=drafter,
         learning=learning,
-        features=None if images is None else images.features,
+        images=images,
     )
     _refuse_mixing(platform, target.model, parts.target, parts.state, plan)
     if aux is not None and amateur is not None:
         _refuse_mixing(platform, aux.model, amateur, parts.state, plan)
     return parts, 0 if early_exit is None else early_exit.num_layers
+
+
+def _join_caches(*found: BlockCache | None) -> BlockCache:
+    caches = [cache for cache in found if cache is not None]
+    return caches[0] if len(caches) == 1 else KVCaches(*caches)
 
 
 def _make_grammars(folder: Path, vocab_size: int) -> "Grammars | None":

@@ -12,7 +12,6 @@ from typing import Final, Literal, NamedTuple, TypeVar, overload
 from model_runner.images.image import Image
 
 _Item = TypeVar("_Item")
-
 _CHUNK: Final = 64
 """Items per chunk of a SharedList."""
 
@@ -427,8 +426,7 @@ class AdmittedRequest:
     placed: tuple[PlacedBlock, ...] = ()
     """Its blocks of the cache groups, before the `placed` of the same step."""
     images: tuple[Image, ...] = ()
-    """The images of the prompt. Features of all rows from `num_computed` on are held for `key` until the choice has
-    computed them."""
+    """The prompt's images. Features of rows from `num_computed` on are held for `key` until they are computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class ModelRunner:
         self._drafter = parts.drafter
         self._grammars = parts.grammars
         self._learning = parts.learning
-        self.images = parts.features
+        self.images = None if parts.images is None else parts.images.features
         self._preparing = ThreadPoolExecutor(_PREPARING_THREADS, "prepare")
 
     @classmethod

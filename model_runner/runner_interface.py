@@ -120,7 +120,7 @@ class ImageFeatures(Protocol):
         """Hold these images' features for `key`, in addition to those that it holds; begin to compute missing ones.
 
         Returns:
-            Whether they are held. They are not if there is no memory for them next to those of others.
+            Whether they are held. They are not if there is no memory for them next to what others hold.
         """
         ...
 

@@ -30,8 +30,8 @@ from model_runner.contract import (
     Verification,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.images.features import FeatureCache
 from model_runner.images.image import Image
+from model_runner.images.loading import LoadedReader
 from model_runner.images.positions import RotaryPositions
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
@@ -80,11 +80,9 @@ class RunnerState:
         speculator: Speculator,
         search: ContrastiveSearch,
         learning: Learning = NO_LEARNING,
-        features: FeatureCache[torch.Tensor] | None = None,
-        *,
-        sees_images: bool = False,
+        images: LoadedReader | None = None,
     ) -> None:
-        """`features` are those of images; None if prompts have none. `sees_images`: rows of an image see each other."""
+        """`images` has features of images; None if prompts have no images."""
         self._groups = tuple(blocks.groups)
         kinds = [group.kind for group in blocks.groups]
         self._rows, self._pages = (kinds.index(kind) if kind in kinds else None for kind in ("rows", "page"))
@@ -96,8 +94,7 @@ class RunnerState:
         self._search = search
         self._generations = blocks.generations
         self._learning = learning
-        self._features = features
-        self._sees_images = sees_images
+        self._images = images
 
     def apply(self, plan: StepPlan) -> list[RunningChoice]:
         """Forget released choices, add admitted ones, extend block tables; returns the scheduled choices."""
@@ -198,7 +195,7 @@ class RunnerState:
             groups=self._group_tables(choices, layout.choice_of, layout.places),
             images=(images := self._image_rows(choices, scheduled, layout)),
             rotary=_rotary(choices, positions, layout.firsts, has_axes=bool(images)),
-            span_last=_span_last(choices, positions, layout.firsts) if images and self._sees_images else None,
+            span_last=_span_last(choices, positions, layout.firsts) if images and self._sees_images() else None,
             states=self._state_tables(
                 choices,
                 [
@@ -207,6 +204,9 @@ class RunnerState:
                 ],
             ),
         )
+
+    def _sees_images(self) -> bool:
+        return self._images is not None and self._images.sees_images
 
     def _image_rows(
         self, choices: Sequence[RunningChoice], scheduled: Sequence[ScheduledRequest], layout: "_Layout"
@@ -217,8 +217,8 @@ class RunnerState:
             start, end = choice.num_computed, choice.num_computed + entry.num_tokens
             for image in choice.images:
                 for run in image.within(start, end):
-                    assert self._features is not None, "requests with images are checked"
-                    rows = self._features.rows(choice.cache_salt, image)[:, run.row : run.row + run.length]
+                    assert self._images is not None, "requests with images are checked"
+                    rows = self._images.features.rows(choice.cache_salt, image)[:, run.row : run.row + run.length]
                     found.append(ImageRows(layout.firsts[index] + run.place - start, rows))
         return found
 

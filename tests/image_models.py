@@ -110,6 +110,27 @@ _CASES |= {
     ),
     "paddleocr_vl": _case(_SECTIONS, {**_VISION, "image_size": 56}, vision_start_token_id=301, vision_end_token_id=302),
 }
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_MOE = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_CASES |= {
+    "glm_ocr": _case(_PARTIAL, _GLM_TOWER, **_GLM_ENDS),
+    "glm4v_moe": _case({**_PARTIAL, **_MOE}, _GLM_TOWER, **_GLM_ENDS),
+    "qwen3_5": _case({**_INTERLEAVED, **_DELTA}, {**_QWEN3_TOWER, "deepstack_visual_indexes": []}, **_ENDS),
+}
 _KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
 _GEMMA4_TOWER = {
     "hidden_size": 16,
@@ -181,7 +202,7 @@ def load_oracle(folder: Path) -> PreTrainedModel:
 
 
 def oracle_inputs(folder: Path, family: str, pieces: Sequence[Any]) -> Any:
-    """What transformers' processor makes of texts and pictures."""
+    """The inputs that transformers' processor makes of texts and pictures."""
     processor = image_processors.processor_of(folder, family)
     placeholder = getattr(processor, "boi_token", None) if family == "gemma3" else processor.image_token
     text = "".join(piece if isinstance(piece, str) else placeholder for piece in pieces)

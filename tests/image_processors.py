@@ -108,6 +108,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "config": {"image_token_id": 300},
         "tokens": ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"],
     },
+    "glm_ocr": {
+        "class": ("Glm46VProcessor", "Glm46VImageProcessor"),
+        "image": {"size": {"shortest_edge": 1568, "longest_edge": 14112}, "patch_size": 14, "merge_size": 2},
+        "config": {"image_token_id": 300},
+        "tokens": ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"],
+    },
+    "glm4v_moe": {
+        "class": ("Glm4vProcessor", "Glm4vImageProcessor"),
+        "image": {"size": {"shortest_edge": 1568, "longest_edge": 14112}, "patch_size": 14, "merge_size": 2},
+        "config": {"image_token_id": 300},
+        "tokens": ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"],
+    },
+    "qwen3_5": {
+        "class": ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
+        "image": {"size": {"shortest_edge": 1024, "longest_edge": 9216}, "patch_size": 16, "merge_size": 2},
+        "config": {"image_token_id": 300},
+        "tokens": _QWEN,
+    },
     "paddleocr_vl": {
         "class": ("PaddleOCRVLProcessor", "PaddleOCRVLImageProcessor"),
         "image": {"size": {"shortest_edge": 784, "longest_edge": 7056}, "patch_size": 14, "merge_size": 2},

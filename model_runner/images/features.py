@@ -24,7 +24,7 @@ logger = logging.getLogger("samewise.runner")
 Rows = TypeVar("Rows")
 
 _NICENESS = 10
-"""Of the thread. Next to a busy thread of normal priority, it gets about a tenth of a core."""
+"""The thread's niceness. Next to a busy thread of normal priority, it gets about a tenth of a core."""
 _FAILED = "an image could not be encoded; the server's log has the reason"
 
 Key = tuple[str, bytes, int]

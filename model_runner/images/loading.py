@@ -1,10 +1,18 @@
-"""Decides, from a model folder's files alone, whether its prompts may have images. Imports no torch."""
+"""Decides, from a model folder's files, whether its prompts may have images, and loads the tower. Imports no torch."""
 
 import logging
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from model_runner.config import RunnerConfig
+from model_runner.images.features import FeatureCache
 from model_runner.images.layouts import Layout, read_layout
+
+if TYPE_CHECKING:
+    from model_runner.images.tower import TowerShape
+    from model_runner.platforms.platform import Platform
 
 logger = logging.getLogger("samewise.runner")
 
@@ -12,18 +20,61 @@ SERVED = frozenset(
     {
         *("idefics3", "internvl", "lighton_ocr", "llava", "mistral3", "smolvlm"),
         *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
-        *("gemma3", "gemma4", "qwen3_vl_moe"),
+        *("gemma3", "gemma4", "qwen3_5", "qwen3_vl_moe"),
     }
 )
 """Types of models whose images the engine computes as transformers does."""
 
 
-def layout_of(folder: Path) -> Layout | None:
-    """How images stand in the prompts of a model; None, with the reason in the log, if its prompts have none.
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReader:
+    """How a model reads images, before its tower is loaded."""
+
+    layout: Layout
+    shape: "TowerShape"
+    num_bytes: int
+    """Memory of the tower and of all features."""
+    limit: int
+    """Memory of all features."""
+
+    def load(self, config: RunnerConfig, platform: "Platform") -> "LoadedReader":
+        """Load the tower."""
+        tower = platform.load_tower(config.model, self.layout)
+        row_bytes = self.shape.row_bytes(platform.types.compute)
+        return LoadedReader(FeatureCache(tower.encode, row_bytes, self.limit), sees_images=self.shape.sees_images)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedReader:
+    """The features of a model's images."""
+
+    features: FeatureCache[Any]
+    sees_images: bool
+    """Whether the rows of an image see each other in the decoder."""
+
+
+def find_reader(config: RunnerConfig, platform: "Platform") -> ImageReader | None:
+    """How a model reads images; None, with the reason in the log, if its prompts have none.
 
     Raises:
         OSError, ValueError: if a file of the folder cannot be read.
     """
+    layout = layout_of(config.model) if config.images else None
+    if layout is None:
+        return None
+    shape = platform.inspect_tower(config.model)
+    if shape.sees_images and platform.device.type == "cuda":
+        logger.warning("images     not served on CUDA: in this model, rows of an image see later ones")
+        return None
+    limit = int(config.image_cache_gib * _GIB)
+    return ImageReader(layout, shape, shape.num_bytes(platform.types.compute) + limit, limit)
+
+
+def layout_of(folder: Path) -> Layout | None:
+    """How images stand in the prompts of a model; None if the model, its files or this machine cannot read images."""
     layout = read_layout(folder)
     if layout is None or layout.family not in SERVED:
         return None

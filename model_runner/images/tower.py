@@ -30,9 +30,9 @@ logger = logging.getLogger("samewise.runner")
 
 _ATTENTION = "sdpa"
 _PATCHES = 5000
-"""Of a large image."""
+"""Patches of a large image."""
 _NUMBERS_PER_PATCH = 20
-"""That a layer of a tower has in memory at a time, as a multiple of the width."""
+"""Numbers that a layer of a tower has in memory at a time for each patch, as a multiple of the width."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class ModelCall:
             setattr(module, _STEP, self._step)
             kind = f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
             if kind in _OWN_ATTENTION:
-                module._attn = partial(_OWN_ATTENTION[kind], module)  # type: ignore[assignment]
+                module._attn = partial(_OWN_ATTENTION[kind], module)
         hook_mixers(model, lambda: self._step.states)
         parameters = inspect.signature(model.forward).parameters
         self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
@@ -182,9 +182,9 @@ def _chunk_of(module: Any) -> int | None:
 def sees_images(module: Any) -> bool:
     """Whether the rows of an image see each other in a layer: in all of Gemma 3, in sliding ones of some Gemma 4."""
     config = getattr(module, "config", None)
-    model_type = getattr(config, "model_type", "")
+    model_type = str(getattr(config, "model_type", ""))
     if model_type.startswith("gemma4"):
-        return module.is_sliding and config.use_bidirectional_attention == "vision"  # type: ignore[union-attr]
+        return bool(module.is_sliding) and getattr(config, "use_bidirectional_attention", None) == "vision"
     return model_type == "gemma3_text"
 
 

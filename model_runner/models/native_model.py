@@ -246,6 +246,7 @@ class NativeTargetModel:
         follows: IntArray | None = None,
     ) -> Tensor:
         assert follows is None, "a step is over before the next one begins"
+        assert batch.rotary is None, "models with rotary positions in three axes run by their modules"
         shape = len(batch.tokens), self._model.hidden
         self._taken = {need: torch.empty(shape, dtype=torch.float32) for need in self._needs.union(also)}
         logits = self._logits(len(batch.logits_index))

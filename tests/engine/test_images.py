@@ -187,7 +187,14 @@ def speculations() -> dict[str, Speculation]:
 
 @pytest.mark.parametrize(
     ("family", "quantization"),
-    [("llava", "none"), ("smolvlm", "int8"), ("qwen3_vl", "int8"), ("gemma3", "int8"), ("gemma4", "none")],
+    [
+        ("llava", "none"),
+        ("smolvlm", "int8"),
+        ("qwen3_vl", "int8"),
+        ("gemma3", "int8"),
+        ("gemma4", "none"),
+        ("qwen3_5", "int8"),
+    ],
 )
 def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_images: Callable[..., Model]) -> None:
     model = load_images(family, quantization=quantization)

@@ -31,7 +31,7 @@ def extend_hash(history, token):
 
 
 def contents(tokens, images):
-    """What the model sees at each place: tokens, and at those of images their rows, which no token equals."""
+    """The input of the model at each place: a token, or a row of an image, which equals no token."""
     seen = list(tokens)
     for image in images:
         for place, row, length in image.runs:
