@@ -96,6 +96,10 @@ class Browser:
         """Copy text to the clipboard."""
         self._send("copy", text)
 
+    def show_picture(self, element: Element, picture_id: str) -> None:
+        """Show a picture that this page has read in an `img`."""
+        self._send("showPicture", element.id, picture_id)
+
     def focus(self, element: Element) -> None:
         self._client.run_javascript(f"getHtmlElement({element.id})?.focus()")
 

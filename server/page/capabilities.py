@@ -47,6 +47,14 @@ Fields = Mapping[str, FieldDescription]
 """Descriptions by field name; empty for a server without /v1/capabilities."""
 
 
+class ImageLimits(msgspec.Struct, frozen=True):
+    """Images that a request may have."""
+
+    formats: tuple[str, ...]
+    max_images: int
+    max_bytes: int
+
+
 class Capabilities(msgspec.Struct, frozen=True):
     """The answer of /v1/capabilities."""
 
@@ -54,6 +62,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Request fields by path of the endpoint."""
     logprobs: str = ""
     """Whether log-probabilities are `raw` or `processed`."""
+    images: ImageLimits | None = None
+    """None if the model takes no images."""
 
 
 Kind = Literal["boolean", "choice", "integer", "number", "text", "texts", "json"]

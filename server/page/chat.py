@@ -14,6 +14,7 @@ from server.page.browser import ConversationStore
 from server.page.conversation import Conversation, Turn, name_of_call
 from server.page.elements import Composer, icon_button
 from server.page.inside.view import InsideView
+from server.page.pictures import PictureTray
 from server.page.session import Session
 from server.page.settings import SettingsPanel, new_seed
 from server.page.throttle import throttled
@@ -22,6 +23,7 @@ from server.page.turn_view import TurnView
 _SAVED_EVERY_S = 3.0
 """Interval of saving a growing answer, so that a closed page does not lose it."""
 _FULL = "This conversation has reached the page's length limit. Start a new chat."
+_NO_PICTURES = "The images of this chat were lost when the page was loaded again. Start a new chat."
 _LEFT = "The page was closed before the answer was complete."
 
 
@@ -42,7 +44,9 @@ class ChatView:
                 self._welcome = _make_welcome(session.model)
                 self._turns = ui.element("div").classes("turns")
             self._status = ui.label().classes("unseen").props("role=status")
+            self._tray = PictureTray(session)
             self._composer = Composer(self.ask, self.stop)
+        self._tray.take_from(self._composer.row)
         with self._composer.row:
             self._make_export_menu()
         self._inside = InsideView(session, self.regenerate)
@@ -95,15 +99,17 @@ class ChatView:
         self._export.set_visibility(bool(path))
 
     async def ask(self, text: str) -> bool:
-        """Send a message; returns whether it was accepted."""
-        if not self._can_send():
+        """Send a message with the chosen pictures; returns whether it was accepted."""
+        pictures = self._tray.chosen
+        if not (text or pictures) or not self._can_send():
             return False
         path = self.conversation.path()
         last = path[-1] if path else None
         if calls := self.conversation.open_calls():
             self._continue(self.conversation.add(last, "tool", text, tool_call_id=calls[0].get("id")))
         else:
-            self._continue(self.conversation.add(last, "user", text))
+            self._tray.clear()
+            self._continue(self.conversation.add(last, "user", text, pictures=pictures))
         return True
 
     def choose(self, turn: Turn) -> None:
@@ -118,7 +124,8 @@ class ChatView:
         """Add a new version of a message, and request its answer."""
         if self._can_send():
             before = None if turn.parent is None else self.conversation.turns[turn.parent]
-            self._continue(self.conversation.add(before, turn.role, text, tool_call_id=turn.tool_call_id))
+            kept = {"tool_call_id": turn.tool_call_id, "pictures": turn.pictures}
+            self._continue(self.conversation.add(before, turn.role, text, **kept))
 
     def regenerate(self, turn: Turn, prefix: str | None = None) -> None:
         """Request another answer to the same message, optionally starting with `prefix`."""
@@ -127,7 +134,7 @@ class ChatView:
 
     def look_inside(self, turn: Turn) -> None:
         """Show an answer's tokens and their alternatives."""
-        self._inside.open(turn, self.conversation.messages_before(turn))
+        self._inside.open(turn, self.conversation.messages_before(turn, self.session.pictures))
 
     def answer(self, asked: Turn, prefix: str | None = None) -> None:
         """Request an answer to this turn, always with a seed, so that it can be reproduced."""
@@ -194,7 +201,8 @@ class ChatView:
         saving = app.timer(_SAVED_EVERY_S, save, immediate=False)
         try:
             async with throttled(view.grow) as more:
-                await self.session.stream_chat(turn.request_body(conversation.messages_before(turn)), add)
+                messages = conversation.messages_before(turn, self.session.pictures)
+                await self.session.stream_chat(turn.request_body(messages), add)
         finally:
             saving.cancel()
             turn.seconds = ended_s
@@ -244,6 +252,8 @@ class ChatView:
         if self._growing is not None:
             return False
         problem = _FULL if self.conversation.is_full else self.settings.problem
+        if not problem and self.conversation.lacks_pictures(self.session.pictures):
+            problem = _NO_PICTURES
         if problem:
             ui.notify(problem, type="negative")
         return not problem

@@ -1,7 +1,8 @@
 """A conversation as a tree of turns, each of which may have several versions. No I/O."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import msgspec
@@ -15,6 +16,17 @@ _MOST_CHARACTERS = 5_000_000
 """Roughly a browser's storage limit for all conversations together."""
 
 
+class PictureName(msgspec.Struct, frozen=True):
+    """A picture of a message, without its content."""
+
+    id: str
+    name: str
+    num_bytes: int
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
 class Turn(Answer, kw_only=True, omit_defaults=True):
     """A message of the user, of the assistant, or of a tool."""
 
@@ -26,6 +38,8 @@ class Turn(Answer, kw_only=True, omit_defaults=True):
     """Id of the child that is shown."""
     tool_call_id: str | None = None
     """The call that a tool's turn answers."""
+    pictures: Sequence[PictureName] = ()
+    """Pictures before the text."""
     request: dict[str, Any] | None = None
     """The answer's request without messages, including its seed."""
     system: str | None = None
@@ -44,9 +58,13 @@ class Turn(Answer, kw_only=True, omit_defaults=True):
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         return body
 
-    def message(self) -> dict[str, Any]:
-        """The turn as a message of a chat request."""
+    def message(self, pictures: Mapping[str, str] = _NONE) -> dict[str, Any]:
+        """The turn as a message of a chat request, with these data URLs of pictures, by id."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
+        urls = [pictures[picture.id] for picture in self.pictures if picture.id in pictures]
+        if urls:
+            text = [{"type": "text", "text": self.content}] if self.content else []
+            message["content"] = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), *text]
         if self.tool_calls:
             message |= {"tool_calls": self.tool_calls, "content": self.content or None}
             if self.reasoning:
@@ -136,7 +154,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.turns[turn.id] = turn
         self.choose(turn)
         if not self.title and role == "user":
-            self.title = title_of(content)
+            self.title = title_of(content) or "Image"
         return turn
 
     def choose(self, turn: Turn) -> None:
@@ -154,12 +172,16 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
             answered.add(path.pop().tool_call_id)
         return [call for call in path[-1].tool_calls if call.get("id") not in answered] if path else []
 
-    def messages_before(self, turn: Turn) -> list[dict[str, Any]]:
-        """The messages that precede this turn, with the system message."""
+    def lacks_pictures(self, held: Collection[str]) -> bool:
+        """Whether a picture of the shown path is not among those with these ids."""
+        return any(picture.id not in held for turn in self.path() for picture in turn.pictures)
+
+    def messages_before(self, turn: Turn, pictures: Mapping[str, str] = _NONE) -> list[dict[str, Any]]:
+        """The messages that precede this turn, with the system message; `pictures` are data URLs by id."""
         before = self.path_to(None if turn.parent is None else self.turns[turn.parent])
         system = self.system if turn.system is None else turn.system
         start = [{"role": "system", "content": system}] if system else []
-        return [*start, *(one.message() for one in before)]
+        return [*start, *(one.message(pictures) for one in before)]
 
     def to_markdown(self) -> str:
         """The shown path as a Markdown document."""
@@ -167,12 +189,13 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.system:
             parts.append(f"**System**\n\n{self.system}")
         for turn in self.path():
-            parts.append(f"**{turn.role.capitalize()}**\n\n{turn.content}")
+            named = "".join(f"*{picture.name}*\n\n" for picture in turn.pictures)
+            parts.append(f"**{turn.role.capitalize()}**\n\n{named}{turn.content}")
             parts += [f"```json\n{msgspec.json.encode(call).decode()}\n```" for call in turn.tool_calls]
         return "\n\n".join(parts) + "\n"
 
     def to_messages(self, request: Mapping[str, Any]) -> str:
-        """The shown path as the JSON body of a request that continues it."""
+        """The shown path as the JSON body of a request that continues it, without pictures."""
         start = [{"role": "system", "content": self.system}] if self.system else []
         body = {**request, "messages": [*start, *(turn.message() for turn in self.path())]}
         return msgspec.json.format(msgspec.json.encode(body)).decode()

@@ -86,7 +86,7 @@ class Composer:
     """The text field for the next message: Enter sends, Shift+Enter starts a new line, Escape stops the answer."""
 
     def __init__(self, on_send: Callable[[str], Awaitable[bool]], on_stop: Callable[[], None]) -> None:
-        """`on_send` returns whether it accepted the text; otherwise the text stays in the field."""
+        """`on_send` returns whether it accepted the text, which may be empty; otherwise it stays in the field."""
         self._on_send = on_send
         with ui.element("div").classes("composer") as self.row:
             self._text = ui.textarea(placeholder="Type a message").classes("grow")
@@ -119,5 +119,5 @@ class Composer:
 
     async def _send(self, text: str | None) -> None:
         text = (text or "").strip()
-        if text and await self._on_send(text):
+        if await self._on_send(text):
             self._text.set_value("")

@@ -26,6 +26,8 @@ class Session:
         self.model = ""
         self.capabilities: Capabilities | None = None
         """None if the server has no /v1/capabilities."""
+        self.pictures: dict[str, str] = {}
+        """Data URLs of the tab's pictures, by id, until the page is closed or loaded again."""
         self._ask_key = ask_key
 
     @property

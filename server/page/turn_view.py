@@ -10,6 +10,7 @@ from server.page.answer import ENDINGS, timing
 from server.page.conversation import Conversation, Turn
 from server.page.elements import AnswerText, icon_button, show_outcome
 from server.page.inside.replay import can_look_inside
+from server.page.pictures import show_picture
 from server.page.session import Session
 
 _NAMES = {"user": "You", "assistant": "Model", "tool": "Tool"}
@@ -64,6 +65,10 @@ class TurnView:
     def _show_said(self) -> None:
         self._body.clear()
         with self._body:
+            if self.turn.pictures:
+                with ui.element("div").classes("thumbnails"):
+                    for picture in self.turn.pictures:
+                        show_picture(self._session, picture)
             ui.label(self.turn.content).classes("said")
 
     def _show_calls(self) -> None:

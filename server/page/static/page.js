@@ -79,6 +79,37 @@ window.samewise = (() => {
     }
   }
 
+  const SENT = 500000; // characters of a picture sent at once
+  const pictures = new Map(); // data URLs by id, until the page is loaded again
+  let numPictures = 0;
+
+  function readPictures(event, send) {
+    // Sends the files that were chosen, pasted or dropped: their own bytes, unchanged.
+    const source = event.clipboardData || event.dataTransfer || event.target;
+    const files = [...(source.files || [])].filter((file) => file.type.startsWith("image/"));
+    if (files.length === 0) return;
+    if (event.type !== "change") event.preventDefault();
+    for (const file of files) {
+      const id = `${Date.now()}-${numPictures++}`;
+      const reader = new FileReader();
+      reader.onload = () => {
+        const url = reader.result;
+        pictures.set(id, url);
+        for (let at = 0; at < url.length; at += SENT) {
+          send(id, file.name || "image", url.slice(at, at + SENT), at + SENT >= url.length);
+        }
+      };
+      reader.readAsDataURL(file);
+    }
+    if (event.type === "change") event.target.value = ""; // so that the same file can be chosen again
+  }
+
+  function showPicture(element, id, tries = 20) {
+    const image = getHtmlElement(element);
+    if (image && pictures.has(id)) image.src = pictures.get(id);
+    else if (!image && tries) requestAnimationFrame(() => showPicture(element, id, tries - 1));
+  }
+
   function emit(event, ...said) {
     window.emitEvent?.(event, ...said); // undefined until the page is loaded
   }
@@ -113,6 +144,8 @@ window.samewise = (() => {
     remember: (name, value) => keep(`samewise.${name}`, JSON.stringify(value)),
     rememberKey: (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)),
     setCurrent: (id) => sessionStorage.setItem(CURRENT, id),
+    readPictures,
+    showPicture,
     toEnd: () => document.querySelector(".log")?.dispatchEvent(new Event("toend")),
   };
 })();

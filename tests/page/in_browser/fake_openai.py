@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any
 
 _PIECE = 1000
 """Characters of a chunk."""
@@ -14,7 +15,8 @@ _PROBLEMS = {500: "Something has failed.", 502: "Something else has failed.", 50
 class FakeOpenAI:
     """`answer` is what it says to whatever it is asked, and `key` what it wants for its list of models, if any.
 
-    It has no models unless its `status` is 200.
+    It has no models unless its `status` is 200. `capabilities` are its answer for them, if any, and `bodies` what
+    it was asked.
     """
 
     def __init__(self, port: int) -> None:
@@ -22,6 +24,8 @@ class FakeOpenAI:
         self.answer = ""
         self.key = ""
         self.status = 200
+        self.capabilities: dict[str, Any] | None = None
+        self.bodies: list[dict[str, Any]] = []
 
 
 @contextmanager
@@ -46,11 +50,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(self.fake.status, _PROBLEMS[self.fake.status])
         elif self.path == "/v1/models":
             self._send(200, "application/json", json.dumps({"object": "list", "data": [{"id": "parrot"}]}))
+        elif self.path == "/v1/capabilities" and self.fake.capabilities is not None:
+            self._send(200, "application/json", json.dumps(self.fake.capabilities))
         else:
             self._send(404, "text/plain", "There is no such thing.")
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        self.fake.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         text = self.fake.answer
         deltas = [{"content": text[at : at + _PIECE]} for at in range(0, len(text), _PIECE)]
         chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]

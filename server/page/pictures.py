@@ -1,0 +1,117 @@
+"""Pictures for the next message: chosen, pasted or dropped, and shown above the text field.
+
+The browser sends a file's own bytes, in pieces that fit into its messages. They stay in this process until the page is
+closed; the browser's storage only keeps their names.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from nicegui import ui
+from nicegui.events import GenericEventArguments
+
+from server.page.conversation import PictureName
+from server.page.elements import icon_button
+from server.page.session import Session
+
+_MOST_CHARACTERS = 128 << 20
+"""Base64 of all pictures of a page."""
+_ID_LENGTH, _NAME_LENGTH = 40, 100
+_RECEIVE = "(e) => window.samewise.readPictures(e, emit)"
+
+
+class PictureTray:
+    """The pictures of the next message. Invisible if the model takes none."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._limits = None if session.capabilities is None else session.capabilities.images
+        self._chosen: list[PictureName] = []
+        self._coming: dict[str, list[str]] = {}
+        self._refused: set[str] = set()
+        with ui.element("div").classes("tray").props('role=group aria-label="Images of the message"') as self._row:
+            self._files = ui.element("input").props("type=file multiple hidden")
+            self._thumbnails = ui.element("div").classes("thumbnails")
+        if self._limits is not None:
+            self._files.props["accept"] = ",".join(f"image/{form}" for form in self._limits.formats)
+            self._files.on("change", self._receive, js_handler=_RECEIVE)
+        self._row.set_visibility(False)
+
+    def take_from(self, row: ui.element) -> None:
+        """Add the button to a row, and take pictures that are pasted or dropped into it."""
+        if self._limits is None:
+            return
+        for event in ("paste", "drop"):
+            row.on(event, self._receive, js_handler=_RECEIVE)
+        row.on("dragover", js_handler="(e) => e.preventDefault()")
+        with row:
+            button = icon_button("add_photo_alternate", "Add images")
+        button.on("click", js_handler=f"() => getHtmlElement({self._files.id}).click()")
+        button.move(target_index=0)
+
+    @property
+    def chosen(self) -> Sequence[PictureName]:
+        """The pictures of the next message."""
+        return tuple(self._chosen)
+
+    def clear(self) -> None:
+        """Begin the next message."""
+        self._chosen.clear()
+        self._show()
+
+    def _receive(self, event: GenericEventArguments) -> None:
+        """Take a piece of a picture: its id, its name, a piece of its data URL, and whether that is the last."""
+        match event.args:
+            case [str(key), str(name), str(piece), bool(is_last)] if len(key) <= _ID_LENGTH:
+                self._take(key, name[:_NAME_LENGTH], piece, is_last=is_last)
+
+    def _take(self, key: str, name: str, piece: str, *, is_last: bool) -> None:
+        assert self._limits is not None, "otherwise there is no handler"
+        pieces = self._coming.setdefault(key, [])
+        pieces.append(piece)
+        length = sum(map(len, pieces))
+        held = sum(map(len, self._session.pictures.values()))
+        others = sum(len(one) for other, given in self._coming.items() if other != key for one in given)
+        if key in self._refused:
+            del self._coming[key]
+        elif length * 3 // 4 > self._limits.max_bytes + 100:
+            self._refuse(key, f"{name} is larger than {self._limits.max_bytes >> 20} MiB.")
+        elif held + others + length > _MOST_CHARACTERS:
+            self._refuse(key, "This page holds too many images. Reload it, or use fewer.")
+        elif len(self._chosen) >= self._limits.max_images:
+            self._refuse(key, f"A request can have at most {self._limits.max_images} images.")
+        elif is_last:
+            self._session.pictures[key] = "".join(self._coming.pop(key))
+            self._chosen.append(PictureName(key, name, length * 3 // 4))
+            self._show()
+
+    def _refuse(self, key: str, reason: str) -> None:
+        del self._coming[key]
+        if len(self._refused) < 1000:
+            self._refused.add(key)
+        with self._row:
+            ui.notify(reason, type="negative")
+
+    def _remove(self, picture: PictureName) -> None:
+        self._chosen.remove(picture)
+        self._session.pictures.pop(picture.id, None)
+        self._show()
+
+    def _show(self) -> None:
+        self._row.set_visibility(bool(self._chosen))
+        self._thumbnails.clear()
+        with self._thumbnails:
+            for picture in self._chosen:
+                with show_picture(self._session, picture):
+                    icon_button("close", f"Remove {picture.name}", partial(self._remove, picture), small=True)
+
+
+def show_picture(session: Session, picture: PictureName) -> ui.element:
+    """A thumbnail with name and size. It is empty if the page was loaded again since the picture was added."""
+    with ui.element("figure").classes("thumbnail") as figure:
+        image = ui.element("img")
+        image.props["alt"] = picture.name
+        with ui.element("figcaption"):
+            ui.label(f"{picture.name} · {max(1, picture.num_bytes >> 10):,} KiB").classes("quiet")
+    session.browser.show_picture(image, picture.id)
+    return figure

@@ -1,0 +1,95 @@
+"""Pictures on the page: chosen, pasted and dropped, shown, removed, and sent as they are."""
+
+import base64
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.page.in_browser.axe import bare_context, violations
+from tests.page.in_browser.conftest import LonePage
+from tests.page.in_browser.visits import Chat, Visits
+from tests.server.images.conftest import file_of, picture
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+IMAGES = {"formats": ["png", "jpeg", "gif", "webp"], "max_images": 3, "max_bytes": 1 << 20}
+BRING = """([selector, event, kind, name, data]) => {
+  const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+  const held = new DataTransfer();
+  held.items.add(new File([bytes], name, { type: kind }));
+  const make = event === "paste" ? ClipboardEvent : DragEvent;
+  const given = event === "paste" ? { clipboardData: held } : { dataTransfer: held };
+  const at = document.querySelector(selector);
+  at.dispatchEvent(new make(event, { bubbles: true, cancelable: true, ...given }));
+}"""
+PNG, JPEG, GIF = (file_of(picture(60, 40, seed), form) for seed, form in enumerate(("PNG", "JPEG", "GIF")))
+
+
+@pytest.fixture
+def takes_images(lone_page: LonePage) -> Iterator[LonePage]:
+    lone_page.server.capabilities = {"endpoints": {}, "images": IMAGES}
+    lone_page.server.answer = "Seen."
+    yield lone_page
+    lone_page.server.capabilities = None
+
+
+async def bring(page: Page, event: str, kind: str, name: str, data: bytes) -> None:
+    """Paste or drop a file."""
+    await page.evaluate(BRING, [".composer textarea", event, kind, name, base64.b64encode(data).decode()])
+
+
+async def test_pictures(takes_images: LonePage, visits: Visits, tmp_path: Path) -> None:
+    chat = await Chat.open(await bare_context(visits, takes_images.address), takes_images.address)
+    page, file = chat.page, tmp_path / "chosen.png"
+    file.write_bytes(PNG)
+    await page.locator("input[type=file]").set_input_files(file)
+    await bring(page, "paste", "image/jpeg", "pasted.jpg", JPEG)
+    await bring(page, "drop", "image/gif", "dropped.gif", GIF)
+    tray = page.get_by_role("group", name="Images of the message")
+    await expect(tray.locator("img")).to_have_count(3)
+    for image in await tray.locator("img").all():
+        await expect(image).to_have_js_property("naturalWidth", 60)
+    assert await violations(page) == []
+    if folder := os.environ.get("SCREENSHOTS"):
+        await page.screenshot(path=f"{folder}/pictures.png")
+    await bring(page, "paste", "image/gif", "more.gif", GIF)
+    await expect(page.get_by_text("A request can have at most 3 images.")).to_be_visible()
+    await page.get_by_role("button", name="Remove pasted.jpg").click()
+    await expect(tray.locator("img")).to_have_count(2)
+
+    await chat.ask("What is this?")
+    await chat.wait_for_answers()
+    urls = [
+        f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for kind, data in (("png", PNG), ("gif", GIF))
+    ]
+    assert takes_images.server.bodies[-1]["messages"][-1]["content"] == [
+        *({"type": "image_url", "image_url": {"url": url}} for url in urls),
+        {"type": "text", "text": "What is this?"},
+    ]
+    await expect(tray).to_be_hidden()
+    await expect(chat.questions.locator("img")).to_have_count(2)
+    assert "base64" not in str(await chat.stored())
+    if folder:
+        await page.emulate_media(color_scheme="dark")
+        await page.set_viewport_size({"width": 400, "height": 800})
+        await page.screenshot(path=f"{folder}/pictures-dark.png")
+
+    await page.reload()
+    await expect(chat.questions).to_have_count(1)
+    await chat.ask("And now?")
+    await expect(page.get_by_text("were lost when the page was loaded again")).to_be_visible()
+
+
+async def test_too_large(takes_images: LonePage, visits: Visits) -> None:
+    chat = await visits.chat(takes_images.address)
+    await bring(chat.page, "drop", "image/png", "large.png", PNG + bytes(3 << 20))
+    await expect(chat.page.get_by_text("large.png is larger than 1 MiB.")).to_be_visible()
+    await expect(chat.page.locator(".tray img")).to_have_count(0)
+
+
+async def test_models_without_images(lone_page: LonePage, visits: Visits) -> None:
+    chat = await visits.chat(lone_page.address)
+    await expect(chat.button("Add images")).to_have_count(0)
