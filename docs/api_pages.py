@@ -12,6 +12,7 @@ from server.api.fields.structured import StructuredFields
 from server.api.fields.tools import ToolFields
 from server.api.llama_cpp.schema import LlamaFields
 from server.api.messages.schema import MessagesFields
+from server.api.ollama.schema import KeptFields, OllamaFields
 from server.api.pooling.schema import PoolingFields, ScoringFields, TextFields
 from server.api.responses.schema import HistoryFields, InputFields
 
@@ -54,6 +55,7 @@ PAGES = (
         "llama-cpp", "llama.cpp's API", "", ("/completion", "/infill", "/apply-template", "/props", "/slots"),
         is_written=True,
     ),
+    ApiPage("ollama", "Ollama's API", "", ("/", "/api/*"), is_written=True),
     ApiPage(
         "embeddings", "Embeddings, scores and classes", "",
         ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v1/classify"), is_written=True,
@@ -117,6 +119,8 @@ GROUPS = (
     FieldGroup("Input and form of a response", InputFields, "Fields of requests that create or count a response."),
     FieldGroup("Every message", MessagesFields, "Fields that messages and their token counts share."),
     FieldGroup("Every llama.cpp completion", LlamaFields, "Fields that `/completion` and `/infill` share."),
+    FieldGroup("Every Ollama request", KeptFields, "Fields that all requests to Ollama's paths for a model share."),
+    FieldGroup("Every Ollama answer", OllamaFields, "Fields that `/api/chat` and `/api/generate` share."),
     FieldGroup("Every request for numbers", PoolingFields, "Fields of embeddings, scores, rankings and classes."),
     FieldGroup("Numbers of single texts", TextFields, "Fields that embeddings and classes share."),
     FieldGroup("Every score and ranking", ScoringFields, "Fields that scores and rankings share."),
@@ -169,6 +173,25 @@ EXAMPLES: Mapping[str, str] = {
     "POST /apply-template": _post("/apply-template", """{"messages": [{"role": "user", "content": "Hello"}]}"""),
     "GET /props": "curl http://127.0.0.1:8000/props",
     "GET /slots": "curl http://127.0.0.1:8000/slots",
+    "POST /api/chat": _post("/api/chat", """{
+  "model": "SmolLM2-135M-Instruct",
+  "messages": [{"role": "user", "content": "Name three primes."}],
+  "stream": false,
+  "options": {"num_predict": 50, "seed": 7}
+}"""),
+    "POST /api/generate": _post("/api/generate", """{
+  "model": "SmolLM2-135M-Instruct",
+  "prompt": "Name three primes.",
+  "options": {"num_predict": 50}
+}"""),
+    "POST /api/embed": _post("/api/embed", """{
+  "model": "SmolLM2-135M-Instruct",
+  "input": ["one text", "another text"]
+}"""),
+    "POST /api/embeddings": _post("/api/embeddings", """{"model": "SmolLM2-135M-Instruct", "prompt": "one text"}"""),
+    "POST /api/show": _post("/api/show", """{"model": "SmolLM2-135M-Instruct"}"""),
+    "GET /api/tags": "curl http://127.0.0.1:8000/api/tags",
+    "GET /api/ps": "curl http://127.0.0.1:8000/api/ps",
     "POST /v1/embeddings": _post("/v1/embeddings", """{"input": ["one text", "another text"]}"""),
     "POST /v1/score": _post("/v1/score", """{
   "queries": "What is a panda?",

@@ -25,6 +25,7 @@ from server.generation.notices import MAX_NOTICES
 from server.generation.planning.limits import MAX_ANSWER_MIB
 from server.generation.settings import DecodingSettings, facts_of
 from server.http.auth import OPEN_PATHS
+from server.http.event_stream import EVENT_STREAM, NDJSON
 from server.http.json_body import MAX_DEPTH
 
 API = DOCS / "reference" / "api"
@@ -38,8 +39,8 @@ NOTE = "<!-- docs/generate.py writes this page -->\n\n"
 INDEX = """\
 # API
 
-Samewise answers OpenAI's API, Anthropic's and llama.cpp's on one port. This page says what holds for all endpoints;
-each has a page with its fields, its answer and an example.
+Samewise answers OpenAI's API, Anthropic's, llama.cpp's and Ollama's on one port. This page says what holds for all
+endpoints; each has a page with its fields, its answer and an example.
 
 ```bash
 curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{{
@@ -91,7 +92,8 @@ file can set the tokens that end the output, and:
 
 Its `do_sample: false` means temperature 0; `max_new_tokens` and `stop_strings` mean `max_tokens` and `stop`. A warning
 at startup names what else in that file would change answers.
-[llama.cpp's endpoints](llama-cpp.md#defaults) have llama.cpp's defaults instead.
+[llama.cpp's endpoints](llama-cpp.md#defaults) have llama.cpp's defaults instead, and [Ollama's](ollama.md#defaults)
+have Ollama's where the model sets none.
 
 ## Answers
 
@@ -392,7 +394,8 @@ class ApiReference:
         for form in tabled:
             yield "The answer:\n"
             yield tables.answer(form)
-        event = content.get("text/event-stream", {}).get("x-event-schema", answer)
+        stream = content.get(EVENT_STREAM, content.get(NDJSON, {}))
+        event = stream.get("x-event-schema", answer)
         if event == answer:
             return
         if "$ref" in event and not self.placement.has_section(name_in(event["$ref"])):

@@ -42,9 +42,10 @@ curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d
 ```
 
 {body}
-This is OpenAI's form. [Anthropic's API](api/messages.md) and [llama.cpp's API](api/llama-cpp.md) have their own forms
-with the same messages, and Anthropic's API has status 529 where the queue is full. If a symptom has no status, such as
-a server that does not start, see [troubleshooting](../how-to/troubleshooting.md).
+This is OpenAI's form. [Anthropic's API](api/messages.md), [llama.cpp's](api/llama-cpp.md) and
+[Ollama's](api/ollama.md) have their own forms with the same messages. Anthropic's API has status 529 where the queue is
+full. If a symptom has no status, such as a server that does not start, see
+[troubleshooting](../how-to/troubleshooting.md).
 
 ## Statuses
 
@@ -88,6 +89,7 @@ ACTIONS: Mapping[tuple[int, str], str] = {
     (429, "tokens"): "Retry after `Retry-After`, or raise the key's limit: [tenants](../how-to/tenants.md#limits).",
     (429, "insufficient_quota"): "Wait for the next day (UTC), or raise the key's quota.",
     (500, "server_error"): "Look up the request id in the server's log, and report the traceback.",
+    (501, "server_error"): "Load another model with `samewise serve MODEL`.",
     (503, "server_error"): "Retry. Before sending traffic, wait until `GET /ready` returns 200.",
     (504, "server_error"): "Ask for fewer tokens, or raise `--request-timeout-s`.",
 }
@@ -136,6 +138,8 @@ CODES: Mapping[str, tuple[str, str]] = {
     "files_limit_exceeded": ("All files together would exceed `--max-files-mib`.",
         "Delete files, or raise the setting."),
     "too_many_batches": ("The key has too many unfinished batches.", "Wait for one, or cancel it."),
+    "not_implemented": ("The server cannot do what the path is for.",
+        "Use one of Ollama's [paths that are here](api/ollama.md)."),
     "invalid_stream_id": ("The `stream_id` of a websocket event is malformed.",
         "Use 1 to 256 letters, digits, `_`, `-`, `.`."),
     "websocket_stream_limit_reached": ("Too many streams are open on the websocket.",

@@ -6,6 +6,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import ollama
 import openai
 import pytest
 
@@ -26,18 +27,19 @@ WAYS = [{"speculation": "off"}, {"speculation": {"method": "auto"}}, {"speculati
 
 
 class Asking:
-    """The conversation by each API, with OpenAI's client or Anthropic's."""
+    """The conversation by each API, with OpenAI's client, Anthropic's or Ollama's."""
 
     def __init__(self, server: Server, prompt: list[int]) -> None:
         self.openai = openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
         self.anthropic = anthropic.AsyncAnthropic(base_url=server.address, api_key="none", max_retries=0)
+        self.ollama = ollama.AsyncClient(host=server.address)
         self._prompt = prompt
 
     def all(self, extra: dict[str, Any]) -> Iterator[Awaitable[str]]:
         """Each API, whole and streamed."""
         asks: list[Callable[[dict[str, Any]], Awaitable[str]]] = [
             self.chat, self.streamed_chat, self.response, self.streamed_response, self.message, self.streamed_message,
-            self.completion,
+            self.completion, self.ollama_chat, self.streamed_ollama_chat,
         ]  # fmt: skip
         return (ask({"seed": 5, **extra}) for ask in asks)
 
@@ -77,6 +79,15 @@ class Asking:
         ) as stream:
             return "".join([text async for text in stream.text_stream])
 
+    async def ollama_chat(self, extra: dict[str, Any]) -> str:
+        options = {**DRAWN, "top_k": 0, "num_predict": NUM_TOKENS, "seed": extra["seed"]}
+        return (await self.ollama.chat(MODEL, MESSAGES, options=options)).message.content or ""
+
+    async def streamed_ollama_chat(self, extra: dict[str, Any]) -> str:
+        options = {**DRAWN, "top_k": 0, "num_predict": NUM_TOKENS, "seed": extra["seed"]}
+        parts = await self.ollama.chat(f"{MODEL}:latest", MESSAGES, options=options, stream=True)
+        return "".join([part.message.content or "" async for part in parts])
+
     async def completion(self, extra: dict[str, Any]) -> str:
         answer = await self.openai.completions.create(
             model=MODEL, prompt=self._prompt, max_tokens=NUM_TOKENS, **DRAWN, extra_body=extra
@@ -91,7 +102,7 @@ def asking(server: Server) -> Asking:
 
 
 async def test_the_same_conversation_is_the_same_text(asking: Asking) -> None:
-    async with asking.openai, asking.anthropic:
+    async with asking.openai, asking.anthropic, asking.ollama:
         alone = await asking.chat({"seed": 5})
         crowd = await asyncio.gather(*(ask for way in WAYS for ask in asking.all(way)))
         other = await asking.message({"seed": 6})

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from server.api.dialects import DIALECTS
+from server.api.ollama.routes import CHANGES
 from server.errors import InvalidRequestError
 from server.ray.routing_fields import SHORT_BYTES, RoutingFields, check_body, check_path, read_fields, unstored
 
@@ -24,6 +25,8 @@ OF_NOTHING_STORED = {
     *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v1/classify", "/invocations"),
     *("/v1/models", "/v1/models/{model:path}", "/v1/capabilities", "/tokenize", "/detokenize", "/tokenizer_info"),
     *("/completion", "/infill", "/apply-template", "/props"),
+    *("/", "/api/version", "/api/tags", "/api/ps", "/api/show", "/api/chat", "/api/generate", "/api/embed"),
+    *("/api/embeddings", *CHANGES),
     *("/health", "/ready", "/ping", "/metrics", "/version"),
 }
 RESPONSES = "/v1/responses"
