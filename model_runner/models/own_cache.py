@@ -32,6 +32,7 @@ KINDS = (
     CacheKind("downloads", f"{FOLDER}/*", "GGUF files of URLs"),
     CacheKind("kernels", "native/*.so", "native libraries"),
     CacheKind("kernels", "*.so", "native libraries"),
+    CacheKind("kernels", "native/interface-*.py", "interfaces of native libraries"),
     CacheKind("heads", "learnt/*", "heads for speculation that a server has learnt"),
     CacheKind("packed", "packed/*.packed", "weights of large models as they are in memory"),
     CacheKind("hashes", "hashes", "hashes of files"),

@@ -20,6 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "native/kernels-2.so",
         "downloads/ab12/m.gguf",
         "kernels-1.so",
+        "native/interface-3.py",
         "learnt/cd34/heads-1.safetensors",
         "packed/tiny-7b-0a1b.packed",
         "packed/tiny-7b-0a1b.packedxyz.writing",
@@ -47,6 +48,7 @@ def test_every_kind_is_listed(cache: Path) -> None:
         ["downloads/ab12", "downloads"],
         ["native/kernels-2.so", "kernels"],
         ["kernels-1.so", "kernels"],
+        ["native/interface-3.py", "kernels"],
         ["learnt/cd34", "heads"],
         ["packed/tiny-7b-0a1b.packed", "packed"],
         ["hashes", "hashes"],
@@ -54,7 +56,7 @@ def test_every_kind_is_listed(cache: Path) -> None:
         ["packed/tiny-7b-0a1b.packedxyz.writing", "unfinished"],
     ]
     assert (rows[1][2], rows[1][3], rows[2][2]) == ("tiny", "1.0 KiB", "https://example.com/m.gguf")
-    assert rows[6][2] == "tiny-7b"
+    assert rows[7][2] == "tiny-7b"
     first = json.loads(run("ls", "--json").stdout)[0]
     assert (first["name"], first["size"], first["path"]) == (MODEL, 1024, str(cache / MODEL))
 
@@ -73,7 +75,7 @@ def test_entries_are_removed_by_kind(cache: Path) -> None:
 
 
 def test_all_leaves_what_is_not_ours(cache: Path) -> None:
-    assert run("rm", "--all").stdout.startswith("Removed 9 entries, 9.0 KiB")
+    assert run("rm", "--all").stdout.startswith("Removed 10 entries, 10.0 KiB")
     left = sorted(path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file())
     assert left == ["notes.txt", "photos/me.jpg"]
     assert run("ls").stdout == "name\tkind\tsource\tsize\tlast used\n"
@@ -86,7 +88,7 @@ def test_nothing_else_can_be_removed(name: str, cache: Path) -> None:
     failed = run("rm", "--", name)
     assert failed.exit_code == 1
     assert failed.stderr.startswith(f"error: no entry {name} in ")
-    assert len(run("ls").stdout.splitlines()) == 10
+    assert len(run("ls").stdout.splitlines()) == 11
 
 
 @pytest.mark.parametrize("words", [[], ["--all", MODEL], ["--all", "--kind", "models"], ["--kind", "photos"]])

@@ -62,7 +62,8 @@ def test_is_the_product_and_rows_are_independent(kernels: Kernels, outputs: int,
     weight, bias, rows = random(outputs, inputs), random(outputs, seed=1), random(300, inputs, seed=2)
     check_product(kernels, kind, weight, rows)
     packed = check_product(kernels, kind, weight, rows, bias)
-    assert rows_are_independent(lambda part: kernels.linear(packed, part), rows)
+    if outputs > 16:  # with more than one panel, of which the last has a tail
+        assert rows_are_independent(lambda part: kernels.linear(packed, part), rows)
 
 
 @pytest.mark.parametrize("inputs", INT8_INPUTS)

@@ -17,7 +17,7 @@ from .cases import OUTPUT, PROMPT, SETTINGS
 from .harness import ALPHA, CPU, Case, chi_square_p, random_logits, rows_of
 
 VOCAB = 25
-DRAWS = 50_000
+DRAWS = 20_000
 
 
 def sample(logits: torch.Tensor, cases: list[Case], mode: str = "raw") -> Picks:
@@ -56,8 +56,8 @@ def test_tokens_come_as_often_as_the_oracle_says(name):
     tokens = draws(logits, case)
     assert set(tokens) == set(np.flatnonzero(probs).tolist())
     assert chi_square_p(tokens, probs) > ALPHA
-    colder = oracle.softmax(np.log(np.maximum(probs, 1e-300)) / 0.93) * (probs > 0)
-    assert chi_square_p(tokens, colder) < ALPHA  # the same test finds a temperature that is 7% off
+    colder = oracle.softmax(np.log(np.maximum(probs, 1e-300)) / 0.89) * (probs > 0)
+    assert chi_square_p(tokens, colder) < ALPHA  # the same test finds a temperature that is 11% off
 
 
 def test_xtc_mixes_two_distributions():
