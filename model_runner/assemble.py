@@ -31,7 +31,7 @@ from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
-from model_runner.recurrence.backend import BLOCK, StateCache, state_bytes
+from model_runner.recurrence.backend import BLOCK, RecurrenceBackend, StateCache, state_bytes
 from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
@@ -247,8 +247,7 @@ def _put_together(
     """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
     target = _with_cache(platform, loaded.target, shapes.target, blocks, blocks.groups)
-    states = _make_states(platform, shapes.target, plan)
-    recurrence = None if states is None else platform.recurrence(states)
+    states, recurrence = _make_states(platform, shapes.target, plan)
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
     aux = _with_cache(platform, loaded.aux, shapes.aux, blocks)
     assert target is not None
@@ -336,15 +335,18 @@ def _with_cache(
     return _Loaded(model, kv_cache, attention)
 
 
-def _make_states(platform: Platform, shape: ModelShape, plan: MemoryPlan) -> StateCache | None:
-    """The recurrent states of the target; None if it has none. Scratch blocks follow the rows blocks."""
+def _make_states(
+    platform: Platform, shape: ModelShape, plan: MemoryPlan
+) -> tuple[StateCache, RecurrenceBackend[Any]] | tuple[None, None]:
+    """The recurrent states of the target, and their backend. Scratch blocks follow the rows blocks."""
     sizes = {group.kind: (number, group.num_blocks) for number, group in enumerate(plan.groups, 1)}
     if "rows" not in sizes:
-        return None
+        return None, None
     (number, num_rows), (_, num_pages) = sizes["rows"], sizes["page"]
     num_rows += plan.num_scratch
     of_model = shape.recurrences, shape.convolutions
-    return StateCache(*of_model, num_rows, num_pages, platform.device, number, shape.scans)
+    states = StateCache(*of_model, num_rows, num_pages, platform.device, number, shape.scans)
+    return states, platform.recurrence(states)
 
 
 def _refuse_mixing(

@@ -303,8 +303,7 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:
         queries = (queries * query_scale(step.positions)).to(queries.dtype)
-    latents = getattr(module, "latents", None)
-    if latents is not None:
+    if (latents := getattr(module, "latents", None)) is not None:
         queries = latents.absorb(queries)
     output = step.of(module, queries, key[0].transpose(0, 1), value[0].transpose(0, 1), options)
     return (output if latents is None else latents.expand(output)).unsqueeze(0), None
