@@ -162,7 +162,17 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "deepseek_ocr2_text": {**_ROUTED, "num_key_value_heads": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]},
     "diffusion_gemma_text": {**_WINDOWS, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
     "dots3_note": {"vision_config": {"adapter_out_dim": 64}, "audio_config": {"adapter_out_dim": 64}},
-    "dots3_note_text": {"num_key_value_heads": 4, **_INDEXED, "index_head_dim": 64},
+    "dots3_note_text": {
+        **_LATENT,
+        **_INDEXED,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 24,
+        "swa_kv_lora_rank": 32,
+        "swa_head_dim": 24,
+        "swa_qk_nope_head_dim": 16,
+        "swa_v_head_dim": 16,
+    },
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 40},
     "ernie4_5_vl_moe_text": {
         "moe_num_experts": 4,

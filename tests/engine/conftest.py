@@ -50,9 +50,9 @@ class Answer:
 
 RECURRENT = ("jamba", "kimi_linear", "lfm2", "mamba", "nemotron_h", "qwen3_5_text")
 """Families with recurrent layers: KDA, short convolutions, Mamba without and with attention, Mamba 2, delta nets."""
-INDEXED = ("deepseek_v32", "deepseek_v4", "hy_v4", "minimax_m3_vl_text", "qwen4_exp_text")
-"""Families with indexers: of latents, of compressed entries, shared between layers, by blocks for each key-value head,
-and by blocks of pooled keys next to gated delta nets and n-grams."""
+INDEXED = ("deepseek_v32", "deepseek_v4", "minimax_m3_vl_text", "qwen4_exp_text")
+"""Families with indexers: of latents, of compressed entries, by blocks for each key-value head, and by blocks of pooled
+keys next to gated delta nets and n-grams."""
 
 
 @dataclass

@@ -16,6 +16,7 @@ from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch, StateTables
 from model_runner.kv_cache import KVCache
 from model_runner.models.experts import EXPERTS_NAME, register_experts
+from model_runner.models.hf_attention import ModelCall
 from model_runner.models.hf_loading import inspect_model, load_config, load_model
 from model_runner.models.hf_target import HFTargetModel
 from model_runner.models.loading import ModelShape
@@ -166,6 +167,17 @@ def test_a_hooked_mixer_computes_as_before_outside_of_the_engine() -> None:
     with torch.no_grad():
         before = model(tokens, use_cache=False).logits
         assert hook_mixers(model, lambda: None) == 3
+        assert torch.equal(model(tokens, use_cache=False).logits, before)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v4", "qwen4_exp_text"])
+def test_hooked_indexers_compute_as_before_outside_of_the_engine(family: str) -> None:
+    torch.manual_seed(0)
+    model = auto_class(config := tiny_config(family)).from_config(config).eval()
+    tokens = torch.tensor([prompts()[0]])
+    with torch.no_grad():
+        before = model(tokens, use_cache=False).logits
+        ModelCall(model)
         assert torch.equal(model(tokens, use_cache=False).logits, before)
 
 

@@ -194,6 +194,7 @@ inline void scale(const float *x, float factor, int64_t n, float *y) {
 
 template <typename T, typename S>
 inline void convert(const T *x, int64_t n, S *y) {  // n is a multiple of kWidth
+  if (n == 0) return;
   if constexpr (std::is_same_v<T, S>)
     std::memcpy(y, x, n * sizeof *y);
   else

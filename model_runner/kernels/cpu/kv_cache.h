@@ -117,7 +117,8 @@ inline void write_place(const SwKvCache &cache, const Tile<int8_t> &tile, int64_
 inline void write_place(const SwKvCache &cache, const Tile<float> &tile, int64_t place, const float *key,
                         const float *value) {
   for (int64_t d = 0; d < cache.key_dim; ++d) tile.keys[d * cache.block_size + place] = key[d];
-  std::memcpy(tile.values + place * cache.value_dim, value, cache.value_dim * sizeof(float));
+  if (cache.value_dim > 0)  // index keys have no values, and no memory for them
+    std::memcpy(tile.values + place * cache.value_dim, value, cache.value_dim * sizeof(float));
 }
 
 // Calls take(d, count, numbers) for n numbers from x on, rounded to bfloat16, kWidth at a time. The last may be padded
