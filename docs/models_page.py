@@ -8,7 +8,15 @@ from model_runner.encoders.folder import MODEL_TYPES
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.images.loading import SERVED
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
-from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES, LayerFamily, Mixture
+from model_runner.models.families import (
+    LAYER_FAMILIES,
+    MODEL_CLASSES,
+    DeltaNet,
+    LayerFamily,
+    Mamba2,
+    Mixture,
+    ShortConvolution,
+)
 
 PAGE = """\
 <!-- docs/generate.py writes this page -->
@@ -207,19 +215,21 @@ NAMES = {
 }
 
 
+_RECURRENT = {DeltaNet: "gated delta nets", Mamba2: "Mamba 2", ShortConvolution: "short convolutions"}
+
+
 def render_models() -> str:
     """The page."""
-    layers = {
-        name.rpartition(".")[2].removesuffix("DecoderLayer").removesuffix("Block"): family
-        for name, family in LAYER_FAMILIES.items()
-    }
+    names = {name.rpartition(".")[2]: family for name, family in LAYER_FAMILIES.items()}
+    classes = {name.removesuffix("DecoderLayer").removesuffix("Block"): name for name in names}
+    layers = {prefix: names[name] for prefix, name in classes.items()}
     if layers.keys() != NAMES.keys():
         raise SystemExit(f"docs/models_page.py: NAMES and the families differ in {layers.keys() ^ NAMES.keys()}")
     rows = [
         (
             NAMES[prefix],
             ", ".join(f"`{name}`" for name in _model_classes(prefix)),
-            f"`{prefix}DecoderLayer`",
+            f"`{classes[prefix]}`",
             "; ".join(_variations(layers[prefix])) or "none",
         )
         for prefix in sorted(NAMES, key=lambda prefix: NAMES[prefix].lower())
@@ -264,6 +274,9 @@ def _variations(family: LayerFamily) -> list[str]:
         "sliding window": family.window is not plain.window,
         "soft cap on attention": family.softcap is not plain.softcap,
         "attention sinks": family.sinks is not None,
+        "gated attention": family.gates_attention,
+        _RECURRENT.get(type(family.recurrent), ""): family.recurrent is not None,
+        "mixer and MLP in layers of their own": family.parts is not plain.parts,
         "layers without positions": family.uses_rotary is not plain.uses_rotary,
         "scaled residuals": family.residual_scale is not plain.residual_scale,
         "merged qkv weights": len(family.qkv) == 1,

@@ -111,7 +111,7 @@ def test_code_in_pages_is_quoted() -> None:
 
 def test_tables_of_families_are_the_code_s() -> None:
     for page in (ROOT / "docs").rglob("*.md"):
-        if layers := re.findall(r"^\|.*\| `(\w+DecoderLayer)` \|", page.read_text(), re.MULTILINE):
+        if layers := re.findall(r"^\|.*\| `(\w+(?:DecoderLayer|Block))` \|", page.read_text(), re.MULTILINE):
             assert sorted(layers) == sorted(FAMILIES), page
 
 
