@@ -28,7 +28,7 @@ _WHITE = (255, 255, 255, 255)
 
 
 class Fault(StrEnum):
-    """What is wrong with an image file."""
+    """A fault of an image file."""
 
     FORMAT = "format"
     """It is none of FORMATS."""
