@@ -30,6 +30,7 @@ from server.errors import (
     UnavailableError,
 )
 from server.generation.fingerprint import Fingerprint
+from server.generation.image_room import ImageRoom
 from server.generation.output_formats import ModelFormats
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
@@ -149,6 +150,7 @@ def _services(
         accounts=accounts,
         loopback=Loopback(app),
         websockets=Websockets(bodies.max_bytes, int(settings.max_stored_mib * (1 << 20))),
+        image_room=ImageRoom(),
         files=_file_store(settings, storage),
         traces=traces,
     )

@@ -15,6 +15,7 @@ from server.api.dialect import AnswerContext, GenerationApi, PlannedRequest, pla
 from server.api.image_files import uploaded_files
 from server.api.services import Services
 from server.errors import InvalidRequestError
+from server.generation.image_room import HeldImages
 from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
 from server.generation.result import collect
@@ -89,15 +90,20 @@ async def start_run(plan: Plan, record: RequestTrace, services: Services) -> Run
 
     Raises ApiError if the engine does not accept it, and LimitError at a limit of the client's key.
     """
-    plan, account = await admit(plan, record, services)
+    images = services.image_room.hold(plan)
     try:
-        return await _run(plan, account, record, services)
+        plan, account = await admit(plan, record, services)
+        try:
+            return await _run(plan, account, images, record, services)
+        except BaseException:
+            account.close(Used())  # a run that has begun closes its account itself
+            raise
     except BaseException:
-        account.close(Used())  # a run that has begun closes its account itself
+        images.release()
         raise
 
 
-async def _run(plan: Plan, account: Account, record: RequestTrace, services: Services) -> Run:
+async def _run(plan: Plan, account: Account, images: HeldImages, record: RequestTrace, services: Services) -> Run:
     settings = services.settings
     record.headers |= account.headers
     record.answer_id = plan.id
@@ -107,7 +113,12 @@ async def _run(plan: Plan, account: Account, record: RequestTrace, services: Ser
         record.output = ""
     trace = services.timelines.begin(record)
     timeout_s = _BACKGROUND_TIMEOUT_S if record.is_background else settings.request_timeout_s
-    run = Run(services.engine, services.tokenizer, plan, trace, account.close, timeout_s=timeout_s)
+
+    def close(used: Used) -> None:
+        images.release()
+        account.close(used)
+
+    run = Run(services.engine, services.tokenizer, plan, trace, close, timeout_s=timeout_s)
     await run.submit()
     return run
 

@@ -12,6 +12,7 @@ from server.config import Settings
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.errors import InvalidRequestError, UnavailableError
 from server.generation.fingerprint import Fingerprint
+from server.generation.image_room import ImageRoom
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
 from server.http.body import IncomingBodies
@@ -48,6 +49,7 @@ class Services:
     accounts: Accounts
     loopback: Loopback
     websockets: "Websockets"
+    image_room: ImageRoom
     files: FileStore | None
     """None if no data folder is set."""
     traces: "Traces | None"

@@ -82,6 +82,8 @@ class CompareView:
 
     async def _ask(self, prompt: str) -> bool:
         """Ask the question. Always returns False, so that the prompt stays and can be asked again."""
+        if not prompt:
+            return False
         mode = self._modes[self._name]
         numbers = {"Seed": self._seed.value, "Max tokens": self._limit.value}
         missing = (f"{name}: Enter a number." for name, value in numbers.items() if value is None)

@@ -150,7 +150,7 @@ async def test_two_tabs(server: Server, visits: Visits) -> None:
 
     await one.conversations.get_by_role("button", name="What is a mountain?", exact=True).click()
     await expect(one.questions).to_contain_text("What is a mountain?")
-    assert await one.shown.inner_text() == await other.shown.inner_text()
+    await expect(one.shown).to_have_text(await other.shown.inner_text())
     await one.button("Delete What is a mountain?").click()
     await expect(other.conversations).to_have_count(1)
     await expect(other.questions).to_contain_text("What is a mountain?")

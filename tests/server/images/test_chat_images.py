@@ -7,14 +7,16 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from PIL import Image
 
 from model_runner.images.decoding import decode
 from model_runner.images.image import ImageRun
 from scheduler.interface import EngineRequest
+from server.generation.image_room import ImageRoom
 from tests.image_processors import processor_of, tokenizer_of
 from tests.server.fake_engine import FakeEngine
-from tests.server.helpers import CHAT, chat, error_of
+from tests.server.helpers import CHAT, chat, client_of, error_of
 from tests.server.images.conftest import (
     BOTH,
     FIRST,
@@ -245,3 +247,28 @@ async def test_prompt_logprobs(image_client: Client, engine: FakeEngine):
     places = range(engine.requests[0].images[0].start, engine.requests[0].images[0].end)
     reported = response.json()["prompt_logprobs"]
     assert [place for place, entry in enumerate(reported) if entry is None] == [0, *places]
+
+
+async def test_room_for_images(
+    make_app: Callable[..., FastAPI],
+    image_folder: Callable[..., Path],
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Images of running requests are bounded, one file counts once, and ended requests leave their room."""
+    app = make_app(image_folder())
+    part = image_part()
+    messages = [user(part, part)]
+    room: ImageRoom = app.state.services.image_room
+    monkeypatch.setattr(room, "_max_bytes", len(file_of(picture())) * 3 // 2)
+    async with client_of(app) as client:
+        for _ in range(3):
+            await asked(client, engine, *messages, n=2)
+        assert room.num_bytes == 0
+        full = error_of(
+            await client.post(CHAT, json=chat(messages=[user(part, image_part(picture(seed=1)))])),
+            429,
+            "rate_limit_exceeded",
+        )
+    assert "of running and waiting requests have 0 of" in full["message"]
+    assert room.num_bytes == 0
