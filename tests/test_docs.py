@@ -27,7 +27,15 @@ FAMILIES = {name.rpartition(".")[2] for name in families.LAYER_FAMILIES}
 OF_OTHERS = {
     *FAMILIES,
     *(name.rpartition(".")[2] for name in families.MODEL_CLASSES),
-    *("ExpertsInterface", "HF_HOME", "MemoryError", "PIP_EXTRA_INDEX_URL", "api.openai.com", "python_info"),
+    *(
+        "ExpertsInterface",
+        "HF_HOME",
+        "OLLAMA_HOST",
+        "MemoryError",
+        "PIP_EXTRA_INDEX_URL",
+        "api.openai.com",
+        "python_info",
+    ),
     *("router.epp.pluginsConfig", "router.modelServers.matchLabels", "kvEventsConfig", "discoverPods", "socketPort"),
     *("h_v", "p_j", "p_M", "serveConfigV2", "trust_remote_code", "rope_scaling"),
     *("runtime_env", "ray_serve_deployment_queued_queries", "ray_serve_deployment_replica_healthy"),

@@ -1,4 +1,4 @@
-"""LangChain's chat model on the embedded model."""
+"""LangChain's chat models, for OpenAI's API and for Ollama's, on the embedded model."""
 
 import json
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ langchain_openai = pytest.importorskip("langchain_openai")
 messages = pytest.importorskip("langchain_core.messages")
 pytestmark = pytest.mark.embedded
 
+CALL = {"name": "Weather", "args": {"city": "Oslo", "unit": "C"}, "id": "call00001"}
 ASKED = "What is the weather in Oslo? Answer as JSON with city and unit."
 
 
@@ -65,3 +66,27 @@ def test_the_result_of_a_call(model: Any) -> None:
     history.append(model.bind_tools([Weather], tool_choice="any").invoke(history))
     history += [messages.ToolMessage("4 degrees", tool_call_id=call["id"]) for call in history[-1].tool_calls]
     assert model.bind_tools([Weather], tool_choice="none").invoke(history).content
+
+
+@pytest.fixture
+def ollama_model(server: Server) -> Any:
+    chat = pytest.importorskip("langchain_ollama").ChatOllama
+    model = "SmolLM2-135M-Instruct"
+    return chat(
+        base_url=server.address, model=model, validate_model_on_init=True, num_predict=80, num_ctx=4096, seed=3,
+        keep_alive="5m",
+    )  # fmt: skip
+
+
+def test_ollamas_chat_model(ollama_model: Any) -> None:
+    whole = ollama_model.invoke(ASKED)
+    pieces = list(ollama_model.stream(ASKED))
+    assert "".join(piece.content for piece in pieces) == whole.content != ""
+    assert whole.usage_metadata["output_tokens"] == whole.response_metadata["eval_count"] > 0
+
+
+def test_ollamas_structured_output_and_calls(ollama_model: Any) -> None:
+    assert isinstance(ollama_model.with_structured_output(Weather, method="json_schema").invoke(ASKED), Weather)
+    history: list[Any] = [messages.HumanMessage(ASKED), messages.AIMessage("", tool_calls=[CALL])]
+    history.append(messages.ToolMessage("4 degrees", tool_call_id=CALL["id"]))
+    assert ollama_model.bind_tools([Weather]).invoke(history).content

@@ -19,6 +19,7 @@ CALL = json.dumps({"name": "read_file", "arguments": {"path": "secret.txt"}})
     [
         ("openai", ()),
         ("anthropic", ()),
+        ("ollama", ()),
         ("ai_sdk", ("chat", "openai chat")),
         ("ai_sdk", ("responses",)),
         ("ai_sdk", ("messages",)),

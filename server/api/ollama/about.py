@@ -207,7 +207,7 @@ def read_show(context: BodyContext, body: bytes) -> tuple[str, Sequence[Notice]]
 
 @dataclass(frozen=True, slots=True)
 class _ModelFiles:
-    """What the files of the served model say."""
+    """Facts from the files of the served model."""
 
     details: OllamaDetails
     size: int

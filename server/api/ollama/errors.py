@@ -10,6 +10,8 @@ from server.api.answer_object import AnswerObject, doc
 from server.errors import ApiError
 from server.http.event_stream import ascii_json
 
+# Short: each API has its own form of errors.
+
 
 class OllamaErrorBody(AnswerObject):
     """The body of every response that is not a success, and the last line of a stream that fails."""

@@ -85,7 +85,7 @@ class History:
     """A conversation for a chat template, and the paths of its parts in the request.
 
     Ollama's clients need not send ids of calls, and chat templates may need them: calls without one get an id by
-    their number, and a result without one gets that of the first call without a result, of its tool if it names one.
+    their number. A result without one gets the id of the first unanswered call, of its tool if it names one.
     """
 
     def __init__(self, messages: Sequence[OllamaMessage]) -> None:

@@ -1,4 +1,4 @@
-"""The served model as Ollama's clients see it: its names, what it can do, and what its files are."""
+"""The served model as Ollama's clients see it: its names, its abilities and its files."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -44,7 +44,7 @@ def thinks(model: ServedModel) -> bool:
 
 
 def capabilities(model: ServedModel, tokenizer: Tokenizer) -> Sequence[str]:
-    """What the model can do, in Ollama's words."""
+    """The abilities of the model, in Ollama's words."""
     generates = model.abilities.generates
     embedding = model.abilities.embedding
     known = {
@@ -59,7 +59,7 @@ def capabilities(model: ServedModel, tokenizer: Tokenizer) -> Sequence[str]:
 
 @cache
 def described(folder: Path) -> Description:
-    """What the heads of a model's files say; without figures if they cannot be read. Reads them once."""
+    """The description of a model by the heads of its files, read once; without figures if they cannot be read."""
     gguf = sorted(folder.glob("*.gguf"))
     try:
         return describe(gguf[0] if gguf else folder)

@@ -273,7 +273,9 @@ def without_oldest(conversation: Conversation, fits: Callable[[Conversation], bo
     """
     starts = [index for index, message in enumerate(conversation.messages) if message["role"] == "user"]
     shorter = [conversation, *(replace(conversation, messages=_from(conversation.messages, at)) for at in starts[1:])]
-    low, high = 0, len(shorter) - 1
+    if len(shorter) == 1 or fits(conversation):  # as almost always
+        return conversation
+    low, high = 1, len(shorter) - 1
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(shorter[middle]) else (middle + 1, high)

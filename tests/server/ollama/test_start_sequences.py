@@ -1,4 +1,4 @@
-"""What programs ask an Ollama server when they start, and what they read of its answers."""
+"""The first requests of programs that use Ollama, and the parts of the answers that they read."""
 
 import re
 from collections.abc import Callable
