@@ -257,7 +257,6 @@ def _put_together(
     sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
     controller = SpeculationController()
     drafter = _companion(target, draft, platform, plan.max_model_len + blocks.scratch_tokens)
-    proposers = make_proposers(blocks, drafter)
     with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
     learning: Learning = NO_LEARNING
     fresh = None
@@ -266,7 +265,7 @@ def _put_together(
             fresh = learned.method
             with_heads[fresh] = fresh_proposer(learned, target.model)
         learning = make_learning(config, learned, with_heads[learned.method], controller, platform, make_link)
-    proposers |= with_heads
+    proposers = make_proposers(blocks, drafter) | with_heads
     trained = next((method for method in BY_WORTH if method in proposers and method != fresh), fresh)
     proposers["grammar"] = GrammarProposer(sampling.matcher)
     speculator = Speculator(proposers, controller, config.num_draft_tokens, trained, matcher_of=sampling.matcher)

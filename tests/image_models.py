@@ -185,7 +185,7 @@ def tiny_config(family: str) -> PretrainedConfig:
 
 
 def write_model(folder: Path, family: str, *more: str, template: str | None = None) -> None:
-    """Write a random model with its tokenizer and processor; the arguments are those of `write_files`."""
+    """Write a random model with its tokenizer and processor; the further arguments are for `write_files`."""
     torch.manual_seed(5)
     model = AutoModelForImageTextToText.from_config(tiny_config(family), dtype=torch.float32)
     for weight in model.parameters():

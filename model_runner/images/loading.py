@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from model_runner.config import RunnerConfig
 from model_runner.images.features import FeatureCache
 from model_runner.images.layouts import Layout, read_layout
+from model_runner.models.refusal import UnsupportedModelError
 
 if TYPE_CHECKING:
     from model_runner.images.tower import TowerShape
@@ -40,9 +41,13 @@ class ImageReader:
     limit: int
     """Memory of all features."""
 
-    def load(self, config: RunnerConfig, platform: "Platform") -> "LoadedReader":
-        """Load the tower."""
-        tower = platform.load_tower(config.model, self.layout)
+    def load(self, config: RunnerConfig, platform: "Platform") -> "LoadedReader | None":
+        """Load the tower; None, with a warning, if its weights are not what transformers expects."""
+        try:
+            tower = platform.load_tower(config.model, self.layout)
+        except UnsupportedModelError as error:
+            logger.warning("images     not served: %s", error)
+            return None
         row_bytes = self.shape.row_bytes(platform.types.compute)
         return LoadedReader(FeatureCache(tower.encode, row_bytes, self.limit), sees_images=self.shape.sees_images)
 

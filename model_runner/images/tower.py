@@ -7,6 +7,8 @@ torchvision installed, transformers would choose another one, whose pixels diffe
 import inspect
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +90,8 @@ class Tower:
         self._processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")  # type: ignore[no-untyped-call]
         self._call = dict(layout.call)
         self._levels = levels_of(config)
+        is_cuda = device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
         names = inspect.signature(self._model.get_image_features).parameters
         inner = inspect.signature(self._model.base_model.get_image_features).parameters
         self._names = names.keys() | inner.keys()
@@ -108,16 +112,20 @@ class Tower:
     def features(self, pixels: "Pixels") -> Tensor:
         """The feature rows [1 + levels, n, hidden] of an RGB image."""
         inputs = self._processor(images=[pixels], return_tensors="pt", **self._call)
-        arguments = {name: self._place(value) for name, value in inputs.items() if name in self._names}
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            rows = self._run({name: value for name, value in inputs.items() if name in self._names})
+        if self._stream is not None:
+            self._stream.synchronize()
+        return rows
+
+    def _run(self, inputs: Mapping[str, Any]) -> Tensor:
+        arguments = {name: self._place(value) for name, value in inputs.items()}
         output: Any = self._model.get_image_features(**arguments, return_dict=True)
         rows = _flat(output.pooler_output)
         levels = [_flat(level) for level in getattr(output, "deepstack_features", None) or ()]
         if len(levels) != self._levels:
             raise ValueError(f"the tower has {len(levels)} levels of features, not {self._levels}")
-        features = torch.stack([rows, *levels])
-        if features.device.type == "cuda":
-            torch.cuda.current_stream(features.device).synchronize()
-        return features
+        return torch.stack([rows, *levels])
 
     def _place(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -138,9 +146,11 @@ def _flat(rows: Any) -> Tensor:
 
 
 def _tower_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration without tied weights, of which one is left out."""
-    own = type(config)(**{**config.to_dict(), "tie_word_embeddings": False})
-    own.get_text_config().tie_word_embeddings = False
+    """The configuration without what concerns the language model: tied weights and quantisation."""
+    own = deepcopy(config)
+    own.tie_word_embeddings = own.get_text_config().tie_word_embeddings = False
+    if hasattr(own, "quantization_config"):
+        del own.quantization_config  # towers are not quantised; one that is has other weights, and is refused
     return own
 
 

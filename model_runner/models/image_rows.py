@@ -31,6 +31,9 @@ class StepImages:
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> "StepImages":
         """The features of a batch that has some."""
+        if device.type == "cuda":  # features may be evicted while the step still reads them
+            for rows in batch.images:
+                rows.features.record_stream(torch.cuda.current_stream(device))
         places = [np.arange(rows.token, rows.token + rows.features.shape[1]) for rows in batch.images]
         return cls(
             to_device(np.concatenate(places), device), torch.cat([rows.features for rows in batch.images], dim=1)
