@@ -152,7 +152,7 @@ def test_answers_are_those_of_transformers(family: str, load_images: Callable[..
 def variants(model: Model, name: str) -> list[EngineRequest]:
     """The same text with many pictures, and everything else that shares a step with them."""
     sampled = SamplingParams(temperature=0.9, seed=5, logprobs=2)
-    one = [model.request(f"{name}-{i}", "What is this? ", picture(i), " Say.") for i in range(5)]
+    one = [model.request(f"{name}-{i}", "What is this? ", picture(i), " Say.") for i in range(4)]
     two = model.request(f"{name}-two", "A ", picture(0), " B ", picture(1, (90, 33)), " C", sampling=sampled)
     swapped = model.request(f"{name}-swapped", "A ", picture(1, (90, 33)), " B ", picture(0), " C", sampling=sampled)
     text = EngineRequest(f"{name}-text", one[0].prompt[:6], GREEDY, 12)  # shares the first tokens
@@ -181,7 +181,6 @@ def speculations() -> dict[str, Speculation]:
         "suffix": Speculation("suffix", 4),
         "lookahead": Speculation("lookahead", 5),
         "prediction": Speculation("prediction", 6, prediction=guess),
-        "rejection": Speculation("prediction", 6, "rejection", prediction=guess),
     }
 
 
@@ -202,14 +201,14 @@ def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_
     alone = {}
     for request in requests:
         alone |= model.harness.run(model.harness.engine(prefix_caching=False), [request])
-    assert len({alone[f"a-{i}", 0].logprobs[0] for i in range(5)}) == 5
+    assert len({alone[f"a-{i}", 0].logprobs[0] for i in range(4)}) == 4
     features = model.harness.runner.images
     assert features is not None
     longest = max(len(request.prompt) for request in requests) + 40
     sees_images = model.harness.runner.info.sees_images
     chunk = max(image.num_rows for one in requests for image in one.images) + 5 if sees_images else 24
     few = 3 * -(-longest // 32)
-    for settings, limit in (({}, 1 << 29), ({"chunk": chunk, "num_blocks": few}, 3000), ({"chunk": chunk + 13}, 0)):
+    for settings, limit in (({}, 1 << 29), ({"chunk": chunk, "num_blocks": few}, 0)):
         features._limit = limit
         engine = model.harness.engine(**settings)
         found = model.harness.run(engine, requests)
@@ -217,8 +216,11 @@ def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_
         assert (stats.preemptions > 0) == ("num_blocks" in settings)
         assert stats.images is not None
         assert (stats.images.held_bytes, stats.images.cached_bytes <= limit) == (0, True)
-        again = model.harness.run(engine, [replace(one, request_id=f"again-{one.request_id}") for one in requests])
-        for (name, choice), answer in alone.items():
-            for other in (found[name, choice], again[f"again-{name}", choice]):
-                same = (other.tokens, other.logprobs, other.prompt_logprobs, other.sampler_states[-1:])
-                assert same == (answer.tokens, answer.logprobs, answer.prompt_logprobs, answer.sampler_states[-1:])
+        if not settings:  # once more, with a warm cache
+            again = model.harness.run(engine, [replace(one, request_id=f"again-{one.request_id}") for one in requests])
+            found |= again
+        for (name, choice), other in found.items():
+            answer = alone[name.removeprefix("again-"), choice]
+            same = (other.tokens, other.logprobs, other.prompt_logprobs, other.sampler_states[-1:])
+            expected = (answer.tokens, answer.logprobs, answer.prompt_logprobs, answer.sampler_states[-1:])
+            assert same == expected, (name, settings)
