@@ -262,3 +262,22 @@ async def test_a_silent_stream_is_kept_alive_by_lines_that_clients_can_read(
     async with client_of(make_app(keepalive_s=0.03)) as client:
         lines = lines_of(await client.post(CHAT, json=chat_of(options={"num_predict": 1})))
     assert lines[0]["message"] == {"role": "assistant", "content": ""}
+
+
+async def test_vectors_are_those_of_the_other_api(client: httpx.AsyncClient, engine: FakeEngine):
+    native = (await client.post("/v1/embeddings", json={"model": "tiny", "input": ["a", "bc"]})).json()
+    normalizes = engine.requests[-1].sampling.pooling
+    ours = (await client.post("/api/embed", json={"model": "tiny", "input": ["a", "bc"]})).json()
+    assert ours["embeddings"] == [one["embedding"] for one in native["data"]]
+    assert engine.requests[-1].sampling.pooling == normalizes
+    await client.post("/api/embeddings", json={"model": "tiny", "prompt": "a"})
+    assert engine.requests[-1].sampling.pooling != normalizes, "the older form does not make the length 1"
+
+
+async def test_the_beginning_of_a_long_text_is_embedded(client: httpx.AsyncClient, engine: FakeEngine):
+    asked = {"model": "tiny", "input": "abcdefgh", "options": {"num_ctx": 4, "top_k": 3}}
+    answer = await client.post("/api/embed", json=asked)
+    assert engine.requests[-1].prompt == tuple(b"abcd")
+    assert [warning["path"] for warning in answer.json()["warnings"]] == ["options.top_k", "options.num_ctx"]
+    refused = await client.post("/api/embed", json={**asked, "truncate": False})
+    assert (refused.status_code, refused.json()["code"]) == (400, "context_length_exceeded")
