@@ -113,9 +113,10 @@ _CASES |= {
 _DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
     "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {**_INTERLEAVED["rope_parameters"], "partial_rotary_factor": 1.0},
 }
 _MOE = {
     "n_routed_experts": 4,

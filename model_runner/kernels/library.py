@@ -81,6 +81,8 @@ class ModelPass:
     """By layer index, [T, hidden] that receives the layer's input."""
     last: Tensor | None = None
     """[T, hidden] that receives the output of the last norm."""
+    angles: NDArray[np.int32] | None = None
+    """[T] each token's row of the rotary tables; None: its position."""
 
 
 class Kernels:
@@ -412,6 +414,7 @@ class Kernels:
             "SwPass",
             num_logits=num_logits,
             tokens=pointer(wanted.tokens, count),
+            angles=CPU.ffi.NULL if wanted.angles is None else pointer(wanted.angles, count),
             logits_index=pointer(wanted.logits_index, num_logits),
             logits=pointer(wanted.logits, num_logits, _outputs(CPU.ffi.addressof(model, "head"))),
             layer_inputs=layer_inputs,

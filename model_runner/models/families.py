@@ -365,6 +365,9 @@ class ModelFamily:
     """Whether each kind of layer has its own rotary positions."""
     rotates_partially: bool = False
     """Whether `partial_rotary_factor` applies to rotary positions without scaling, too."""
+    rotary_sections: tuple[int, int, int] | None = None
+    """In models for images, how many pairs of a head turn with the time, the height and the width of an image, unless
+    the configuration says. They take turns (`mrope_interleaved`)."""
     logits_scale: Callable[[Config], float] = _one
     """Factor on the logits."""
     logits_softcap: Callable[[Config], float | None] = lambda config: None
@@ -389,7 +392,7 @@ _GEMMA3_WITH_IMAGES = replace(
     rotary_by_kind=True,
     is_plain=lambda config, text: config.image_token_id < text.vocab_size,
 )
-_QWEN35_MODEL = ModelFamily(norm_adds_one=True, rotates_partially=True)
+_QWEN35_MODEL = ModelFamily(norm_adds_one=True, rotates_partially=True, rotary_sections=(11, 11, 10))
 _QWEN35_WITH_IMAGES = replace(
     _QWEN35_MODEL,
     decoder="model.language_model",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_runner.attention.cpu import NativeAttention, NativeStep
-from model_runner.batch import Batch, ImageRows, IntArray
+from model_runner.batch import NO_TOKENS, Batch, IntArray
 from model_runner.kernels.block_formats import find_block_format
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embedding_struct
@@ -168,10 +168,10 @@ class NativeModel:
         """The head, as transformers' models return it."""
         return self._head
 
-    def forward(
-        self, step: NativeStep, num_positions: int, wanted: ModelPass, images: Sequence[ImageRows] = ()
-    ) -> None:
+    def forward(self, step: NativeStep, num_positions: int, wanted: ModelPass, batch: Batch = NO_TOKENS) -> None:
         """Fill a pass's output buffers; all positions of the step are below `num_positions`.
+
+        `batch` has the images of the step, and its rotary positions where they are others.
 
         Raises:
             IndexError: if a token is not in the vocabulary.
@@ -183,14 +183,21 @@ class NativeModel:
             for table in self._tables:
                 table.reach(num_positions)
             self._known = num_positions
-        if images:
+        model, numbers = self._struct, np.arange(len(tokens), dtype=np.int32)
+        if batch.images:
             embedded = self._embedding(torch.from_numpy(tokens))
-            for rows in images:
+            for rows in batch.images:
                 embedded[rows.token : rows.token + rows.features.shape[1]] = rows.features[0]
-            wanted = replace(wanted, tokens=np.arange(len(tokens), dtype=np.int32))
-            self._kernels.forward(self._fed_with(embedded), step.struct, wanted)
-        else:
-            self._kernels.forward(self._struct, step.struct, wanted)
+            model, wanted = self._fed_with(embedded), replace(wanted, tokens=numbers)
+        if batch.rotary is not None and batch.rotary.ndim == 1:
+            wanted = replace(wanted, angles=batch.rotary.astype(np.int32))
+        elif batch.rotary is not None:
+            of_step = {id(table): table.of_axes(torch.from_numpy(batch.rotary)) for table in self._tables}
+            structs = [CPU.ffi.NULL if one is None else of_step[id(one)].struct for one in self._rotaries]
+            rotaries = CPU.array("SwRotary *", structs)
+            model, wanted = CPU.new("SwModel", model[0]), replace(wanted, angles=numbers)
+            model.rotaries = rotaries
+        self._kernels.forward(model, step.struct, wanted)
 
     def pick(self, logits: Tensor, plan: FusedSamplingPlan) -> list[int]:
         """Sample a token for each row of logits [R, num_logits] by the plan; NO_TOKEN if the logits are not finite."""
@@ -267,7 +274,6 @@ class NativeTargetModel:
         follows: IntArray | None = None,
     ) -> Tensor:
         assert follows is None, "a step is over before the next one begins"
-        assert batch.rotary is None, "models with rotary positions in three axes run by their modules"
         shape = len(batch.tokens), self._model.hidden
         self._taken = {need: torch.empty(shape, dtype=torch.float32) for need in self._needs.union(also)}
         logits = self._logits(len(batch.logits_index))
@@ -282,7 +288,7 @@ class NativeTargetModel:
         if self._recurrence is not None:
             states = self._recurrence.prepare(batch)
             step.struct.states = states.native.struct
-        self._model.forward(step, int(batch.positions.max(initial=-1)) + 1, wanted, batch.images)
+        self._model.forward(step, int(batch.positions.max(initial=-1)) + 1, wanted, batch)
         self._picks = NO_PICKS if picks is None else PreSampledTokens(self._model.pick(logits, picks), picks.choices)
         return logits
 

@@ -2,10 +2,11 @@
 them.
 """
 
+import copy
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,10 +23,11 @@ _POSITIONS = 1024
 class RotaryTable:
     """Cos and sin of all positions used so far."""
 
-    def __init__(self, frequencies: Tensor, factor: float = 1.0) -> None:
-        """Takes each pair's angle per position [dim / 2] float32, and the factor on cos and sin."""
+    def __init__(self, frequencies: Tensor, factor: float = 1.0, axes: Tensor | None = None) -> None:
+        """Takes the values of Frequencies."""
         self._frequencies = frequencies
         self._factor = factor
+        self._axes = None if axes is None else axes.repeat(2)
         self._cos, self._sin = self._part(0)
         self.dim = self._cos.shape[1]
         self.struct: CData = CPU.new("SwRotary", self._pointers())
@@ -41,6 +43,15 @@ class RotaryTable:
         self._cos, self._sin = cos, sin  # both or, if memory runs out, neither
         self.struct.cos, self.struct.sin = self._pointers()
 
+    def of_axes(self, positions: Tensor) -> "RotaryTable":
+        """A table with a row for each of these tokens, from its positions [3, tokens] in time, height and width."""
+        assert self._axes is not None, "the model has positions in three axes"
+        places = positions[self._axes].mT.contiguous(), torch.arange(self.dim)  # [tokens, dim] and [dim]
+        table = copy.copy(self)
+        table._cos, table._sin = self._cos[places], self._sin[places]
+        table.struct = CPU.new("SwRotary", table._pointers())
+        return table
+
     def _pointers(self) -> tuple[CData, CData]:
         return pointer(self._cos, *self._cos.shape), pointer(self._sin, *self._sin.shape)
 
@@ -51,8 +62,15 @@ class RotaryTable:
         return angles.cos() * self._factor, angles.sin() * self._factor
 
 
-Frequencies = tuple[Tensor, float]
-"""Each pair's angle per position [dim / 2] float32, and the factor on cos and sin."""
+class Frequencies(NamedTuple):
+    """How the pairs of a head turn."""
+
+    angles: Tensor
+    """[dim / 2] float32, each pair's angle per position."""
+    factor: float
+    """On cos and sin."""
+    axes: Tensor | None = None
+    """[dim / 2] the axis whose position turns each pair: 0 time, 1 height, 2 width. None for one position."""
 
 
 def rotary_frequencies(family: ModelFamily, config: Config) -> dict[str | None, Frequencies] | None:
@@ -71,12 +89,23 @@ def rotary_frequencies(family: ModelFamily, config: Config) -> dict[str | None, 
         found = _frequencies(parameters, width, config.max_position_embeddings)
         if found is None:
             return None
-        frequencies[kind] = found
+        frequencies[kind] = Frequencies(*found, _axes(family, parameters, len(found[0])))
     return frequencies
 
 
-def _frequencies(parameters: Mapping[str, Any], width: int, max_positions: int) -> Frequencies | None:
-    """The frequencies of a rotated width; None for an unknown type."""
+def _axes(family: ModelFamily, parameters: Mapping[str, Any], pairs: int) -> Tensor | None:
+    """The axis of each pair: they take turns, until the height and the width have theirs."""
+    if family.rotary_sections is None:
+        return None
+    sections = parameters.get("mrope_section", family.rotary_sections)
+    axes = torch.zeros(pairs, dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
+
+
+def _frequencies(parameters: Mapping[str, Any], width: int, max_positions: int) -> tuple[Tensor, float] | None:
+    """Each pair's angle per position, and the factor on cos and sin; None for an unknown type."""
     powers: Tensor = parameters["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     match parameters["rope_type"]:
         case "default":

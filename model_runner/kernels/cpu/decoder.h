@@ -305,7 +305,8 @@ class ForwardRun {
     Scratch scratch;
     Scratch::lay_out(layer, step_.num_tokens, scratch_.of_layer, &scratch);
     Rotation rotation{};
-    if (const SwRotary *rotary = model_.rotaries[index]) rotation = {rotary->cos, rotary->sin, step_.positions};
+    if (const SwRotary *rotary = model_.rotaries[index])
+      rotation = {rotary->cos, rotary->sin, pass_.angles ? pass_.angles : step_.positions};
     LayerRun(pool_, layer, step_, scratch).run(rotation, input, output);
   }
 

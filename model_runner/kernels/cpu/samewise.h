@@ -335,6 +335,7 @@ typedef struct SwModel {
 typedef struct SwPass {
   int32_t num_logits;
   const int32_t *tokens;        // [T] below the size of the vocabulary
+  const int32_t *angles;        // [T] each token's row of the rotary tables; null: its position
   const int32_t *logits_index;  // [num_logits] tokens whose logits are wanted
   float *logits;                // [num_logits, outputs of the head]
   float *const *layer_inputs;   // [num_layers] each [T, hidden], receives the layer's input; null if not wanted

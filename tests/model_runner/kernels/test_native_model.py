@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, Qwen3_5TextConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from model_runner.kernels.interface import CPU
 from model_runner.kernels.library import Kernels
@@ -156,6 +157,20 @@ def test_angles_are_those_of_transformers(case: str) -> None:
         for own, expected in zip((table._cos, table._sin), rotary(torch.empty(0), positions, **keywords), strict=True):
             halves = 2 if family_of(case).layer.halves_angles else 1
             assert torch.equal(own, expected[0].repeat(1, halves))
+
+
+@pytest.mark.parametrize("sections", [None, [3, 2, 1], [11, 11, 10]])
+def test_angles_in_an_image_are_those_of_transformers(sections: list[int] | None) -> None:
+    own = {} if sections is None else {"mrope_section": sections}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, **own}
+    config = Qwen3_5TextConfig(head_dim=128, rope_parameters=rope)
+    tables = rotary_tables(MODEL_TYPES["qwen3_5_text"].model, config)
+    assert tables is not None
+    positions = torch.randint(1000, (3, 50), generator=torch.Generator().manual_seed(0))
+    expected = Qwen3_5TextRotaryEmbedding(config)(torch.empty(0), positions[:, None])
+    table = tables[None].of_axes(positions)
+    for found, right in zip((table._cos, table._sin), expected, strict=True):
+        assert torch.equal(found, right[0])
 
 
 @pytest.mark.parametrize(
