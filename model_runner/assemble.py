@@ -19,7 +19,7 @@ from model_runner.kv_cache import BlockCache, KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import Learned, MakeLink, choose_learned, fresh_proposer, make_learning
-from model_runner.mixing_probe import ProbedCache, mixes_tokens
+from model_runner.mixing_probe import ProbedCache, mixes_tokens, tolerance_of
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
@@ -363,7 +363,8 @@ def _refuse_mixing(
     if not platform.may_mix(model):
         return
     cache = ProbedCache(smallest_group(plan.num_blocks, plan.groups), plan.block_size, plan.max_model_len)
-    if mixes_tokens(target, state, cache, model.get_input_embeddings().num_embeddings, exact=platform.exact):
+    tolerance = tolerance_of(platform.rows, exact=platform.exact)
+    if mixes_tokens(target, state, cache, model.get_input_embeddings().num_embeddings, tolerance):
         raise UnsupportedModelError(
             f"{describe_model(model.config)} computes other logits in chunks next to another request than alone: its "
             f"layers mix tokens outside of attention, or its positions are not those of the request; {SEE_MODELS}"

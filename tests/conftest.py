@@ -177,7 +177,8 @@ def embedded_folder() -> Path:
 def load_dense(folder: Path) -> Any:
     """A model of transformers in float32 with its own attention, of safetensors or a GGUF file."""
     model = load_model(folder, load_config(folder), torch.float32)
-    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    is_capped = getattr(model.config, "attn_logit_softcapping", None) is not None  # some versions' sdpa ignores it
+    model.set_attn_implementation("sdpa" if model._supports_sdpa and not is_capped else "eager")
     return model
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -21,7 +21,7 @@ from model_runner.kernels.triton.linear import FP8
 from model_runner.kernels.triton.pick import pick
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
 from model_runner.models.checkpoint_quantization import is_quantized
-from model_runner.models.cuda_layer import compile_layers, replace_layers, replace_norms
+from model_runner.models.cuda_layer import CudaDecoderLayer, compile_layers, replace_layers, replace_norms
 from model_runner.models.cuda_linear import (
     GROUPED_EXPERTS_NAME,
     GpuWeightKind,
@@ -30,7 +30,7 @@ from model_runner.models.cuda_linear import (
     register_grouped_experts,
     tile_shapes_agree,
 )
-from model_runner.models.features import Feature
+from model_runner.models.features import Feature, decoder_layers
 from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.hf_target import HFTargetModel
 from model_runner.models.loading import ModelShape
@@ -130,6 +130,11 @@ class CudaPlatform(Platform):
         model = load_model(folder, config, self.types.compute, GROUPED_EXPERTS_NAME, self.device)
         self._prepare(model)
         return model
+
+    def may_mix(self, model: LoadedModel) -> bool:
+        # Known layers compute by rows. A trial shows whether they also do so exactly on this GPU.
+        layers = decoder_layers(cast("PreTrainedModel", model))
+        return self.exact or not all(isinstance(layer, CudaDecoderLayer) for layer in layers)
 
     def make_cache(
         self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, groups: Sequence[CacheGroup] = ()

@@ -9,7 +9,7 @@ from tests.engine.test_sameness import (  # noqa: F401  (collected here, with th
     make_requests,
     test_among_31_others,
     test_choices_share_the_prompt_and_equal_each_alone,
-    test_in_a_crowd_at_every_chunk_size,
+    test_in_a_crowd_in_small_chunks_and_whole,
     test_resumed_after_a_restart,
     test_the_comparison_can_fail,
     test_the_state_of_the_sampler_matters_and_must_be_given,
