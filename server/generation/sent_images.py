@@ -7,8 +7,9 @@ from typing import Literal
 from server.errors import InvalidRequestError
 from server.text.image_marks import MAX_IMAGES, mark_of
 
-Kind = Literal["image_url", "input_image", "image"]
-"""The API's type of parts with images: of chat completions, of responses, and of Anthropic's messages."""
+Kind = Literal["image_url", "input_image", "image", "images"]
+"""The API's type of parts with images: of chat completions, of responses, and of Anthropic's messages; or Ollama's
+field."""
 
 
 @dataclass(frozen=True, slots=True)

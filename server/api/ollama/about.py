@@ -142,7 +142,7 @@ async def version() -> Response:
 async def tags(services: ServicesDep) -> Response:
     """List the models: the served one, under each of its names."""
     files = await _read_files(services)
-    can = capabilities(services.model, services.tokenizer)
+    can = capabilities(services.model, services.tokenizer, takes_images=services.planner().takes_images)
     models = [
         OllamaListed(
             name=name,
@@ -191,7 +191,7 @@ async def show(request: Request, services: ServicesDep) -> Response:
         template=_template(services),
         details=details,
         model_info=_model_info(services, details),
-        capabilities=capabilities(services.model, services.tokenizer),
+        capabilities=capabilities(services.model, services.tokenizer, takes_images=services.planner().takes_images),
         modified_at=_started(services),
         warnings=notices or UNSET,
     )

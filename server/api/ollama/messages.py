@@ -1,36 +1,37 @@
 """Messages and tools in Ollama's format, and their conversion."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from server.api.fields.rules import EchoedModel, RequestModel, problem
+from server.api.fields.images import from_base64
+from server.api.fields.rules import EchoedModel, RequestModel
 from server.api.fields.tools import FunctionDefinition
+from server.errors import InvalidRequestError
+from server.generation.sent_images import SentImage, SentImages
 from server.generation.tools import Tool, ToolUse
+from server.text.image_marks import joined
 
 MAX_TOOLS = 512
 _ID_DIGITS = 5
 
 
-def _refuse_images(images: list[str]) -> list[str]:
-    """Refuse images: the place where a model that sees would read them."""
-    if images:
-        message = "Unsupported parameter: '{path}'. This server reads text only: send the request without images."
-        raise problem("unsupported_parameter", message)
-    return images
+def with_images(content: str, sent: Sequence[str] | None, images: SentImages, path: str) -> str:
+    """The content with marks for the images in base64, which come before the text and are added to `images`.
 
-
-Images = Annotated[list[str], AfterValidator(_refuse_images)]
-
-
-def images() -> Any:
-    """The default of a field for images."""
-    return Field(
-        None,
-        description="Images in base64. Only an empty list is accepted: this server reads text.",
-        json_schema_extra={"x-support": "refused"},
-    )
+    Raises InvalidRequestError for an image that is not base64. `path` is the field's.
+    """
+    marks = []
+    for index, text in enumerate(sent or ()):
+        at = f"{path}[{index}]"
+        data = from_base64(text)
+        if data is None:
+            raise InvalidRequestError(
+                f"Invalid '{at}': the image is not valid base64.", param=at, code="invalid_base64"
+            )
+        marks.append(images.add(SentImage("images", data, at, at)))
+    return joined([*marks, content])
 
 
 class OllamaFunctionCall(EchoedModel):
@@ -60,7 +61,7 @@ class OllamaMessage(EchoedModel):
     thinking: str | None = Field(
         None, description="The assistant's thinking; ignored and reported if the chat template does not show it."
     )
-    images: Images | None = images()
+    images: list[str] | None = Field(None, description="Images in base64. The model sees them before the text.")
     tool_calls: list[OllamaToolCall] | None = Field(None, description="Calls by the assistant.")
     tool_name: str | None = Field(
         None, description="The tool whose result this is. Ignored and reported if the chat template does not show it."
@@ -91,6 +92,7 @@ class History:
     def __init__(self, messages: Sequence[OllamaMessage]) -> None:
         self.messages: list[Mapping[str, Any]] = []
         self.paths: dict[str, str] = {}
+        self.images = SentImages()
         self._unanswered: list[tuple[str, str]] = []
         """Ids and names of the calls without a result."""
         self._num_calls = 0
@@ -99,7 +101,8 @@ class History:
 
     def _add(self, message: OllamaMessage) -> None:
         path = f"messages[{len(self.messages)}]"
-        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        content = with_images(message.content or "", message.images, self.images, f"{path}.images")
+        made: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             made["reasoning_content"] = message.thinking
             self.paths[f"{path}.reasoning_content"] = f"{path}.thinking"

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from server.api.fields.reasoning import Think
 from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related
-from server.api.ollama.messages import MAX_TOOLS, History, Images, OllamaMessage, OllamaTool, images, tool_use
+from server.api.ollama.messages import MAX_TOOLS, History, OllamaMessage, OllamaTool, tool_use, with_images
 from server.api.ollama.options import OllamaOptions, with_ollama_defaults
 from server.api.ollama.served import served_name, thinks
 from server.errors import InvalidRequestError
@@ -17,6 +17,7 @@ from server.generation.constraints.fragment import Constraint
 from server.generation.constraints.json_schema import JsonObject, LooseJson
 from server.generation.notices import Notice
 from server.generation.request import Conversation, FillIn, GenerationRequest, Prompt, TextPrompt
+from server.generation.sent_images import SentImages
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
 
@@ -164,7 +165,10 @@ class OllamaGenerateRequest(OllamaFields):
     )  # fmt: skip
     raw: bool | None = Field(None, description="Continue the prompt as it is, without the chat template.")
     truncate: bool | None = hint("Whether to cut a prompt that is too long.", "A prompt that is too long is refused.")
-    images: Images | None = images()
+    images: list[str] | None = Field(
+        None, description="Images in base64. The model sees them before the prompt.",
+        json_schema_extra=related(excludes=["raw", "suffix"]),
+    )  # fmt: skip
     template: Annotated[Literal[""] | None, SUPPORTED_ONLY] = refused("A prompt template in Go's format.")
     context: Annotated[Annotated[list[Any], Field(max_length=0)] | None, SUPPORTED_ONLY] = refused(
         "Tokens of the conversation so far: send the conversation to /api/chat instead."
@@ -175,7 +179,7 @@ class OllamaGenerateRequest(OllamaFields):
 
     @property
     def only_loads(self) -> bool:
-        return not (self.prompt or self.suffix)
+        return not (self.prompt or self.suffix or self.images)
 
 
 def chat_intent(body: OllamaChatRequest) -> GenerationRequest:
@@ -186,6 +190,7 @@ def chat_intent(body: OllamaChatRequest) -> GenerationRequest:
         messages=tuple(history.messages),
         tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
         drops_oldest=body.truncate is not False,
+        images=history.images.all,
         **_thinking(body),
     )
     return _request(body, conversation, history.paths, tools=tools)
@@ -201,7 +206,9 @@ def generate_intent(body: OllamaGenerateRequest) -> GenerationRequest:
         prompt = TextPrompt(text)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        prompt = Conversation(messages=(*system, {"role": "user", "content": text}), **_thinking(body))
+        sent = SentImages()
+        message = {"role": "user", "content": with_images(text, body.images, sent, "images")}
+        prompt = Conversation(messages=(*system, message), images=sent.all, **_thinking(body))
     return _request(body, prompt, {"prompt": "prompt"})
 
 

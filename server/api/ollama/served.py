@@ -43,7 +43,7 @@ def thinks(model: ServedModel) -> bool:
     return model.formats.reasoning is not None or model.formats.tool_format in FULL_OUTPUT_FORMATS
 
 
-def capabilities(model: ServedModel, tokenizer: Tokenizer) -> Sequence[str]:
+def capabilities(model: ServedModel, tokenizer: Tokenizer, *, takes_images: bool) -> Sequence[str]:
     """The abilities of the model, in Ollama's words."""
     generates = model.abilities.generates
     embedding = model.abilities.embedding
@@ -52,6 +52,7 @@ def capabilities(model: ServedModel, tokenizer: Tokenizer) -> Sequence[str]:
         "tools": generates and tokenizer.chat_template is not None,
         "insert": generates and tokenizer.fill_in is not None,
         "thinking": generates and thinks(model),
+        "vision": takes_images,
         "embedding": embedding is not None and (embedding.is_trained or not generates),
     }
     return [name for name, can in known.items() if can]

@@ -169,6 +169,9 @@ def can_decode() -> bool:
 
 def _no_images(sent: SentImage) -> InvalidRequestError:
     """The error for an image in a request to a model that takes none."""
+    if sent.kind == "images":
+        message = f"Unsupported parameter: '{sent.path}'. This model reads text only: send the request without images."
+        return InvalidRequestError(message, param=sent.path, code="unsupported_parameter")
     message = f"Invalid content type. {sent.kind} is only supported by certain models."
     return InvalidRequestError(message, param=f"{sent.path}.type", code="invalid_value")
 

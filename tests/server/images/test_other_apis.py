@@ -77,6 +77,24 @@ async def test_three_apis_make_one_prompt(image_client: Client, engine: FakeEngi
     assert [count["input_tokens"] for count in counts] == [len(first.prompt)] * 2
 
 
+async def test_ollama_shows_images_before_the_text(image_client: Client, engine: FakeEngine):
+    content = [image_part(), text_part("What is this?")]
+    sent = {"role": "user", "content": "What is this?", "images": [base64.b64encode(PNG).decode()]}
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": content}]},
+        "/api/chat": {"messages": [sent]},
+        "/api/generate": {"prompt": sent["content"], "images": sent["images"]},
+    }
+    async with image_client() as client:
+        for path, body in bodies.items():
+            response = await client.post(path, json={"model": "tiny", "stream": False, **body})
+            assert response.status_code == 200, response.text
+        assert "vision" in (await client.get("/api/tags")).json()["models"][0]["capabilities"]
+    first, *others = engine.requests
+    assert len(first.images) == 1
+    assert [(other.prompt, other.images) for other in others] == [(first.prompt, first.images)] * 2
+
+
 async def test_stored_responses_keep_images(image_client: Client, engine: FakeEngine):
     async with image_client() as client:
         item = {"role": "user", "content": [{"type": "input_text", "text": "Go"}, input_image()]}
