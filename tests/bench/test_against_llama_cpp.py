@@ -72,7 +72,7 @@ def test_loads_have_forms_only_with_the_embedded_model() -> None:
 
 
 def test_each_client_has_a_slot_that_holds_its_tokens() -> None:
-    command = llama_command(Path("llama-server"), Path("model.gguf"), clients=32, context=1024)
+    command = llama_command("llama-server", Path("model.gguf"), clients=32, context=1024)
     assert command[command.index("--parallel") + 1] == "32"
     assert command[command.index("--ctx-size") + 1] == str(32 * 1024)
 

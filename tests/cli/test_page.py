@@ -50,7 +50,8 @@ def test_the_root_leads_to_the_page_and_ctrl_c_ends_it(base_url: str) -> None:
     with page_before(base_url.removesuffix("/v1")) as (address, process):
         assert process.stdout is not None
         assert process.stdout.readline().split() == ["Server", base_url]
-        found = httpx.get(address, follow_redirects=True, timeout=60, trust_env=False)
+        browser = {"accept": "text/html"}
+        found = httpx.get(address, headers=browser, follow_redirects=True, timeout=60, trust_env=False)
         assert found.status_code == 200
         assert found.url.path == "/page/"
         assert "content-security-policy" in found.headers

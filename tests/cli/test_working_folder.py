@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,8 +99,9 @@ def test_the_learner(planted: Planted) -> None:
 async def test_the_intake_of_large_bodies(planted: Planted, tmp_path: Path) -> None:
     tiny_vocabulary.tokenizer(320).save(str(tmp_path / "tokenizer.json"))
     nothing: Any = None
+    model: Any = SimpleNamespace(images=None)
     with closing(WorkerPool()) as workers:
-        worker = BodyWorker(Tokenizer.from_folder(tmp_path), tmp_path, nothing, Settings(), workers)
+        worker = BodyWorker(Tokenizer.from_folder(tmp_path), tmp_path, model, Settings(), workers)
         assert await worker.run(operator.is_not, bytes(LARGE_BYTES), nothing, sender=Sender(""))  # costs no import
         worker.close()
     assert not planted.was_used

@@ -168,5 +168,5 @@ def test_the_image_has_what_settings_need_and_further_extras(further: tuple[str,
     ).stdout
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    told = [one for name in ("kv-events", "page", "redis", "traces", *further) for one in extras[name]]
+    told = [one for name in ("images", "kv-events", "page", "redis", "traces", *further) for one in extras[name]]
     assert wanted.split("\n")[:-1] == [*project["dependencies"], *told]

@@ -84,7 +84,7 @@ def argument_for(kind: Any) -> Any:
     """One where that is a number, a step of one token, and null."""
     if kind.kind == "primitive":
         return 1
-    return CPU.new("SwStep", num_tokens=1) if kind.item.cname == "SwStep" else CPU.ffi.NULL
+    return CPU.new("SwStep", num_tokens=1) if kind.item is CPU.ffi.typeof("SwStep") else CPU.ffi.NULL
 
 
 @pytest.mark.parametrize("threads", [1, 3])

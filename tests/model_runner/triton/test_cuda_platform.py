@@ -51,7 +51,7 @@ def test_a_model_without_attention(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(tmp_path)
     settings = RunnerConfig(tmp_path, dtype="float32", speculation="off", kv_cache_gib=0.002, max_model_len=64)
-    runner, _ = interpreted_runner(replace(settings, max_num_seqs=2))
+    runner, _ = interpreted_runner(replace(settings, max_num_seqs=2), graph_sizes=())
     assert generate(runner, PROMPT, NUM_TOKENS) == answers(model, PROMPT)
 
 
@@ -74,4 +74,4 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
 def test_a_model_with_indexers_is_refused(tmp_path: Path) -> None:
     write_tiny_model("minimax_m3_vl_text", tmp_path)
     with pytest.raises(UnsupportedModelError, match="has layers with an indexer, which run on the CPU only"):
-        interpreted_runner(RunnerConfig(tmp_path, kv_cache_gib=0.002))
+        interpreted_runner(RunnerConfig(tmp_path, kv_cache_gib=0.002), graph_sizes=())

@@ -20,7 +20,7 @@ ROUTES = [
     if isinstance(route, APIRoute) and "{" in route.path
     for method in sorted(route.methods)
 ]
-SHARED = {"/v1/models/{model:path}"}
+SHARED = {"/v1/models/{model:path}", "/api/blobs/{digest}"}
 """Paths with names of what belongs to nobody."""
 BODIES = {
     "/v1/conversations/{conversation_id}": {"metadata": {"taken": "over"}},
