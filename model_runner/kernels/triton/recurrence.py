@@ -158,6 +158,15 @@ def convolve(
 
 
 @triton.jit
+def _fields(segment):
+    """The fields of an SwSegment, in their order."""
+    first_token, num_tokens, paths_at = tl.load(segment), tl.load(segment + 1), tl.load(segment + 2)
+    block, offset, is_folded = tl.load(segment + 3), tl.load(segment + 4), tl.load(segment + 5)
+    page, first_fold, num_folds = tl.load(segment + 6), tl.load(segment + 7), tl.load(segment + 8)
+    return first_token, num_tokens, paths_at, block, offset, is_folded, page, first_fold, num_folds
+
+
+@triton.jit
 def _flushed(x):
     """Decays and states so small that subnormal numbers would follow count as zero."""
     return tl.where(tl.abs(x) < 7.888609052210118e-31, 0.0, x)  # 2^-100
@@ -329,10 +338,9 @@ def _recur_kernel(
     anchor = tl.load(anchors + choice)
     state = tl.load(states + anchor.to(tl.int64) * page_stride + in_state, mask=is_stored & (anchor >= 0), other=0.0)
     for index in range(tl.load(first_segment + choice), tl.load(first_segment + choice + 1)):
-        segment = segments + index * FIELDS
-        first_token, num_tokens, paths_at = tl.load(segment), tl.load(segment + 1), tl.load(segment + 2)
-        block, offset, is_folded = tl.load(segment + 3), tl.load(segment + 4), tl.load(segment + 5)
-        page, first_fold, num_folds = tl.load(segment + 6), tl.load(segment + 7), tl.load(segment + 8)
+        first_token, num_tokens, paths_at, block, offset, is_folded, page, first_fold, num_folds = _fields(
+            segments + index * FIELDS
+        )
         is_draft = paths_at >= 0
         read = state
         for fold in range(num_folds):
@@ -395,10 +403,9 @@ def _scan_kernel(
     anchor = tl.load(anchors + choice)
     state = tl.load(states + anchor.to(tl.int64) * page_stride + in_state, mask=is_there & (anchor >= 0), other=0.0)
     for index in range(tl.load(first_segment + choice), tl.load(first_segment + choice + 1)):
-        segment = segments + index * FIELDS
-        first_token, num_tokens, paths_at = tl.load(segment), tl.load(segment + 1), tl.load(segment + 2)
-        block, offset, is_folded = tl.load(segment + 3), tl.load(segment + 4), tl.load(segment + 5)
-        page, first_fold, num_folds = tl.load(segment + 6), tl.load(segment + 7), tl.load(segment + 8)
+        first_token, num_tokens, paths_at, block, offset, is_folded, page, first_fold, num_folds = _fields(
+            segments + index * FIELDS
+        )
         is_draft = paths_at >= 0
         read = state
         for row in range(num_folds * ROWS):

@@ -64,7 +64,7 @@ class OllamaListed(AnswerObject):
     digest: Annotated[str, doc("SHA-256 of the model's files.")]
     details: OllamaDetails
     capabilities: Annotated[
-        Sequence[str], doc("What it can do: `completion`, `tools`, `insert`, `thinking`, `embedding`.")
+        Sequence[str], doc("What it can do: `completion`, `tools`, `insert`, `thinking`, `vision`, `embedding`.")
     ]
 
 
