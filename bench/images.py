@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from model_runner.contract import SamplingParams
 from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import Layout, read_layout
 from model_runner.images.tower import Tower
+from model_runner.kernels.memory import return_freed_memory
 from model_runner.models.repository import resolve_model
 from model_runner.platforms.cpu import CpuPlatform
 from scheduler.interface import EngineRequest
@@ -123,9 +125,9 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def largest_image(layout: Layout) -> tuple[int, int]:
-    """Width and height of an image with the most feature rows, and among those with the most pixels."""
-    sizes = [(round((_LARGEST * aspect) ** 0.5), round((_LARGEST / aspect) ** 0.5)) for aspect in _SHAPES]
+def largest_image(layout: Layout, num_pixels: int) -> tuple[int, int]:
+    """Width and height of an image of so many pixels with the most feature rows."""
+    sizes = [(round((num_pixels * aspect) ** 0.5), round((num_pixels / aspect) ** 0.5)) for aspect in _SHAPES]
     return max(sizes, key=lambda size: layout.of(*size).num_rows)
 
 
@@ -135,21 +137,26 @@ def memory(folder: Path, console: Console) -> None:
     layout = read_layout(folder)
     assert layout is not None
     shape = platform.inspect_tower(folder)
-    size = largest_image(layout)
-    data = image_file(*size)
     start = _resident("VmRSS")
     tower = platform.load_tower(folder, layout)
     loading, loaded = _resident("VmHWM") - start, _resident("VmRSS") - start
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
-    seconds = _timed(lambda: tower.encode(make_image(layout, data, size, 1)))
-    peak = _resident("VmHWM") - start
-    planned = shape.num_bytes(platform.types.compute)
-    rows = layout.of(*size).num_rows
+    planned, weights = (count(platform.types.compute) / MIB for count in (shape.num_bytes, shape.weight_bytes))
     console.print(
-        f"{folder.name}: {size[0]} x {size[1]} pixels, {rows} rows, {seconds:.1f} s; loaded {loaded / MIB:.0f} MiB "
-        f"(at most {loading / MIB:.0f} meanwhile), at most {peak / MIB:.0f} MiB; planned {planned / MIB:.0f} MiB, "
-        f"of which {shape.weight_bytes(platform.types.compute) / MIB:.0f} for weights"
+        f"{folder.name}: loaded {loaded / MIB:.0f} MiB, at most {loading / MIB:.0f} meanwhile; planned {weights:.0f} "
+        f"and {planned - weights:.0f} for computing"
     )
+    for num_pixels in (_LARGEST // 50, _LARGEST):
+        size = largest_image(layout, num_pixels)
+        data = image_file(*size)
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
+        seconds = _timed(partial(tower.encode, make_image(layout, data, size, 1)))
+        peak = _resident("VmHWM") - before
+        console.print(
+            f"{folder.name}: {size[0]} x {size[1]} pixels, {layout.of(*size).num_rows} rows: {peak / MIB:.0f} MiB more "
+            f"at most, {seconds:.1f} s"
+        )
+        return_freed_memory()
 
 
 def _resident(name: str) -> int:

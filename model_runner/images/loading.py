@@ -22,7 +22,8 @@ SERVED = frozenset(
     {
         *("idefics3", "internvl", "lighton_ocr", "llava", "mistral3", "smolvlm"),
         *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
-        *("gemma3", "gemma4", "qwen3_5", "qwen3_vl_moe"),
+        *("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"),
+        *("aya_vision", "deepseek_vl", "exaone4_5", "llava_next", "qianfan_ocr", "vipllava"),
     }
 )
 """Types of models whose images the engine computes as transformers does."""

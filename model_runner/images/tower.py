@@ -22,6 +22,7 @@ from model_runner.images.decoding import decode
 from model_runner.images.image import Image
 from model_runner.images.layouts import Layout
 from model_runner.kernels.library import WeightKind
+from model_runner.kernels.memory import return_freed_memory
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_loading import check_report, quiet
 from model_runner.models.loading import rotated
@@ -112,9 +113,8 @@ class Tower:
         self._levels = levels_of(config)
         is_cuda = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
-        names = inspect.signature(self._model.get_image_features).parameters
-        inner = inspect.signature(self._model.base_model.get_image_features).parameters
-        self._names = names.keys() | inner.keys()
+        self._compute = self._model.base_model.get_image_features
+        self._names = inspect.signature(self._compute).parameters.keys()
         self.cores: TowerCores | None = None
         """The cores that features are computed with; None leaves the choice to torch."""
 
@@ -122,6 +122,7 @@ class Tower:
         """Pack the weights of the linear layers for the kernels of a CPU."""
         self.cores = TowerCores(packer.kernels)
         pack_tower(self._model, packer, self.cores)
+        return_freed_memory()
 
     def encode(self, image: Image) -> Tensor:
         """The feature rows [1 + levels, n, hidden] of an image, on the tower's device.
@@ -154,7 +155,7 @@ class Tower:
 
     def _run(self, inputs: Mapping[str, Any]) -> Tensor:
         arguments = {name: self._place(value) for name, value in inputs.items()}
-        output: Any = self._model.get_image_features(**arguments, return_dict=True)
+        output: Any = self._compute(**arguments, return_dict=True)
         rows = _flat(output.pooler_output)
         levels = [_flat(level) for level in getattr(output, "deepstack_features", None) or ()]
         if len(levels) != self._levels:

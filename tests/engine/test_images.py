@@ -126,7 +126,7 @@ def test_features_are_those_of_transformers(
         of_text = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
         wanted = {name: value for name, value in inputs.items() if name not in of_text}
         with torch.inference_mode():
-            output = oracle.get_image_features(**wanted, return_dict=True)
+            output = oracle.base_model.get_image_features(**wanted, return_dict=True)
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         expected = [torch.cat([part.flatten(0, -2) for part in level]) for level in map(as_list, levels)]
         assert torch.equal(found, torch.stack(expected)), size
