@@ -91,6 +91,7 @@ def make_app(engine: EngineClient, settings: Settings, checkpoints: Checkpoints)
     Raises StartError.
     """
     from server.api.body_worker import WorkerPool  # noqa: PLC0415
+    from server.api.model_services import ModelParts  # noqa: PLC0415
     from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
     from server.text.chat_template import TemplateSources  # noqa: PLC0415
     from server.text.tokenizer import Tokenizer  # noqa: PLC0415
@@ -98,7 +99,8 @@ def make_app(engine: EngineClient, settings: Settings, checkpoints: Checkpoints)
     replaced = None if checkpoints.chat_template is None else TemplateSources(checkpoints.chat_template)
     try:
         tokenizer = Tokenizer.from_folder(checkpoints.model.path, replaced)
-        return create_app(engine, tokenizer, settings, checkpoints.model, checkpoints.aux_model, workers=WorkerPool())
+        parts = ModelParts(engine, tokenizer, settings, checkpoints.model, checkpoints.aux_model)
+        return create_app([parts], settings, workers=WorkerPool())
     except OSError as error:
         raise StartError(f"{_setting_of(error, settings)}{describe_error(error)}") from None
     except ValueError as error:

@@ -191,7 +191,7 @@ class _Life:
     async def _announce_when_ready(self, engine: EngineClient, services: "Services", http_ready: float) -> None:
         """Raises EngineUnavailableError, or OSError if a file of the model cannot be read."""
         engine_ready, files_hashed = await asyncio.gather(
-            self._time_of(engine.wait_ready()), self._time_of(services.fingerprint.wait_known())
+            self._time_of(engine.wait_ready()), self._time_of(services.models.default.fingerprint.wait_known())
         )
         await engine.wait_ready()  # it may have failed while files were hashed
         started_in = engine.info.started_in
@@ -207,7 +207,7 @@ class _Life:
         if self._page is not None:
             self._announce("Page", f"{self._address}/")
         self._announce("Model", f"{name}, {info.dtype} weights and {info.rows} rows on {info.device}")
-        self._announce("Abilities", str(services.model.abilities))
+        self._announce("Abilities", str(services.models.default.model.abilities))
         if self._settings.chat_template is not None:
             self._announce("Chat template", str(self._settings.chat_template))
         cache = f"KV cache of {tokens:,} tokens, {tokens / info.max_model_len:.1f} full-length requests"

@@ -52,7 +52,7 @@ def test_it_replaces_the_models_own_everywhere(tmp_path: Path) -> None:
     assert services.tokenizer.chat_template.source == OTHER
     assert services.model.formats.tool_format.startswith("mistral")
     assert services.model.formats.reasoning == "think"
-    worker = _context(services.body_worker._pickled_context(None))
+    worker = _context(services.models.default.body_worker._pickled_context(None))
     assert worker.tokenizer.chat_template is not None
     assert worker.tokenizer.chat_template.source == OTHER
     own = Settings(model=settings.model)

@@ -55,7 +55,7 @@ async def test_load_is_the_number_of_requests_that_somebody_waits_for(
     app = make_app()
 
     def script(request: EngineRequest, choice: int) -> list[int]:
-        loads.append(app.state.services.timelines.num_awaited)
+        loads.append(app.state.services.models.default.timelines.num_awaited)
         return [ord("a")] * request.max_tokens
 
     engine.script = script
@@ -262,7 +262,7 @@ async def test_keys(make_app: Callable[..., FastAPI], tmp_path: Path, caplog: py
     caplog.set_level(logging.DEBUG)
     (tmp_path / "keys").write_text("first-key\n\n  second-key \n")
     app = make_app(api_key="main-key", api_keys_file=tmp_path / "keys")
-    await app.state.services.fingerprint.wait_known()
+    await app.state.services.models.default.fingerprint.wait_known()
     async with client_of(app) as client:
         for path in ("/health", "/ready", "/ping", "/version", "/openapi.json"):
             assert (await client.get(path)).status_code == 200
