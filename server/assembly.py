@@ -63,6 +63,26 @@ def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
     return Checkpoints(model, draft, named or model.heads, aux, template)
 
 
+def find_models(settings: Settings, console: Console) -> list[tuple[Settings, Checkpoints]]:
+    """Find each model that the settings name, in their order; download or convert it on first use.
+
+    Returns the settings of a server with this model alone, and its folders. Without `models` there is one.
+
+    Raises ModelNotFoundError, and StartError if a chat template cannot be used. They name the model if there are
+    several.
+    """
+    if not settings.models:
+        return [(settings, find_checkpoints(settings, console))]
+    found = []
+    for entry in settings.models:
+        own = settings.of_model(entry)
+        try:
+            found.append((own, find_checkpoints(own, console)))
+        except (ModelNotFoundError, StartError) as error:
+            raise type(error)(f"models: {entry.name}: {error}") from error
+    return found
+
+
 def _is_on_cpu(settings: Settings) -> bool:
     """Whether the model certainly runs from this machine's own memory; without a driver there is no GPU."""
     return settings.device == "cpu" or (settings.device == "auto" and not Path("/dev/nvidiactl").exists())
