@@ -50,7 +50,7 @@ def _nothing() -> None:
     """Ends a hold that kept nothing."""
 
 
-_PERMANENT = Permanent()
+PERMANENT = Permanent()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ModelParts:
     folder: ModelFolder
     aux: ModelFolder | None = None
     """The auxiliary model."""
-    residence: Residence = _PERMANENT
+    residence: Residence = PERMANENT
 
 
 @dataclass(frozen=True, slots=True)

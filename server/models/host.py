@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
-from server.engine.client import EngineUnavailableError
+from server.engine.client import EngineState, EngineUnavailableError
 from server.errors import RateLimitError, UnavailableError
 from server.models.hosted_model import Failure, HostedModel, ModelSource, Phase, Residency, Waiter
 from server.models.ledger import Ledger
+from server.models.spare import PlanError
 
 _logger = logging.getLogger("samewise.models")
 
@@ -24,16 +25,29 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 5.0, 300.0
 _SHUTTING_DOWN = "The server is shutting down."
 
 
+class Spare(Protocol):
+    """A process that waits for the next load."""
+
+    def refill(self) -> None:
+        """Have a process wait, if none does."""
+        ...
+
+    async def close(self) -> None:
+        """End the waiting process."""
+        ...
+
+
 class ModelHost:
     """Loads models when requests want them, and unloads others to make room.
 
     All decisions are made by `_decide`, on the event loop, after every change and when a time has come.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, spare: Spare) -> None:
         self.models: list[HostedModel] = []
         """In the order of the settings."""
         self._ledger = ledger
+        self._spare = spare
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
         self._decision: asyncio.Handle | None = None
@@ -46,10 +60,28 @@ class ModelHost:
         self.models.append(model)
         return model
 
-    async def plan(self) -> None:
-        """Find out how much memory each model needs, one after the other."""
+    @property
+    def state(self) -> EngineState:
+        """FAILED if a model that is loaded at the start cannot be; READY when all of these are loaded."""
+        first = [model for model in self.models if model.residency.is_loaded_at_start]
+        if any(model.failure is not None and not model.num_loads for model in first):
+            return EngineState.FAILED
+        return EngineState.READY if all(model.num_loads for model in first) else EngineState.STARTING
+
+    async def start(self) -> None:
+        """Begin to plan all models, and to load those that are loaded at the start."""
+        now = asyncio.get_running_loop().time()
         for model in self.models:
-            await self._plan(model)
+            model.wished_at = now if model.residency.is_loaded_at_start else None
+        self._spawn(self._plan_all())
+
+    async def wait_ready(self) -> None:
+        """Returns when all models that are loaded at the start are loaded. Raises EngineUnavailableError."""
+        for model in self.models:
+            if model.residency.is_loaded_at_start:
+                await model.became_settled.wait()
+                if model.failure is not None and not model.num_loads:
+                    raise EngineUnavailableError(f"{model.name}: {model.failure.reason}")
 
     @asynccontextmanager
     async def use(self, model: HostedModel, num_bytes: int, *, is_background: bool) -> AsyncIterator[None]:
@@ -113,6 +145,7 @@ class ModelHost:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._spare.close()
 
     def _close(self) -> None:
         self._is_closing = True
@@ -155,7 +188,7 @@ class ModelHost:
             message = f"The model `{model.name}` is not available: {failure.reason} It is tried again after {wait_s} s."
             raise UnavailableError(message, code="model_unavailable")
         if len(model.waiters) >= model.residency.max_waiting or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
-            message = f"The model `{model.name}` is being loaded, and {len(model.waiters)} requests wait for it already. "
+            message = f"The model `{model.name}` is not loaded, and {len(model.waiters)} requests wait for it. "
             message += "Please retry later, or raise the server's setting max_waiting."
             raise RateLimitError(message, code="rate_limit_exceeded")
 
@@ -174,23 +207,25 @@ class ModelHost:
         if self._is_closing:
             return
         now = asyncio.get_running_loop().time()
-        wanted = sorted((one for one in self.models if one.wanted_since is not None), key=lambda one: one.wanted_since)
-        if not wanted:
-            for model in self.models:
-                model.is_yielding = False
+        wanted = sorted(filter(_is_wanted, self.models), key=lambda one: one.wanted_since or now)
         for model in self.models:
+            model.is_yielding = model.is_yielding and bool(wanted)
             if model.is_open:
                 _grant(model)
         for model in wanted:
             if not self._begin_load(model):
                 self._make_room(model, now)
                 break  # strictly in order, so that nobody starves
-        for model in self.models:
-            if model.is_wanted_in_background:
-                self._begin_load(model)
+        self._load_in_background()
         self._unload_unused(now)
         if (at := self._next_decision(wanted, now)) is not None:
             self._changed(at)
+
+    def _load_in_background(self) -> None:
+        """Load what only background requests want, where memory is free."""
+        for model in self.models:
+            if model.phase is Phase.UNLOADED and model.wanted_since is None and model.waiters:
+                self._begin_load(model)
 
     def _next_decision(self, wanted: Sequence[HostedModel], now: float) -> float | None:
         """When a decision may change though nothing happens; None for never."""
@@ -218,7 +253,7 @@ class ModelHost:
     def _make_room(self, wanted: HostedModel, now: float) -> None:
         """Unload idle models, or make busy ones idle, so that the wanted one fits."""
         assert wanted.num_bytes is not None, "its load was refused"
-        leaving = sum(self._ledger.held(one.name) for one in self.models if one.phase is Phase.UNLOADING)
+        leaving = sum(self._held(one) for one in self.models if one.phase is Phase.UNLOADING)
         lacking = wanted.num_bytes - self._ledger.free - leaving
         if lacking <= 0:
             return
@@ -241,19 +276,35 @@ class ModelHost:
         for model in sorted(models, key=lambda one: (not one.is_unused(now), one.last_used)):
             if lacking > 0:
                 chosen.append(model)
-                lacking -= self._ledger.held(model.name)
+                lacking -= self._held(model)
         if lacking > 0:
             return []
         for model in chosen.copy():
-            if lacking + self._ledger.held(model.name) <= 0:
+            if lacking + self._held(model) <= 0:
                 chosen.remove(model)
-                lacking += self._ledger.held(model.name)
+                lacking += self._held(model)
         return chosen
+
+    def _held(self, model: HostedModel) -> int:
+        """The bytes that the model has reserved."""
+        return self._ledger.reserved.get(model.name, 0)
 
     def _unload_unused(self, now: float) -> None:
         for model in self.models:
             if model.phase is Phase.LOADED and model.is_unused(now):
                 self._spawn(self._unload(model, f"no request came for {model.residency.idle_s:g} s"))
+
+    async def _plan_all(self) -> None:
+        """Plan every model, those that are loaded at the start first."""
+        for model in sorted(self.models, key=lambda one: not one.residency.is_loaded_at_start):
+            if model.num_bytes is None and not model.is_planning:
+                await self._plan(model)
+        self._refill()
+
+    def _refill(self) -> None:
+        """Have a process wait for the next load, while none is loading."""
+        if all(model.phase is not Phase.LOADING for model in self.models):
+            self._spare.refill()
 
     async def _plan(self, model: HostedModel) -> None:
         model.is_planning = True
@@ -265,7 +316,7 @@ class ModelHost:
                 self._note_failure(model, reason)
             else:
                 model.num_bytes = num_bytes
-        except (EngineUnavailableError, OSError) as error:
+        except (PlanError, OSError) as error:
             self._note_failure(model, str(error))
         finally:
             model.is_planning = False
@@ -283,6 +334,7 @@ class ModelHost:
                 model.became_ready(start, asyncio.get_running_loop().time())
                 _logger.info("%s is loaded, after %.1f s.", model.name, model.load_s)
                 self._changed()
+                self._refill()
             reason = await engine.ended()
         except EngineUnavailableError as error:
             reason = str(error)
@@ -320,6 +372,10 @@ class ModelHost:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _logger.error("The host of models failed.", exc_info=error)
+
+
+def _is_wanted(model: HostedModel) -> bool:
+    return model.wanted_since is not None
 
 
 def _may_go(model: HostedModel, now: float, waited: float) -> bool:

@@ -30,6 +30,7 @@ class Phase(StrEnum):
 class Residency:
     """How long a model stays loaded, as the settings have it."""
 
+    is_loaded_at_start: bool = False
     is_pinned: bool = False
     """Whether it is never unloaded to make room."""
     idle_s: float | None = None
@@ -68,7 +69,7 @@ class ModelSource(Protocol):
     """Where a model's engine comes from."""
 
     async def plan(self) -> int:
-        """The bytes that the model's engine takes. Raises EngineUnavailableError if it cannot be served."""
+        """The bytes that the model's engine takes. Raises PlanError if it cannot be served, and OSError."""
         ...
 
     def make_engine(self, steps: StepLog) -> EngineSupervisor:
@@ -156,11 +157,6 @@ class HostedModel:
             return None
         times = [one.since for one in self.waiters if not one.is_background]
         return min(times if self.wished_at is None else [*times, self.wished_at], default=None)
-
-    @property
-    def is_wanted_in_background(self) -> bool:
-        """Whether only background requests want it loaded."""
-        return self.phase is Phase.UNLOADED and self.wanted_since is None and bool(self.waiters)
 
     @property
     def unused_at(self) -> float | None:

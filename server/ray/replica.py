@@ -10,7 +10,7 @@ from ray import serve
 from rich.console import Console
 from starlette.types import Message
 
-from server.assembly import find_checkpoints, make_app, make_engine
+from server.assembly import ModelOnEngine, find_checkpoints, make_app, make_engine
 from server.config import Settings
 from server.engine.client import EngineState
 from server.engine.process import EngineProcess
@@ -37,7 +37,7 @@ class Replica:
         checkpoints = await asyncio.to_thread(find_checkpoints, settings, Console(stderr=True))
         self._engine = make_engine(settings, checkpoints)
         await self._engine.start()
-        app = await asyncio.to_thread(make_app, self._engine, settings, checkpoints)
+        app = await asyncio.to_thread(make_app, [ModelOnEngine(self._engine, settings, checkpoints)], settings)
         await self._parts.enter_async_context(app.router.lifespan_context(app))
         self._services: Services = app.state.services
         self._model = self._services.models.default
