@@ -361,7 +361,7 @@ async def test_metrics_of_an_engine_that_restarts(client: httpx.AsyncClient, eng
     assert seen["samewise:num_requests_waiting"] == 7
     assert seen["samewise:num_requests_held"] == 3
     states = {state.value: seen[f"samewise:engine_state,{state.value}"] for state in EngineState}
-    assert states == {"starting": 0, "ready": 0, "restarting": 1, "draining": 0, "failed": 0}
+    assert states == {"unloaded": 0, "starting": 0, "ready": 0, "restarting": 1, "draining": 0, "failed": 0}
 
 
 def test_metrics_of_two_applications_are_their_own(make_app: Callable[..., FastAPI]):
