@@ -66,7 +66,10 @@ class Blueprint:
             raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
         sizes = platform.sizes(config)
         reader = find_reader(config, platform)
-        needs = _needs(shapes, platform, 0 if reader is None else reader.num_bytes)
+        needs = _needs(shapes, platform)
+        if reader is not None:
+            loading_bytes = max(needs.loading_bytes, needs.model_bytes + reader.loading_bytes)
+            needs = replace(needs, image_bytes=reader.num_bytes, loading_bytes=loading_bytes)
         return cls(config, platform, shapes, sizes, reader, needs)
 
     def fit(self, room: Room) -> MemoryPlan:
@@ -161,8 +164,8 @@ def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | 
     return shape
 
 
-def _needs(shapes: Shapes, platform: Platform, image_bytes: int) -> Needs:
-    """The memory that all models need, before anything is loaded."""
+def _needs(shapes: Shapes, platform: Platform) -> Needs:
+    """The memory that all models need without images, before anything is loaded."""
     models, heads, learned = shapes.models(), shapes.heads, shapes.learned
     spare_bytes = 0 if learned is None else learned.spare_bytes
     of_heads = [kv for one in heads for kv in heads_kv(one)]
@@ -176,6 +179,5 @@ def _needs(shapes: Shapes, platform: Platform, image_bytes: int) -> Needs:
         max_model_len=shapes.target.max_model_len,
         states=StateBytes(*state_bytes(shapes.target.recurrences, shapes.target.convolutions, shapes.target.scans)),
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
-        image_bytes=image_bytes,
         int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
     )
