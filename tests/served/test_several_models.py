@@ -19,6 +19,8 @@ NUM_CLIENTS = 16
 NUM_REQUESTS = 300
 PROMPTS = tuple("a b c d e f g h "[: 2 * length] for length in range(1, 9))
 MAX_TOKENS = 12
+LONG = 600
+"""Tokens of streams that run while something happens."""
 Answers = Mapping[tuple[str, str], str]
 """Texts by model and prompt."""
 
@@ -34,16 +36,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="module")
-def alone(folders: Mapping[str, str]) -> Answers:
+def alone(folders: Mapping[str, str], server: Server) -> Answers:
     """The answers of servers that have one model each."""
-    found = {}
-    for name, path in folders.items():
-        server = Server(path, "--served-model-name", name)
-        texts = asyncio.run(stream_texts(server, name, PROMPTS, MAX_TOKENS))
-        found |= {(name, prompt): text for prompt, text in zip(PROMPTS, texts, strict=True)}
-        assert server.terminate() == 0
+    found = _answers(server, EMBEDDED, "embedded")
+    for name in TINY:
+        tiny = Server(folders[name], "--served-model-name", name)
+        found |= _answers(tiny, name, name)
+        assert tiny.terminate() == 0
     assert len(set(found.values())) > len(found) / 2
     return found
+
+
+def _answers(server: Server, model: str, name: str) -> dict[tuple[str, str], str]:
+    texts = asyncio.run(stream_texts(server, model, PROMPTS, MAX_TOKENS))
+    return {(name, prompt): text for prompt, text in zip(PROMPTS, texts, strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +91,11 @@ async def _complete(client: openai.AsyncOpenAI, name: str, prompt: str, *, is_st
 
 async def test_killing_all_engines_changes_no_stream(several: Server) -> None:
     """They are those of two models, and perhaps the process that waits for the next load."""
-    prompts = [prompt * 4 for prompt in PROMPTS]
-    undisturbed = [await stream_texts(several, name, prompts, 60) for name in TINY]
+    prompts = PROMPTS[:4]
+    undisturbed = [await stream_texts(several, name, prompts, LONG) for name in TINY]
     begun = [asyncio.Event() for _ in TINY]
     streams = [
-        asyncio.create_task(stream_texts(several, name, prompts, 60, event))
+        asyncio.create_task(stream_texts(several, name, prompts, LONG, event))
         for name, event in zip(TINY, begun, strict=True)
     ]
     await asyncio.gather(*(event.wait() for event in begun))
