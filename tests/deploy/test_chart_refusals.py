@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helm_python import HelmError
 
-from server.config import OTHER_VARIABLES, Settings
+from server.config import OTHER_VARIABLES, Settings, load_settings
 from server.setting_errors import PREFIX
 from tests.deploy.chart import CHART, read_values, render, render_pod, variables_of
 from tests.deploy.test_chart_settings import EVENTS, GIVEN, KEYS
@@ -96,7 +96,7 @@ def test_a_setting_is_no_variable_and_the_refusal_says_where_it_stands(name: str
 
 def test_capitals_matter_to_a_variable_as_little_as_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("samewise_max_waiting", "3")
-    assert Settings().max_waiting == 3
+    assert load_settings({}).max_waiting == 3
     refused = refusal({"extraEnv": [{"name": "samewise_max_waiting", "value": "3"}]})
     assert refused.endswith("set settings.max_waiting instead")
 
