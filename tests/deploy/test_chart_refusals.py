@@ -21,9 +21,11 @@ INSTEAD = {
     "kv_events_replay": "kvEvents.replayPort",
     "kv_events_topic": "settings.served_model_name",
     **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"), "ingress.tlsSecret"),
-    **{name: f"settings.{name}" for name in GIVEN},
+    **{name: f"settings.{name}" for name in (*GIVEN, "models", "memory_gib", "load_timeout_s")},
 }
 """The value to set instead of a variable, by setting."""
+SEVERAL: dict[str, Any] = {"settings": {"models": [{"name": "a"}, {"name": "b"}], "memory_gib": 4}}
+"""Two models that do not fit into the chart's own limit, with what the server needs itself."""
 BY_VARIABLE = {"extraEnv": [{"name": "SAMEWISE_API_KEY", "value": "x"}]}
 POOL = {"enabled": True, "endpointPicker": {"name": "picker"}}
 
@@ -65,12 +67,23 @@ def scaled(running: int | None, type_: str = "hpa", **values: Any) -> dict[str, 
         ({"apiKeys": {"keys": KEYS}, "serviceMonitor": {"enabled": True}}, "serviceMonitor.existingSecret is needed"),
         ({**BY_VARIABLE, "serviceMonitor": {"enabled": True}}, "serviceMonitor.existingSecret is needed"),
         ({**BY_VARIABLE, "inferencePool": POOL}, "endpoint pickers have no key for /metrics"),
+        ({**SEVERAL, "kvEvents": {"enabled": True}}, "kvEvents: the events of a server with settings.models are not"),
+        ({**SEVERAL, "inferencePool": POOL}, "inferencePool: a pool serves one model"),
+        (scaled(9, settings=SEVERAL["settings"]), "the load of all models is added up; use keda with autoscaling.keda"),
+        ({**SEVERAL, "resources": {"limits": {"memory": "4500M"}}}, "do not fit into resources.limits.memory (4500M)"),
+        ({"settings": {"models": [{"name": "a", "port": 1}]}}, "additional properties 'port' not allowed"),
         ({"serviceMonitor": {"labels": {"helm.sh/chart": "a"}}}, "serviceMonitor.labels: helm.sh/chart"),
         ({"prometheusRule": {"labels": {"helm.sh/chart": "a"}}}, "prometheusRule.labels: helm.sh/chart"),
     ],
 )
 def test_what_would_be_at_odds_is_refused_with_a_reason(values: dict[str, Any], message: str) -> None:
     assert message in refusal(values)
+
+
+@pytest.mark.parametrize("limit", ["4608Mi", "5Gi", "4.9G", None])
+def test_models_that_fit_are_allowed(limit: str | None) -> None:
+    assert "do not fit into resources.limits.memory (4Gi)" in refusal(SEVERAL)
+    render({**SEVERAL, "resources": {"limits": {"memory": limit}}})
 
 
 @pytest.mark.parametrize("prefix", ["", "_x", "my_", "a" * 64, "1a", "a-b", "a.b"])
