@@ -34,7 +34,7 @@ IN_FILE_ONLY = frozenset({"models"})
 OF_SEVERAL = ("memory_gib", "load_timeout_s")
 """Settings of a server with several models."""
 _NAMED = {"model": "`path`", "served_model_name": "`name` and `aliases`"}
-"""What an entry has in place of a setting of a server with one model."""
+"""Keys of an entry in place of the settings of a server with one model."""
 
 
 def _check_name(name: str) -> str:
@@ -147,7 +147,7 @@ def check_together(settings: "Settings") -> None:
 
 
 def _problems(settings: "Settings", entry: ModelSettings) -> Iterator[str]:
-    """What is wrong with the settings of an entry."""
+    """Problems of an entry's settings, in words."""
     fields = type(settings).model_fields
     for key in entry.overrides:
         if key in _NAMED:

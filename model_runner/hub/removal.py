@@ -24,7 +24,7 @@ class Download:
 
     name: str
     paths: tuple[Path, ...]
-    """What was served of it: GGUF files or folders. Empty if only a part is there."""
+    """GGUF files and folders that were served. Empty if only a part is there."""
     size: int
     """Bytes that its removal frees."""
     links: tuple[Path, ...]
