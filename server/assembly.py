@@ -117,16 +117,18 @@ def limits_of(settings: Settings) -> EngineLimits:
 
 
 def host_models(
-    settings: Settings, found: Sequence[tuple[Settings, Checkpoints]], publish: Callable[[bytes], None] | None = None
+    settings: Settings,
+    found: Sequence[tuple[Settings, Checkpoints]],
+    publish: Sequence[Callable[[bytes], None] | None],
 ) -> tuple[ModelHost, "list[ModelOnEngine]"]:
-    """Make the host of several models, without starting it; `publish` receives their KV events."""
+    """Make the host of several models, without starting it; each of `publish` receives the KV events of a model."""
     budget = host_budget() if settings.memory_gib is None else int(settings.memory_gib * (1 << 30))
     spare = SpareWorker()
     host = ModelHost(Ledger(budget), spare)
     models = []
-    for entry, (own, checkpoints) in zip(settings.models, found, strict=True):
+    for entry, (own, checkpoints), events in zip(settings.models, found, publish, strict=True):
         share = _CACHE_SHARE / len(found) if own.kv_cache_gib is None else None
-        source = ProcessSource(engine_config(own, checkpoints), limits_of(own), spare, budget, share, publish)
+        source = ProcessSource(engine_config(own, checkpoints), limits_of(own), spare, budget, share, events)
         residency = Residency(
             is_loaded_at_start=entry.load == "start",
             is_pinned=entry.pinned,
