@@ -16,6 +16,7 @@ from server.api.responses.store import Found, References
 from server.api.responses.websocket import Lane, lane_of
 from server.api.services import Services
 from server.errors import InvalidRequestError
+from server.generation.sent_images import UploadedFile
 from server.http.middleware import record_of, sender_of
 from server.telemetry.request_trace import Sender
 
@@ -131,6 +132,8 @@ class IncomingBody:
     body: bytes
     meta: RequestMeta
     found: Lookup
+    files: Mapping[str, UploadedFile] = field(default_factory=dict)
+    """Images that are known before the body is checked, by file ids and URLs."""
 
     @property
     def context(self) -> Sequence[msgspec.Raw]:
@@ -140,6 +143,7 @@ class IncomingBody:
     async def check(self, work: Callable[..., _T], services: Services, *args: Any) -> _T:
         """Run `work(context, body, meta, found, *args)` in the body worker. Raises ApiError."""
         num_bytes = len(self.body) + (0 if isinstance(self.found, InvalidRequestError) else self.found.num_bytes)
+        uploaded = await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services)
         return await services.body_worker.run(
             work,
             self.body,
@@ -149,7 +153,7 @@ class IncomingBody:
             *args,
             sender=self.meta.sender,
             num_bytes=num_bytes,
-            files=await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services),
+            files={**uploaded, **self.files},
         )
 
 
