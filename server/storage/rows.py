@@ -133,8 +133,8 @@ class Rows:
         promised = Counter(
             dict(self._connection.execute(f"SELECT client, sum(promised) {unfinished} GROUP BY client").fetchall())
         )
-        parts = f"SELECT number FROM rows WHERE parent IN (SELECT id {unfinished})"
-        promised.update(dict(self._connection.execute(f"{_contents_of('client', parts)} GROUP BY client").fetchall()))
+        files = f"{_files_of('client', f'SELECT id {unfinished}')} GROUP BY client"
+        promised.update(dict(self._connection.execute(files).fetchall()))
         return promised
 
     def num_bytes_written(self) -> int:
@@ -142,9 +142,9 @@ class Rows:
         parts = f"SELECT coalesce(sum(length(body) + {_ROW_BYTES}), 0) FROM rows WHERE parent {_AMONG}"
         written = (json.dumps(list(self._written)),)
         (num_bytes,) = self._connection.execute(parts, written).fetchone()
-        own = _contents_of("1", f"SELECT number FROM rows WHERE parent {_AMONG}")
-        (_, num_contents) = self._connection.execute(own, written).fetchone()
-        return int(num_bytes) + int(num_contents) + sum(self._written.values())
+        files = _files_of("1", "SELECT value FROM json_each(?1)")
+        (_, num_file_bytes) = self._connection.execute(files, written).fetchone()
+        return int(num_bytes) + int(num_file_bytes) + sum(self._written.values())
 
     def drop_oldest(self, client: str) -> int:
         """Delete the client's oldest row without a parent, and its parts. Returns the client's remaining bytes.
@@ -173,12 +173,12 @@ class Rows:
         ]
 
 
-def _contents_of(group: str, numbers: str) -> str:
-    """A query for the bytes of all files that were taken out of the rows with these numbers, by a group."""
+def _files_of(group: str, ids: str) -> str:
+    """A query for the bytes of the files of rows with these ids and of their parts, by a group."""
+    rows = f"SELECT number FROM rows WHERE parent IN ({ids}) UNION ALL "
+    rows += f"SELECT number FROM rows WHERE parent = '' AND id IN ({ids})"
     size = f"coalesce(sum(length(body) + {_ROW_BYTES}), 0)"
-    return (
-        f"SELECT {group}, {size} FROM contents WHERE number IN (SELECT content FROM cuts WHERE number IN ({numbers}))"
-    )
+    return f"SELECT {group}, {size} FROM contents WHERE number IN (SELECT content FROM cuts WHERE number IN ({rows}))"
 
 
 def _num_promised(row: Row, rows: Sequence[Row]) -> int:

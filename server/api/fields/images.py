@@ -55,9 +55,7 @@ class ImagePart(EchoedModel):
         return add_url(url, "image_url", images, path, field, detail or "")
 
 
-def add_url(
-    url: str, kind: Kind, images: SentImages, path: str, field: str, detail: str
-) -> str:
+def add_url(url: str, kind: Kind, images: SentImages, path: str, field: str, detail: str) -> str:
     """Add the image in a URL, which stands in `field`, to the others; returns its mark. Raises InvalidRequestError."""
     if _HTTPS.match(url):
         return images.add(SentImage(kind, b"", path, field, url=url, detail=detail))

@@ -160,7 +160,7 @@ def _with_fetched(item: Mapping[str, Any], files: Mapping[str, UploadedFile]) ->
 
 
 def _inlined(part: Any, files: Mapping[str, UploadedFile]) -> Any:
-    fetched = files.get(part.get("image_url")) if isinstance(part, dict) else None
+    fetched = files.get(part.get("image_url") or "") if isinstance(part, dict) else None
     return part if fetched is None else {**part, "image_url": data_url(fetched.content)}
 
 
