@@ -62,7 +62,7 @@ def fetching(make_app: Callable[..., FastAPI], image_folder: Callable[..., Path]
 
         app = make_app(image_folder(), **{"image_hosts": (HOST,), **settings})
         web = answer if isinstance(answer, httpx.AsyncBaseTransport) else Web(answer)
-        services = app.state.services
+        services = app.state.services.models.default
         services.body_worker.fetcher = ImageFetcher(services.settings, resolve, web)
         async with client_of(app) as client:
             yield client, web

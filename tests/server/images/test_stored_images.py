@@ -79,7 +79,8 @@ async def test_background_after_a_restart(
             return [PUBLIC]
 
         app = make_app(image_folder(), data_dir=tmp_path / "data", image_hosts=(HOST,))
-        app.state.services.body_worker.fetcher = ImageFetcher(app.state.services.settings, resolve, Web(sends(data)))
+        served = app.state.services.models.default
+        served.body_worker.fetcher = ImageFetcher(served.settings, resolve, Web(sends(data)))
         return app
 
     engine.first_delay_s = 60
