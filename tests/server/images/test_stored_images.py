@@ -72,7 +72,7 @@ async def test_stored_once(make_app: MakeApp, image_folder: Callable[..., Path],
 async def test_background_after_a_restart(
     make_app: MakeApp, image_folder: Callable[..., Path], engine: FakeEngine, tmp_path: Path
 ):
-    """The images are those of the request, even if a file was deleted and a URL has another image now."""
+    """The images are the same as in the request, even if a file was deleted and a URL has another image now."""
 
     def made(data: bytes) -> FastAPI:
         async def resolve(_: str) -> Sequence[str]:
