@@ -1,8 +1,8 @@
 """Measures how the engine computes images, with models of random weights.
 
-    python -m bench.images gaps       # steps of 8 streams, in turns with and without an image being encoded
-    python -m bench.images memory     # a tower's memory for the largest image, beside the memory plan
-    python -m bench.images quality    # features and answers of a tower in int8, beside the same one in float32
+python -m bench.images gaps       # steps of 8 streams, in turns with and without an image being encoded
+python -m bench.images memory     # a tower's memory for the largest image, beside the memory plan
+python -m bench.images quality    # features and answers of a tower in int8, beside the same one in float32
 """
 
 import argparse
@@ -73,7 +73,9 @@ def gaps(folder: Path, turns: int, console: Console) -> None:
     assert layout is not None
     size = (1024, 768)
     data = image_file(*size, seed=1)
-    console.print(f"an image of {layout.of(*size).num_rows} feature rows alone: {_encode_s(features, layout, data):.2f} s")
+    console.print(
+        f"an image of {layout.of(*size).num_rows} feature rows alone: {_encode_s(features, layout, data):.2f} s"
+    )
     engine = engines.make()
     sampling = SamplingParams(temperature=0.0, min_tokens=100_000)
     for stream in range(_STREAMS):

@@ -27,6 +27,7 @@ from server.setting_types import (
     Endpoint,
     File,
     Hosts,
+    ImageHosts,
     MetricsPrefix,
     Model,
     Names,
@@ -267,6 +268,11 @@ class Settings(BaseSettings):
     max_image_megapixels: float = Field(
         50.0, gt=0, description="Largest image in millions of pixels. Decoding takes up to 20 bytes of memory for each."
     )
+    image_hosts: ImageHosts = Field(
+        (),
+        description="Host that images are fetched from, by https, such as images.example.com. It needs a public "
+        "address. Repeat it for several. By default none: https URLs are refused.",
+    )
 
     strict: bool = Field(
         False,
@@ -470,7 +476,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("client_timeout_s", "keepalive_s", "drain_grace_s"),
     ),
     "API": ("strict", "lenient", "logprobs"),
-    "Images": ("images", "image_cache_gib", "max_images", "max_image_mib", "max_image_megapixels"),
+    "Images": ("images", "image_cache_gib", "max_images", "max_image_mib", "max_image_megapixels", "image_hosts"),
     "Stored data": ("data_dir", "max_stored_mib", "max_file_mib", "max_files_mib", "max_batch_lines"),
     "Security": (
         *("api_key", "api_keys_file", "isolate_keys", "redis_url", "cors_origins", "allowed_hosts", "open_metrics"),

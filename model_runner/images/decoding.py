@@ -152,7 +152,7 @@ def _turn_upright(file: "ImageFile") -> None:
         ImageOps.exif_transpose(file, in_place=True)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001, S110 - broken metadata does not make the pixels unusable
+    except Exception:  # noqa: BLE001 - broken metadata does not make the pixels unusable
         pass
 
 

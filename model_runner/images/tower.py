@@ -90,7 +90,9 @@ def inspect_tower(config: PretrainedConfig) -> TowerShape:
     multiplied = [linear.weight for linear in linears_of(model)]
     num_multiplied = sum(weight.numel() for weight in multiplied)
     num_rotated = sum(rotated(weight.numel(), weight.shape[-1]) for weight in multiplied)
-    return TowerShape(num_parameters, num_multiplied, num_rotated, text.hidden_size, levels_of(config), widest, sees_images)
+    return TowerShape(
+        num_parameters, num_multiplied, num_rotated, text.hidden_size, levels_of(config), widest, sees_images
+    )
 
 
 def levels_of(config: Any) -> int:
@@ -109,7 +111,7 @@ class Tower:
         if config.model_type == "mistral3":
             self._model.base_model.multi_modal_projector.register_forward_hook(_with_batch)
         self._processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")  # type: ignore[no-untyped-call]
-        self._call = dict(layout.call)
+        self._layout = layout
         self._levels = levels_of(config)
         is_cuda = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
@@ -133,15 +135,15 @@ class Tower:
         """
         if self.cores is not None:
             self.cores.take()
-        rows = self.features(decode(image.data))
+        rows = self.features(decode(image.data), image.detail)
         if rows.shape[1] != image.num_rows:
             raise ValueError(f"an image has {rows.shape[1]} feature rows, but {image.num_rows} places in its prompt")
         return rows
 
     @torch.inference_mode()
-    def features(self, pixels: "Pixels") -> Tensor:
-        """The feature rows [1 + levels, n, hidden] of an RGB image."""
-        inputs = self._processor(images=[pixels], return_tensors="pt", **self._call)
+    def features(self, pixels: "Pixels", detail: str = "") -> Tensor:
+        """The feature rows [1 + levels, n, hidden] of an RGB image in this detail."""
+        inputs = self._processor(images=[pixels], return_tensors="pt", **self._layout.at(detail).call)
         with self._device():
             rows = self._run({name: value for name, value in inputs.items() if name in self._names})
         if self._stream is not None:

@@ -181,6 +181,8 @@ FOREIGN: Mapping[str, Foreign] = {
     "--enable-lora": Refused(_ADAPTERS),
     "--lora-modules": Refused(_ADAPTERS),
     "--limit-mm-per-prompt": Refused(_IMAGES),
+    "--allowed-media-domains": Refused("Name each host by --image-hosts; it needs https and a public address."),
+    "--allowed-local-media-path": Refused("The server's own files are never read for a client; send data URLs."),
     "--download-dir": Refused("Set the variable HF_HOME; models are kept in the hub's own cache."),
     # llama.cpp
     "-m": Translated(MODEL),

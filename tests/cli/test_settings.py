@@ -110,6 +110,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "max_images": ("7", 7),
     "max_image_mib": ("1.5", 1.5),
     "max_image_megapixels": ("1.5", 1.5),
+    "image_hosts": ("a.example,B.example", ("a.example", "b.example")),
     "max_files_mib": ("2.5", 2.5),
     "strict": ("true", True),
     "lenient": ("true", True),
