@@ -22,6 +22,9 @@ from model_runner.models.refusal import UnsupportedModelError
 ARCHITECTURES: Mapping[str, Architecture] = {**DENSE, **GEMMAS, **LATENT, **MIXTURES, **RECURRENT}
 """By `general.architecture`."""
 
+_NONE = {"position_embedding_type", "q_lora_rank", "sliding_window"}
+"""Entries that mean something if they are None."""
+
 
 def architecture_of(file: GgufFile) -> Architecture:
     """The row of the table. Raises UnsupportedModelError if there is none."""
@@ -54,4 +57,4 @@ def read_config(file: GgufFile) -> Config:
     if not keys.was_read("attention.value_length"):
         keys.expect("attention.value_length", base["head_dim"])
     keys.check_all_read()
-    return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
+    return {key: value for key, value in config.items() if value is not None or key in _NONE}

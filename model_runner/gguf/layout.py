@@ -128,7 +128,7 @@ MINUS_ONE = Change(values=_minus_one)
 """Norms that are stored as 1 + weight."""
 ONE_ROW = Change(shape=lambda config, shape: (1, *shape) if len(shape) == 1 else shape)
 """Files have a matrix without its only row's dimension."""
-CONVOLUTION = Change(shape=lambda config, shape: (shape[0], 1, shape[1]))
+CONVOLUTION = Change(shape=lambda config, shape: (shape[0], 1, shape[1]) if len(shape) > 1 else shape)
 """Files have [channels, kernel]."""
 FLAT = Change(shape=flat)
 DECAY = Change(values=_log_of_negative, shape=flat)

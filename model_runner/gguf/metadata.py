@@ -23,6 +23,7 @@ class Metadata:
             if key.startswith(self._prefix)
         }
         self._read = set(_MEANINGLESS)
+        self._shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         self._layers: dict[str, set[int]] = {}
         for block, layer, name in (name.split(".", 2) for name in file.tensors if name.count(".") > 1):
             if block == "blk" and layer.isdecimal():
@@ -43,6 +44,12 @@ class Metadata:
     def layers_with_tensor(self, name: str) -> set[int]:
         """The layers that have a tensor of this name."""
         return self._layers.get(name, set())
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor in the first layer that has it. Raises UnsupportedModelError if none has."""
+        if not self.has_tensor(name):
+            raise UnsupportedModelError(f"none of its layers has the tensor {name}")
+        return self._shapes[f"blk.{min(self._layers[name])}.{name}"]
 
     def was_read(self, key: str) -> bool:
         """Whether something was made of a key."""

@@ -104,8 +104,9 @@ def _gemma3n(keys: Metadata, base: Config) -> Config:
         "hidden_size_per_layer_input": per_layer,
         "vocab_size_per_layer_input": base["vocab_size"],
         "altup_active_idx": keys.get("altup.active_idx", 0),
+        "laurel_rank": keys.shape_of("laurel_l.weight")[0],
         "altup_num_inputs": keys.require("altup.num_inputs"),
-        "num_kv_shared_layers": keys.get("attention.shared_kv_layers", 0),
+        "num_kv_shared_layers": keys.get("attention.shared_kv_layers", max(layers - 20, 0)),
         "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 4) for scale in scales],
     }
 

@@ -156,8 +156,8 @@ def _llama4(keys: Metadata, base: Config) -> Config:
         "interleave_moe_layer_step": step,
         "no_rope_layers": [int(has) for has in with_rope],
         "layer_types": ["chunked_attention" if has else "full_attention" for has in with_rope],
-        "attention_chunk_size": keys.get("attention.chunk_size", 8192),
-        "use_qk_norm": layers != 48 or keys.require("expert_count") != 128,
+        "attention_chunk_size": 8192,
+        "use_qk_norm": keys.require("expert_count") != 128,  # llama.cpp knows the model without by this
         "attention_bias": False,
         "attn_temperature_tuning": True,
     }
@@ -205,7 +205,7 @@ MIXTURES = {
     "dots1": Architecture("dots1", "Dots1ForCausalLM", _dots1, SHARED_EXPERTS),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _ernie, _ERNIE,
-        changes={"exp_probs_b": Change(shape=lambda config, shape: (1, *shape))},
+        changes={"exp_probs_b": Change(shape=lambda config, shape: (1, shape[-1]))},
     ),
     "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _glm4, _GLM4),
     "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _gpt_oss, _GPT_OSS),
@@ -213,7 +213,7 @@ MIXTURES = {
         "granitemoeshared", "GraniteMoeSharedForCausalLM", granite_experts, _GRANITE, changes=PAIRS, some_layers=True
     ),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", _hunyuan, _HUNYUAN),
-    "llama4": Architecture("llama4_text", "Llama4ForCausalLM", _llama4, _LLAMA4, changes=PAIRS),
+    "llama4": Architecture("llama4_text", "Llama4ForCausalLM", _llama4, _LLAMA4),
     "minimax-m2": Architecture("minimax_m2", "MiniMaxM2ForCausalLM", _minimax, _MINIMAX),
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _olmoe, experts()),
     "qwen2moe": Architecture(

@@ -160,8 +160,8 @@ def _mamba2(keys: Metadata) -> Config:
 
 def _granite_hybrid(keys: Metadata, base: Config) -> Config:
     attends = keys.layers_with("attention.head_count_kv", base["num_hidden_layers"])
-    has_experts = bool(keys.get("expert_count"))
-    width = keys.get("expert_shared_feed_forward_length") or base["intermediate_size"]
+    shared = keys.get("expert_shared_feed_forward_length", 0)
+    shared = shared if keys.get("expert_count") else keys.shape_of("ffn_up.weight")[0]
     inner = keys.require("ssm.inner_size")
     keys.get("expert_feed_forward_length")  # the same as feed_forward_length
     return {
@@ -172,7 +172,7 @@ def _granite_hybrid(keys: Metadata, base: Config) -> Config:
         "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", True) else None,
         "num_local_experts": keys.get("expert_count", 0),
         "num_experts_per_tok": keys.get("expert_used_count", 0),
-        "shared_intermediate_size": width if has_experts else base["intermediate_size"],
+        "shared_intermediate_size": shared,
     }
 
 
@@ -195,11 +195,11 @@ def _nemotron_h(keys: Metadata, base: Config) -> Config:
     mlp = "moe" if "expert_count" in keys else "mlp"
     kinds = ["full_attention" if a else mlp if m else "linear_attention" for a, m in zip(attends, has_mlp, strict=True)]
     heads = keys.require("ssm.time_step_rank")
-    epsilon = keys.get("attention.layer_norm_epsilon", base.get("rms_norm_eps", 1e-5))
+    epsilon = keys.get("attention.layer_norm_epsilon")
     return {
         "layers_block_type": kinds,
         "layer_types": kinds,
-        "layer_norm_epsilon": epsilon,
+        "layer_norm_epsilon": base.get("rms_norm_eps", epsilon),
         "mamba_num_heads": heads,
         "mamba_head_dim": keys.require("ssm.inner_size") // heads,
         "n_groups": keys.require("ssm.group_count"),
@@ -269,7 +269,8 @@ def _falcon_h1(keys: Metadata, base: Config) -> Config:
 
 _FALCON_H1 = {
     **mamba2("mamba"),
-    "ffn_norm": "pre_ff_layernorm",
+    "ffn_norm": "pre_ff_layernorm.weight",
+    "ffn_norm.weight": "pre_ff_layernorm.weight",
     "ffn_gate": "feed_forward.gate_proj",
     "ffn_up": "feed_forward.up_proj",
     "ffn_down": "feed_forward.down_proj",
@@ -335,7 +336,7 @@ RECURRENT = {
     **dict.fromkeys(
         ("nemotron_h", "nemotron_h_moe"),
         Architecture(
-            "nemotron_h", "NemotronHForCausalLM", _nemotron_h, _NEMOTRON_H, _AROUND_NEMOTRON_H, MAMBA2,
+            "nemotron_h", "NemotronHForCausalLM", _nemotron_h, _NEMOTRON_H, _AROUND_NEMOTRON_H, PAIRS | MAMBA2,
             some_layers=True,
         ),
     ),
