@@ -192,7 +192,7 @@ def _nemotron_h(keys: Metadata, base: Config) -> Config:
     layers = base["num_hidden_layers"]
     attends = keys.layers_with("attention.head_count_kv", layers)
     has_mlp = keys.layers_with("feed_forward_length", layers)
-    mlp = "moe" if "expert_count" in keys else "mlp"
+    mlp = "moe" if keys.has_tensor("ffn_gate_inp.weight") else "mlp"
     kinds = ["full_attention" if a else mlp if m else "linear_attention" for a, m in zip(attends, has_mlp, strict=True)]
     heads = keys.require("ssm.time_step_rank")
     epsilon = keys.get("attention.layer_norm_epsilon")
