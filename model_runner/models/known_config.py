@@ -119,13 +119,13 @@ def _read_text(entries: Mapping[str, Any], family: Family, folder: Path) -> Know
     rope = entries.get("rope_parameters") if family.model.rotary_by_kind else rope
     if (rope is None and family.model.has_rotary) or entries.get("mamba_d_head") == "auto":
         return None
-    own: dict[str, Any] = {"rope_parameters": rope}
+    own: dict[str, Any] = {"rope_parameters": rope or {}}
     hidden, heads = entries.get("hidden_size"), entries.get("num_attention_heads")
     if entries.get("head_dim") is None and entries.get("model_type") in _DERIVES_HEAD_DIM and hidden and heads:
         own["head_dim"] = hidden // heads
     if entries.get("use_sliding_window") is False:
         own["sliding_window"] = None
-    if ({**own, **entries}).get("sliding_window", 0) is None or own.get("sliding_window", 0) is None:
+    if family.layer.recurrent is None and {**entries, **own}.get("sliding_window", 0) is None:
         own["layer_types"] = entries.get("layer_types") or ["full_attention"] * entries.get("num_hidden_layers", 0)
     return KnownConfig({**entries, **own}, folder)
 
