@@ -350,21 +350,13 @@ def _read_recurrent(recurrent: Recurrent, config: Config, eps: float, parameters
             return _read_short_convolution(config, parameters.below(recurrent.path))
 
 
-def _read_convolution(name: str, channels: int, kernel: int, own: Parameters) -> tuple[Tensor, Tensor | None]:
-    """Weight [channels, kernel], and bias [channels] if there is one."""
-    return own.require(f"{name}.weight", channels, 1, kernel)[:, 0], own.tensor(f"{name}.bias", channels)
-
-
-def _read_convolutions(
-    net: DeltaNet, channels: Sequence[int], kernel: int, own: Parameters
+def _read_convolution(
+    name: str, channels: int, kernel: int, own: Parameters, parts: Sequence[str] = ()
 ) -> tuple[Tensor, Tensor | None]:
-    """Likewise, of one convolution or of several side by side, whose numbers of channels are given."""
-    if not net.convolutions or own.has("conv1d.weight"):
-        return _read_convolution("conv1d", sum(channels), kernel, own)
-    parts = [
-        _read_convolution(name, count, kernel, own)[0] for name, count in zip(net.convolutions, channels, strict=True)
-    ]
-    return torch.cat(parts), None
+    """Weight [channels, kernel], which a checkpoint may have in parts, and bias [channels] if there is one."""
+    names = [name] if own.has(f"{name}.weight") or not parts else parts
+    weight = own.require_joined([f"{one}.weight" for one in names], channels, 1, kernel)
+    return weight[:, 0], own.tensor(f"{name}.bias", channels)
 
 
 def _read_delta_net(net: DeltaNet, config: Config, eps: float, own: Parameters) -> _Mixing | None:
@@ -376,7 +368,7 @@ def _read_delta_net(net: DeltaNet, config: Config, eps: float, own: Parameters) 
     if not shape.is_whole:
         return None
     net_parameters = GatedDeltaNetParameters(
-        *_read_convolutions(net, qkv, config.linear_conv_kernel_dim, own),
+        *_read_convolution("conv1d", sum(qkv), config.linear_conv_kernel_dim, own, net.convolutions),
         a_log=own.require("A_log", heads),
         dt_bias=own.require("dt_bias", heads),
         norm=own.require(f"{net.norm}.weight", value_dim),

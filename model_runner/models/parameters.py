@@ -280,6 +280,18 @@ class Parameters:
             return torch.zeros(shape)
         return tensor
 
+    def require_joined(self, names: Sequence[str], *shape: int) -> Tensor:
+        """As `require`, of weights that follow one another in the first dimension."""
+        if len(names) == 1:
+            return self.require(names[0], *shape)
+        self.missing.update(self.prefix + name for name in names if not self.has(name))
+        parts = [part for name in names if (part := self.tensor(name)) is not None]
+        if all(part.shape[1:] == shape[1:] for part in parts) and sum(map(len, parts)) == shape[0]:
+            return torch.cat(parts)
+        if len(parts) == len(names):
+            self.mismatched.append(f"{self.prefix}{' and '.join(names)}")
+        return torch.zeros(shape)
+
     def linear(self, paths: Sequence[str], outputs: int | None, inputs: int) -> Linear:
         """The linear layers at these paths as one, of this shape; None: any even number of outputs."""
         matrices: list[Matrix] = []
