@@ -13,8 +13,8 @@ from scheduler.interface import EngineRequest
 from server.api.body_worker import WorkerPool
 from server.app import create_app
 from server.config import Settings
+from server.engine.building import check_speculation
 from server.engine.client import RequestFailedError
-from server.engine.worker import check_speculation
 from server.text.tokenizer import Tokenizer
 from tests.engine_process.conftest import collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, expected
