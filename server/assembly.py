@@ -116,13 +116,27 @@ def limits_of(settings: Settings) -> EngineLimits:
     return EngineLimits(settings.max_waiting, settings.engine_timeout_s)
 
 
+def budget_of(settings: Settings) -> int:
+    """Bytes that all models together may take. Warns if this machine has less than the settings allow."""
+    if settings.memory_gib is None:
+        return host_budget()
+    budget, free = int(settings.memory_gib * (1 << 30)), free_memory()
+    if budget > free:
+        _logger.warning(
+            "memory_gib is %g, but only %.1f GiB are free: loading models may run out of memory. Lower memory_gib.",
+            settings.memory_gib,
+            free / (1 << 30),
+        )
+    return budget
+
+
 def host_models(
     settings: Settings,
     found: Sequence[tuple[Settings, Checkpoints]],
     publish: Sequence[Callable[[bytes], None] | None],
 ) -> tuple[ModelHost, "list[ModelOnEngine]"]:
     """Make the host of several models, without starting it; each of `publish` receives the KV events of a model."""
-    budget = host_budget() if settings.memory_gib is None else int(settings.memory_gib * (1 << 30))
+    budget = budget_of(settings)
     spare = SpareWorker()
     host = ModelHost(Ledger(budget), spare)
     models = []

@@ -27,6 +27,14 @@ Names = Annotated[
     list[str],
     typer.Argument(metavar="MODEL", help=_HELP, autocompletion=complete_model),
 ]
+Downloads = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL",
+        help="Hub name such as user/repo or user/repo:Q4_K_M, or URL of a GGUF file.",
+        autocompletion=complete_model,
+    ),
+]
 Revision = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Branch, tag or commit of a model from the hub. By default its main branch."),
@@ -171,7 +179,7 @@ def pull(models: Names, *, revision: Revision = None, hub_token: Token = None) -
         typer.echo(str(path))
 
 
-def remove(models: Names, *, revision: Revision = None, yes: Yes = False) -> None:
+def remove(models: Downloads, *, revision: Revision = None, yes: Yes = False) -> None:
     """Remove downloaded models, and what was made of them for fast starts.
 
     Only downloads of the hub and of URLs are removed: not files of yours, nor models of other programs. A server that
