@@ -55,7 +55,7 @@ PERMANENT = Permanent()
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What the services of a model are made of."""
+    """The parts from which the services of a model are made."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -69,7 +69,7 @@ class ModelParts:
 
 @dataclass(frozen=True, slots=True)
 class ModelServices:
-    """What the server has for one of its models."""
+    """The engine of one model, and everything that serves it."""
 
     engine: EngineClient
     residence: Residence
