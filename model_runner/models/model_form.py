@@ -52,6 +52,11 @@ class ModelForm:
         """Weights of norms, biases and routers."""
         return self.norm.numel() + sum(one.numel() for layer in self.layers for one in _small_tensors(layer))
 
+    @property
+    def row_bytes(self) -> int:
+        """About what the kernels need for a row of a step: the row, and the outputs of all linears of one layer."""
+        return torch.float32.itemsize * (2 * self.embedding.shape[1] + max(map(_width, self.layers), default=0))
+
     def shape(self) -> ModelShape:
         """The sizes that decide how much memory the model needs."""
         *inner, _ = self.linears
@@ -153,6 +158,14 @@ def _linears(layer: DecoderForm) -> list[Linear]:
     else:  # the MLP's gate and up take the experts' rows
         mlp = [layer.down, *experts.gate_up, layer.gate_up, *experts.down]
     return [linear for linear in [*mixer, *mlp] if linear is not None]
+
+
+def _width(layer: DecoderForm) -> int:
+    """Numbers that a layer's linears and chosen experts give for a row."""
+    linears = [layer.mixer_input, layer.mixer_output, layer.gate_up, layer.down]
+    if (experts := layer.experts) is not None:
+        linears += [experts.gate_up[0], experts.down[0]] * experts.top_k
+    return sum(linear.outputs for linear in linears if linear is not None)
 
 
 def _small_tensors(layer: DecoderForm) -> list[Tensor]:

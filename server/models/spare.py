@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from functools import partial
+from typing import Any
 
 from model_runner.model_needs import ModelNeeds
 from model_runner.processes import Backoff
@@ -162,7 +163,7 @@ class SpareWorker:
         return ending
 
 
-async def _cancel(*tasks: "asyncio.Future[object]") -> None:
+async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
     for task in tasks:
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
