@@ -22,6 +22,7 @@ from server.engine.messages import (
     encode,
     framed,
 )
+from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineLimits, EngineSupervisor
 
 _MODULE = "server.engine.worker"
@@ -38,9 +39,10 @@ class EngineProcess(EngineSupervisor):
         limits: EngineLimits,
         publish: Callable[[bytes], None] | None = None,
         open_link: "OpenLink | None" = None,
+        steps: StepLog | None = None,
     ) -> None:
         """`open_link` gives an engine process that has loaded nothing yet; by default, it starts one."""
-        super().__init__(limits, publish)
+        super().__init__(limits, publish, steps)
         self._config = config
         self._open_link = open_link or ProcessLink.open
         self._process: ProcessLink | None = None

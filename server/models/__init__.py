@@ -1,1 +1,1 @@
-"""The models of a server: which are in memory, and what that takes."""
+"""Several models behind one address: which of them are loaded, and who waits for one."""

@@ -11,6 +11,7 @@ import pytest
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
 from server.api.body_worker import WorkerPool
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.config import Settings
 from server.engine import building
@@ -29,7 +30,8 @@ async def served(
     engine = InProcessEngine(partial(building.load, config), EngineLimits(max_waiting=16, engine_timeout_s=60.0))
     await engine.start()
     await engine.wait_ready()
-    app = create_app(engine, tokenizer, Settings(), ModelFolder(folder, "tiny"), workers=workers)
+    parts = ModelParts(engine, tokenizer, Settings(), ModelFolder(folder, "tiny"))
+    app = create_app([parts], parts.settings, workers=workers)
     async with client_of(app) as client:
         yield client
     await engine.stop()

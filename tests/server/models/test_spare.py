@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from server.models.needs import as_planned, plan_models
 
 from server.engine.messages import EngineConfig, Plan
 from server.engine.process import EngineProcess, ProcessLink
-from server.models.needs import as_planned, plan_models
 from server.models.spare import PlanError, SpareWorker
 from tests.engine_process.conftest import LIMITS, QUICK, collect, request
 from tests.engine_process.fake_engine import WARM_BYTES, expected

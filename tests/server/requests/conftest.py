@@ -13,6 +13,7 @@ from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
 from model_runner.processes import Backoff
 from server.api.body_worker import WorkerPool
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.config import Settings
 from server.engine import building
@@ -36,7 +37,8 @@ def _serve(folder: Path, tokenizer: Tokenizer, workers: WorkerPool, load: Callab
         await engine.start()
         try:
             await engine.wait_ready()
-            app = create_app(engine, tokenizer, Settings(**settings), ModelFolder(folder, "tiny"), workers=workers)
+            parts = ModelParts(engine, tokenizer, Settings(**settings), ModelFolder(folder, "tiny"))
+            app = create_app([parts], parts.settings, workers=workers)
             async with app.router.lifespan_context(app), client_of(app) as client:
                 yield client, engine
         finally:
