@@ -7,9 +7,8 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from server.models.needs import as_planned, plan_models
 
-from server.engine.messages import EngineConfig, Plan
+from server.engine.messages import Plan
 from server.engine.process import EngineProcess, ProcessLink
 from server.models.spare import PlanError, SpareWorker
 from tests.engine_process.conftest import LIMITS, QUICK, collect, request
@@ -84,19 +83,20 @@ async def test_plans_are_answered_one_after_the_other_by_one_process(spare: Spar
     await link.close(0.0)
 
 
-async def test_models_that_cannot_be_served_are_named(
-    spare: SpareWorker, plan_of: PlanOf, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("refused", "^the model needs 80 GiB, 16 GiB are free$"),
+        ("crashing", "RuntimeError"),
+        ("killed", "was killed by SIGKILL"),
+    ],
+)
+async def test_a_model_that_cannot_be_served_is_refused_with_the_reason(
+    spare: SpareWorker, plan_of: PlanOf, name: str, reason: str
 ) -> None:
-    names = ("refused", "crashing", "killed", "good")
-    configs: dict[str, EngineConfig] = {name: plan_of(name).config for name in names}
-    found = await plan_models(spare.plan, configs, 10)
-    refused, crashing, killed, good = (found[name] for name in names)
-    assert str(refused) == "the model needs 80 GiB, 16 GiB are free"
-    assert "RuntimeError" in str(crashing)
-    assert "was killed by SIGKILL" in str(killed)
-    assert not isinstance(good, PlanError)
-    assert as_planned(configs["good"], good).runner.kv_cache_gib == good.kv_cache_gib
-    assert "The model refused can never be loaded: the model needs 80 GiB" in caplog.text
+    with pytest.raises(PlanError, match=reason):
+        await spare.plan(plan_of(name))
+    assert (await spare.plan(plan_of("good", 10))).cache_bytes == 10
 
 
 async def test_a_process_that_plans_ends_when_nobody_waits_for_it(spare: SpareWorker, plan_of: PlanOf) -> None:
