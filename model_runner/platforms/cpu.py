@@ -133,7 +133,10 @@ class CpuPlatform(Platform):
         return sizes.max_num_batched_tokens * row + rows * shape.vocab_size * torch.float32.itemsize
 
     def loading_bytes(self, shape: ModelShape) -> int:
-        return super().loading_bytes(shape) if shape.form is None else self.weight_bytes(shape) + SLAB_BYTES
+        if shape.form is None:
+            return super().loading_bytes(shape)
+        largest = max(linear.outputs * linear.inputs for linear in shape.form.linears) * torch.float32.itemsize
+        return self.weight_bytes(shape) + min(SLAB_BYTES, largest)
 
     def weights_name(self, shape: ModelShape) -> str:
         if shape.form is None or self._packer is None:
