@@ -193,6 +193,11 @@ def _cohere(config: Any) -> Keys:
     return own | {"logit_scale": config.logit_scale}
 
 
+def _stablelm(config: Any) -> Keys:
+    parallel = {"use_parallel_residual": config.use_parallel_residual}
+    return {"attention.layer_norm_epsilon": config.layer_norm_eps, **parallel}
+
+
 OWN: Mapping[str, Callable[[Any], Keys]] = {
     "cohere": _cohere,
     "cohere2": _cohere,
@@ -210,10 +215,13 @@ OWN: Mapping[str, Callable[[Any], Keys]] = {
     "llama4_text": _llama4,
     "minimax_m2": _minimax,
     "ministral3": _mistral3,
+    "nemotron": lambda config: {"attention.layer_norm_epsilon": config.norm_eps, "rope.scaling.type": "none"},
     "nemotron_h": _nemotron_h,
+    "olmo": lambda config: {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": config.clip_qkv},
     "olmo3": _windows,
     "olmoe": lambda config: {"expert_count": config.num_experts},
     "qwen3_5_moe_text": lambda config: _delta_net(config) | _qwen_experts(config) | _sections(config),
     "qwen3_5_text": lambda config: _delta_net(config) | _sections(config),
     "qwen3_next": lambda config: _delta_net(config) | _qwen_experts(config),
+    "stablelm": _stablelm,
 }

@@ -1,5 +1,6 @@
 """Tensors of tiny random models as llama.cpp's converter stores them, under the names of its own library."""
 
+import re
 from typing import Any
 
 import gguf
@@ -8,10 +9,10 @@ import numpy as np
 Weights = dict[str, np.ndarray]
 PAIRS = {
     *("llama", "granite", "granitehybrid", "granitemoe", "smollm3", "arcee", "mistral3", "nemotron_h"),
-    "nemotron_h_moe",
+    *("nemotron_h_moe", "olmo"),
 }
 """Architectures whose queries and keys are stored in neighbouring pairs."""
-_ADDS_ONE = {"gemma", "gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next"}
+_ADDS_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next"}
 """Architectures whose norms are stored as 1 + weight."""
 _RENAMED = {
     "block_sparse_moe.router": "block_sparse_moe.gate",
@@ -24,6 +25,8 @@ _RENAMED = {
     ".layer_scalar": ".layer_scalar.weight",
 }
 """Parts of names, and those that the library's table knows."""
+_PART = re.compile(r"(.*(?:altup_(?:unembed_)?projections|self_attn\.[qk]_layernorm))(?:\.norms)?\.\d+\.weight")
+"""Parameters that files have in one tensor."""
 
 
 def tensors_of(model: Any, architecture: str) -> Weights:
@@ -37,8 +40,8 @@ def tensors_of(model: Any, architecture: str) -> Weights:
         if parameter_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for name, weight in _apart(parameter_name, parameter.numpy(), architecture, config):
-            if (stack := name.rpartition("projections.")[0]).startswith("model.altup"):
-                stacks.setdefault(f"{stack}projections.weight", []).append(weight)
+            if (part := _PART.fullmatch(name)) is not None:
+                stacks.setdefault(f"{part[1]}.weight", []).append(weight)
             else:
                 tensors[_file_name(names, name)] = _stored(name, weight, architecture, config)
     tensors |= {_file_name(names, name): np.stack(weights) for name, weights in stacks.items()}

@@ -161,6 +161,48 @@ def test_weights_are_those_that_llama_cpps_own_library_reads(kind: str, write: C
         assert np.array_equal(matrix.read(16, 48), whole[16:48], equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("family", "projection", "norm", "stored_more"),
+    [
+        ("qwen35", "mtp.fc", "mtp.pre_fc_norm_hidden", 1),
+        ("glm4moe", "model.layers.3.eh_proj", "model.layers.3.hnorm", 0),
+    ],
+)
+def test_a_module_for_prediction_has_its_published_names(
+    family: str, projection: str, norm: str, stored_more: int, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Files have it as one more layer."""
+
+    def predict(contents: Contents) -> None:
+        of_norm, of_layer = np.arange(64, dtype=np.float32), contents.tensors["blk.1.attn_k.weight"]
+        contents.tensors |= {
+            "blk.3.nextn.eh_proj.weight": np.ones((64, 128), np.float32),
+            "blk.3.nextn.hnorm.weight": of_norm + stored_more,
+            "blk.3.attn_k.weight": of_layer,
+        }
+        contents.keys |= {f"{family}.block_count": 4, f"{family}.nextn_predict_layers": 1}
+
+    path = write(family, predict)
+    convert_gguf(path, tmp_path / "converted")
+    assert load_config(tmp_path / "converted").num_hidden_layers == 3
+    checkpoint = GgufCheckpoint(path)
+    assert checkpoint.shapes[f"{projection}.weight"] == (64, 128)
+    assert checkpoint.tensor(f"{norm}.weight").tolist() == list(range(64))
+    layer = "mtp.layers.0" if projection.startswith("mtp") else "model.layers.3"
+    assert f"{layer}.self_attn.k_proj.weight" in checkpoint.shapes
+
+
+def test_keys_and_values_of_older_latent_attention_are_one_tensor(write: Callable[..., Path]) -> None:
+    def older(contents: Contents) -> None:
+        parts = [contents.tensors.pop(f"blk.0.attn_{name}_b.weight") for name in "kv"]
+        joined = np.concatenate([parts[0].swapaxes(1, 2), parts[1]], axis=1)
+        contents.tensors["blk.0.attn_kv_b.weight"] = joined.reshape(-1, joined.shape[-1])
+
+    names = [f"model.layers.{layer}.self_attn.kv_b_proj.weight" for layer in range(2)]
+    new, old = (weights_of(write("deepseek2", change)) for change in (lambda contents: None, older))
+    assert all(torch.equal(new[name], old[name]) for name in names)
+
+
 def test_inputs_are_in_order_where_columns_of_blocks_are_not(write: Callable[..., Path]) -> None:
     """Qwen 3.5's value heads: files have the first one of each key head, then the second ones."""
     block_format = gguf.GGMLQuantizationType.Q8_0
@@ -427,6 +469,18 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "layers that differ": ("llama", keys(llama__feed_forward_length=[100, 100, 50]), r"differ in llama\.feed_forward"),
     "no number of layers": ("llama", keys(llama__block_count=None), r"lack llama\.block_count"),
     "a text for a number": ("llama", keys(llama__block_count="three"), r"llama\.block_count is 'three'"),
+    "no heads in some layers": (
+        "llama",
+        keys(llama__attention__head_count_kv=[2, 0, 2]),
+        r"differ in llama\.attention",
+    ),
+    "two modules for prediction": ("qwen35", keys(qwen35__nextn_predict_layers=2), r"2 modules for .* only one"),
+    "types of too few layers": (
+        "qwen35",
+        keys(qwen35__attention__recurrent_layers=[True, False]),
+        r"recurrent_layers has 2 entries for 3 layers",
+    ),
+    "scores of another kind": ("lfm2moe", keys(lfm2moe__expert_gating_func=1), r"expert_gating_func is 1; only 2"),
     "no heads": ("llama", keys(llama__attention__head_count=0), r"llama\.attention\.head_count is 0"),
     "groups of experts": ("dots1", keys(dots1__expert_group_count=4), r"expert_group_count is 4; only 1"),
     "softmax for sigmoid": ("dots1", keys(dots1__expert_gating_func=1), r"expert_gating_func is 1; only 2"),

@@ -4,7 +4,6 @@ from model_runner.gguf.base_config import layer_types
 from model_runner.gguf.families.dense import HUNYUAN, granite_scales, without_images, without_recurrences
 from model_runner.gguf.layout import ONE_ROW, PAIRS, Architecture, Change, experts, shared_expert
 from model_runner.gguf.metadata import Config, Metadata
-from model_runner.models.refusal import UnsupportedModelError
 
 SOFTMAX, SIGMOID = 1, 2
 """Functions that turn a router's logits into scores."""
