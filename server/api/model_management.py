@@ -152,6 +152,4 @@ class _Changes:
         return error_frames(error)
 
 
-DIALECT = Dialect(
-    router, requests={"/v1/models/load": LoadModelRequest, "/v1/models/unload": UnloadModelRequest}
-)
+DIALECT = Dialect(router, requests={"/v1/models/load": LoadModelRequest, "/v1/models/unload": UnloadModelRequest})

@@ -144,8 +144,9 @@ async def detokenize(request: Request, services: ServicesDep) -> Response:
 
 @router.get("/tokenizer_info", responses=answers(TokenizerInfo, 401, 404, 503))
 async def tokenizer_info(served: ModelDep) -> Response:
-    """The tokenizer's configuration, for evaluation harnesses that use a remote tokenizer. 503 until the model's context
-    is known.
+    """The tokenizer's configuration, for evaluation harnesses that use a remote tokenizer.
+
+    503 until the model's context is known.
     """
     tokenizer = served.tokenizer
     special = tokenizer.special_tokens
