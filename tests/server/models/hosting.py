@@ -26,6 +26,7 @@ from server.models.spare import PlanError
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of
+from tests.server.models.worlds import NoSpare
 
 
 @dataclass
@@ -85,14 +86,6 @@ class FakeSource:
         engine.info_ = replace(engine.info_, max_model_len=self.length)
         self.engines.append(engine)
         return cast("EngineSupervisor", engine)
-
-
-class NoSpare:
-    """No process waits for a load."""
-
-    def refill(self) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class Call:
