@@ -109,7 +109,7 @@ def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, wor
     return Services(
         models=models,
         settings=settings,
-        metrics=ServerMetrics(settings.metrics_prefix),
+        metrics=ServerMetrics(settings.metrics_prefix, models.default.residence.budget),
         bodies=bodies,
         storage=storage,
         jobs=Jobs(),

@@ -63,6 +63,11 @@ class ModelHost:
         return model
 
     @property
+    def budget(self) -> int:
+        """Bytes that all models together may take."""
+        return self._ledger.budget
+
+    @property
     def state(self) -> EngineState:
         """FAILED if a model that is loaded at the start cannot be; READY when all of these are loaded."""
         first = [model for model in self.models if model.residency.is_loaded_at_start]

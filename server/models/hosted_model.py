@@ -16,6 +16,7 @@ from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
 from server.models.residence import ModelStatus, standing_of
+from server.models.total_stats import at_rest, total
 
 
 class Phase(StrEnum):
@@ -98,6 +99,11 @@ class Host(Protocol):
     """What a model needs of its host."""
 
     @property
+    def budget(self) -> int:
+        """Bytes that all models together may take."""
+        ...
+
+    @property
     def is_closing(self) -> bool:
         """Whether the server stops."""
         ...
@@ -168,7 +174,7 @@ class HostedModel:
     became_idle: asyncio.Event = field(default_factory=asyncio.Event)
     steps: StepLog = field(default_factory=StepLog)
     _last_info: RunnerInfo | None = None
-    _last_stats: EngineStats = field(default_factory=EngineStats)
+    _earlier_stats: EngineStats = field(default_factory=EngineStats)
     _earlier_restarts: int = 0
 
     @property
@@ -210,13 +216,13 @@ class HostedModel:
         self.became_settled.set()
 
     def became_unloaded(self) -> None:
-        """Its engine has ended; its last counts are kept."""
+        """Its engine has ended; its counts are kept."""
         self.phase, self.is_yielding = Phase.UNLOADED, False
         self.became_loaded.clear()
         self.became_idle.set()
         if self.engine is not None:
             self._last_info = self.last_info
-            self._last_stats = self.engine.stats.ended()
+            self._earlier_stats = at_rest(self.stats)
             self._earlier_restarts += self.engine.num_restarts
             self.engine = None
 
@@ -245,6 +251,10 @@ class HostedModel:
         if self.phase is Phase.LOADED:
             return self.state is EngineState.READY
         return self.num_loads > 0 and self.failure is None
+
+    @property
+    def budget(self) -> int:
+        return self.host.budget
 
     @property
     def status(self) -> ModelStatus:
@@ -313,7 +323,7 @@ class HostedModel:
 
     @property
     def stats(self) -> EngineStats:
-        return self._last_stats if self.engine is None else self.engine.stats
+        return self._earlier_stats if self.engine is None else total(self._earlier_stats, self.engine.stats)
 
     @property
     def num_held(self) -> int:

@@ -77,6 +77,11 @@ class Residence(Protocol):
         ...
 
     @property
+    def budget(self) -> int | None:
+        """Bytes that all models together may take; None for the only model."""
+        ...
+
+    @property
     def status(self) -> ModelStatus: ...
 
     def use(self, num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
@@ -113,6 +118,7 @@ class Permanent:
     is_open = True
     is_permanent = True
     is_needed = True
+    budget = None
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
