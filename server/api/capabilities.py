@@ -43,7 +43,7 @@ class FieldCapability(AnswerObject):
         ),
     ]
     required: Annotated[bool, doc("Whether a request must have the field.")]
-    default: Annotated[Any, doc("The field's default with the loaded model.")]
+    default: Annotated[Any, doc("The field's default with this model.")]
     values: Annotated[Mapping[str, Any], doc("JSON schema of the accepted values; null is the same as no field.")]
     description: Annotated[str | None, doc("The field's description.")]
     requires: Annotated[Sequence[str], doc("Fields that must also be on.")]
@@ -133,10 +133,12 @@ class Capabilities(AnswerObject):
     ]
 
 
-@router.get("/v1/capabilities", responses=answers(Capabilities, 401, 503))
+@router.get("/v1/capabilities", responses=answers(Capabilities, 401, 404, 503))
 async def capabilities(request: Request, served: ModelDep) -> Response:
-    """The abilities of the server with the loaded model, and each field's range, default and exclusions."""
-    info = served.info()
+    """The abilities of the server with a model, and each field's range, default and exclusions. 503 before the first
+    load of the model.
+    """
+    info = served.described()
     template = served.tokenizer.chat_template
     method = served.planner().speculation.default_method
     max_tokens = served.model.defaults.max_tokens

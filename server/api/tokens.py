@@ -142,16 +142,19 @@ async def detokenize(request: Request, services: ServicesDep) -> Response:
     return json_response(*await from_body(request, services, detokenize_body))
 
 
-@router.get("/tokenizer_info", responses=answers(TokenizerInfo, 401, 503))
+@router.get("/tokenizer_info", responses=answers(TokenizerInfo, 401, 404, 503))
 async def tokenizer_info(served: ModelDep) -> Response:
-    """The tokenizer's configuration, for evaluation harnesses that use a remote tokenizer."""
+    """The tokenizer's configuration, for evaluation harnesses that use a remote tokenizer.
+
+    503 until the model's context is known.
+    """
     tokenizer = served.tokenizer
     special = tokenizer.special_tokens
     template = tokenizer.chat_template
     info = TokenizerInfo(
         tokenizer_class=tokenizer.tokenizer_class,
         vocab_size=tokenizer.vocab_size,
-        model_max_length=served.info().max_model_len,
+        model_max_length=served.context_length(),
         eos_token_ids=served.model.defaults.eos_token_ids,
         bos_token=special.get("bos_token"),
         eos_token=special.get("eos_token"),

@@ -33,6 +33,10 @@ class ProcessSource:
         self.needs: ModelNeeds | None = None
         """The memory that an engine takes, once that is planned."""
 
+    @property
+    def max_model_len(self) -> int | None:
+        return None if self.needs is None else self.needs.max_model_len
+
     async def plan(self) -> int:
         self.needs = await self._spare.plan(Plan(self._config, self._budget, self._cache_share))
         return self.needs.reserved_bytes
