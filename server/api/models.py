@@ -35,6 +35,9 @@ class Model(AnswerObject):
     parent: Annotated[None, doc("Extension: always null.")] = None
     permission: Annotated[Sequence[Any], doc("Extension: always empty.")] = ()
     max_model_len: Annotated[int, doc("Extension: prompt and output together, in tokens.")]
+    input_modalities: Annotated[
+        Sequence[Literal["text", "image"]], doc("Extension: what prompts may have; `/v1/capabilities` has the limits.")
+    ]
 
 
 class ModelList(AnswerObject):
@@ -92,7 +95,13 @@ async def retrieve_model(request: Request, model: str, services: ServicesDep) ->
 
 def _card(served: ModelServices, name: str) -> Model:
     model = served.model
-    return Model(id=name, created=model.created, root=model.name, max_model_len=served.info().max_model_len)
+    return Model(
+        id=name,
+        created=model.created,
+        root=model.name,
+        max_model_len=served.info().max_model_len,
+        input_modalities=("text", "image") if served.planner().takes_images else ("text",),
+    )
 
 
 def _info(served: ModelServices, name: str) -> ModelInfo:
