@@ -25,6 +25,13 @@ BRING = """([selector, event, kind, name, data]) => {
   const at = document.querySelector(selector);
   at.dispatchEvent(new make(event, { bubbles: true, cancelable: true, ...given }));
 }"""
+KEPT = """() => new Promise((resolve) => {
+  indexedDB.open("samewise", 1).onsuccess = (event) => {
+    const asked = event.target.result.transaction("pictures").objectStore("pictures").count();
+    asked.onsuccess = () => { event.target.result.close(); resolve(asked.result); };
+  };
+})"""
+"""Number of pictures that the browser keeps."""
 PNG, JPEG, GIF = (file_of(picture(60, 40, seed), form) for seed, form in enumerate(("PNG", "JPEG", "GIF")))
 
 
@@ -78,9 +85,17 @@ async def test_pictures(takes_images: LonePage, visits: Visits, tmp_path: Path) 
         await page.screenshot(path=f"{folder}/pictures-dark.png")
 
     await page.reload()
-    await expect(chat.questions).to_have_count(1)
+    for image in await chat.questions.locator("img").all():
+        await expect(image).to_have_js_property("naturalWidth", 60)
     await chat.ask("And now?")
-    await expect(page.get_by_text("were lost when the page was loaded again")).to_be_visible()
+    await chat.wait_for_answers(2)
+    assert takes_images.server.bodies[-1]["messages"][0] == takes_images.server.bodies[-2]["messages"][0]
+    assert await page.evaluate(KEPT) == 2
+    await page.evaluate("indexedDB.deleteDatabase('samewise')")
+    await page.reload()
+    await expect(chat.questions).to_have_count(2)
+    await chat.ask("Still there?")
+    await expect(page.get_by_text("does not have the images of this chat")).to_be_visible()
 
 
 async def test_too_large(takes_images: LonePage, visits: Visits) -> None:
