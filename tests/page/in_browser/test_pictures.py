@@ -37,7 +37,8 @@ PNG, JPEG, GIF = (file_of(picture(60, 40, seed), form) for seed, form in enumera
 
 @pytest.fixture
 def takes_images(lone_page: LonePage) -> Iterator[LonePage]:
-    lone_page.server.capabilities = {"endpoints": {}, "images": IMAGES}
+    lone_page.server.capabilities = {"endpoints": {"/tokenize": {"messages": {}}}, "images": IMAGES}
+    lone_page.server.prompt_size = {"count": 330, "tokens": [], "images": [{"num_tokens": 256}, {"num_tokens": 64}]}
     lone_page.server.answer = "Seen."
     yield lone_page
     lone_page.server.capabilities = None
@@ -84,6 +85,9 @@ async def test_pictures(takes_images: LonePage, visits: Visits, tmp_path: Path) 
         await page.set_viewport_size({"width": 400, "height": 800})
         await page.screenshot(path=f"{folder}/pictures-dark.png")
 
+    await chat.answers.get_by_role("button", name="Look inside").click()
+    shown = page.get_by_text("Prompt: 10 tokens of text · image 1, 256 tokens · image 2, 64 tokens")
+    await expect(shown).to_be_visible()
     await page.reload()
     for image in await chat.questions.locator("img").all():
         await expect(image).to_have_js_property("naturalWidth", 60)

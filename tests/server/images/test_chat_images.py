@@ -126,7 +126,12 @@ async def test_low_resolution(image_client: Client, engine: FakeEngine):
         item = {"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "low"}]}
         response = await client.post("/v1/responses", json={"model": "tiny", "input": [item], "max_output_tokens": 16})
         assert "warnings" not in response.json()
+        found = (await client.post("/tokenize", json={"messages": [user(*parts)]})).json()
+        text = (await client.post("/tokenize", json={"messages": [user(text_part("a"))]})).json()
     low, *others = request.images
+    places = [{"start": image.start, "num_tokens": image.num_rows} for image in request.images]
+    assert (found["tokens"], found["images"]) == (list(request.prompt), places)
+    assert "images" not in text
     assert (low.detail, low.num_rows) == ("low", 4)
     assert engine.requests[-1].images[0].digest == low.digest
     assert {(image.detail, image.num_rows, image.digest) for image in others} == {("", 12, others[0].digest)}
