@@ -109,6 +109,13 @@ class ModelServices:
         except EngineUnavailableError:
             return None
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have images. Before its first load, as far as its files and settings say."""
+        if self.model.images is None:
+            return False
+        return self.settings.images if (info := self.known_info) is None else info.takes_images
+
     def check_loaded(self) -> None:
         """Raise UnavailableError with the reason, unless a request would be answered right now."""
         if self.engine.state is EngineState.UNLOADED:

@@ -120,6 +120,7 @@ def test_features_are_those_of_transformers(
         pixels = decode(picture(number, size))
         found = tower.features(pixels)
         assert found.shape[1] == model.layout.of(*size).num_rows
+        assert tower.features(pixels, "low").shape[1] == model.layout.at("low").of(*size).num_rows
         if family == "mistral3" and found.shape[1] == 1:
             continue  # transformers fails
         inputs = image_models.oracle_inputs(model.folder, family, [pixels])
