@@ -36,6 +36,7 @@ from scheduler.interface import SchedulerConfig
 from scheduler.prefix_cache import CacheLog
 from scheduler.scheduler import Scheduler
 from server.api.body_worker import WorkerPool
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.cli.lifecycle import open_publisher
 from server.cli.loadtest.benchmark import BenchOptions, run_bench
@@ -44,7 +45,7 @@ from server.cli.loadtest.load import WORDS, Endpoint, Lengths, Workload
 from server.config import Settings
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
-from server.engine.process import EngineProcess
+from server.engine.process import EngineProcess, ProcessLink
 from server.engine.supervisor import EngineLimits
 from server.http.draining_server import DrainingServer, bind, configure, url_of
 from server.page.gate import WEBSOCKETS, PageGate
@@ -87,7 +88,7 @@ class SleepingRunner(DoneAtLaunch):
         return ChoiceResult(key, (self._words[self._num_said % len(self._words)],))
 
 
-def load_engine(config: EngineConfig) -> LoadedEngine:
+def load(config: EngineConfig) -> LoadedEngine:
     """Build the real engine with a sleeping runner."""
     tokenizer = Tokenizer.from_folder(config.runner.model)
     words = tokenizer.encode(" ".join(WORDS), add_special_tokens=False)
@@ -125,8 +126,10 @@ async def serve(port: int) -> None:
     limits = EngineLimits(settings.max_waiting, settings.engine_timeout_s)
     with open_publisher(settings) as publisher, bind(settings.host, settings.port) as listener:
         publish = None if publisher is None else publisher.publish
-        engine = EngineProcess(config, limits, publish, factory="bench.overhead:load_engine")
-        app = create_app(engine, Tokenizer.from_folder(folder.path), settings, folder, workers=WorkerPool())
+        engine = EngineProcess(config, limits, publish, partial(ProcessLink.open, "bench.overhead"))
+        app = create_app(
+            [ModelParts(engine, Tokenizer.from_folder(folder.path), settings, folder)], settings, workers=WorkerPool()
+        )
         await engine.start()
         gate = PageGate(app, f"{url_of(listener)}/v1")
         served, websockets = (gate, WEBSOCKETS) if settings.page else (app, None)

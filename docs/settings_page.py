@@ -12,7 +12,8 @@ from pydantic_core import PydanticUndefined
 
 from server import config
 from server.cli import main as cli
-from server.config import PREFIX, Settings, alternatives
+from server.config import Settings, alternatives
+from server.setting_errors import PREFIX
 
 PAGE = """\
 <!-- docs/generate.py writes this page -->

@@ -14,24 +14,21 @@ import torch
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.contract import CacheGroup, smallest_group
-from model_runner.images.loading import LoadedReader, find_reader
+from model_runner.images.loading import LoadedReader
 from model_runner.kv_cache import BlockCache, KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
-from model_runner.learning.wiring import Learned, MakeLink, choose_learned, fresh_proposer, make_learning
+from model_runner.learning.wiring import MakeLink, fresh_proposer, make_learning
 from model_runner.mixing_probe import ProbedCache, mixes_tokens, tolerance_of
 from model_runner.models.early_exit import EarlyExit
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.heads.mtp import comes_with_mtp
-from model_runner.models.loading import ModelShape, check_tokenizers, load_classification_head
+from model_runner.models.loading import ModelShape, load_classification_head
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model
 from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
-from model_runner.platforms.cache_plan import StateBytes
+from model_runner.planning import Blueprint, Shapes
 from model_runner.platforms.choose import choose_platform
-from model_runner.platforms.memory import MemoryPlan, Needs, plan_memory
+from model_runner.platforms.memory import MemoryPlan
 from model_runner.platforms.platform import Platform
-from model_runner.recurrence.backend import BLOCK, RecurrenceBackend, StateCache, state_bytes
+from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
@@ -40,14 +37,7 @@ from model_runner.scoring.transforms import ContrastiveDecoding, Guidance, Layer
 from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.grammar import GrammarProposer
-from model_runner.speculative.heads import (
-    BY_WORTH,
-    HeadsRoom,
-    heads_bytes,
-    heads_kv,
-    make_heads_proposer,
-    method_of,
-)
+from model_runner.speculative.heads import BY_WORTH, HeadsRoom, make_heads_proposer
 from model_runner.speculative.methods import Blocks, make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
@@ -99,25 +89,18 @@ def assemble(
         ValueError: if this platform does not support a setting, or a draft or auxiliary model does not fit the model.
     """
     platform = platform or choose_platform(config)
-    shapes = _inspect(config, platform)
-    if shapes.target.has_states and config.block_size != BLOCK:
-        raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
-    sizes = platform.sizes(config)
-    reader = find_reader(config, platform)
-    needs = _needs(shapes, platform, 0 if reader is None else reader.num_bytes)
-    plan = plan_memory(needs, platform.room(), config, sizes, platform.types)
+    blueprint = Blueprint.of(config, platform)
+    shapes, sizes, needs = blueprint.shapes, blueprint.sizes, blueprint.needs
+    plan = blueprint.fit(platform.room())
     start = time.perf_counter()
     loaded = _load(config, platform)
-    images = None if reader is None else reader.load(config, platform)
+    images = None if blueprint.reader is None else blueprint.reader.load(config, platform)
     weights_s = time.perf_counter() - start
     if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
         room = replace(platform.room(), free=measured.free + needs.model_bytes)
-        needs = replace(needs, loading_bytes=0, step_bytes=measured.step_bytes)
-        plan = plan_memory(needs, room, config, sizes, platform.types)
+        plan = replace(blueprint, needs=replace(needs, loading_bytes=0, step_bytes=measured.step_bytes)).fit(room)
     for line in plan.lines():
         logger.info(line)
-    if shapes.aux is not None:
-        _check_length(plan, shapes.aux)
     generations = BlockGenerations(plan.num_blocks)
     blocks = Blocks(plan.num_blocks, config.block_size, plan.max_num_seqs, generations, plan.groups)
     heads_room = HeadsRoom(platform, blocks)
@@ -128,46 +111,12 @@ def assemble(
 
 
 @dataclass(frozen=True, slots=True)
-class _Shapes:
-    """Shapes of all models, known before any weights are read."""
-
-    target: ModelShape
-    draft: ModelShape | None
-    aux: ModelShape | None
-    heads: Sequence[Heads]
-    distinct: Sequence[ModelShape]
-    """One shape for each model folder whose weights are loaded."""
-    learned: Learned | None
-
-    def models(self) -> list[ModelShape]:
-        """Shapes of the models that have a KV cache."""
-        return [shape for shape in (self.target, self.draft, self.aux) if shape is not None]
-
-
-@dataclass(frozen=True, slots=True)
 class _Weights:
     """The loaded models. Models from the same folder share their weights."""
 
     target: LoadedModel
     draft: LoadedModel | None
     aux: LoadedModel | None
-
-
-def _inspect(config: RunnerConfig, platform: Platform) -> _Shapes:
-    target = platform.inspect(config.model)
-    fitting = TargetShape(target.hidden, target.vocab_size, target.num_layers)
-    heads = [load_heads(folder, fitting) for folder in config.heads]
-    _check_methods(config.heads, heads)
-    if not heads and config.speculation != "off" and comes_with_mtp(config.model):
-        logger.info("heads      the model's own module for multi-token prediction drafts with --heads %s", config.model)
-    draft = _inspect_companion(config, platform, config.draft_model, "draft")
-    aux = _inspect_companion(config, platform, config.aux_model, "auxiliary")
-    folders = config.model, config.draft_model, config.aux_model
-    distinct = {
-        folder.resolve(): shape for folder, shape in zip(folders, (target, draft, aux), strict=True) if folder and shape
-    }
-    learned = choose_learned(config, heads, fitting) if config.learn else None
-    return _Shapes(target, draft, aux, heads, tuple(distinct.values()), learned)
 
 
 def _load(config: RunnerConfig, platform: Platform) -> _Weights:
@@ -186,60 +135,11 @@ def _load(config: RunnerConfig, platform: Platform) -> _Weights:
     return _Weights(target, draft, aux)
 
 
-def _check_methods(folders: Sequence[Path], heads: Sequence[Heads]) -> None:
-    """Refuse two sets of heads with the same method: a request chooses heads by the method's name."""
-    taken: dict[str, Path] = {}
-    for folder, one in zip(folders, heads, strict=True):
-        method = method_of(one.kind)
-        if method in taken:
-            raise ValueError(f"the heads in {taken[method]} and {folder} both draft by {method}; remove one")
-        taken[method] = folder
-
-
-def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | None, role: str) -> ModelShape | None:
-    """The shape of a draft or auxiliary model, which must have the target's tokenizer."""
-    if folder is None:
-        return None
-    check_tokenizers(config.model, folder, role)
-    shape = platform.inspect(folder)
-    if shape.has_states:
-        raise ValueError(f"the {role} model {folder} has recurrent layers, which only the served model can have")
-    return shape
-
-
-def _needs(shapes: _Shapes, platform: Platform, image_bytes: int) -> Needs:
-    """The memory that all models need, before anything is loaded."""
-    models, heads, learned = shapes.models(), shapes.heads, shapes.learned
-    spare_bytes = 0 if learned is None else learned.spare_bytes
-    of_heads = [kv for one in heads for kv in heads_kv(one)]
-    in_int4 = [platform.int4_bytes(model) for model in shapes.distinct]
-    return Needs(
-        model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
-        heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
-        loading_bytes=sum(platform.loading_bytes(model) for model in shapes.distinct),
-        weights_name=platform.weights_name(shapes.target),
-        kv=(*shapes.target.kv, *(replace(kv, window=None) for model in models[1:] for kv in model.kv), *of_heads),
-        max_model_len=shapes.target.max_model_len,
-        states=StateBytes(*state_bytes(shapes.target.recurrences, shapes.target.convolutions, shapes.target.scans)),
-        learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
-        image_bytes=image_bytes,
-        int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
-    )
-
-
-def _check_length(plan: MemoryPlan, aux: ModelShape) -> None:
-    if aux.max_model_len < plan.max_model_len:
-        raise ValueError(
-            f"the auxiliary model supports {aux.max_model_len:,} tokens, but max_model_len is {plan.max_model_len:,}; "
-            f"set --max-model-len {aux.max_model_len}, or use another auxiliary model"
-        )
-
-
 def _put_together(
     config: RunnerConfig,
     room: HeadsRoom,
     plan: MemoryPlan,
-    shapes: _Shapes,
+    shapes: Shapes,
     loaded: _Weights,
     make_link: MakeLink,
     images: LoadedReader | None,

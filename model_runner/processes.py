@@ -92,6 +92,12 @@ def _used_memory(group: Path) -> int:
     return int((group / "memory.current").read_text()) - int(stat["inactive_file"])
 
 
+def private_memory() -> int:
+    """Bytes of this process that no file backs: the system cannot take them back."""
+    lines = (line.split() for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+    return sum(int(words[1]) for words in lines if words[0] in ("RssAnon:", "RssShmem:")) * 1024
+
+
 def can_start_threads(count: int) -> bool:
     """Whether the system gives this process `count` more threads at the same time."""
     end = threading.Event()

@@ -3,37 +3,31 @@
 import asyncio
 import http
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from sse_starlette.sse import AppStatus
 from starlette.exceptions import HTTPException
 
-from model_runner.models.repository import ModelFolder
 from server import __version__
-from server.api.body_worker import BodyWorker, WorkerPool
+from server.api.body_worker import WorkerPool
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS, error_writers, short_paths, websocket_paths
 from server.api.jobs import Jobs
+from server.api.model_services import ModelParts, ModelServices
 from server.api.openapi import install_openapi
 from server.api.responses.websocket import Websockets
-from server.api.services import Services
+from server.api.services import ServedModels, Services
 from server.config import Settings
-from server.engine.client import EngineClient, EngineUnavailableError
 from server.errors import (
     ApiError,
     InternalError,
     InvalidRequestError,
     MethodNotAllowedError,
     NotFoundError,
-    UnavailableError,
 )
-from server.generation.fingerprint import Fingerprint
 from server.generation.image_room import ImageRoom
-from server.generation.output_formats import ModelFormats
-from server.generation.served_model import ServedModel
-from server.generation.settings import DRY_BREAKERS
 from server.http.auth import AuthMiddleware, open_paths
 from server.http.body import IncomingBodies
 from server.http.handshake import HandshakeMiddleware
@@ -45,13 +39,11 @@ from server.http.root_path import RootPathMiddleware
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.storage.usage import UsageTable
-from server.telemetry.metrics import Metrics
-from server.telemetry.recent_requests import RecentRequests
+from server.telemetry.metrics import ServerMetrics
 from server.tenants.accounts import Accounts, UsageBook, today
 from server.tenants.keys import KeyRing
 from server.tenants.rate_limits import RateLimits
 from server.tenants.usage_counters import UsageCounters
-from server.text.tokenizer import Tokenizer
 
 _DESCRIPTION = (
     "An OpenAI-compatible API. Every parameter is honoured exactly, or refused with an error that names it. Hints that "
@@ -63,19 +55,12 @@ if TYPE_CHECKING:
 
 
 def create_app(
-    engine: EngineClient,
-    tokenizer: Tokenizer,
-    settings: Settings,
-    folder: ModelFolder,
-    aux: ModelFolder | None = None,
-    dialects: Sequence[Dialect] = DIALECTS,
-    *,
-    workers: WorkerPool,
+    models: Sequence[ModelParts], settings: Settings, dialects: Sequence[Dialect] = DIALECTS, *, workers: WorkerPool
 ) -> FastAPI:
-    """Make the application. Requests get 503 until the engine is ready.
+    """Make the application. Requests get 503 until their model's engine is ready.
 
-    `folder` has the served model, `aux` the auxiliary one; `dialects` are the supported APIs; `workers` check costly
-    bodies. The caller starts and stops the engine, and closes the workers.
+    The first of the `models` is the default; `dialects` are the supported APIs; `workers` check costly bodies. The
+    caller starts and stops the engines, and closes the workers.
 
     Raises OSError or ValueError if the API keys or the model's configuration cannot be read, or a setting names
     something that does not exist.
@@ -88,7 +73,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    services = app.state.services = _services(app, engine, tokenizer, settings, folder, aux, workers)
+    services = app.state.services = _services(app, models, settings, workers)
     app.state.dialects = dialects
     app.state.websockets = dict.fromkeys(websocket_paths(dialects), services.bodies.max_bytes)
     app.add_middleware(RootPathMiddleware, root_path=settings.root_path)
@@ -109,42 +94,22 @@ def create_app(
     return app
 
 
-def _services(
-    app: FastAPI,
-    engine: EngineClient,
-    tokenizer: Tokenizer,
-    settings: Settings,
-    folder: ModelFolder,
-    aux: ModelFolder | None,
-    workers: WorkerPool,
-) -> Services:
+def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, workers: WorkerPool) -> Services:
     """Make the services of the application. Raises OSError or ValueError, as `create_app` does."""
-    names = settings.served_model_name or (folder.name,)
-    formats = ModelFormats.of(tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)
-    aux_name = None if aux is None else aux.name
-    model = ServedModel.from_folder(
-        folder.path, tokenizer, *names, formats=formats, aux_model=aux_name, score_tokens=settings.score_tokens
-    )
-    tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # now, so that the first request does not wait
-    metrics = Metrics(engine, model.name, settings.metrics_prefix)
     keys = KeyRing(settings)
     storage = Storage(
         settings.data_dir, int(settings.max_stored_mib * (1 << 20)), weight_of=lambda client: keys.named(client).weight
     )
-    bodies = IncomingBodies(settings.body_mib(takes_images=model.images is not None))
-    accounts = _accounts(settings, keys, UsageBook(storage, metrics, model.name))
     traces = _traces(settings, keys)
     observers = [] if traces is None else [traces.observe]
+    models = ServedModels([ModelServices.make(one, workers, observers) for one in parts])
+    bodies = IncomingBodies(settings.body_mib(takes_images=any(one.model.images is not None for one in models)))
+    accounts = _accounts(settings, keys, UsageBook(storage))
     return Services(
-        engine=engine,
-        tokenizer=tokenizer,
-        model=model,
+        models=models,
         settings=settings,
-        metrics=metrics,
-        timelines=RecentRequests(engine, model.name, metrics, observers),
-        fingerprint=_fingerprint(settings, tokenizer, [folder] if aux is None else [folder, aux]),
+        metrics=ServerMetrics(settings.metrics_prefix),
         bodies=bodies,
-        body_worker=BodyWorker(tokenizer, folder.path, model, settings, workers),
         storage=storage,
         jobs=Jobs(),
         accounts=accounts,
@@ -154,13 +119,6 @@ def _services(
         files=_file_store(settings, storage),
         traces=traces,
     )
-
-
-def _fingerprint(settings: Settings, tokenizer: Tokenizer, folders: Sequence[ModelFolder]) -> Fingerprint:
-    """Raises OSError."""
-    replaced = settings.chat_template is not None and tokenizer.chat_template is not None
-    template = tokenizer.chat_template.source if replaced and tokenizer.chat_template is not None else ""
-    return Fingerprint([folder.path for folder in folders], settings, template)
 
 
 def _accounts(settings: Settings, keys: KeyRing, usage: UsageBook) -> Accounts:
@@ -195,22 +153,18 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     for dialect in app.state.dialects:
         if dialect.resume is not None:
             services.jobs.spawn(await dialect.resume(services))
-    services.jobs.spawn(lambda: _warm_up(services))
+    for served in services.models:
+        services.jobs.spawn(served.warm_up)
     yield
     await services.jobs.close()
-    services.body_worker.close()
+    for served in services.models:
+        served.body_worker.close()
     await services.accounts.close()
     if services.files is not None:
         await asyncio.to_thread(services.files.close)
     await asyncio.to_thread(services.storage.close)
     if services.traces is not None:
         await asyncio.to_thread(services.traces.close)
-
-
-async def _warm_up(services: Services) -> None:
-    with suppress(EngineUnavailableError, UnavailableError):
-        await services.engine.wait_ready()
-        await services.body_worker.warm_up(services.info())
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """Assembles a server from its settings: the models, the engine process and the application."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +18,19 @@ from server.engine.client import EngineClient
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
+from server.models.host import ModelHost
+from server.models.hosted_model import HostedModel, Residency
+from server.models.ledger import Ledger, host_budget
+from server.models.source import ProcessSource
+from server.models.spare import SpareWorker
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
 _logger = logging.getLogger("samewise.server")
+_CACHE_SHARE = 0.5
+"""Share of the memory that weights leave free that goes to the caches of all models together."""
 _HEAD_METHODS = ("auto", "eagle", "hydra", "medusa")
 """Speculation methods that can use trained heads."""
 
@@ -63,6 +70,26 @@ def find_checkpoints(settings: Settings, console: Console) -> Checkpoints:
     return Checkpoints(model, draft, named or model.heads, aux, template)
 
 
+def find_models(settings: Settings, console: Console) -> list[tuple[Settings, Checkpoints]]:
+    """Find each model that the settings name, in their order; download or convert it on first use.
+
+    Returns the settings of a server with this model alone, and its folders. Without `models` there is one.
+
+    Raises ModelNotFoundError, and StartError if a chat template cannot be used. They name the model if there are
+    several.
+    """
+    if not settings.models:
+        return [(settings, find_checkpoints(settings, console))]
+    found = []
+    for entry in settings.models:
+        own = settings.of_model(entry)
+        try:
+            found.append((own, find_checkpoints(own, console)))
+        except (ModelNotFoundError, StartError) as error:
+            raise type(error)(f"models: {entry.name}: {error}") from error
+    return found
+
+
 def _is_on_cpu(settings: Settings) -> bool:
     """Whether the model certainly runs from this machine's own memory; without a driver there is no GPU."""
     return settings.device == "cpu" or (settings.device == "auto" and not Path("/dev/nvidiactl").exists())
@@ -81,24 +108,69 @@ def make_engine(
     settings: Settings, checkpoints: Checkpoints, publish: Callable[[bytes], None] | None = None
 ) -> EngineProcess:
     """Make the engine, without starting it; `publish` receives its KV events."""
-    limits = EngineLimits(settings.max_waiting, settings.engine_timeout_s)
-    return EngineProcess(engine_config(settings, checkpoints), limits, publish)
+    return EngineProcess(engine_config(settings, checkpoints), limits_of(settings), publish)
 
 
-def make_app(engine: EngineClient, settings: Settings, checkpoints: Checkpoints) -> "FastAPI":
-    """Make the application. This takes seconds: call it in a thread while the engine starts.
+def limits_of(settings: Settings) -> EngineLimits:
+    """The limits of an engine with these settings."""
+    return EngineLimits(settings.max_waiting, settings.engine_timeout_s)
+
+
+def host_models(
+    settings: Settings, found: Sequence[tuple[Settings, Checkpoints]], publish: Callable[[bytes], None] | None = None
+) -> tuple[ModelHost, "list[ModelOnEngine]"]:
+    """Make the host of several models, without starting it; `publish` receives their KV events."""
+    budget = host_budget() if settings.memory_gib is None else int(settings.memory_gib * (1 << 30))
+    spare = SpareWorker()
+    host = ModelHost(Ledger(budget), spare)
+    models = []
+    for entry, (own, checkpoints) in zip(settings.models, found, strict=True):
+        share = _CACHE_SHARE / len(found) if own.kv_cache_gib is None else None
+        source = ProcessSource(engine_config(own, checkpoints), limits_of(own), spare, budget, share, publish)
+        residency = Residency(
+            is_loaded_at_start=entry.load == "start",
+            is_pinned=entry.pinned,
+            idle_s=entry.idle_s,
+            max_waiting=own.max_waiting,
+            load_timeout_s=settings.load_timeout_s,
+        )
+        hosted = host.add(entry.name, source, residency)
+        models.append(ModelOnEngine(hosted, own, checkpoints, hosted))
+    return host, models
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOnEngine:
+    """A model, and the engine that runs it, which may come and go."""
+
+    engine: EngineClient
+    settings: Settings
+    """Those of a server with this model alone."""
+    checkpoints: Checkpoints
+    hosted: HostedModel | None = None
+    """The same engine as one of several; None for the only one."""
+
+
+def make_app(models: Sequence[ModelOnEngine], settings: Settings) -> "FastAPI":
+    """Make the application. This takes seconds: call it in a thread while the engines start.
 
     Raises StartError.
     """
     from server.api.body_worker import WorkerPool  # noqa: PLC0415
+    from server.api.model_services import PERMANENT, ModelParts  # noqa: PLC0415
     from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
     from server.text.chat_template import TemplateSources  # noqa: PLC0415
     from server.text.tokenizer import Tokenizer  # noqa: PLC0415
 
-    replaced = None if checkpoints.chat_template is None else TemplateSources(checkpoints.chat_template)
-    try:
+    def parts_of(model: ModelOnEngine) -> ModelParts:
+        checkpoints = model.checkpoints
+        replaced = None if checkpoints.chat_template is None else TemplateSources(checkpoints.chat_template)
         tokenizer = Tokenizer.from_folder(checkpoints.model.path, replaced)
-        return create_app(engine, tokenizer, settings, checkpoints.model, checkpoints.aux_model, workers=WorkerPool())
+        folders = checkpoints.model, checkpoints.aux_model
+        return ModelParts(model.engine, tokenizer, model.settings, *folders, model.hosted or PERMANENT)
+
+    try:
+        return create_app([parts_of(model) for model in models], settings, workers=WorkerPool())
     except OSError as error:
         raise StartError(f"{_setting_of(error, settings)}{describe_error(error)}") from None
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,16 +9,26 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from model_runner.config import Device, DType, KVCacheDType, LogprobsMode, Quantization, Rows, SpeculationMethod
 from scheduler.interface import Policy
+from server.model_settings import OF_SEVERAL, Entries, ModelSettings, check_together, settings_of, with_models
+from server.setting_errors import (
+    PREFIX,
+    SettingsError,
+    describe_value_error,
+    missing_setting,
+    service_link_advice,
+    unknown_setting,
+)
 from server.setting_types import (
     Collector,
     Endpoint,
     File,
     Hosts,
     MetricsPrefix,
+    Model,
     Names,
     Origins,
     Revision,
@@ -36,7 +45,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SAMEWISE_", extra="forbid", frozen=True, allow_inf_nan=False)
 
-    model: str | None = Field(
+    model: Model = Field(
         None,
         description="Folder, GGUF file or its URL, hub name such as Qwen/Qwen3-0.6B or user/repo:Q4_K_M, "
         "ollama:NAME:TAG or lmstudio:PUBLISHER/REPO. By default the embedded SmolLM2-135M.",
@@ -78,6 +87,24 @@ class Settings(BaseSettings):
         None,
         description="Weaker model with the same tokenizer, which requests with `contrastive` need: folder, GGUF file "
         "or hub name.",
+    )
+
+    models: Annotated[Entries, NoDecode] = Field(
+        (),
+        description="Models of a server that serves several, each with a `name`. They are loaded when a request asks "
+        "for them, and unloaded when another one needs the memory.",
+    )
+    memory_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Memory for all models together in GiB. By default what is free when the server starts. It needs "
+        "several models.",
+    )
+    load_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds that a request waits for its model to be loaded. Then it gets 503. It needs several "
+        "models.",
     )
 
     device: Device = Field("auto", description="Device that runs the model. auto takes CUDA if there is a GPU.")
@@ -325,6 +352,22 @@ class Settings(BaseSettings):
         None, description="ZeroMQ endpoint that sends recent messages of `kv_events` again to routers that missed some."
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Values come from the caller alone: load_settings reads the variables."""
+        return (init_settings,)
+
+    def of_model(self, entry: ModelSettings) -> "Settings":
+        """The settings of a server that serves this entry of `models` alone."""
+        return settings_of(self, entry)
+
     @property
     def has_keys(self) -> bool:
         """Whether requests need an API key."""
@@ -335,22 +378,32 @@ class Settings(BaseSettings):
         return self.max_body_mib or (64.0 if takes_images else 8.0)
 
     @model_validator(mode="after")
+    def _check_models(self) -> "Settings":
+        if "models" in self.model_fields_set:
+            check_together(self)
+            return self
+        for name in OF_SEVERAL:
+            if name in self.model_fields_set:
+                raise missing_setting(name, "models")
+        return self
+
+    @model_validator(mode="after")
     def _check_draft_model(self) -> "Settings":
-        if self.speculation == "draft_model" and self.draft_model is None:
-            raise _missing("speculation 'draft_model'", "draft_model")
+        if self.speculation == "draft_model" and self.draft_model is None and not self.models:
+            raise missing_setting("speculation 'draft_model'", "draft_model")
         return self
 
     @model_validator(mode="after")
     def _check_learn(self) -> "Settings":
         for name in ("learn_threads", "learn_memory"):
             if getattr(self, name) is not None and not self.learn:
-                raise _missing(name, "learn")
+                raise missing_setting(name, "learn")
         return self
 
     @model_validator(mode="after")
     def _check_snapshots(self) -> "Settings":
         if self.state_snapshot_every is not None and not self.prefix_caching:
-            raise _missing("state_snapshot_every", "prefix_caching")
+            raise missing_setting("state_snapshot_every", "prefix_caching")
         return self
 
     @model_validator(mode="after")
@@ -363,17 +416,17 @@ class Settings(BaseSettings):
     def _check_keys(self) -> "Settings":
         for name in ("isolate_keys", "redis_url"):
             if getattr(self, name) and self.api_keys_file is None:
-                raise _missing(name, "api_keys_file")
+                raise missing_setting(name, "api_keys_file")
         return self
 
     @model_validator(mode="after")
     def _check_certificate(self) -> "Settings":
         if self.ssl_certfile is not None and self.ssl_keyfile is None:
-            raise _missing("ssl_certfile", "ssl_keyfile")
+            raise missing_setting("ssl_certfile", "ssl_keyfile")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise _missing("ssl_keyfile", "ssl_certfile")
+            raise missing_setting("ssl_keyfile", "ssl_certfile")
         if self.ssl_keyfile_password is not None and self.ssl_keyfile is None:
-            raise _missing("ssl_keyfile_password", "ssl_keyfile")
+            raise missing_setting("ssl_keyfile_password", "ssl_keyfile")
         return self
 
     @model_validator(mode="after")
@@ -381,9 +434,9 @@ class Settings(BaseSettings):
         if self.kv_events is None:
             for name in ("kv_events_topic", "kv_events_replay"):
                 if getattr(self, name):
-                    raise _missing(name, "kv_events")
+                    raise missing_setting(name, "kv_events")
         elif not self.prefix_caching:
-            raise _missing("kv_events", "prefix_caching")
+            raise missing_setting("kv_events", "prefix_caching")
         elif self.isolate_keys:
             raise PydanticCustomError(
                 "no_prefixes", "kv_events and isolate_keys exclude each other: with isolate_keys no prefix is shared"
@@ -396,6 +449,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("model", "served_model_name", "revision", "hub_token", "chat_template", "tool_parser", "reasoning_parser"),
         *("score_tokens", "aux_model"),
     ),
+    "Several models": ("models", *OF_SEVERAL),
     "Device and precision": ("device", "dtype", "quantization", "rows", "exact", "cuda_graphs", "threads"),
     "Memory": (
         "max_model_len",
@@ -428,19 +482,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """Names of the settings by the group under which help and documentation list them."""
 
-PREFIX = "SAMEWISE_"
-
-
 OTHER_VARIABLES = frozenset({"SAMEWISE_CONFIG", "SAMEWISE_CACHE", "SAMEWISE_KERNELS"})
 """Variables with the prefix that are not settings."""
-
-
-SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-"""Start of SAMEWISE_PORT=tcp://10.0.0.1:8000, which Kubernetes sets if there is a Service named samewise."""
-
-
-class SettingsError(ValueError):
-    """A setting cannot be used. The message is one line that names the setting, its source and its value."""
 
 
 def flag(field: str) -> str:
@@ -453,13 +496,18 @@ def load_settings(
 ) -> Settings:
     """Read the settings. Flags override environment variables, which override the file. Raises SettingsError.
 
-    A flag that is None was not given. `spelt` returns how errors name a flag's field; by default, as its option.
+    A flag that is None was not given; `model` may be a list of several. `spelt` returns how errors name a flag's field;
+    by default, as its option.
     """
-    given = {name: value for name, value in flags.items() if value not in (None, [])}
     environment: dict[str, Any] = EnvSettingsSource(Settings)()
     from_file = _read_file(config_file) if config_file is not None else {}
+    given = {name: value for name, value in flags.items() if value not in (None, [], ())}
+    given = with_models(given, environment, from_file)
+    values = {**from_file, **environment, **given}
+    if "models" in given:
+        values.pop("model", None)
     try:
-        return Settings(**{**from_file, **environment, **given})
+        return Settings(**values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         names = {name: (spelt or _on_the_command_line)(name) for name in given}
@@ -489,38 +537,6 @@ def alternatives(annotation: object) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def describe_value_error(error: ErrorDetails) -> str:
-    """Say what a value should have been, without the value, in the words of a user rather than of pydantic."""
-    kind, limits = error["type"], error.get("ctx", {})
-    if kind == "literal_error":
-        near = difflib.get_close_matches(str(error["input"]), str(limits["expected"]).split("'")[1::2], n=1, cutoff=0.7)
-        return f"expected {limits['expected']}" + (f"; did you mean '{near[0]}'?" if near else "")
-    for start, text in _EXPECTED.items():
-        if kind.startswith(start):
-            return text.format_map(limits)
-    return f"{error['msg'][0].lower()}{error['msg'][1:]}"
-
-
-_EXPECTED = {
-    "int_": "expected a whole number",
-    "float_": "expected a number",
-    "finite_number": "expected a finite number",
-    "greater_than_equal": "must be at least {ge:g}",
-    "greater_than": "must be more than {gt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "bool_": "expected true or false",
-    "string_type": "expected text; in a YAML file put it in quotes",
-    "path_type": "expected a path",
-    "tuple_type": "expected a list",
-}
-"""The expected value, by the start of the type of pydantic's error."""
-
-
-def _missing(name: str, other: str) -> PydanticCustomError:
-    message = "{name} needs {other}. Set {other} too, or leave {name} out"
-    return PydanticCustomError("missing_setting", message, {"name": name, "other": other})
-
-
 def _read_file(path: Path) -> dict[str, Any]:
     import yaml  # noqa: PLC0415  (slow, and only needed for a file)
 
@@ -539,44 +555,32 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: expected lines such as `port: 8000`, found a {type(content).__name__}")
     for key in content:
         if key not in Settings.model_fields:
-            raise SettingsError(f"{path}: {_unknown_key(str(key))}")
+            advice = "; `samewise serve --help` lists all"
+            raise SettingsError(f"{path}: {unknown_setting(str(key), Settings.model_fields, advice)}")
     return content
 
 
-def _unknown_key(key: str) -> str:
-    near = difflib.get_close_matches(key.replace("-", "_"), Settings.model_fields, n=3, cutoff=0.6)
-    advice = (
-        f"did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else "`samewise serve --help` lists all"
-    )
-    return f"unknown setting `{key}`; {advice}"
-
-
 def _on_the_command_line(name: str) -> str:
-    return "MODEL" if name == "model" else flag(name)
+    return "MODEL" if name in ("model", "models") else flag(name)
 
 
 def _describe(
     error: ErrorDetails, given: Mapping[str, str], environment: Mapping[str, object], config_file: Path | None
 ) -> str:
-    if not error["loc"]:
+    name = str(error["loc"][0] if error["loc"] else error.get("ctx", {}).get("setting", ""))
+    if not name:
         return error["msg"]
-    name = str(error["loc"][0])
     if name in given:
         source = given[name]
     elif name in environment:
         source = PREFIX + name.upper()
     else:
         source = f"{config_file}: {name}"
-    secret = error["type"] == "secret_in_url" or SecretStr in alternatives(Settings.model_fields[name].annotation)
+    if error["type"] == "setting_error":
+        return f"{source}: {error['msg']}"
+    if name == "models" and len(error["loc"]) > 1:
+        source = ": ".join((source, f"entry {int(error['loc'][1]) + 1}", *map(str, error["loc"][2:3])))
+    annotation = Settings.model_fields[name].annotation
+    secret = error["type"] in ("secret_in_url", "missing") or SecretStr in alternatives(annotation)
     got = "" if secret else f" (got {error['input']!r})"
-    return f"{source}: {describe_value_error(error)}{got}{_advice(source, error['input'])}"
-
-
-def _advice(source: str, value: object) -> str:
-    """Advice if Kubernetes has set the variable, not the user."""
-    if source != PREFIX + "PORT" or not SERVICE_LINK.match(str(value)):
-        return ""
-    return (
-        "; Kubernetes sets it for a Service named samewise: put `enableServiceLinks: false` into the pod's "
-        "specification, or rename the Service"
-    )
+    return f"{source}: {describe_value_error(error)}{got}{service_link_advice(source, error['input'])}"

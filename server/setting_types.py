@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
 from model_runner.config import METHOD_ALIASES, REMOVED_METHODS
+from model_runner.hub.names import is_embedded
 
 _TCP = re.compile(r"tcp://(\*|[\w.-]+|\[[\w:.%]+\]):(?P<port>\d{1,9}|\*)")
 _IPC = re.compile(r"ipc://[^*\s].*")
@@ -123,6 +124,10 @@ def _check_url_prefix(prefix: str) -> str:
     return prefix
 
 
+def _none_if_embedded(model: str | None) -> str | None:
+    return None if model is not None and is_embedded(model) else model
+
+
 def _check_revision(revision: str) -> str:
     if not revision.strip():
         raise PydanticCustomError("no_revision", "is empty. Give a branch, tag or commit, or leave it out")
@@ -133,6 +138,9 @@ def _expand_home(path: Path) -> Path:
     """The path with `~` replaced by the home folder, which no shell does in a YAML file."""
     return path.expanduser()
 
+
+Model = Annotated[str | None, AfterValidator(_none_if_embedded)]
+"""A name of a model; None is the embedded one."""
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)]
 """Folders or hub names: a flag given several times, a YAML list, or one text with the separator of $PATH."""

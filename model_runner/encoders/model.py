@@ -1,8 +1,8 @@
 """An encoder of transformers whose rows do not influence each other, over a flat batch of texts."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,16 +62,12 @@ class EncoderModel:
             pack_weights(self._base, pack or onednn, onednn)
             pack_weights(model, onednn, onednn)  # the head, if there is one
         self._bias = MPNetBias(self._base.encoder) if config.model_type == "mpnet" else None
-        embeddings = getattr(self._base, "embeddings", None)
-        types = getattr(embeddings, "token_type_embeddings", None)
+        types = getattr(getattr(self._base, "embeddings", None), "token_type_embeddings", None)
         self._num_types: int = 0 if types is None else types.num_embeddings
-        has_places = getattr(embeddings, "position_embeddings", None) is not None
-        padding = getattr(embeddings, "padding_idx", None) if has_places else None
-        self._padding: int | None = padding
-        """RoBERTa's first position is the one after this token's id; such tokens have the id as their position."""
+        self._padding = _padding_of(self._base)
         self._head = _Head(model, self._base) if folder.classifies else None
         self._functions: ExactFunctions | None = ExactFunctions()
-        self.max_tokens: int = config.max_position_embeddings - (0 if padding is None else padding + 1)
+        self.max_tokens = _max_tokens(self._base)
         """Positions that the model has."""
         with refused(what, RuntimeError, MemoryError):
             self._check_rows()
@@ -179,15 +175,47 @@ class _Given(nn.Module):
         return BaseModelOutputWithPooling(last_hidden_state=self.hidden, pooler_output=pooled)
 
 
+def longest_text(folder: EncoderFolder) -> int:
+    """Positions that an encoder has, in tokens. Reads no weights. Raises UnsupportedModelError as loading does."""
+    with _reading(folder), torch.device("meta"):
+        kind, config, options = _class_of(folder)
+        return _max_tokens(kind(config, **options).base_model)
+
+
+def _padding_of(base: Any) -> int | None:
+    """RoBERTa's first position is the one after this token's id; such tokens have the id as their position."""
+    embeddings = getattr(base, "embeddings", None)
+    has_places = getattr(embeddings, "position_embeddings", None) is not None
+    return getattr(embeddings, "padding_idx", None) if has_places else None
+
+
+def _max_tokens(base: Any) -> int:
+    padding = _padding_of(base)
+    return int(base.config.max_position_embeddings) - (0 if padding is None else padding + 1)
+
+
+@contextmanager
+def _reading(folder: EncoderFolder) -> Iterator[None]:
+    """Turns errors of transformers into messages about the folder."""
+    with refused(f"{folder.path} holds no encoder that transformers can read"), naming_damage(folder.path), quiet():
+        yield
+
+
+def _class_of(folder: EncoderFolder) -> tuple[Any, Any, dict[str, bool]]:
+    """The model's class, its configuration, and further arguments of its constructor."""
+    config: Any = AutoConfig.from_pretrained(folder.path, trust_remote_code=False)
+    mapping: Any = (AutoModelForSequenceClassification if folder.classifies else AutoModel)._model_mapping
+    if type(config) not in mapping:
+        raise UnsupportedModelError(f"{describe_model(config)} has a classification head that is not known")
+    kind: Any = mapping[type(config)]
+    options = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind).parameters else {}
+    return kind, config, options
+
+
 def _load(folder: EncoderFolder) -> PreTrainedModel:
     """The model in evaluation mode."""
-    with refused(f"{folder.path} holds no encoder that transformers can read"), naming_damage(folder.path), quiet():
-        config: Any = AutoConfig.from_pretrained(folder.path, trust_remote_code=False)
-        mapping: Any = (AutoModelForSequenceClassification if folder.classifies else AutoModel)._model_mapping
-        if type(config) not in mapping:
-            raise UnsupportedModelError(f"{describe_model(config)} has a classification head that is not known")
-        kind: Any = mapping[type(config)]
-        options = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind).parameters else {}
+    with _reading(folder):
+        kind, config, options = _class_of(folder)
         model, report = kind.from_pretrained(
             folder.path,
             config=config,

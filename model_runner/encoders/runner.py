@@ -16,8 +16,9 @@ from torch import Tensor
 from model_runner.config import RunnerConfig
 from model_runner.contract import AdmittedRequest, ChoiceResult, Pooling, SamplingParams, StepPlan, StepResult
 from model_runner.encoders.folder import EncoderFolder
-from model_runner.encoders.model import EncoderModel, EncoderText
+from model_runner.encoders.model import EncoderModel, EncoderText, longest_text
 from model_runner.encoders.pooling import SentencePooling
+from model_runner.model_needs import ModelNeeds
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.safetensors_files import SafetensorsCheckpoint
 from model_runner.platforms.cpu import CpuPlatform
@@ -71,7 +72,7 @@ class EncoderRunner(DoneAtLaunch):
         _refuse_settings(config)
         start = time.perf_counter()
         platform = CpuPlatform(config)
-        _check_memory(folder.path, platform.room().free)
+        _loading_bytes(folder.path, platform.room().free)
         model = EncoderModel(folder, platform.packer)
         pooling = None if folder.classifies else SentencePooling(folder.modules, model.config.hidden_size)
         info = _describe(config, folder, platform, model, pooling)
@@ -163,8 +164,43 @@ def _refuse_settings(config: RunnerConfig) -> None:
         )
 
 
-def _check_memory(folder: Path, free: int) -> None:
-    """Raise DoesNotFitError unless there is room for the weights in float32, which are packed after all were read."""
+def plan_encoder(
+    config: RunnerConfig, folder: EncoderFolder, process_bytes: int, free: int | None = None
+) -> ModelNeeds:
+    """What an engine process with an encoder will need. Reads no weights.
+
+    Loading takes the most: packing the weights then frees more than a step takes.
+
+    Args:
+        config: the configuration.
+        folder: the model.
+        process_bytes: memory of an engine process without a model.
+        free: bytes that the process may take in all; None: what is free.
+
+    Raises:
+        DoesNotFitError, UnsupportedModelError, ValueError: as `EncoderRunner.load` does.
+    """
+    _refuse_settings(config)
+    platform = CpuPlatform(config)
+    process_bytes = platform.process_bytes(process_bytes)
+    loading = _loading_bytes(folder.path, platform.room().free if free is None else free - process_bytes)
+    longest = _longest(config, folder, longest_text(folder))
+    return ModelNeeds(
+        device="cpu",
+        weight_bytes=loading,
+        loading_bytes=loading,
+        step_bytes=0,
+        cache_bytes=0,
+        image_bytes=0,
+        learning_bytes=0,
+        process_bytes=process_bytes,
+        max_model_len=longest,
+        num_tokens=longest * platform.sizes(config).max_num_seqs,
+    )
+
+
+def _loading_bytes(folder: Path, free: int) -> int:
+    """Memory of the weights in float32, which are packed after all were read. Raises DoesNotFitError if it is more."""
     shapes = SafetensorsCheckpoint(folder).shapes
     if not shapes:
         raise UnsupportedModelError(f"{folder} has no safetensors; encoders are read from these files only")
@@ -174,6 +210,15 @@ def _check_memory(folder: Path, free: int) -> None:
             f"loading the weights takes {needed / GIB:.1f} GiB, but only {free / GIB:.1f} GiB are free; free some "
             "memory, or use a smaller model"
         )
+    return needed
+
+
+def _longest(config: RunnerConfig, folder: EncoderFolder, most: int) -> int:
+    """Tokens of the longest text, for a model of `most` positions. Raises ValueError if a longer one is configured."""
+    longest = min(most, folder.max_tokens or most) if config.max_model_len is None else config.max_model_len
+    if longest > most:
+        raise ValueError(f"max_model_len {longest:,} is more than the model's own limit of {most:,}; lower it")
+    return longest
 
 
 def _describe(
@@ -184,13 +229,7 @@ def _describe(
     pooling: SentencePooling | None,
 ) -> RunnerInfo:
     """Properties of the loaded model. Raises ValueError if the configured length is beyond its positions."""
-    longest = min(model.max_tokens, folder.max_tokens or model.max_tokens)
-    if config.max_model_len is not None:
-        longest = config.max_model_len
-    if longest > model.max_tokens:
-        raise ValueError(
-            f"max_model_len {longest:,} is more than the model's own limit of {model.max_tokens:,}; lower it"
-        )
+    longest = _longest(config, folder, model.max_tokens)
     sizes = platform.sizes(config)
     return RunnerInfo(
         vocab_size=model.config.vocab_size,

@@ -6,16 +6,18 @@
 | `user/repo:Q4_K_M` | the GGUF file with this tag in its name; a whole file name is a tag, too |
 | `user/repo/folder/file.gguf`, `https://huggingface.co/user/repo/resolve/main/file.gguf` | this GGUF file |
 | `https://example.com/file.gguf` | this file |
+| `SmolLM2-135M-Instruct` | the embedded model |
 | `ollama:llama3.2:3b`, `lmstudio:publisher/repo` | what these programs have downloaded |
 """
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from model_runner.hub.access import ModelNotFoundError, hub_hosts
 
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _WORD = re.compile(r"\w[\w.-]{0,95}", re.ASCII)
 _FORBIDDEN = ("--", "..")
 _STORE = re.compile(r"(ollama|lmstudio):(.*)", re.IGNORECASE | re.DOTALL)
@@ -86,6 +88,11 @@ def parse_name(text: str) -> HubName | FileUrl | StoreName:
         raise _unknown(text)
     host, _, path = text.partition("/")
     return _parse_path(text, path if host.lower() in hub_hosts() else text)
+
+
+def is_embedded(text: str) -> bool:
+    """Whether a name means the embedded model, and no file or folder on this machine."""
+    return text == EMBEDDED_NAME and not Path(text).exists()
 
 
 def is_safe_path(path: str) -> bool:

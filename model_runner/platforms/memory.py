@@ -100,6 +100,8 @@ class MemoryPlan:
     image_bytes: int = 0
     cache_bytes: int = 0
     """Memory of all blocks, of which `state_bytes` are recurrent states."""
+    cache_room: int = 0
+    """Memory that the blocks were to take; a rest is smaller than a block."""
     state_bytes: int = 0
     max_num_seqs: int = 1
     """Choices that can run at a time."""
@@ -191,6 +193,7 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         learning_bytes=needs.learning_bytes,
         image_bytes=needs.image_bytes,
         cache_bytes=division.num_bytes,
+        cache_room=cache,
         state_bytes=division.state_bytes,
         max_num_seqs=division.max_num_seqs,
         groups=division.groups,

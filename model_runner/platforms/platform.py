@@ -79,6 +79,18 @@ class Platform(ABC):
         """Peak memory while a model is loaded. By default, weights are packed after all of them were read."""
         return shape.num_parameters * self.types.compute.itemsize
 
+    def step_bytes(self, shape: ModelShape, sizes: Sizes) -> int:
+        """Memory of the target's largest step, in addition to weights and cache; 0 where `measure` finds it."""
+        return 0
+
+    def estimated_step(self, shape: ModelShape, sizes: Sizes) -> int:
+        """Roughly what `measure` will find, for plans that are made without loading."""
+        return 0
+
+    def process_bytes(self, of_host: int) -> int:
+        """Memory of the device that an engine process takes without a model; `of_host` is the host's."""
+        return of_host
+
     def int4_bytes(self, shape: ModelShape) -> int | None:
         """Memory of a model's weights with `--quantization int4`; None if not possible, or already the case."""
         return None

@@ -12,8 +12,9 @@ from server.api.chat.schema import ChatCompletionRequest
 from server.api.completions.schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.api.dialect import Dialect
 from server.api.fields.rules import RequestModel, relations_of
+from server.api.model_services import ModelServices
 from server.api.openapi import answers
-from server.api.services import Services, ServicesDep
+from server.api.services import ModelDep
 from server.generation.abilities import Classification, Embedding, Scoring
 from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
@@ -133,59 +134,59 @@ class Capabilities(AnswerObject):
 
 
 @router.get("/v1/capabilities", responses=answers(Capabilities, 401, 503))
-async def capabilities(request: Request, services: ServicesDep) -> Response:
+async def capabilities(request: Request, served: ModelDep) -> Response:
     """The abilities of the server with the loaded model, and each field's range, default and exclusions."""
-    info = services.info()
-    template = services.tokenizer.chat_template
-    method = services.planner().speculation.default_method
-    max_tokens = services.model.defaults.max_tokens
+    info = served.info()
+    template = served.tokenizer.chat_template
+    method = served.planner().speculation.default_method
+    max_tokens = served.model.defaults.max_tokens
     most = implicit_max_tokens(info.max_model_len) if max_tokens is None else max_tokens
     defaults = {
-        **services.model.defaults.values,
+        **served.model.defaults.values,
         **({} if max_tokens is None else {"max_tokens": max_tokens}),
         **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), most),
         "speculation": method if method == "off" else {"method": method},
     }
     answer = Capabilities(
-        model=services.model.name,
+        model=served.model.name,
         max_model_len=info.max_model_len,
-        max_choices=info.max_num_seqs + services.settings.max_waiting,
+        max_choices=info.max_num_seqs + served.settings.max_waiting,
         vocab_size=info.vocab_size,
         device=info.device,
         dtype=info.dtype,
         rows=info.rows,
-        generates=services.model.abilities.generates,
-        embedding=_embedding(services.model.abilities.embedding, info.hidden_size),
-        scoring=_scoring(services.model.abilities.scoring),
-        classification=_classification(services.model.abilities.classification),
+        generates=served.model.abilities.generates,
+        embedding=_embedding(served.model.abilities.embedding, info.hidden_size),
+        scoring=_scoring(served.model.abilities.scoring),
+        classification=_classification(served.model.abilities.classification),
         chat=template is not None,
-        images=_images(services),
+        images=_images(served),
         chat_template_variables=[] if template is None else sorted(template.variables | template.with_tools.variables),
-        tool_format=services.model.formats.tool_format,
+        tool_format=served.model.formats.tool_format,
         max_required_calls=MAX_REQUIRED_CALLS,
         tool_formats=sorted(TOOL_FORMATS),
-        reasoning=services.model.formats.reasoning,
+        reasoning=served.model.formats.reasoning,
         reasoning_tags=sorted(REASONING_TAGS),
-        logprobs=services.settings.logprobs,
-        policy=services.settings.policy,
+        logprobs=served.settings.logprobs,
+        policy=served.settings.policy,
         speculation=SpeculationCapability(
             methods=list(info.speculation_methods),
             default=method,
-            max_num_tokens=services.settings.num_draft_tokens,
+            max_num_tokens=served.settings.num_draft_tokens,
         ),
-        aux_model=services.model.aux_model,
+        aux_model=served.model.aux_model,
         dola_layers=info.num_early_exits,
         endpoints={
-            path: _mark_refused(describe_fields(body, defaults), services.planner().unsupported)
+            path: _mark_refused(describe_fields(body, defaults), served.planner().unsupported)
             for path, body in bodies_of(request.app.state.dialects).items()
         },
     )
     return json_response(answer)
 
 
-def _images(services: Services) -> ImageCapability | None:
-    settings = services.settings
-    if services.tokenizer.chat_template is None or not services.planner().takes_images:
+def _images(served: ModelServices) -> ImageCapability | None:
+    settings = served.settings
+    if served.tokenizer.chat_template is None or not served.planner().takes_images:
         return None
     return ImageCapability(
         formats=list(FORMATS),

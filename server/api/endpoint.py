@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -13,6 +14,7 @@ from scheduler.interface import BACKGROUND, EngineRequest
 from server.api.body_worker import read_as
 from server.api.dialect import AnswerContext, GenerationApi, PlannedRequest, plan_body
 from server.api.image_files import uploaded_files
+from server.api.model_services import ModelServices
 from server.api.services import Services
 from server.errors import InvalidRequestError
 from server.generation.image_room import HeldImages
@@ -36,41 +38,69 @@ _BACKGROUND_TIMEOUT_S = 86400.0
 """Timeout of background requests, which wait for idle capacity."""
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request to one of the models, which is loaded."""
+
+    http: Request
+    body: bytes
+    services: Services
+    served: ModelServices
+    """The services of the model."""
+
+    async def run(self, work: Callable[..., _T], *args: Any) -> _T:
+        """Run the work on the body, as BodyWorker.run does. Raises ApiError."""
+        files = await uploaded_files([self.body], record_of(self.http).client, self.services, self.served)
+        info, sender = self.served.info(), sender_of(self.http)
+        return await self.served.body_worker.run(work, self.body, info, *args, sender=sender, files=files)
+
+
+@asynccontextmanager
+async def model_request(request: Request, services: Services) -> AsyncIterator[ModelRequest]:
+    """Read a request's body, and keep the model that it names loaded. Raises ApiError and ClientDisconnect."""
+    body = await services.bodies.read_json(request)
+    served = services.models.of_body(body)
+    async with served.in_use(len(body), is_background=record_of(request).is_background):
+        yield ModelRequest(request, body, services, served)
+
+
 async def from_body(request: Request, services: Services, work: Callable[..., _T], *args: Any) -> _T:
     """Read a request's body and run the work on it, as BodyWorker.run does. Raises ApiError and ClientDisconnect."""
-    body = await services.bodies.read_json(request)
-    files = await uploaded_files([body], record_of(request).client, services)
-    return await services.body_worker.run(work, body, services.info(), *args, sender=sender_of(request), files=files)
+    async with model_request(request, services) as asked:
+        return await asked.run(work, *args)
 
 
 async def body_as(schema: type[_Body], request: Request, services: Services) -> _Body:
     """Read a request's body and validate it; needs no engine. Raises ApiError and ClientDisconnect."""
     body = await services.bodies.read_json(request)
-    return await services.body_worker.run(read_as, body, None, schema, sender=sender_of(request))
+    worker = services.models.default.body_worker
+    return await worker.run(read_as, body, None, schema, sender=sender_of(request))
 
 
 async def respond(api: GenerationApi, request: Request, services: Services) -> Response:
     """Plan and run a request, and answer it, streamed or not. Raises ApiError and ClientDisconnect."""
-    return await answer(api, await from_body(request, services, plan_body, api), request, services)
+    async with model_request(request, services) as asked:
+        return await answer(api, await asked.run(plan_body, api), asked)
 
 
-async def answer(api: GenerationApi, planned: PlannedRequest, request: Request, services: Services) -> Response:
+async def answer(api: GenerationApi, planned: PlannedRequest, asked: ModelRequest) -> Response:
     """Run a planned request, and answer it, streamed or not. Raises ApiError and ClientDisconnect."""
-    plan, record = planned.plan, record_of(request)
+    plan, record, served = planned.plan, record_of(asked.http), asked.served
     check_whole(record, stream=plan.stream)
-    fingerprint = await services.fingerprint.of(services.info())
-    run = await start_run(plan, record, services)
+    fingerprint = await served.fingerprint.of(served.info())
+    run = await start_run(plan, record, asked.services, served)
     try:
-        answering = AnswerContext(run, services.tokenizer, fingerprint, int(time.time()), record.request_id)
+        answering = AnswerContext(run, served.tokenizer, fingerprint, int(time.time()), record.request_id)
         frames = api.answer(answering, planned.options)
     except BaseException:
         run.close()
         raise
     if plan.stream:
         headers = as_headers(plan.notices)
-        return EventStream(run, frames, services.settings.keepalive_s, headers=headers, media_type=api.media_type)
+        keepalive_s = asked.services.settings.keepalive_s
+        return EventStream(run, frames, keepalive_s, headers=headers, media_type=api.media_type)
     try:
-        choices = await unless_gone(request, collect(run))
+        choices = await unless_gone(asked.http, collect(run))
     finally:
         run.close()
     content = await asyncio.to_thread(frames.whole, choices)  # many logprobs take long to encode
@@ -85,16 +115,16 @@ def check_whole(record: RequestTrace, **asked: bool) -> None:
             raise InvalidRequestError(message, param=name, code="unsupported_value")
 
 
-async def start_run(plan: Plan, record: RequestTrace, services: Services) -> Run:
-    """Submit a plan to the engine, and begin its trace.
+async def start_run(plan: Plan, record: RequestTrace, services: Services, served: ModelServices) -> Run:
+    """Submit a plan to the model's engine, and begin its trace.
 
     Raises ApiError if the engine does not accept it, and LimitError at a limit of the client's key.
     """
     images = services.image_room.hold(plan)
     try:
-        plan, account = await admit(plan, record, services)
+        plan, account = await admit(plan, record, services, served)
         try:
-            return await _run(plan, account, images, record, services)
+            return await _run(plan, account, images, record, served)
         except BaseException:
             account.close(Used())  # a run that has begun closes its account itself
             raise
@@ -103,22 +133,25 @@ async def start_run(plan: Plan, record: RequestTrace, services: Services) -> Run
         raise
 
 
-async def _run(plan: Plan, account: Account, images: HeldImages, record: RequestTrace, services: Services) -> Run:
-    settings = services.settings
+async def _run(plan: Plan, account: Account, images: HeldImages, record: RequestTrace, served: ModelServices) -> Run:
+    settings = served.settings
     record.headers |= account.headers
     record.answer_id = plan.id
     record.tokens_in, record.tokens_out = sum(len(one.prompt) for one in plan.requests), 0
     if settings.log_prompts:
-        record.prompt = await asyncio.to_thread(_prompt_of, plan, services.tokenizer)
+        record.prompt = await asyncio.to_thread(_prompt_of, plan, served.tokenizer)
         record.output = ""
-    trace = services.timelines.begin(record)
+    trace = served.timelines.begin(record)
     timeout_s = _BACKGROUND_TIMEOUT_S if record.is_background else settings.request_timeout_s
 
+    release = served.residence.hold()
+
     def close(used: Used) -> None:
+        release()
         images.release()
         account.close(used)
 
-    run = Run(services.engine, services.tokenizer, plan, trace, close, timeout_s=timeout_s)
+    run = Run(served.engine, served.tokenizer, plan, trace, close, timeout_s=timeout_s)
     await run.submit()
     return run
 
@@ -127,9 +160,10 @@ def _prompt_of(plan: Plan, tokenizer: Tokenizer) -> str:
     return "\n".join(tokenizer.decode(one.prompt, skip_special_tokens=False) for one in plan.requests)
 
 
-async def admit(plan: Plan, record: RequestTrace, services: Services) -> tuple[Plan, Account]:
+async def admit(plan: Plan, record: RequestTrace, services: Services, served: ModelServices) -> tuple[Plan, Account]:
     """The plan with its tenant's name, weight and tier, and its account. Raises LimitError at a limit."""
-    account = await services.accounts.open(record.client, cost_of(plan), is_background=record.is_background)
+    cost, metrics = cost_of(plan), served.metrics
+    account = await services.accounts.open(record.client, cost, metrics, is_background=record.is_background)
     tier = BACKGROUND if record.is_background else account.tenant.priority
     return of_tenant(plan, account.tenant, tier, isolates=services.settings.isolate_keys), account
 

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect, GenerationApi, PlannedRequest, plan_body
-from server.api.endpoint import answer, from_body
+from server.api.endpoint import answer, model_request
 from server.api.openai.routes import CHAT, COMPLETIONS
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.pooling.routes import (
@@ -51,10 +51,11 @@ router = APIRouter(tags=["SageMaker"])
 )
 async def invoke(request: Request, services: ServicesDep) -> Response:
     """A chat completion, a completion, embeddings, classes, a ranking or scores, depending on the body's fields."""
-    api, planned = await from_body(request, services, plan_any_body)
-    if isinstance(api, PoolingApi):
-        return await answer_with_numbers(planned, request, services)
-    return await answer(api, planned, request, services)
+    async with model_request(request, services) as asked:
+        api, planned = await asked.run(plan_any_body)
+        if isinstance(api, PoolingApi):
+            return await answer_with_numbers(planned, asked)
+        return await answer(api, planned, asked)
 
 
 @router.get("/ping", responses=_READY)

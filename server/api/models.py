@@ -11,9 +11,10 @@ from starlette.types import Scope
 from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
 from server.api.messages import errors as of_messages
+from server.api.model_services import ModelServices
 from server.api.openai import errors as of_openai
 from server.api.openapi import answers
-from server.api.services import Services, ServicesDep
+from server.api.services import ServicesDep
 from server.errors import ApiError, InvalidRequestError, shorten
 from server.http.responses import json_response
 
@@ -76,32 +77,32 @@ async def list_models(
     """The served model, under each of its names. With the header `anthropic-version`, the answer has Anthropic's
     format; only then do `limit`, `before_id` and `after_id` apply.
     """
-    names = services.model.names
+    models = [(served, name) for served in services.models for name in served.model.names]
     if _is_from_anthropic(request.scope):
-        return json_response(_page_of([_info(services, name) for name in names], limit, before_id, after_id))
-    return json_response(ModelList(data=[_card(services, name) for name in names]))
+        return json_response(_page_of([_info(*one) for one in models], limit, before_id, after_id))
+    return json_response(ModelList(data=[_card(*one) for one in models]))
 
 
 @router.get("/v1/models/{model:path}", responses=answers((Model, ModelInfo), 401, 404, 503))
 async def retrieve_model(request: Request, model: str, services: ServicesDep) -> Response:
     """The served model, if this is one of its names."""
-    services.model.check_name(model)
-    return json_response(_info(services, model) if _is_from_anthropic(request.scope) else _card(services, model))
+    served = services.models.find(model)
+    return json_response(_info(served, model) if _is_from_anthropic(request.scope) else _card(served, model))
 
 
-def _card(services: Services, name: str) -> Model:
-    model = services.model
-    return Model(id=name, created=model.created, root=model.name, max_model_len=services.info().max_model_len)
+def _card(served: ModelServices, name: str) -> Model:
+    model = served.model
+    return Model(id=name, created=model.created, root=model.name, max_model_len=served.info().max_model_len)
 
 
-def _info(services: Services, name: str) -> ModelInfo:
-    started = datetime.fromtimestamp(services.model.created, UTC)
+def _info(served: ModelServices, name: str) -> ModelInfo:
+    started = datetime.fromtimestamp(served.model.created, UTC)
     return ModelInfo(
         id=name,
         display_name=name,
         created_at=started.isoformat().replace("+00:00", "Z"),
-        max_input_tokens=services.info().max_model_len,
-        max_tokens=services.info().max_model_len,
+        max_input_tokens=served.info().max_model_len,
+        max_tokens=served.info().max_model_len,
     )
 
 

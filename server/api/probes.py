@@ -12,6 +12,7 @@ from server.api.openapi import answers, documented_errors
 from server.api.services import ServicesDep
 from server.http.auth import sees_all_usage
 from server.http.responses import json_response
+from server.telemetry.metrics import exposition
 
 router = APIRouter(tags=["Operations"])
 
@@ -43,7 +44,7 @@ async def health() -> Response:
 @router.get("/ready", responses=answers(Status, 503))
 async def ready(services: ServicesDep) -> Response:
     """The server answers requests. 503 while the engine is not ready or the model's files are being hashed."""
-    services.check_ready()
+    services.models.check_ready()
     return json_response(Status(status="ready"))
 
 
@@ -54,14 +55,14 @@ async def ready(services: ServicesDep) -> Response:
 )
 async def metrics(request: Request, services: ServicesDep) -> Response:
     """Prometheus metrics. They include usage per key only for keys that may see all usage."""
-    content = services.metrics.render(of_tenants=sees_all_usage(request.headers, services.accounts.keys))
+    content = exposition(services.collect(), of_tenants=sees_all_usage(request.headers, services.accounts.keys))
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/load", responses=answers(Load, 401))
 async def load(services: ServicesDep) -> Response:
     """Number of requests in flight, for routers that know vLLM's endpoint."""
-    return json_response(Load(server_load=services.timelines.num_awaited))
+    return json_response(Load(server_load=sum(one.timelines.num_awaited for one in services.models)))
 
 
 @router.get("/version", responses=answers(Version))

@@ -128,7 +128,7 @@ router = APIRouter(tags=["Usage"])
 async def last(request: Request, services: ServicesDep) -> Response:
     """The key's running and most recent requests, a page at a time. Lines of batches are not included."""
     asked = query_of(ListQuery, request)
-    of_client = services.timelines.of_client(record_of(request).client)
+    of_client = services.models.requests_of(record_of(request).client)
     chosen, has_more = select(of_client, asked, lambda one: (one.request_id, one.answer_id))
     shown = [object_of(timeline_of(one)) for one in chosen]
     first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
@@ -138,7 +138,7 @@ async def last(request: Request, services: ServicesDep) -> Response:
 @router.get("/v1/requests/{request_id}", responses=answers(RequestObject, 401, 404, 500))
 async def explain(request_id: str, request: Request, services: ServicesDep) -> Response:
     """A running or recent request of the key, by its `x-request-id` or its answer's id."""
-    found = await services.timelines.find(record_of(request).client, request_id)
+    found = await services.models.find_request(record_of(request).client, request_id)
     if found is None:
         message = f"No such request, or it is no longer in the log: {shorten(request_id, 128)}"
         raise NotFoundError(message, param="id", code="not_found")

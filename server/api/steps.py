@@ -10,7 +10,7 @@ from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
 from server.api.openai.pages import Query, query_of
 from server.api.openapi import answers
-from server.api.services import ServicesDep
+from server.api.services import OF_MODEL, ModelDep
 from server.engine.client import EngineClient, EngineUnavailableError
 from server.engine.step_log import MOST_STEPS, DoneStep
 from server.errors import InvalidRequestError
@@ -74,14 +74,14 @@ router = APIRouter(tags=["Operations"])
 
 
 @router.get("/v1/steps", responses=answers(StepList, 400, 401, 500))
-async def steps(request: Request, services: ServicesDep) -> Response:
+async def steps(request: Request, served: ModelDep) -> Response:
     """Token counts of the engine's last 240 steps, and its current KV cache, over all keys."""
-    asked, log = query_of(StepsQuery, request), services.engine.steps
+    asked, log = query_of(StepsQuery, request, but=OF_MODEL), served.engine.steps
     if asked.after > log.num_steps:
         message = f"Invalid 'after': there has been no step {asked.after}, the last one is {log.num_steps}."
         raise InvalidRequestError(message, param="after", code="invalid_value")
     data = [_object_of(step) for step in log.since(asked.after)[-asked.limit :]]
-    return json_response(StepList(data=data, last_step=log.num_steps, kv_cache=_kv_cache_of(services.engine)))
+    return json_response(StepList(data=data, last_step=log.num_steps, kv_cache=_kv_cache_of(served.engine)))
 
 
 def _object_of(step: DoneStep) -> StepObject:

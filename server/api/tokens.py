@@ -18,7 +18,7 @@ from server.api.fields.messages import ConversationFields
 from server.api.fields.rules import RequestModel, problem, related
 from server.api.fields.tools import MAX_TOOLS, AnyTool
 from server.api.openapi import answers, takes
-from server.api.services import ServicesDep
+from server.api.services import ModelDep, ServicesDep
 from server.generation.notices import Notice, as_headers, to_report
 from server.generation.planning.decoding_rules import check_tokens
 from server.generation.request import GenerationRequest
@@ -143,16 +143,16 @@ async def detokenize(request: Request, services: ServicesDep) -> Response:
 
 
 @router.get("/tokenizer_info", responses=answers(TokenizerInfo, 401, 503))
-async def tokenizer_info(services: ServicesDep) -> Response:
+async def tokenizer_info(served: ModelDep) -> Response:
     """The tokenizer's configuration, for evaluation harnesses that use a remote tokenizer."""
-    tokenizer = services.tokenizer
+    tokenizer = served.tokenizer
     special = tokenizer.special_tokens
     template = tokenizer.chat_template
     info = TokenizerInfo(
         tokenizer_class=tokenizer.tokenizer_class,
         vocab_size=tokenizer.vocab_size,
-        model_max_length=services.info().max_model_len,
-        eos_token_ids=services.model.defaults.eos_token_ids,
+        model_max_length=served.info().max_model_len,
+        eos_token_ids=served.model.defaults.eos_token_ids,
         bos_token=special.get("bos_token"),
         eos_token=special.get("eos_token"),
         pad_token=special.get("pad_token"),

@@ -14,7 +14,9 @@ from pydantic.fields import FieldInfo
 from server.cli.completion import complete_model, completes
 from server.cli.console import GENERAL, PlainCommand, fail, warn
 from server.cli.start_signals import end_start_on_signals
-from server.config import GROUPS, Settings, SettingsError, alternatives, flag, load_settings, misspelt_variables
+from server.config import GROUPS, Settings, alternatives, flag, load_settings, misspelt_variables
+from server.model_settings import IN_FILE_ONLY
+from server.setting_errors import SettingsError
 
 Flag = str | bool | list[str] | None
 
@@ -137,6 +139,7 @@ def _parameters() -> list[inspect.Parameter]:
         )
         for group, names in GROUPS.items()
         for name in names
+        if name not in IN_FILE_ONLY
     ]
 
 
@@ -146,11 +149,12 @@ def _annotation(name: str, field: FieldInfo, group: str) -> object:
     text = f"{_as_flags(field.description or '')}{_listed(name, choices)}{_shown_default(field)}"
     if name == "model":
         return Annotated[
-            str | None,
+            list[str] | None,
             typer.Argument(
-                help=text,
+                help=f"{text} Name several to serve them together: the first is loaded at the start, the others when a "
+                "request asks for them.",
                 show_default=False,
-                metavar="MODEL",
+                metavar="[MODEL]...",
                 rich_help_panel=group,
                 autocompletion=complete_model,
             ),

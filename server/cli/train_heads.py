@@ -172,12 +172,12 @@ def _answerer(model: Path, name: str) -> "Answerer":
     """The model in an engine in this process, configured as it would be served."""
     from model_runner.config import RunnerConfig  # noqa: PLC0415
     from server.cli.training_answers import OfflineAnswerer  # noqa: PLC0415
+    from server.engine import building  # noqa: PLC0415
     from server.engine.messages import EngineConfig  # noqa: PLC0415
-    from server.engine.worker import load_engine  # noqa: PLC0415
     from server.generation.served_model import ServedModel  # noqa: PLC0415
     from server.text.tokenizer import Tokenizer  # noqa: PLC0415
 
-    engine = load_engine(EngineConfig(RunnerConfig(model, speculation="off"))).engine
+    engine = building.load(EngineConfig(RunnerConfig(model, speculation="off"))).engine
     tokenizer = Tokenizer.from_folder(model)
     return OfflineAnswerer(engine, tokenizer, ServedModel.from_folder(model, tokenizer, name))
 

@@ -14,6 +14,7 @@ from server.engine.step_log import StepLog
 class EngineState(StrEnum):
     """Life cycle of the engine. Requests are accepted when READY or RESTARTING (they wait)."""
 
+    UNLOADED = "unloaded"
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"

@@ -1,7 +1,7 @@
 """Messages between the HTTP process and the engine process, as msgpack.
 
-Every message is one frame: four bytes of length, then the payload. The first message to a new engine process is `Load`;
-it answers `Ready` or `LoadFailed`.
+Every message is one frame: four bytes of length, then the payload. A new engine process answers any number of `Plan`,
+and then `Load` with `Ready` or `LoadFailed`.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from model_runner.config import RunnerConfig
+from model_runner.model_needs import ModelNeeds
 from model_runner.runner_interface import RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, Policy, RequestOutput
@@ -59,6 +60,17 @@ class EngineConfig:
     """`SchedulerConfig.snapshot_every`; None: the default of models with recurrent layers."""
 
 
+class Plan(msgspec.Struct, frozen=True, tag=True):
+    """Find out what an engine will need; only before `Load`. Answered by `Planned` or `PlanFailed`."""
+
+    config: EngineConfig
+    free_bytes: int | None = None
+    """What the process may take in all; None: what the device has free."""
+    cache_share: float | None = None
+    """Share of the memory that the weights leave free that goes to a cache without a configured size; None: the
+    platform's."""
+
+
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Load the model and become ready."""
 
@@ -89,6 +101,25 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Exit with code 0."""
+
+
+class Warmed(msgspec.Struct, frozen=True, tag=True):
+    """A process that was started to wait for `Load` has imported everything. Sent once, before all answers."""
+
+    num_bytes: int
+    """The private memory of the process."""
+
+
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    """What the engine will need."""
+
+    needs: ModelNeeds
+
+
+class PlanFailed(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be served, or not with so much memory. The message is for the person who configured it."""
+
+    message: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -137,8 +168,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     """One for each unfinished choice; empty if the request is unknown."""
 
 
-ToEngine = Load | Submit | Abort | Explain | Shutdown
-FromEngine = Ready | LoadFailed | StepDone | Rejected | Aborted | Explained
+ToEngine = Plan | Load | Submit | Abort | Explain | Shutdown
+FromEngine = Warmed | Planned | PlanFailed | Ready | LoadFailed | StepDone | Rejected | Aborted | Explained
 
 
 def _to_plain(value: object) -> str:

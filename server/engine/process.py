@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 from model_runner.processes import describe_end, isolated_module
@@ -22,11 +22,12 @@ from server.engine.messages import (
     encode,
     framed,
 )
+from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineLimits, EngineSupervisor
 
 _MODULE = "server.engine.worker"
 """It is not imported, because its imports would delay the process that needs them."""
-_FACTORY = f"{_MODULE}:load_engine"
+_FACTORY = "server.engine.building"
 
 
 class EngineProcess(EngineSupervisor):
@@ -37,12 +38,13 @@ class EngineProcess(EngineSupervisor):
         config: EngineConfig,
         limits: EngineLimits,
         publish: Callable[[bytes], None] | None = None,
-        factory: str = _FACTORY,
+        open_link: "OpenLink | None" = None,
+        steps: StepLog | None = None,
     ) -> None:
-        """`factory` names the function that loads the engine in its process, as `module:function`."""
-        super().__init__(limits, publish)
+        """`open_link` gives an engine process that has loaded nothing yet; by default, it starts one."""
+        super().__init__(limits, publish, steps)
         self._config = config
-        self._factory = factory
+        self._open_link = open_link or ProcessLink.open
         self._process: ProcessLink | None = None
 
     @property
@@ -51,7 +53,7 @@ class EngineProcess(EngineSupervisor):
         return None if self._process is None else self._process.pid
 
     async def _launch(self) -> "ProcessLink":
-        self._process = await ProcessLink.open(self._factory)
+        self._process = await self._open_link()
         self._process.send(Load(self._config))
         return self._process
 
@@ -64,14 +66,23 @@ class ProcessLink:
         self._connection = connection
 
     @classmethod
-    async def open(cls, factory: str) -> "ProcessLink":
-        """Start an engine process that shares our standard output and error. Raises OSError if it cannot be started."""
+    async def open(cls, factory: str = _FACTORY, *, warm: bool = False) -> "ProcessLink":
+        """Start an engine process that shares our standard output and error.
+
+        Args:
+            factory: the module that builds engines in the process.
+            warm: whether it imports what most models need at once, and says so with `Warmed`.
+
+        Raises:
+            OSError: if it cannot be started.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             _, connection = await asyncio.get_running_loop().create_unix_connection(EngineConnection, sock=ours)
             try:
                 command = isolated_module(_MODULE)
                 options = ["--socket", str(theirs.fileno()), "--parent", str(os.getpid()), "--factory", factory]
+                options += ["--warm"] if warm else []
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     *options,
@@ -90,6 +101,15 @@ class ProcessLink:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs. It knows of an end at once, before `exited` returns."""
+        if self._process.returncode is not None:
+            return False
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return False
 
     def send(self, message: ToEngine) -> None:
         self._connection.send(encode(message))
@@ -113,6 +133,10 @@ class ProcessLink:
                     self._process.kill()
             await self._connection.close()
             await self._process.wait()
+
+
+OpenLink = Callable[[], Awaitable[ProcessLink]]
+"""Gives an engine process that has loaded nothing yet. Raises OSError if there is none."""
 
 
 class EngineConnection(asyncio.Protocol):

@@ -33,6 +33,7 @@ from server.engine.step_log import StepLog
 
 logger = logging.getLogger("samewise.engine")
 
+_SHUTTING_DOWN = "The server is shutting down."
 WATCHDOG_TICKS = 10
 SHUTDOWN_GRACE_S = 2.0
 
@@ -71,8 +72,13 @@ class EngineLink(Protocol):
 class EngineSupervisor(ABC):
     """An EngineClient; a subclass launches the engines."""
 
-    def __init__(self, limits: EngineLimits, publish: Callable[[bytes], None] | None = None) -> None:
-        """`publish` gets the engines' prefix-cache events and must not block. Without it, they are dropped."""
+    def __init__(
+        self, limits: EngineLimits, publish: Callable[[bytes], None] | None = None, steps: StepLog | None = None
+    ) -> None:
+        """`publish` gets the engines' prefix-cache events and must not block. Without it, they are dropped.
+
+        Steps are added to the log `steps`.
+        """
         self._limits = limits
         self._publish = publish or _drop
         self._requests = LiveRequests()
@@ -80,7 +86,7 @@ class EngineSupervisor(ABC):
         self._info: RunnerInfo | None = None
         self._ready_since: float | None = None  # of the engine that runs, on the clock of the event loop
         self._stats = EngineStats()
-        self._steps = StepLog()
+        self._steps = steps or StepLog()
         self._num_restarts = 0
         self._num_messages = 0
         self._failure: str | None = None
@@ -172,9 +178,16 @@ class EngineSupervisor(ABC):
             logger.warning("Draining: %d requests did not finish in time and fail now.", len(self._requests))
         await self.stop()
 
-    async def stop(self) -> None:
+    async def ended(self) -> str:
+        """Returns why no engine will be started again, once that is so."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        return self._failure or _SHUTTING_DOWN
+
+    async def stop(self, reason: str = _SHUTTING_DOWN) -> None:
+        """End the engine at once; requests in flight fail for this reason."""
         self._draining = True
-        self._requests.fail_all(EngineUnavailableError("The server is shutting down."))
+        self._requests.fail_all(EngineUnavailableError(reason))
         if self._task is not None:
             if not self._stopping:
                 self._stopping = True
@@ -184,7 +197,7 @@ class EngineSupervisor(ABC):
 
     def _end_background(self) -> None:
         """Abort background requests on shutdown: no client waits for them, and their sender resubmits them."""
-        error = EngineUnavailableError("The server is shutting down.")
+        error = EngineUnavailableError(_SHUTTING_DOWN)
         for live in self._requests.in_background():
             self._abort(live)
             live.fail(error)
@@ -203,7 +216,7 @@ class EngineSupervisor(ABC):
             case EngineState.FAILED:
                 raise EngineUnavailableError(self._failure)
             case EngineState.DRAINING:
-                raise EngineUnavailableError("The server is shutting down.")
+                raise EngineUnavailableError(_SHUTTING_DOWN)
             case EngineState.STARTING:
                 raise EngineUnavailableError("The engine is still loading the model.")
 

@@ -1,8 +1,4 @@
-"""The engine process, `python -m server.engine.worker`: builds scheduler and runner and runs the engine's loop.
-
-It is the only server module that uses the runner. It imports the runner inside functions, so importing this module does
-not load torch.
-"""
+"""The engine process, `python -m server.engine.worker`: plans engines when asked, loads one and runs its loop."""
 
 import argparse
 import contextlib
@@ -14,123 +10,59 @@ import select
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol, cast
 
-from model_runner.config import RunnerConfig
-from model_runner.encoders.folder import find_encoder
-from model_runner.kernels.early import build_early
+from model_runner.model_needs import ModelNeeds
 from model_runner.processes import die_with_parent
-from scheduler.prefix_cache import CacheLog
-from server.engine.beam_stop_strings import StopStringWatches
 from server.engine.loop import EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import (
     EngineConfig,
     FrameReader,
     FromEngine,
     Load,
+    Plan,
+    PlanFailed,
+    Planned,
     Shutdown,
     ToEngine,
+    Warmed,
     decode_to_engine,
     encode,
     framed,
 )
 from server.logs import configure_logging
-from server.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from model_runner.encoders.runner import EncoderRunner
-    from model_runner.runner import ModelRunner
-
-_SNAPSHOT_EVERY = 2048
-"""A state of Qwen3.5-0.8B takes as much memory as the keys and values of 1,600 tokens."""
 PARENT_CHECK_MS = 1000
 UNSENT_CHECK_MS = 1
 SEND_BUFFER = 4 << 20
 """Bytes that may be in transit to a busy server."""
 RECEIVE_BYTES = 1 << 18
 
-Factory = Callable[[EngineConfig], LoadedEngine]
+logger = logging.getLogger("samewise.engine")
 
 
-def load_engine(config: EngineConfig) -> LoadedEngine:
-    """The real engine. Raises ValueError or OSError, with a message for the user, if the model cannot be served."""
-    start = time.perf_counter()
-    with _without_collecting():
-        from model_runner.models.repository import cache_folder  # noqa: PLC0415
+class Factory(Protocol):
+    """A module that builds engines. Its functions raise ValueError or OSError with a message for the user."""
 
-        build_early(cache_folder(), config.runner.device)
-        load = _loader(config.runner)
-        from scheduler.engine import Engine  # noqa: PLC0415
-        from scheduler.interface import SchedulerConfig  # noqa: PLC0415
-        from scheduler.scheduler import Scheduler  # noqa: PLC0415
+    def warm(self) -> int:
+        """Import what most models need. Returns the private memory of the process afterwards, in bytes."""
+        ...
 
-    imports_s = time.perf_counter() - start
-    runner = load()
-    check_speculation(config.runner, runner.info.speculation_methods)
-    has_states = any(group.kind == "page" for group in runner.groups)
-    if config.snapshot_every is not None and not has_states:
-        raise ValueError("state_snapshot_every needs a model with recurrent layers; remove --state-snapshot-every")
-    scheduler_config = SchedulerConfig(
-        block_size=runner.info.block_size,
-        max_num_seqs=runner.info.max_num_seqs,
-        max_num_batched_tokens=runner.info.max_num_batched_tokens,
-        max_model_len=runner.info.max_model_len,
-        policy=config.policy,
-        prefix_caching=config.prefix_caching and runner.info.has_kv_cache,
-        sees_images=runner.info.sees_images,
-        snapshot_every=_SNAPSHOT_EVERY if config.snapshot_every is None else config.snapshot_every,
-    )
-    info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
-    watches = StopStringWatches(partial(Tokenizer.from_folder, config.runner.model))
-    cache_log = CacheLog() if config.kv_events else None
-    scheduler = Scheduler(
-        scheduler_config, runner.num_blocks, watches, cache_log, groups=runner.groups, images=runner.images
-    )
-    return LoadedEngine(Engine(scheduler, runner), info, runner.close, cache_log)
+    def plan(self, asked: Plan) -> ModelNeeds:
+        """What an engine will need, before it is loaded."""
+        ...
+
+    def load(self, config: EngineConfig) -> LoadedEngine: ...
 
 
-def _loader(config: RunnerConfig) -> "Callable[[], ModelRunner | EncoderRunner]":
-    """The function that loads the runner for the model's kind. Brings torch."""
-    encoder = find_encoder(config.model)
-    if encoder is None:
-        from model_runner.runner import ModelRunner  # noqa: PLC0415
-
-        return partial(ModelRunner.load, config)
-    from model_runner.encoders.runner import EncoderRunner  # noqa: PLC0415
-
-    return partial(EncoderRunner.load, config, encoder)
-
-
-def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:
-    """Raises ValueError if the loaded model does not support the configured speculation method."""
-    if config.speculation not in ("off", "auto", *methods):
-        raise ValueError(
-            f"speculation {config.speculation!r} is not available here; use one of {', '.join(('off', *methods))}"
-        )
-
-
-def _load_for_good(factory: Factory, config: EngineConfig) -> LoadedEngine:
+def _load_for_good(load: Callable[[EngineConfig], LoadedEngine], config: EngineConfig) -> LoadedEngine:
     """Load the engine, then exempt its objects from garbage collection, so that no step waits for it."""
-    loaded = factory(config)
+    loaded = load(config)
     gc.collect()
     gc.freeze()
     return loaded
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Pause garbage collection: imports make half a million permanent objects, and scanning them would take 0.6 s."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 class SocketChannel:
@@ -186,18 +118,32 @@ def detach_from_terminal() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def resolve_factory(path: str) -> Factory:
-    """The function named by `module:name`."""
-    module, _, name = path.partition(":")
-    factory: Factory = getattr(importlib.import_module(module), name)
-    return factory
-
-
-def wait_for_load(channel: SocketChannel) -> EngineConfig | None:
-    """The configuration in the first message, or None for `Shutdown`."""
+def wait_for_load(factory: Factory, channel: SocketChannel) -> EngineConfig | None:
+    """Answer plans until there is a configuration to load; None for `Shutdown`."""
     while True:
         for message in channel.receive(wait=True):
-            return message.config if isinstance(message, Load) else None
+            match message:
+                case Plan():
+                    channel.send(_answer(factory, message))
+                case Load(config):
+                    return config
+                case _:
+                    return None
+
+
+def _answer(factory: Factory, asked: Plan) -> Planned | PlanFailed:
+    """Plan quietly: the log of the load says the same."""
+    config = asked.config
+    configure_logging(config.log_format, config.log_level if config.log_level == "debug" else "error")
+    try:
+        return Planned(factory.plan(asked))
+    except (ValueError, OSError) as error:
+        return PlanFailed(str(error))
+    except Exception as error:
+        logger.exception("The plan of %s failed.", config.runner.model)
+        return PlanFailed(
+            f"{config.runner.model} cannot be planned ({type(error).__name__}); the log has the traceback"
+        )
 
 
 def main() -> int:
@@ -205,17 +151,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The engine process of samewise; started by the server.")
     parser.add_argument("--socket", required=True, type=int, help="descriptor of the socket to the server")
     parser.add_argument("--parent", required=True, type=int, help="process id of the server")
-    parser.add_argument("--factory", required=True, help="module:function that loads the engine")
+    parser.add_argument("--factory", required=True, help="module that builds engines")
+    parser.add_argument("--warm", action="store_true", help="import what most models need before the first message")
     arguments = parser.parse_args()
     detach_from_terminal()
     die_with_parent()
     channel = SocketChannel(arguments.socket, arguments.parent)
-    config = wait_for_load(channel)
+    factory = cast("Factory", importlib.import_module(arguments.factory))
+    if arguments.warm:
+        channel.send(Warmed(factory.warm()))
+    config = wait_for_load(factory, channel)
     if config is None:
         channel.close()
         return EXIT_STOPPED
     configure_logging(config.log_format, config.log_level)
-    code = run(partial(_load_for_good, resolve_factory(arguments.factory), config), channel)
+    code = run(partial(_load_for_good, factory.load, config), channel)
     channel.close()
     return code
 

@@ -9,12 +9,11 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from server.engine.client import EngineClient
 from server.http.certificate import Certificate
 from server.http.connection import AnsweringConnection, limited_connection
 
@@ -89,6 +88,18 @@ def configure(
     )
 
 
+class Drainable(Protocol):
+    """An engine, or the host of several."""
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, let running ones finish for at most `grace_s`, then fail the rest."""
+        ...
+
+    async def stop(self) -> None:
+        """End it at once."""
+        ...
+
+
 class DrainingServer(uvicorn.Server):
     """Drains on SIGTERM and SIGINT: refuses new work while running requests finish, then exits without an error.
 
@@ -96,7 +107,7 @@ class DrainingServer(uvicorn.Server):
     still listens, so that /ready and new requests get a 503.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: EngineClient, grace_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, engine: "Drainable", grace_s: float) -> None:
         super().__init__(config)
         self._engine = engine
         self._grace_s = grace_s

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ApiError, InternalError
 from server.http.connection import new_request_id
 from server.http.responses import ErrorWriter, error_response
-from server.telemetry.metrics import Metrics
+from server.telemetry.metrics import ServerMetrics
 from server.telemetry.request_trace import RequestTrace, Sender
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9._\-]{1,128}")
@@ -76,7 +76,7 @@ def report_of(error: Exception, record: RequestTrace, level: int = logging.WARNI
 class RequestMiddleware:
     """Gives each request an id, answers 500 for an unhandled exception, and logs the request."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, error_writers: Callable[[str], ErrorWriter]) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, error_writers: Callable[[str], ErrorWriter]) -> None:
         """`error_writers` maps a path to the function that writes its errors."""
         self._app = app
         self._metrics = metrics

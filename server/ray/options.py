@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.config import Settings, SettingsError, load_settings
+from server.config import Settings, load_settings
+from server.setting_errors import SettingsError
 
 _RAY_SETTINGS = frozenset(
     {
@@ -90,6 +91,8 @@ def _adapted(settings: Settings, options: Options) -> Settings:
     of_image = {"host"} if settings.host == _HOST_OF_IMAGE else set()
     if of_ray := sorted((_RAY_SETTINGS & settings.model_fields_set) - of_image):
         raise OptionsError(f"{of_ray[0]}: replicas do not listen themselves; set this in Ray's http_options")
+    if settings.models:
+        raise OptionsError("models: a deployment serves one model; deploy one application for each")
     if settings.kv_events is not None:
         raise OptionsError(
             "kv_events: not supported with replicas; requests with the same prefix go to the same replica anyway"

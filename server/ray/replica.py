@@ -10,7 +10,7 @@ from ray import serve
 from rich.console import Console
 from starlette.types import Message
 
-from server.assembly import find_checkpoints, make_app, make_engine
+from server.assembly import ModelOnEngine, find_checkpoints, make_app, make_engine
 from server.config import Settings
 from server.engine.client import EngineState
 from server.engine.process import EngineProcess
@@ -37,11 +37,12 @@ class Replica:
         checkpoints = await asyncio.to_thread(find_checkpoints, settings, Console(stderr=True))
         self._engine = make_engine(settings, checkpoints)
         await self._engine.start()
-        app = await asyncio.to_thread(make_app, self._engine, settings, checkpoints)
+        app = await asyncio.to_thread(make_app, [ModelOnEngine(self._engine, settings, checkpoints)], settings)
         await self._parts.enter_async_context(app.router.lifespan_context(app))
         self._services: Services = app.state.services
+        self._model = self._services.models.default
         self._answers = AnswerStreams(app)
-        await asyncio.gather(self._engine.wait_ready(), self._services.fingerprint.wait_known())
+        await asyncio.gather(self._engine.wait_ready(), self._model.fingerprint.wait_known())
 
     async def answer(self, request: ForwardedRequest) -> AsyncGenerator[Accepted | Message]:
         """Yield that the request was accepted, then the application's messages."""
@@ -52,23 +53,23 @@ class Replica:
 
     async def metrics(self) -> tuple[str, Sequence[Metric]]:
         """The replica's name and its current metrics."""
-        return self._name, self._services.metrics.collect()
+        return self._name, self._services.collect()
 
     def check_health(self) -> None:
         """Raise RuntimeError if the engine has failed permanently, so that Ray replaces the replica.
 
         An engine that restarts keeps its streams, so then the replica stays.
         """
-        if self._services.engine.state is EngineState.FAILED:
+        if self._model.engine.state is EngineState.FAILED:
             raise RuntimeError("the engine failed and could not be restarted; see the log for the reason")
 
     def record_routing_stats(self) -> dict[str, bool]:
         """For PromptStartRouter: whether the replica is ready, as GET /ready reports."""
-        return {"is_ready": self._services.is_ready}
+        return {"is_ready": self._model.is_ready}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """For LoadPolicy: running and waiting choices divided by max_num_seqs."""
-        engine = self._services.engine
+        engine = self._model.engine
         num_choices = engine.stats.num_running + engine.stats.num_waiting + engine.num_held
         return {"load": num_choices / engine.info.max_num_seqs}
 

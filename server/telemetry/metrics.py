@@ -130,17 +130,45 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 _CHOICES = (1, 2, 5, 10, 20, 50, 128)
 
 
+class ServerMetrics:
+    """The metrics that belong to no model: HTTP requests, the process and its interpreter."""
+
+    def __init__(self, prefix: str) -> None:
+        """The names of HTTP metrics begin with the prefix and a colon."""
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._http = HttpRequests(Families(prefix, ""), self._registry)
+
+    def observe_http(self, method: str, handler: str, status: int) -> None:
+        self._http.observe(method, handler, status)
+
+    def collect(self) -> Sequence[Metric]:
+        """The current metrics."""
+        return list(self._registry.collect())
+
+
+def joined(metrics: Iterable[Metric]) -> list[Metric]:
+    """Metrics of several models, with one family for each name."""
+    families: dict[str, Metric] = {}
+    for one in metrics:
+        if one.name in families:
+            families[one.name].samples.extend(one.samples)
+        else:
+            families[one.name] = one
+    return list(families.values())
+
+
 class Metrics:
-    """The metrics of one application, in their own registry."""
+    """The metrics of one model, in their own registry."""
 
     def __init__(self, engine: EngineClient, model: str, prefix: str) -> None:
         """All names begin with the prefix and a colon. The prefix has letters, digits and `_`, and no digit first."""
         self._registry = CollectorRegistry()
-        self._model = model
+        self.model = model
+        """The model's name."""
         self._families = Families(prefix, model)
         self._registry.register(EngineCollector(engine, self._families))
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
         self.generated = GeneratedTokens(self._families)
         self._registry.register(self.generated)
         self._make_counters()
@@ -156,8 +184,7 @@ class Metrics:
         text = "Ended choices by reason; abort: the client left, or the queue had no room for the whole request."
         self._success = self._counter_of("request_success", text, "finished_reason")
         for reason in get_args(EndReason):
-            self._success.labels(self._model, reason)  # at 0, so that the first choice shows as an increase
-        self._http = HttpRequests(self._families, self._registry)
+            self._success.labels(self.model, reason)  # at 0, so that the first choice shows as an increase
         self._usage = self._counter_of("tenant_tokens", "Tokens of ended requests, by key.", "tenant", "kind")
         self._usage_requests = self._counter_of("tenant_requests", "Ended requests, by key.", "tenant")
 
@@ -180,9 +207,6 @@ class Metrics:
         self._max_tokens = make("request_params_max_tokens", "max_tokens of a request.", _TOKENS)
         self._n = make("request_params_n", "n of a request.", _CHOICES)
 
-    def observe_http(self, method: str, handler: str, status: int) -> None:
-        self._http.observe(method, handler, status)
-
     def observe_start(self, prompt_tokens: int, max_tokens: int, n: int) -> None:
         """The engine has accepted a prompt."""
         self._prompt_tokens_total.inc(prompt_tokens)
@@ -193,22 +217,22 @@ class Metrics:
     def observe_prefill(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine has computed a prompt, except `cached_tokens` of it that were in the prefix cache."""
         self._cached_tokens_total.inc(cached_tokens)
-        self._sources.labels(self._model, "local_cache_hit").inc(cached_tokens)
-        self._sources.labels(self._model, "local_compute").inc(prompt_tokens - cached_tokens)
+        self._sources.labels(self.model, "local_cache_hit").inc(cached_tokens)
+        self._sources.labels(self.model, "local_compute").inc(prompt_tokens - cached_tokens)
         self._computed_length.observe(prompt_tokens - cached_tokens)
 
     def observe_usage(self, tenant: str, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> None:
         """A request of the tenant with this label has ended. `prompt_tokens` includes `cached_tokens`."""
-        self._usage_requests.labels(self._model, tenant).inc()
+        self._usage_requests.labels(self.model, tenant).inc()
         kinds = {"prompt": prompt_tokens, "cached": cached_tokens, "completion": completion_tokens}
         for kind, count in kinds.items():
-            self._usage.labels(self._model, tenant, kind).inc(count)
+            self._usage.labels(self.model, tenant, kind).inc(count)
 
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
 
     def observe_choice_end(self, reason: EndReason) -> None:
-        self._success.labels(self._model, reason).inc()
+        self._success.labels(self.model, reason).inc()
 
     def observe_time_per_output_token(self, seconds: float) -> None:
         """A choice with at least two tokens has ended; `seconds` is the mean time between them."""
@@ -233,22 +257,18 @@ class Metrics:
             self._decode.observe(decode_s)
 
     def collect(self) -> Sequence[Metric]:
-        """The current metrics, for exposition together with other servers' metrics."""
+        """The current metrics."""
         return list(self._registry.collect())
 
-    def render(self, *, of_tenants: bool) -> bytes:
-        """The metrics in Prometheus's text format, with or without each tenant's usage."""
-        return exposition(self.collect(), of_tenants=of_tenants)
-
     def _counter(self, name: str, text: str) -> Counter:
-        return self._counter_of(name, text).labels(self._model)
+        return self._counter_of(name, text).labels(self.model)
 
     def _counter_of(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(self._families.name(name), text, ["model_name", *labels], registry=self._registry)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         name = self._families.name(name)
-        return Histogram(name, text, ["model_name"], buckets=buckets, registry=self._registry).labels(self._model)
+        return Histogram(name, text, ["model_name"], buckets=buckets, registry=self._registry).labels(self.model)
 
 
 _BY_METHOD: Sequence[tuple[str, str, Callable[[SpeculationStats], float]]] = (

@@ -26,20 +26,18 @@ def today() -> str:
 class UsageBook:
     """Writes the usage of ended requests to the storage, many in one transaction, because transactions are slow."""
 
-    def __init__(self, storage: Storage, metrics: Metrics, model: str, day: Callable[[], str] = today) -> None:
+    def __init__(self, storage: Storage, day: Callable[[], str] = today) -> None:
         self._storage = storage
-        self._metrics = metrics
-        self._model = model
         self._day = day
         self._unwritten: dict[UsageKey, Used] = {}
         self._writing: asyncio.Task[None] | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._is_closing = False
 
-    def add(self, tenant: Tenant, used: Used) -> None:
-        """Add the usage of a tenant's ended request."""
-        self._metrics.observe_usage(tenant.label, used.prompt_tokens, used.cached_tokens, used.completion_tokens)
-        key = UsageKey(tenant.name, self._model, self._day())
+    def add(self, tenant: Tenant, used: Used, metrics: Metrics) -> None:
+        """Add the usage of a tenant's ended request to the model with these metrics."""
+        metrics.observe_usage(tenant.label, used.prompt_tokens, used.cached_tokens, used.completion_tokens)
+        key = UsageKey(tenant.name, metrics.model, self._day())
         self._unwritten[key] = self._unwritten.get(key, Used()) + used
         if self._writing is None and self._pause is None:
             self._pause = asyncio.get_running_loop().call_later(_PAUSE_S, self._begin)
@@ -85,12 +83,14 @@ class UsageBook:
 class Account:
     """The reservation of one request, and the account that it is charged to."""
 
-    def __init__(self, tenant: Tenant, reservation: Reservation, usage: UsageBook) -> None:
+    def __init__(self, tenant: Tenant, reservation: Reservation, usage: UsageBook, metrics: Metrics) -> None:
+        """`metrics` are those of the model that the request is for."""
         self.tenant = tenant
         self.headers = reservation.headers
         """Rate-limit headers for the response."""
         self._reservation = reservation
         self._usage = usage
+        self._metrics = metrics
         self._is_open = True
 
     def close(self, used: Used) -> None:
@@ -99,7 +99,7 @@ class Account:
             self._is_open = False
             self._reservation.settle(used.tokens)
             if used.requests:
-                self._usage.add(self.tenant, used)
+                self._usage.add(self.tenant, used, self._metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,17 @@ class Accounts:
     limits: RateLimits
     usage: UsageBook
 
-    async def open(self, name: str, cost: Cost, *, is_background: bool = False) -> Account:
-        """Reserve the cost of a request for the tenant of this name. Raises LimitError."""
+    async def open(self, name: str, cost: Cost, metrics: Metrics, *, is_background: bool = False) -> Account:
+        """Reserve the cost of a request for the tenant of this name, to the model with these metrics.
+
+        Raises LimitError.
+        """
         tenant = self.keys.named(name)
         limited = tenant
         if is_background:  # it may wait for hours, and must not block the key meanwhile
             limited = replace(tenant, limits=tenant.limits.in_background())
             cost = replace(cost, num_output=0)
-        return Account(tenant, await self.limits.reserve(limited, cost), self.usage)
+        return Account(tenant, await self.limits.reserve(limited, cost), self.usage, metrics)
 
     async def close(self) -> None:
         """Returns when the usage of all ended requests is stored."""

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from server.api.body_worker_process import _context
-from server.assembly import StartError, find_checkpoints, make_app
+from server.assembly import ModelOnEngine, StartError, find_checkpoints, make_app
 from server.config import Settings
 from server.generation.fingerprint import Fingerprint
 from tests.server.fake_engine import FakeEngine
@@ -48,7 +48,8 @@ def test_it_replaces_the_models_own_everywhere(tmp_path: Path) -> None:
     settings = settings_with(file, tmp_path)
     checkpoints = find_checkpoints(settings, Console(quiet=True))
     file.write_text("changed since the start")
-    services = make_app(FakeEngine(), settings, checkpoints).state.services
+    made = make_app([ModelOnEngine(FakeEngine(), settings, checkpoints)], settings)
+    services = made.state.services.models.default
     assert services.tokenizer.chat_template.source == OTHER
     assert services.model.formats.tool_format.startswith("mistral")
     assert services.model.formats.reasoning == "think"
@@ -56,7 +57,8 @@ def test_it_replaces_the_models_own_everywhere(tmp_path: Path) -> None:
     assert worker.tokenizer.chat_template is not None
     assert worker.tokenizer.chat_template.source == OTHER
     own = Settings(model=settings.model)
-    plain = make_app(FakeEngine(), own, find_checkpoints(own, Console(quiet=True))).state.services
+    found = find_checkpoints(own, Console(quiet=True))
+    plain = make_app([ModelOnEngine(FakeEngine(), own, found)], own).state.services.models.default
     assert (plain.model.formats.tool_format, plain.model.formats.reasoning) == ("hermes", None)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from server.assembly import find_checkpoints, make_app
+from server.assembly import ModelOnEngine, find_checkpoints, make_app
 from server.config import Settings
 from server.http.root_path import RootPathMiddleware
 from server.page.gate import PageGate
@@ -24,7 +24,9 @@ def serve(tmp_path: Path) -> Callable[[str], httpx.AsyncClient]:
 
     def make(root_path: str) -> httpx.AsyncClient:
         settings = Settings(model=str(write_folder(tmp_path / "tiny")), root_path=root_path)
-        app = make_app(FakeEngine(), settings, find_checkpoints(settings, Console(quiet=True)))
+        app = make_app(
+            [ModelOnEngine(FakeEngine(), settings, find_checkpoints(settings, Console(quiet=True)))], settings
+        )
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")
 
     return make

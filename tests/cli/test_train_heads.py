@@ -16,8 +16,8 @@ from model_runner.training.examples import OPENING, Answer, opening_questions
 from model_runner.training.prompts import Prompt
 from server.cli.main import app
 from server.cli.training_answers import OfflineAnswerer
+from server.engine import building
 from server.engine.messages import EngineConfig
-from server.engine.worker import load_engine
 from server.generation.served_model import ServedModel
 from server.text.tokenizer import Tokenizer
 from tests.server.tiny_model import write_folder
@@ -95,7 +95,7 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
 def test_an_opening_is_the_template_up_to_the_users_text(folder: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     model = ServedModel.from_folder(folder, tokenizer, "tiny")
-    engine = load_engine(EngineConfig(RunnerConfig(folder, speculation="off"))).engine
+    engine = building.load(EngineConfig(RunnerConfig(folder, speculation="off"))).engine
     answerer = OfflineAnswerer(engine, tokenizer, model)
     opening, asked = (tokenizer.decode(answerer.encode(one), skip_special_tokens=False) for one in (OPENING, HELLO))
     assert asked.startswith(opening + HELLO.text)

@@ -85,7 +85,7 @@ def test_the_conversion_that_another_program_begins(planted: Planted) -> None:
 
 
 async def test_the_engine(planted: Planted) -> None:
-    link = await ProcessLink.open("unused:unused")
+    link = await ProcessLink.open()
     await link.close(grace_s=60)
     assert "exited with code 0" in await link.exited()
     assert not planted.was_used

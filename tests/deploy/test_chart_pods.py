@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.config import PREFIX
+from server.setting_errors import PREFIX
 from tests.deploy.chart import ROOT, container_of, render, render_one, render_pod, variables_of
 from tests.deploy.test_docker import RUNTIME, image_environment
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from helm_python import HelmError
 
-from server.config import OTHER_VARIABLES, PREFIX, Settings
+from server.config import OTHER_VARIABLES, Settings
+from server.setting_errors import PREFIX
 from tests.deploy.chart import CHART, read_values, render, render_pod, variables_of
 from tests.deploy.test_chart_settings import EVENTS, GIVEN, KEYS
 

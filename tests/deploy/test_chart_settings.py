@@ -11,7 +11,8 @@ import pytest
 import yaml
 from helm_python import HelmError
 
-from server.config import OTHER_VARIABLES, PREFIX, Settings, load_settings
+from server.config import OTHER_VARIABLES, Settings, load_settings
+from server.setting_errors import PREFIX
 from server.tenants.keys import KeyRing
 from tests.cli.test_settings import EXAMPLES as EXAMPLES_OF_FLAGS
 from tests.deploy.chart import (

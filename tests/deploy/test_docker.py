@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 import samewise
-from server.config import OTHER_VARIABLES, PREFIX, Settings
+from server.config import OTHER_VARIABLES, Settings
+from server.setting_errors import PREFIX
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from bench.random_encoders import TEXTS, add_modules, dense, pooling, save_encoder
 from model_runner.models.repository import ModelFolder
 from server.api.body_worker import WorkerPool
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.assembly import Checkpoints, engine_config, make_engine
 from server.config import Settings
@@ -46,7 +47,9 @@ def serve(workers: WorkerPool) -> Serve:
         if in_process:
             config = engine_config(settings, checkpoints)
             engine = InProcessEngine(partial(load_engine, config), EngineLimits(64, 60))
-        app = create_app(engine, texts.Tokenizer.from_folder(folder), settings, found, None, workers=workers)
+        app = create_app(
+            [ModelParts(engine, texts.Tokenizer.from_folder(folder), settings, found)], settings, workers=workers
+        )
         await engine.start()
         try:
             await engine.wait_ready()

@@ -12,7 +12,7 @@ from model_runner.contract import SamplingParams
 from model_runner.processes import Backoff
 from scheduler.interface import ChoiceState, EngineRequest, RequestOutput
 from server.engine.messages import EngineConfig
-from server.engine.process import EngineProcess
+from server.engine.process import EngineProcess, ProcessLink
 from server.engine.supervisor import EngineLimits, EngineSupervisor
 from tests.engine_process import fake_engine
 from tests.engine_process.inprocess import InProcessEngine
@@ -46,7 +46,7 @@ def make(kind: str, tmp_path: Path) -> Make:
         (tmp_path / "loads").write_text("".join(f"{word}\n" for word in loads))
         config = EngineConfig(RunnerConfig(tmp_path, max_num_seqs=MAX_NUM_SEQS), log_level="critical")
         if kind == "process":
-            return EngineProcess(config, limits, factory="tests.engine_process.fake_engine:load")
+            return EngineProcess(config, limits, open_link=partial(ProcessLink.open, fake_engine.__name__))
         return InProcessEngine(partial(fake_engine.load, config), limits)
 
     return build

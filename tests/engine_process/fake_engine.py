@@ -8,11 +8,12 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from model_runner.model_needs import ModelNeeds
 from model_runner.runner_interface import RunnerInfo
 from scheduler.history import ChoiceHistory, Progress
 from scheduler.interface import BACKGROUND, EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.loop import LoadedEngine
-from server.engine.messages import EngineConfig
+from server.engine.messages import EngineConfig, Plan
 
 VOCAB = 1000
 EXIT, KILL, RAISE, HANG, REJECT = range(VOCAB, VOCAB + 5)  # in a prompt, these tokens break the engine
@@ -132,6 +133,28 @@ def break_down(prompt: tuple[int, ...]) -> None:
         raise RuntimeError("told to raise")
     if HANG in prompt:
         time.sleep(1000)
+
+
+WARM_BYTES = 123
+
+
+def warm() -> int:
+    return WARM_BYTES
+
+
+def plan(asked: Plan) -> ModelNeeds:
+    """Does what the model's name says; needs as many bytes as it gets."""
+    name = asked.config.runner.model.name
+    match name:
+        case "refused":
+            raise ValueError("the model needs 80 GiB, 16 GiB are free")
+        case "crashing":
+            raise RuntimeError("told to raise")
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "slow":
+            time.sleep(1000)
+    return ModelNeeds("cpu", 1, 2, 3, asked.free_bytes or 4, 5, 6, os.getpid(), 1024, 2048, kv_cache_gib=0.1)
 
 
 def load(config: EngineConfig) -> LoadedEngine:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ from server.engine.client import RequestFailedError
 from server.engine.kv_events import block_hash, encode_batch
 from server.engine.kv_publisher import KVPublisher
 from server.engine.messages import EngineConfig
-from server.engine.process import EngineProcess
+from server.engine.process import EngineProcess, ProcessLink
 from tests.engine_process import cached_engine
 from tests.engine_process.cached_engine import BLOCK_SIZE, CRASH, NUM_BLOCKS
 from tests.engine_process.conftest import LIMITS
@@ -200,8 +201,8 @@ async def test_a_router_that_hashes_by_itself_finds_as_much_of_a_prompt_as_the_s
 
 
 async def test_an_engine_that_is_killed_is_forgotten_and_the_next_one_goes_on(publisher, router, config):
-    factory = "tests.engine_process.cached_engine:load"
-    client = EngineProcess(config, LIMITS, publisher.publish, factory=factory)
+    factory = "tests.engine_process.cached_engine"
+    client = EngineProcess(config, LIMITS, publisher.publish, partial(ProcessLink.open, factory))
     prompts = [[token] * 9 for token in range(3)]
     async with running(client):
         for index, prompt in enumerate(prompts[:2]):
@@ -230,5 +231,6 @@ async def test_nothing_is_told_where_nobody_wants_to_know(publisher, config):
 
 
 def test_without_it_pyzmq_is_not_imported():
-    script = "import sys, server.cli.lifecycle, server.app, server.engine.worker; sys.exit('zmq' in sys.modules)"
+    modules = "server.cli.lifecycle, server.app, server.engine.worker, server.engine.building"
+    script = f"import sys, {modules}; sys.exit('zmq' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -23,6 +23,7 @@ from model_runner.contract import (
     TokenLogprobs,
     Xtc,
 )
+from model_runner.model_needs import ModelNeeds
 from model_runner.runner_interface import LearningStats, RunnerInfo, SpeculationStats
 from scheduler.history import ChoiceHistory, MethodDrafts
 from scheduler.interface import (
@@ -42,11 +43,15 @@ from server.engine.messages import (
     Explained,
     Load,
     LoadFailed,
+    Plan,
+    PlanFailed,
+    Planned,
     Ready,
     Rejected,
     Shutdown,
     StepDone,
     Submit,
+    Warmed,
     decode_from_engine,
     decode_to_engine,
     encode,
@@ -98,6 +103,7 @@ SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25, pooled=
         Load(EngineConfig(RunnerConfig(Path("/m"), aux_model=Path("/a"), learn=True, learn_threads=2))),
         Submit(replace(REQUEST, learn=False)),
         Load(EngineConfig(RunnerConfig(Path("/m")), kv_events=True)),
+        Plan(EngineConfig(RunnerConfig(Path("/m"), kv_cache_gib=(12345678901 + 1) / (1 << 30))), 2**40, 0.3),
         Abort("x"),
         Abort("x", 3),
         Explain("x"),
@@ -113,6 +119,9 @@ def test_messages_to_the_engine(message):
     [
         Ready(RunnerInfo(1, 2, 3, 4, 5, 6, "cpu", "float32", "float32", "none")),
         LoadFailed("too large"),
+        Warmed(123),
+        Planned(ModelNeeds("cpu", 1, 2, 3, 4, 5, 6, 7, 8, 9, 0.1 + 0.2)),
+        PlanFailed("too large"),
         StepDone((), EngineStats()),
         StepDone(
             (OUTPUT, SCORED, RequestOutput("y", 0, ())),
@@ -152,5 +161,6 @@ def test_a_message_in_the_wrong_direction_is_refused():
 
 
 def test_importing_the_worker_and_the_clients_brings_no_torch():
-    code = "import sys, server.engine.worker, server.engine.process; sys.exit('torch' in sys.modules)"
+    modules = "server.engine.worker, server.engine.building, server.engine.process, server.models.spare"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

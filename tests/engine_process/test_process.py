@@ -170,12 +170,14 @@ async def test_the_engine_dies_with_its_parent(tmp_path, prompt):
     script = f"""
 import asyncio
 from pathlib import Path
+from functools import partial
+from server.engine.process import ProcessLink
 from tests.engine_process.conftest import EngineConfig, EngineProcess, LIMITS, RunnerConfig, request
 from tests.engine_process.outputs import outputs_of
 
 async def main():
     config = EngineConfig(RunnerConfig(Path({str(tmp_path)!r})))
-    client = EngineProcess(config, LIMITS, factory="tests.engine_process.fake_engine:load")
+    client = EngineProcess(config, LIMITS, open_link=partial(ProcessLink.open, "tests.engine_process.fake_engine"))
     await client.start()
     await client.wait_ready()
     async for output in outputs_of(client, request("a", *{prompt}, max_tokens={LONG})):
@@ -202,7 +204,9 @@ async def test_the_worker_notices_between_steps_that_its_parent_is_not_the_expec
     with ours, theirs:
         descriptor = theirs.fileno()
         command = [sys.executable, "-m", "server.engine.worker", "--socket", str(descriptor), "--parent", "1"]
-        worker = await asyncio.create_subprocess_exec(*command, "--factory", "none:none", pass_fds=[descriptor])
+        worker = await asyncio.create_subprocess_exec(
+            *command, "--factory", "server.engine.building", pass_fds=[descriptor]
+        )
         async with asyncio.timeout(20):
             assert await worker.wait() == 0
 
@@ -212,7 +216,9 @@ async def test_the_worker_ends_when_its_connection_does():
     descriptor = theirs.fileno()
     command = [sys.executable, "-m", "server.engine.worker", "--socket", str(descriptor), "--parent", str(os.getpid())]
     with theirs:
-        worker = await asyncio.create_subprocess_exec(*command, "--factory", "none:none", pass_fds=[descriptor])
+        worker = await asyncio.create_subprocess_exec(
+            *command, "--factory", "server.engine.building", pass_fds=[descriptor]
+        )
     ours.close()
     async with asyncio.timeout(20):
         assert await worker.wait() == 0

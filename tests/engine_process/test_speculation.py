@@ -11,10 +11,11 @@ from model_runner.contract import SamplingParams, Speculation
 from model_runner.models.repository import ModelFolder
 from scheduler.interface import EngineRequest
 from server.api.body_worker import WorkerPool
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.config import Settings
+from server.engine.building import check_speculation
 from server.engine.client import RequestFailedError
-from server.engine.worker import check_speculation
 from server.text.tokenizer import Tokenizer
 from tests.engine_process.conftest import collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, expected
@@ -50,9 +51,8 @@ async def test_usage_counts_drafts_once(running, tmp_path: Path, workers: Worker
         **({"stream": True, "stream_options": {"include_usage": True}} if stream else {}),
     )  # fmt: skip
     async with running() as engine:
-        app = create_app(
-            engine, Tokenizer.from_folder(folder), Settings(), ModelFolder(folder, "tiny"), workers=workers
-        )
+        parts = ModelParts(engine, Tokenizer.from_folder(folder), Settings(), ModelFolder(folder, "tiny"))
+        app = create_app([parts], parts.settings, workers=workers)
         async with client_of(app) as client:
             poison = asyncio.create_task(collect(engine, request("poison", RAISE)))
             response = await client.post(COMPLETIONS, json=body)

@@ -264,7 +264,7 @@ def test_plan_counts_all_models(
         planned.append(needs)
         return plan_memory(needs, *others)
 
-    monkeypatch.setattr("model_runner.assemble.plan_memory", noting)
+    monkeypatch.setattr("model_runner.planning.plan_memory", noting)
     folder = tiny_model("llama")
     copies = [shutil.copytree(folder, tmp_path / name) for name in ("draft", "aux")]
     (tmp_path / "link").symlink_to(folder)

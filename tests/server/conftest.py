@@ -13,6 +13,7 @@ from model_runner.models.repository import ModelFolder
 from server.api.body_worker import WorkerPool
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.config import Settings
 from server.engine.client import EngineState
@@ -53,7 +54,9 @@ def make_app(
         path = model_folder or folder
         chosen = tokenizer if model_folder is None else Tokenizer.from_folder(path)
         model = ModelFolder(path, "tiny")
-        made.append(create_app(engine, chosen, Settings(**settings), model, aux, dialects, workers=workers))
+        chosen_settings = Settings(**settings)
+        parts = ModelParts(engine, chosen, chosen_settings, model, aux)
+        made.append(create_app([parts], chosen_settings, dialects, workers=workers))
         return made[-1]
 
     yield make
@@ -80,7 +83,7 @@ def client_with(make_app: Callable[..., FastAPI], tmp_path: Path) -> Callable[..
 @pytest.fixture
 async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
     app = make_app()
-    await app.state.services.fingerprint.wait_known()  # or it would not be ready
+    await app.state.services.models.default.fingerprint.wait_known()  # or it would not be ready
     async with client_of(app) as client:
         yield client
 

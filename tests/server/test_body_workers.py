@@ -58,7 +58,7 @@ def until_gone(context: BodyContext, body: bytes) -> int:
 
 @pytest.fixture
 def ask(workers: WorkerPool, make_app: Callable[..., Any], engine: FakeEngine) -> Callable[..., Future[Any]]:
-    place = make_app().state.services.body_worker._pickled_context(engine.info)
+    place = make_app().state.services.models.default.body_worker._pickled_context(engine.info)
 
     def submit(
         work: Callable[..., Any],

@@ -128,7 +128,7 @@ async def busy(make_with_keys: Callable[..., FastAPI], engine: FakeEngine) -> Ca
             assert (await client.post(CHAT, json=chat())).status_code == 200
             engine.refuse = RequestFailedError("broken")
             assert (await client.post(CHAT, json=chat())).status_code >= 500
-            collected = app.state.services.metrics.collect()
+            collected = app.state.services.collect()
             on_ray = exposition(merged((name, collected) for name in "ab"), of_tenants=True)
             return (await client.get("/metrics")).text, on_ray.decode()
 

@@ -63,7 +63,7 @@ def request_of(arguments: list[str], last_id: str) -> dict[str, Any]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 async def test_requests_of_the_page_are_answered(page: Path, make_app: Callable[..., FastAPI], tmp_path: Path) -> None:
     app = make_app(data_dir=tmp_path, served_model_name=("SmolLM2-135M-Instruct",))
-    await app.state.services.fingerprint.wait_known()
+    await app.state.services.models.default.fingerprint.wait_known()
     async with client_of(app) as client:
         upload = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("f.jsonl", REQUESTS)})
         last_id = upload.json()["id"]

@@ -55,7 +55,7 @@ async def test_load_is_the_number_of_requests_that_somebody_waits_for(
     app = make_app()
 
     def script(request: EngineRequest, choice: int) -> list[int]:
-        loads.append(app.state.services.timelines.num_awaited)
+        loads.append(app.state.services.models.default.timelines.num_awaited)
         return [ord("a")] * request.max_tokens
 
     engine.script = script
@@ -262,7 +262,7 @@ async def test_keys(make_app: Callable[..., FastAPI], tmp_path: Path, caplog: py
     caplog.set_level(logging.DEBUG)
     (tmp_path / "keys").write_text("first-key\n\n  second-key \n")
     app = make_app(api_key="main-key", api_keys_file=tmp_path / "keys")
-    await app.state.services.fingerprint.wait_known()
+    await app.state.services.models.default.fingerprint.wait_known()
     async with client_of(app) as client:
         for path in ("/health", "/ready", "/ping", "/version", "/openapi.json"):
             assert (await client.get(path)).status_code == 200
@@ -361,7 +361,7 @@ async def test_metrics_of_an_engine_that_restarts(client: httpx.AsyncClient, eng
     assert seen["samewise:num_requests_waiting"] == 7
     assert seen["samewise:num_requests_held"] == 3
     states = {state.value: seen[f"samewise:engine_state,{state.value}"] for state in EngineState}
-    assert states == {"starting": 0, "ready": 0, "restarting": 1, "draining": 0, "failed": 0}
+    assert states == {"unloaded": 0, "starting": 0, "ready": 0, "restarting": 1, "draining": 0, "failed": 0}
 
 
 def test_metrics_of_two_applications_are_their_own(make_app: Callable[..., FastAPI]):

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from model_runner.models.repository import ModelFolder
 from server.api import body_worker
 from server.api.body_worker import WorkerPool
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.config import Settings
 from server.http.responses import json_response
@@ -75,13 +76,14 @@ def address(folder: Path, tokenizer: Tokenizer, workers: WorkerPool) -> Iterator
     """A server for a model with a long context; as in the real one, what is there at the start is no garbage."""
     engine = FakeEngine(script=scripted(b"x"))
     engine.info_ = replace(engine.info_, max_model_len=8192, num_blocks=1024)
-    app = create_app(engine, tokenizer, Settings(), ModelFolder(folder, "tiny"), workers=workers)
+    parts = ModelParts(engine, tokenizer, Settings(), ModelFolder(folder, "tiny"))
+    app = create_app([parts], parts.settings, workers=workers)
     gc.collect()
     gc.freeze()
     with serving(app) as address:
         yield address.removeprefix("http://")
     gc.unfreeze()
-    app.state.services.body_worker.close()
+    app.state.services.models.default.body_worker.close()
 
 
 def longest_answer(address: str, is_over: Callable[[], bool]) -> float:
@@ -166,7 +168,7 @@ def place_of(context: body_worker.BodyContext, body: bytes) -> Place:
 @pytest.fixture
 def taken_in(make_app: Callable[..., FastAPI], engine: FakeEngine) -> Callable[[bytes], Awaitable[Place]]:
     services = make_app().state.services
-    return lambda body: services.body_worker.run(place_of, body, engine.info, sender=Sender("somebody"))
+    return lambda body: services.models.default.body_worker.run(place_of, body, engine.info, sender=Sender("somebody"))
 
 
 async def test_small_bodies_stay_unless_something_in_them_is_costly(taken_in):
@@ -190,7 +192,7 @@ def heavy(context: body_worker.BodyContext, body: bytes, num_bytes: int) -> Plac
 async def test_what_means_more_than_its_bytes_is_taken_in_where_that_belongs(
     make_app: Callable[..., FastAPI], engine: FakeEngine
 ):
-    taking = make_app().state.services.body_worker
+    taking = make_app().state.services.models.default.body_worker
     here = os.getpid(), threading.get_ident()
 
     async def place(num_bytes: int) -> Place:

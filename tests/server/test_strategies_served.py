@@ -11,11 +11,12 @@ import pytest
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
 from server.api.body_worker import WorkerPool
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.config import Settings
+from server.engine import building
 from server.engine.messages import EngineConfig
 from server.engine.supervisor import EngineLimits
-from server.engine.worker import load_engine
 from server.text.tokenizer import Tokenizer
 from tests.engine_process.inprocess import InProcessEngine
 from tests.server.helpers import COMPLETIONS, client_of, completion, events_of
@@ -26,10 +27,11 @@ async def served(
     tiny_model: Callable[[str], Path], folder: Path, tokenizer: Tokenizer, workers: WorkerPool
 ) -> AsyncIterator[httpx.AsyncClient]:
     config = EngineConfig(RunnerConfig(tiny_model("llama"), kv_cache_gib=0.02, max_num_seqs=16), log_level="critical")
-    engine = InProcessEngine(partial(load_engine, config), EngineLimits(max_waiting=16, engine_timeout_s=60.0))
+    engine = InProcessEngine(partial(building.load, config), EngineLimits(max_waiting=16, engine_timeout_s=60.0))
     await engine.start()
     await engine.wait_ready()
-    app = create_app(engine, tokenizer, Settings(), ModelFolder(folder, "tiny"), workers=workers)
+    parts = ModelParts(engine, tokenizer, Settings(), ModelFolder(folder, "tiny"))
+    app = create_app([parts], parts.settings, workers=workers)
     async with client_of(app) as client:
         yield client
     await engine.stop()

@@ -71,7 +71,7 @@ def engine() -> FakeEngine:
 async def knowing(make_app, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a model whose template supports tools."""
     app = make_app(write_folder(tmp_path / "tiny", template=WITH_TOOLS))
-    await app.state.services.fingerprint.wait_known()
+    await app.state.services.models.default.fingerprint.wait_known()
     async with client_of(app) as client:
         yield client
 

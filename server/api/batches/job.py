@@ -56,7 +56,7 @@ class BatchJob:
 
     async def run(self) -> None:
         try:
-            await self._services.engine.wait_ready()
+            await self._services.models.wait_open()
             if self._batch.fields["in_progress_at"] is None:
                 await self._check(await self._input())
             if self._status in ("in_progress", "cancelling"):
@@ -94,7 +94,7 @@ class BatchJob:
         """Run until all lines have results, the batch is cancelled, or it expires."""
         done = await self._stored(lambda table: table.done(self._batch.id))
         run = LinesRun(self._batch, read_lines(path, but=done), len(done), self._services.loopback)
-        lines = asyncio.create_task(run.run(self._writer, self._services.engine.info.max_num_seqs))
+        lines = asyncio.create_task(run.run(self._writer, self._services.models.max_num_seqs))
         cancelled = asyncio.create_task(self._is_cancelled.wait())
         left_s = max(0.0, self._batch.fields["expires_at"] - time.time())
         try:

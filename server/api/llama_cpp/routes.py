@@ -23,7 +23,7 @@ from server.api.llama_cpp.intent import completion_intent, generation_settings, 
 from server.api.llama_cpp.schema import InfillRequest, LlamaCompletionRequest, LlamaFields
 from server.api.openai.pages import Query, query_of
 from server.api.openapi import GENERATION_ERRORS, answers, takes
-from server.api.services import ServicesDep
+from server.api.services import OF_MODEL, ModelDep, ServicesDep
 from server.errors import InvalidRequestError, UnavailableError
 from server.generation.notices import as_headers, to_report
 from server.generation.prompt import render
@@ -142,9 +142,9 @@ class LlamaProps(AnswerObject):
 
 
 @router.get("/props", responses=answers(LlamaProps, 401, 500, 503, error_body=LlamaErrorBody))
-async def props(services: ServicesDep) -> Response:
+async def props(served: ModelDep) -> Response:
     """Properties of the server and its model, for llama.cpp's clients."""
-    info, tokenizer, name = services.info(), services.tokenizer, services.model.name
+    info, tokenizer, name = served.info(), served.tokenizer, served.model.name
     special, template = tokenizer.special_tokens, tokenizer.chat_template
     answer = LlamaProps(
         default_generation_settings=DefaultSettings(
@@ -153,7 +153,7 @@ async def props(services: ServicesDep) -> Response:
         total_slots=info.max_num_seqs,
         model_alias=name,
         model_path=name,
-        modalities=LlamaModalities(vision=services.planner().takes_images),
+        modalities=LlamaModalities(vision=served.planner().takes_images),
         chat_template="" if template is None else template.source,
         chat_template_tool_use=UNSET if template is None else template.sources.tool_use or UNSET,
         bos_token=special.get("bos_token", ""),
@@ -198,14 +198,14 @@ _IDLE = NextToken(has_next_token=False, n_remain=-1, n_decoded=0)
 
 
 @router.get("/slots", responses=answers(Sequence[LlamaSlot], 400, 401, 503, error_body=LlamaErrorBody))
-async def slots(request: Request, services: ServicesDep) -> Response:
+async def slots(request: Request, served: ModelDep) -> Response:
     """Running completions of the key, as llama.cpp's slots; completions of other keys are not shown."""
-    asked, info = query_of(SlotsQuery, request), services.info()
-    stats = services.engine.stats
+    asked, info = query_of(SlotsQuery, request, but=OF_MODEL), served.info()
+    stats = served.engine.stats
     if asked.fails and stats.num_running - stats.num_background_running >= info.max_num_seqs:
         raise UnavailableError(f"No slot is available: {info.max_num_seqs} completions are being computed.")
-    running = services.timelines.of_client(record_of(request).client)
-    return json_response(_slots(running, info, is_speculative=services.planner().speculation.default_method != "off"))
+    running = served.timelines.of_client(record_of(request).client)
+    return json_response(_slots(running, info, is_speculative=served.planner().speculation.default_method != "off"))
 
 
 def _slots(followed: Sequence[Traced], info: RunnerInfo, *, is_speculative: bool) -> Sequence[LlamaSlot]:

@@ -17,12 +17,13 @@ from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect
 from server.api.endpoint import from_body
 from server.api.fields.rules import RequestModel, hint, problem, related
+from server.api.model_services import ModelServices
 from server.api.ollama.errors import OllamaErrorBody, error_response
 from server.api.ollama.options import NATIVE
 from server.api.ollama.schema import MODEL
 from server.api.ollama.served import capabilities, described, listed_name, served_name
 from server.api.openapi import answers, takes
-from server.api.services import Services, ServicesDep
+from server.api.services import ServicesDep
 from server.generation.notices import Notice, as_headers, to_report
 from server.http.responses import json_response
 
@@ -141,19 +142,20 @@ async def version() -> Response:
 @router.get("/api/tags", responses=answers(OllamaTags, 401, 503, error_body=OllamaErrorBody))
 async def tags(services: ServicesDep) -> Response:
     """List the models: the served one, under each of its names."""
-    files = await _read_files(services)
-    can = capabilities(services.model, services.tokenizer, takes_images=services.planner().takes_images)
+    served = services.models.default
+    files = await _read_files(served)
+    can = capabilities(served.model, served.tokenizer, takes_images=served.planner().takes_images)
     models = [
         OllamaListed(
             name=name,
             model=name,
-            modified_at=_started(services),
+            modified_at=_started(served),
             size=files.size,
             digest=files.digest,
             details=files.details,
             capabilities=can,
         )
-        for name in map(listed_name, services.model.names)
+        for name in map(listed_name, served.model.names)
     ]
     return json_response(OllamaTags(models=models))
 
@@ -161,8 +163,9 @@ async def tags(services: ServicesDep) -> Response:
 @router.get("/api/ps", responses=answers(OllamaProcesses, 401, 503, error_body=OllamaErrorBody))
 async def processes(services: ServicesDep) -> Response:
     """List the loaded models: the served one."""
-    files, name = await _read_files(services), listed_name(services.model.name)
-    info = services.info()
+    served = services.models.default
+    files, name = await _read_files(served), listed_name(served.model.name)
+    info = served.info()
     running = OllamaRunning(
         name=name,
         model=name,
@@ -183,16 +186,17 @@ async def processes(services: ServicesDep) -> Response:
 async def show(request: Request, services: ServicesDep) -> Response:
     """Describe a model: its template, its own defaults, its context and what it can do."""
     name, notices = await from_body(request, services, read_show)
-    details = (await _read_files(services)).details
-    parameters = "\n".join(f"{key:<30} {value}" for key, value in _parameters(services))
+    served = services.models.find(name)
+    details = (await _read_files(served)).details
+    parameters = "\n".join(f"{key:<30} {value}" for key, value in _parameters(served))
     shown = OllamaShown(
-        modelfile="\n".join([f"FROM {name}", *(f"PARAMETER {key} {value}" for key, value in _parameters(services))]),
+        modelfile="\n".join([f"FROM {name}", *(f"PARAMETER {key} {value}" for key, value in _parameters(served))]),
         parameters=parameters,
-        template=_template(services),
+        template=_template(served),
         details=details,
-        model_info=_model_info(services, details),
-        capabilities=capabilities(services.model, services.tokenizer, takes_images=services.planner().takes_images),
-        modified_at=_started(services),
+        model_info=_model_info(served, details),
+        capabilities=capabilities(served.model, served.tokenizer, takes_images=served.planner().takes_images),
+        modified_at=_started(served),
         warnings=notices or UNSET,
     )
     return json_response(shown, as_headers(notices))
@@ -214,20 +218,20 @@ class _ModelFiles:
     digest: str
 
 
-async def _read_files(services: Services) -> _ModelFiles:
+async def _read_files(served: ModelServices) -> _ModelFiles:
     """Describe the model's files. Raises UnavailableError while the engine accepts no work."""
-    info, folder = services.info(), services.model.folder
+    info, folder = served.info(), served.model.folder
     description = await asyncio.to_thread(described, folder)
     details = OllamaDetails(
         format=description.format.lower(),
-        family=services.model.model_type,
-        families=[services.model.model_type],
+        family=served.model.model_type,
+        families=[served.model.model_type],
         parameter_size=_count(description.parameters),
         quantization_level=next(iter(description.types), "unknown"),
         context_length=info.max_model_len,
         embedding_length=info.hidden_size,
     )
-    return _ModelFiles(details, description.size, await services.fingerprint.of_files())
+    return _ModelFiles(details, description.size, await served.fingerprint.of_files())
 
 
 def _count(number: int) -> str:
@@ -238,14 +242,14 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _started(services: Services) -> str:
-    return datetime.fromtimestamp(services.model.created, UTC).isoformat().replace("+00:00", "Z")
+def _started(served: ModelServices) -> str:
+    return datetime.fromtimestamp(served.model.created, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _parameters(services: Services) -> Iterator[tuple[str, str]]:
+def _parameters(served: ModelServices) -> Iterator[tuple[str, str]]:
     """The context, and the defaults that the model's files set, by Ollama's names."""
-    yield "num_ctx", str(services.info().max_model_len)
-    defaults = services.model.defaults
+    yield "num_ctx", str(served.info().max_model_len)
+    defaults = served.model.defaults
     for name, native in NATIVE.items():
         if native in defaults.values:
             yield name, f"{defaults.values[native]:g}"
@@ -255,18 +259,18 @@ def _parameters(services: Services) -> Iterator[tuple[str, str]]:
         yield "stop", msgspec.json.encode(text).decode()
 
 
-def _template(services: Services) -> str:
-    template = services.tokenizer.chat_template
+def _template(served: ModelServices) -> str:
+    template = served.tokenizer.chat_template
     source = "" if template is None else template.source
-    return source if services.tokenizer.fill_in is None else "{#- This model takes .Suffix: it fills gaps. -#}" + source
+    return source if served.tokenizer.fill_in is None else "{#- This model takes .Suffix: it fills gaps. -#}" + source
 
 
-def _model_info(services: Services, details: OllamaDetails) -> Mapping[str, Any]:
-    info, kind = services.info(), details.family
+def _model_info(served: ModelServices, details: OllamaDetails) -> Mapping[str, Any]:
+    info, kind = served.info(), details.family
     return {
         "general.architecture": kind,
-        "general.basename": services.model.name,
-        "general.parameter_count": described(services.model.folder).parameters,
+        "general.basename": served.model.name,
+        "general.parameter_count": described(served.model.folder).parameters,
         f"{kind}.context_length": info.max_model_len,
         f"{kind}.embedding_length": info.hidden_size,
         f"{kind}.vocab_size": info.vocab_size,

@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag
 from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import BodyContext
 from server.api.dialect import PlannedRequest
-from server.api.endpoint import from_body
+from server.api.endpoint import model_request
 from server.api.fields.rules import RequestModel, related, shape
 from server.api.ollama.planning import capped_context, explained_cap
 from server.api.ollama.schema import KeptFields
@@ -143,13 +143,14 @@ async def embed(
     schema: type[RequestModel], make: Callable[..., AnswerObject], request: Request, services: Services
 ) -> Response:
     """Answer a request for embeddings; `make` makes the answer. Raises ApiError and ClientDisconnect."""
-    planned = await from_body(request, services, plan_embedding, schema)
-    started = record_of(request).started
-    if isinstance(planned, NothingToEmbed):
-        content = make((), 0, planned.model, started, planned.notices)
-        return json_response(content, as_headers(planned.notices))
-    write = partial(_written, make=make, model=planned.options, started=started)
-    return await answer_with_numbers(PlannedRequest(planned.plan, write), request, services)
+    async with model_request(request, services) as asked:
+        planned = await asked.run(plan_embedding, schema)
+        started = record_of(request).started
+        if isinstance(planned, NothingToEmbed):
+            content = make((), 0, planned.model, started, planned.notices)
+            return json_response(content, as_headers(planned.notices))
+        write = partial(_written, make=make, model=planned.options, started=started)
+        return await answer_with_numbers(PlannedRequest(planned.plan, write), asked)
 
 
 def _written(run: Run, served: ServedModel, *, make: Callable[..., AnswerObject], model: str, started: float) -> bytes:

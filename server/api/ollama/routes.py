@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from server.api.dialect import Dialect, GenerationApi
-from server.api.endpoint import answer, from_body
+from server.api.endpoint import answer, model_request
 from server.api.ollama.answer import OllamaAnswer, OllamaChatAnswer, OllamaGenerateAnswer, loaded_answer
 from server.api.ollama.embeddings import (
     OllamaEmbedded,
@@ -66,11 +66,12 @@ async def generate(request: Request, services: ServicesDep) -> Response:
 
 
 async def _respond(api: GenerationApi, request: Request, services: Services) -> Response:
-    planned = await from_body(request, services, plan_ollama, api)
-    if isinstance(planned, LoadRequest):
-        loaded = loaded_answer(planned.model, is_chat=api is CHAT, warnings=planned.notices)
-        return json_response(loaded, as_headers(planned.notices))
-    return await answer(api, planned, request, services)
+    async with model_request(request, services) as asked:
+        planned = await asked.run(plan_ollama, api)
+        if isinstance(planned, LoadRequest):
+            loaded = loaded_answer(planned.model, is_chat=api is CHAT, warnings=planned.notices)
+            return json_response(loaded, as_headers(planned.notices))
+        return await answer(api, planned, asked)
 
 
 @router.post(

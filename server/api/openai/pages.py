@@ -32,11 +32,13 @@ _Query = TypeVar("_Query", bound=Query)
 _Item = TypeVar("_Item")
 
 
-def query_of(schema: type[_Query], request: Request) -> _Query:
-    """The query of a request, validated. Raises InvalidRequestError."""
+def query_of(schema: type[_Query], request: Request, but: Collection[str] = ()) -> _Query:
+    """The query of a request, validated, but for these parameters. Raises InvalidRequestError."""
     values: dict[str, Any] = {}
     for key, value in request.query_params.multi_items():
         name = key.removesuffix("[]")
+        if name in but:
+            continue
         if name in schema.lists:
             values.setdefault(name, []).append(value)
         else:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect, PlannedRequest
-from server.api.endpoint import from_body, start_run
+from server.api.endpoint import ModelRequest, model_request, start_run
 from server.api.fields.rules import RequestModel
 from server.api.openapi import GENERATION_ERRORS, answers, takes
 from server.api.pooling.answer import (
@@ -103,7 +103,8 @@ for path in _RERANK_PATHS:
 
 
 async def _respond(api: PoolingApi, request: Request, services: Services) -> Response:
-    return await answer_with_numbers(await from_body(request, services, plan_pooling_body, api), request, services)
+    async with model_request(request, services) as asked:
+        return await answer_with_numbers(await asked.run(plan_pooling_body, api), asked)
 
 
 def plan_pooling_body(context: BodyContext, body: bytes, api: PoolingApi) -> PlannedRequest:
@@ -114,17 +115,17 @@ def plan_pooling_body(context: BodyContext, body: bytes, api: PoolingApi) -> Pla
     return PlannedRequest(context.pooling().plan(request), api.answer(asked))
 
 
-async def answer_with_numbers(planned: PlannedRequest, request: Request, services: Services) -> Response:
+async def answer_with_numbers(planned: PlannedRequest, asked: ModelRequest) -> Response:
     """Run a planned request, and answer when all of its numbers are computed.
 
     Raises ApiError and ClientDisconnect.
     """
-    run = await start_run(planned.plan, record_of(request), services)
+    run = await start_run(planned.plan, record_of(asked.http), asked.services, asked.served)
     try:
-        await unless_gone(request, collect(run))
+        await unless_gone(asked.http, collect(run))
     finally:
         run.close()
-    content = await asyncio.to_thread(planned.options, run, services.model)
+    content = await asyncio.to_thread(planned.options, run, asked.served.model)
     return json_response(content, as_headers(run.plan.notices))
 
 

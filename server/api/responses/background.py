@@ -10,6 +10,7 @@ import msgspec
 
 from server.api.endpoint import start_run
 from server.api.jobs import Work
+from server.api.model_services import ModelServices
 from server.api.responses import store
 from server.api.responses.intent import PlannedResponse, plan_response
 from server.api.responses.references import IncomingBody, RequestMeta
@@ -30,12 +31,12 @@ _logger = logging.getLogger("samewise.jobs")
 
 
 async def start_response(
-    planned: PlannedResponse, record: RequestTrace, services: Services
+    planned: PlannedResponse, record: RequestTrace, services: Services, served: ModelServices
 ) -> tuple[Run, ResponseBuilder]:
     """Start a response. Returns its run, and the builder that turns the run's events into it. Raises ApiError."""
-    fingerprint = await services.fingerprint.of(services.info())
-    run = await start_run(planned.plan, record, services)
-    return run, ResponseBuilder(planned.fields, fingerprint, services.tokenizer)
+    fingerprint = await served.fingerprint.of(served.info())
+    run = await start_run(planned.plan, record, services, served)
+    return run, ResponseBuilder(planned.fields, fingerprint, served.tokenizer)
 
 
 class BackgroundResponse:
@@ -161,7 +162,7 @@ async def _generate_again(rows: Sequence[Row], services: Services) -> None:
     if not rows:
         return
     try:
-        await services.engine.wait_ready()
+        await services.models.wait_open()
     except EngineUnavailableError:
         return
     for row in rows:
@@ -197,10 +198,12 @@ async def _start_again(row: Row, record: RequestTrace, services: Services) -> No
     pending = msgspec.json.decode(row.body, type=_PendingJob)
     meta = RequestMeta(row.id, row.client, pending.created, Sender(row.client), pending.seed)
     incoming = IncomingBody(pending.body.encode(), meta, pending.stored or Found())
-    planned = await incoming.check(plan_response, services)
-    if not await _is_pending(row, services):
-        return
-    run, builder = await start_response(planned, record, services)
+    served = services.models.of_body(incoming.body)
+    async with served.in_use(len(incoming.body), is_background=True):
+        planned = await incoming.check(plan_response, services, served)
+        if not await _is_pending(row, services):
+            return
+        run, builder = await start_response(planned, record, services, served)
     job = BackgroundResponse(run, builder, planned.origin, services.storage, record)
     services.jobs.start(row.id, job)
     if not await _is_pending(row, services):  # it was cancelled or deleted before the job could be found

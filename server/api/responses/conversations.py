@@ -186,7 +186,7 @@ async def _checked(
     schema: type[CreateConversation] | type[CreateItems], request: Request, services: Services
 ) -> _CheckedItems:
     incoming = await incoming_body(request, services, ItemNames)
-    checked: _CheckedItems = await incoming.check(check_items, services, schema)
+    checked: _CheckedItems = await incoming.check(check_items, services, None, schema)
     return checked
 
 

@@ -4,6 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -11,13 +12,14 @@ import msgspec
 from fastapi import Request
 
 from server.api.image_files import uploaded_files
+from server.api.model_services import ModelServices
 from server.api.responses import store
 from server.api.responses.store import Found, References
 from server.api.responses.websocket import Lane, lane_of
 from server.api.services import Services
 from server.errors import InvalidRequestError
 from server.http.middleware import record_of, sender_of
-from server.telemetry.request_trace import Sender
+from server.telemetry.request_trace import RequestTrace, Sender
 
 _T = TypeVar("_T")
 Lookup = Found | InvalidRequestError
@@ -137,19 +139,29 @@ class IncomingBody:
         """The items of the conversation so far, in stored form."""
         return () if isinstance(self.found, InvalidRequestError) else self.found.context
 
-    async def check(self, work: Callable[..., _T], services: Services, *args: Any) -> _T:
-        """Run `work(context, body, meta, found, *args)` in the body worker. Raises ApiError."""
+    def model(self, services: Services, record: RequestTrace) -> AbstractAsyncContextManager[ModelServices]:
+        """Context in which the model that the body names is loaded. Entering it raises ApiError."""
+        served = services.models.of_body(self.body)
+        return served.in_use(len(self.body), is_background=record.is_background)
+
+    async def check(self, work: Callable[..., _T], services: Services, served: ModelServices | None, *args: Any) -> _T:
+        """Run `work(context, body, meta, found, *args)` in the body worker; `served` is None for work without a model.
+
+        Raises ApiError.
+        """
+        info = None if served is None else served.info()
+        served = served or services.models.default
         num_bytes = len(self.body) + (0 if isinstance(self.found, InvalidRequestError) else self.found.num_bytes)
-        return await services.body_worker.run(
+        return await served.body_worker.run(
             work,
             self.body,
-            services.info(),
+            info,
             self.meta,
             self.found,
             *args,
             sender=self.meta.sender,
             num_bytes=num_bytes,
-            files=await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services),
+            files=await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services, served),
         )
 
 

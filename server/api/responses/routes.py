@@ -46,9 +46,11 @@ router = APIRouter(tags=["OpenAI"])
 async def create_response(request: Request, services: ServicesDep) -> Response:
     """Answer a text or the items of a conversation."""
     incoming = await incoming_body(request, services, ResponseNames)
-    planned = await incoming.check(plan_response, services)
-    check_whole(record_of(request), stream=planned.plan.stream, background=planned.is_background)
-    run, builder = await start_response(planned, record_of(request), services)
+    record = record_of(request)
+    async with incoming.model(services, record) as served:
+        planned = await incoming.check(plan_response, services, served)
+        check_whole(record, stream=planned.plan.stream, background=planned.is_background)
+        run, builder = await start_response(planned, record, services, served)
     answer = _Answer(request, services, planned, incoming.context, builder, run)
     if planned.is_background:
         return await answer.in_background(lambda: encode_job(incoming, planned.plan.seed))
@@ -63,7 +65,7 @@ async def open_websocket(request: Request, services: ServicesDep) -> Response:
             "GET /v1/responses accepts only websocket handshakes, and this request is none, or a proxy removed its "
             "Upgrade header. Use POST for plain HTTP."
         )
-    services.info()  # refuses the handshake while the engine is unavailable
+    services.models.check_open()
     return Session(request, services.websockets)
 
 
@@ -75,7 +77,8 @@ async def open_websocket(request: Request, services: ServicesDep) -> Response:
 async def count_input_tokens(request: Request, services: ServicesDep) -> Response:
     """Count the tokens of an input, after the chat template."""
     incoming = await incoming_body(request, services, ResponseNames)
-    return json_response(*await incoming.check(count_tokens, services))
+    async with incoming.model(services, record_of(request)) as served:
+        return json_response(*await incoming.check(count_tokens, services, served))
 
 
 @router.post(
@@ -86,8 +89,10 @@ async def count_input_tokens(request: Request, services: ServicesDep) -> Respons
 async def compact_response(request: Request, services: ServicesDep) -> Response:
     """Summarize a conversation with the model, as an item with which to continue it."""
     incoming = await incoming_body(request, services, CompactNames)
-    plan = await incoming.check(plan_compaction, services)
-    run = await start_run(plan, record_of(request), services)
+    record = record_of(request)
+    async with incoming.model(services, record) as served:
+        plan = await incoming.check(plan_compaction, services, served)
+        run = await start_run(plan, record, services, served)
     try:
         (choice,) = await unless_gone(request, collect(run))
     finally:

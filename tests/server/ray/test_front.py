@@ -67,7 +67,7 @@ class LocalReplicas:
     async def metrics(self) -> Sequence[tuple[str, Sequence[Metric]]]:
         if self.lost_after == 0:
             raise LOST
-        return [(f"replica-{number}", app.state.services.metrics.collect()) for number, app in enumerate(self.apps)]
+        return [(f"replica-{number}", app.state.services.collect()) for number, app in enumerate(self.apps)]
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_answers_are_the_replica_s(replicas: LocalReplicas, front: FastAPI
 
 async def test_so_are_errors_and_other_paths(replicas: LocalReplicas, front: FastAPI) -> None:
     for app in replicas.apps:
-        await app.state.services.fingerprint.wait_known()  # or it would not be ready
+        await app.state.services.models.default.fingerprint.wait_known()  # or it would not be ready
     async with client_of(front) as client:
         assert error_of(await client.post(CHAT, json=chat(temperatur=1)))["param"] == "temperatur"
         assert error_of(await client.get("/nowhere"), 404)["code"] == "unknown_url"

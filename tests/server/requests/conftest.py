@@ -13,12 +13,13 @@ from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
 from model_runner.processes import Backoff
 from server.api.body_worker import WorkerPool
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.config import Settings
+from server.engine import building
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
 from server.engine.supervisor import EngineLimits
-from server.engine.worker import load_engine
 from server.text.tokenizer import Tokenizer
 from tests.engine_process import fake_engine
 from tests.engine_process.inprocess import InProcessEngine
@@ -36,7 +37,8 @@ def _serve(folder: Path, tokenizer: Tokenizer, workers: WorkerPool, load: Callab
         await engine.start()
         try:
             await engine.wait_ready()
-            app = create_app(engine, tokenizer, Settings(**settings), ModelFolder(folder, "tiny"), workers=workers)
+            parts = ModelParts(engine, tokenizer, Settings(**settings), ModelFolder(folder, "tiny"))
+            app = create_app([parts], parts.settings, workers=workers)
             async with app.router.lifespan_context(app), client_of(app) as client:
                 yield client, engine
         finally:
@@ -52,7 +54,7 @@ def with_model(tiny_model: Callable[[str], Path], folder: Path, tokenizer: Token
     def serve(gib: float = 0.01, chunk: int = 64, **settings: Any) -> AbstractAsyncContextManager[Served]:
         sizes = {"block_size": 16, "max_num_seqs": 16, "max_model_len": 64, "max_num_batched_tokens": chunk}
         config = RunnerConfig(tiny_model("llama"), kv_cache_gib=gib, speculation="off", **sizes)
-        load = partial(load_engine, EngineConfig(config, log_level="critical"))
+        load = partial(building.load, EngineConfig(config, log_level="critical"))
         return _serve(folder, tokenizer, workers, load, **settings)
 
     return serve

@@ -264,7 +264,7 @@ async def test_one_that_is_unwanted_while_it_is_taken_up_again_is_not_made(
     async with running(make_app(data_dir=tmp_path)) as client:
         path = await begun(client)
     app = make_app(data_dir=tmp_path)
-    worker, begins, goes_on = app.state.services.body_worker, asyncio.Event(), asyncio.Event()
+    worker, begins, goes_on = app.state.services.models.default.body_worker, asyncio.Event(), asyncio.Event()
     take_in = worker.run
 
     async def slowly(*args: Any, **fields: Any) -> Any:

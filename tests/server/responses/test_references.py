@@ -63,7 +63,7 @@ async def test_a_body_with_references_is_checked_once(
     make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = make_app()
-    intake, works = app.state.services.body_worker, []
+    intake, works = app.state.services.models.default.body_worker, []
     run = intake.run
 
     async def counted(work: Any, *args: Any, **fields: Any) -> Any:

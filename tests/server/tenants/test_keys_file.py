@@ -159,7 +159,7 @@ async def test_isolated_keys_share_no_checked_schemas(make_with_keys, engine) ->
     first, again, other = (one.sampling.grammar for one in engine.requests)
     assert first == again != other
     assert LLMatcher.validate_grammar(other, None) == ""
-    worker = app.state.services.body_worker
+    worker = app.state.services.models.default.body_worker
     asked = [await worker.run(num_remembered, b"tools", engine.info, sender=Sender(one)) for one in "aab"]
     assert asked == [0, 1, 0]
 

@@ -316,15 +316,16 @@ async def test_tokens_taken_for_a_refused_request_are_given_back_in_all_windows(
 
 
 async def test_work_in_the_background_takes_no_place_from_its_own_key(make_with_keys) -> None:
-    accounts = make_with_keys({"ann": {"max_choices": 1}}).state.services.accounts
-    background = [await accounts.open("ann", Cost(1, 1, 1), is_background=True) for _ in range(3)]
-    waited_for = await accounts.open("ann", Cost(1, 1, 1))
+    services = make_with_keys({"ann": {"max_choices": 1}}).state.services
+    accounts, metrics = services.accounts, services.models.default.metrics
+    background = [await accounts.open("ann", Cost(1, 1, 1), metrics, is_background=True) for _ in range(3)]
+    waited_for = await accounts.open("ann", Cost(1, 1, 1), metrics)
     for account in background:
         account.close(Used())
     with pytest.raises(RequestLimitError):
-        await accounts.open("ann", Cost(1, 1, 1))
+        await accounts.open("ann", Cost(1, 1, 1), metrics)
     waited_for.close(Used())
-    await accounts.open("ann", Cost(1, 1, 1))
+    await accounts.open("ann", Cost(1, 1, 1), metrics)
 
 
 async def test_what_fails_before_it_has_begun_gives_back_all(make_with_keys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,10 +358,11 @@ async def test_an_answer_of_which_nobody_says_how_long_it_may_be_takes_what_ther
 
 
 async def test_a_batch_that_waits_holds_no_more_of_the_day_than_its_prompts(make_with_keys, clock: Clock) -> None:
-    accounts = make_with_keys({"ann": {"tokens_per_day": 1000}}).state.services.accounts
+    services = make_with_keys({"ann": {"tokens_per_day": 1000}}).state.services
+    accounts, metrics = services.accounts, services.models.default.metrics
     for _ in range(20):
-        await accounts.open("ann", Cost(10, 500, 1), is_background=True)
-    (await accounts.open("ann", Cost(10, 500, 1))).close(Used())
+        await accounts.open("ann", Cost(10, 500, 1), metrics, is_background=True)
+    (await accounts.open("ann", Cost(10, 500, 1), metrics)).close(Used())
 
 
 async def test_settling_twice_counts_once(clock: Clock) -> None:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from model_runner.config import RunnerConfig
 from model_runner.models.repository import ModelFolder
 from server.api.body_worker import WorkerPool
+from server.api.model_services import ModelParts
 from server.app import create_app
 from server.config import Settings
 from server.engine.messages import EngineConfig
@@ -36,7 +37,7 @@ async def app(folder: Path, tokenizer: Tokenizer, tmp_path: Path, workers: Worke
     )
     await engine.start()
     await engine.wait_ready()
-    made = create_app(engine, tokenizer, settings, ModelFolder(folder, "tiny"), workers=workers)
+    made = create_app([ModelParts(engine, tokenizer, settings, ModelFolder(folder, "tiny"))], settings, workers=workers)
     yield made
     await engine.stop()
     made.state.services.storage.close()
@@ -47,7 +48,7 @@ async def test_one_request_keeps_no_other_key_out(app: FastAPI, other: str, stat
     async with of_tenant(app, "ann") as ann, of_tenant(app, other) as client:
         body = completion(prompt=["x"] * 8, n=10, max_tokens=900, ignore_eos=True)
         filling = asyncio.create_task(ann.post(COMPLETIONS, json=body))
-        engine = app.state.services.engine
+        engine = app.state.services.models.default.engine
         await until(lambda: engine.stats.num_running == NUM_SEQS + WAITING)
         answers = await asyncio.gather(*(client.post(COMPLETIONS, json=completion(max_tokens=2)) for _ in range(12)))
         assert {answer.status_code for answer in answers} == {status}

@@ -1,0 +1,181 @@
+"""Plans a runner's memory from the models' files, before any weights are read."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from model_runner.config import RunnerConfig, Sizes
+from model_runner.images.loading import ImageReader, find_reader
+from model_runner.learning.wiring import Learned, choose_learned
+from model_runner.model_needs import ModelNeeds
+from model_runner.models.heads.base import Heads, TargetShape
+from model_runner.models.heads.loading import load_heads
+from model_runner.models.heads.mtp import comes_with_mtp
+from model_runner.models.loading import ModelShape, check_tokenizers
+from model_runner.models.refusal import refused
+from model_runner.platforms.cache_plan import StateBytes
+from model_runner.platforms.choose import choose_platform
+from model_runner.platforms.memory import GIB, MemoryPlan, Needs, Room, plan_memory
+from model_runner.platforms.platform import Platform
+from model_runner.recurrence.backend import BLOCK, state_bytes
+from model_runner.speculative.heads import heads_bytes, heads_kv, method_of
+
+logger = logging.getLogger("samewise.runner")
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Shapes of all models."""
+
+    target: ModelShape
+    draft: ModelShape | None
+    aux: ModelShape | None
+    heads: Sequence[Heads]
+    distinct: Sequence[ModelShape]
+    """One shape for each model folder whose weights are loaded."""
+    learned: Learned | None
+
+    def models(self) -> list[ModelShape]:
+        """Shapes of the models that have a KV cache."""
+        return [shape for shape in (self.target, self.draft, self.aux) if shape is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """All that is known of a runner before weights are read."""
+
+    config: RunnerConfig
+    platform: Platform
+    shapes: Shapes
+    sizes: Sizes
+    reader: ImageReader | None
+    """None if prompts have no images."""
+    needs: Needs
+
+    @classmethod
+    def of(cls, config: RunnerConfig, platform: Platform) -> "Blueprint":
+        """Inspect the models' files.
+
+        Raises:
+            UnsupportedModelError: if the architecture is not supported, or heads do not fit the model.
+            ValueError: if this platform does not support a setting, or a draft or auxiliary model does not fit.
+        """
+        shapes = _inspect(config, platform)
+        if shapes.target.has_states and config.block_size != BLOCK:
+            raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
+        sizes = platform.sizes(config)
+        reader = find_reader(config, platform)
+        needs = _needs(shapes, platform, 0 if reader is None else reader.num_bytes)
+        return cls(config, platform, shapes, sizes, reader, needs)
+
+    def fit(self, room: Room) -> MemoryPlan:
+        """The memory plan for this room. Raises the errors of `plan_memory`."""
+        plan = plan_memory(self.needs, room, self.config, self.sizes, self.platform.types)
+        if (aux := self.shapes.aux) is not None and aux.max_model_len < plan.max_model_len:
+            raise ValueError(
+                f"the auxiliary model supports {aux.max_model_len:,} tokens, but max_model_len is "
+                f"{plan.max_model_len:,}; set --max-model-len {aux.max_model_len}, or use another auxiliary model"
+            )
+        return plan
+
+
+def plan_model(
+    config: RunnerConfig, process_bytes: int, free: int | None = None, cache_share: float | None = None
+) -> ModelNeeds:
+    """What an engine process with these models will need. Reads no weights.
+
+    Args:
+        config: the configuration. A KV cache without a size gets the default of the platform.
+        process_bytes: host memory of an engine process without a model.
+        free: bytes that the process may take in all; None: what the device has free.
+        cache_share: share of the memory that the weights leave free that goes to the cache; None: the platform's.
+
+    Raises:
+        DoesNotFitError: if weights and cache do not fit.
+        UnsupportedModelError, ValueError: as for `Blueprint.of`.
+    """
+    with refused(f"{config.model} cannot be served", ValueError, OSError):
+        platform = choose_platform(config)
+        blueprint = Blueprint.of(config, platform)
+        process_bytes = platform.process_bytes(process_bytes)
+        room = platform.room()
+        room = replace(
+            room,
+            free=room.free if free is None else free - process_bytes,
+            cache_share=room.cache_share if cache_share is None else cache_share,
+        )
+        step_bytes = blueprint.needs.step_bytes or platform.estimated_step(blueprint.shapes.target, blueprint.sizes)
+        blueprint = replace(blueprint, needs=replace(blueprint.needs, step_bytes=step_bytes))
+        plan = blueprint.fit(room)
+    return ModelNeeds(
+        device=plan.device,
+        weight_bytes=plan.weight_bytes,
+        loading_bytes=blueprint.needs.loading_bytes,
+        step_bytes=step_bytes,
+        cache_bytes=plan.cache_bytes,
+        image_bytes=plan.image_bytes,
+        learning_bytes=plan.learning_bytes,
+        process_bytes=process_bytes,
+        max_model_len=plan.max_model_len,
+        num_tokens=plan.num_tokens,
+        kv_cache_gib=plan.cache_room / GIB,
+    )
+
+
+def _inspect(config: RunnerConfig, platform: Platform) -> Shapes:
+    target = platform.inspect(config.model)
+    fitting = TargetShape(target.hidden, target.vocab_size, target.num_layers)
+    heads = [load_heads(folder, fitting) for folder in config.heads]
+    _check_methods(config.heads, heads)
+    if not heads and config.speculation != "off" and comes_with_mtp(config.model):
+        logger.info("heads      the model's own module for multi-token prediction drafts with --heads %s", config.model)
+    draft = _inspect_companion(config, platform, config.draft_model, "draft")
+    aux = _inspect_companion(config, platform, config.aux_model, "auxiliary")
+    folders = config.model, config.draft_model, config.aux_model
+    distinct = {
+        folder.resolve(): shape for folder, shape in zip(folders, (target, draft, aux), strict=True) if folder and shape
+    }
+    learned = choose_learned(config, heads, fitting) if config.learn else None
+    return Shapes(target, draft, aux, heads, tuple(distinct.values()), learned)
+
+
+def _check_methods(folders: Sequence[Path], heads: Sequence[Heads]) -> None:
+    """Refuse two sets of heads with the same method: a request chooses heads by the method's name."""
+    taken: dict[str, Path] = {}
+    for folder, one in zip(folders, heads, strict=True):
+        method = method_of(one.kind)
+        if method in taken:
+            raise ValueError(f"the heads in {taken[method]} and {folder} both draft by {method}; remove one")
+        taken[method] = folder
+
+
+def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | None, role: str) -> ModelShape | None:
+    """The shape of a draft or auxiliary model, which must have the target's tokenizer."""
+    if folder is None:
+        return None
+    check_tokenizers(config.model, folder, role)
+    shape = platform.inspect(folder)
+    if shape.has_states:
+        raise ValueError(f"the {role} model {folder} has recurrent layers, which only the served model can have")
+    return shape
+
+
+def _needs(shapes: Shapes, platform: Platform, image_bytes: int) -> Needs:
+    """The memory that all models need, before anything is loaded."""
+    models, heads, learned = shapes.models(), shapes.heads, shapes.learned
+    spare_bytes = 0 if learned is None else learned.spare_bytes
+    of_heads = [kv for one in heads for kv in heads_kv(one)]
+    in_int4 = [platform.int4_bytes(model) for model in shapes.distinct]
+    return Needs(
+        model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
+        heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
+        loading_bytes=sum(platform.loading_bytes(model) for model in shapes.distinct),
+        weights_name=platform.weights_name(shapes.target),
+        kv=(*shapes.target.kv, *(replace(kv, window=None) for model in models[1:] for kv in model.kv), *of_heads),
+        max_model_len=shapes.target.max_model_len,
+        states=StateBytes(*state_bytes(shapes.target.recurrences, shapes.target.convolutions, shapes.target.scans)),
+        learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
+        image_bytes=image_bytes,
+        int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
+    )

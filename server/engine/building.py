@@ -1,0 +1,124 @@
+"""Builds engines in the engine process: imports what they need, plans their memory, loads them.
+
+It is the only server module that uses the runner. It imports the runner inside functions, so importing this module does
+not load torch.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from model_runner.config import RunnerConfig
+from model_runner.encoders.folder import find_encoder
+from model_runner.kernels.early import build_early
+from model_runner.model_needs import ModelNeeds
+from model_runner.processes import private_memory
+from scheduler.prefix_cache import CacheLog
+from server.engine.beam_stop_strings import StopStringWatches
+from server.engine.loop import LoadedEngine
+from server.engine.messages import EngineConfig, Plan
+from server.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from model_runner.encoders.runner import EncoderRunner
+    from model_runner.runner import ModelRunner
+
+_SNAPSHOT_EVERY = 2048
+"""A state of Qwen3.5-0.8B takes as much memory as the keys and values of 1,600 tokens."""
+
+
+@cache
+def warm() -> int:
+    """Import what most models need, and load nothing. Returns the private memory of the process afterwards, in bytes.
+
+    It does not touch a GPU.
+    """
+    with _without_collecting():
+        import scheduler.engine  # noqa: F401, PLC0415
+    return private_memory()
+
+
+def plan(asked: Plan) -> ModelNeeds:
+    """What an engine will need. Raises ValueError or OSError, with a message for the user, if it cannot be served."""
+    process_bytes = warm()
+    runner = asked.config.runner
+    encoder = find_encoder(runner.model)
+    if encoder is None:
+        from model_runner.planning import plan_model  # noqa: PLC0415
+
+        return plan_model(runner, process_bytes, asked.free_bytes, asked.cache_share)
+    from model_runner.encoders.runner import plan_encoder  # noqa: PLC0415
+
+    return plan_encoder(runner, encoder, process_bytes, asked.free_bytes)
+
+
+def load(config: EngineConfig) -> LoadedEngine:
+    """Load an engine. Raises ValueError or OSError, with a message for the user, if the model cannot be served."""
+    start = time.perf_counter()
+    with _without_collecting():
+        from model_runner.models.repository import cache_folder  # noqa: PLC0415
+
+        build_early(cache_folder(), config.runner.device)
+        load_runner = _loader(config.runner)
+        from scheduler.engine import Engine  # noqa: PLC0415
+        from scheduler.interface import SchedulerConfig  # noqa: PLC0415
+        from scheduler.scheduler import Scheduler  # noqa: PLC0415
+
+    imports_s = time.perf_counter() - start
+    runner = load_runner()
+    check_speculation(config.runner, runner.info.speculation_methods)
+    has_states = any(group.kind == "page" for group in runner.groups)
+    if config.snapshot_every is not None and not has_states:
+        raise ValueError("state_snapshot_every needs a model with recurrent layers; remove --state-snapshot-every")
+    scheduler_config = SchedulerConfig(
+        block_size=runner.info.block_size,
+        max_num_seqs=runner.info.max_num_seqs,
+        max_num_batched_tokens=runner.info.max_num_batched_tokens,
+        max_model_len=runner.info.max_model_len,
+        policy=config.policy,
+        prefix_caching=config.prefix_caching and runner.info.has_kv_cache,
+        sees_images=runner.info.sees_images,
+        snapshot_every=_SNAPSHOT_EVERY if config.snapshot_every is None else config.snapshot_every,
+    )
+    info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
+    watches = StopStringWatches(partial(Tokenizer.from_folder, config.runner.model))
+    cache_log = CacheLog() if config.kv_events else None
+    scheduler = Scheduler(
+        scheduler_config, runner.num_blocks, watches, cache_log, groups=runner.groups, images=runner.images
+    )
+    return LoadedEngine(Engine(scheduler, runner), info, runner.close, cache_log)
+
+
+def _loader(config: RunnerConfig) -> "Callable[[], ModelRunner | EncoderRunner]":
+    """The function that loads the runner for the model's kind. Brings torch."""
+    encoder = find_encoder(config.model)
+    if encoder is None:
+        from model_runner.runner import ModelRunner  # noqa: PLC0415
+
+        return partial(ModelRunner.load, config)
+    from model_runner.encoders.runner import EncoderRunner  # noqa: PLC0415
+
+    return partial(EncoderRunner.load, config, encoder)
+
+
+def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:
+    """Raises ValueError if the loaded model does not support the configured speculation method."""
+    if config.speculation not in ("off", "auto", *methods):
+        raise ValueError(
+            f"speculation {config.speculation!r} is not available here; use one of {', '.join(('off', *methods))}"
+        )
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Pause garbage collection: imports make half a million permanent objects, and scanning them would take 0.6 s."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

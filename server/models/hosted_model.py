@@ -1,0 +1,274 @@
+"""One of several models: its engine comes and goes, its name stays."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from model_runner.runner_interface import RunnerInfo
+from scheduler.history import ChoiceHistory
+from scheduler.interface import EngineRequest, EngineStats
+from server.engine.client import EngineState, EngineUnavailableError, OutputStream
+from server.engine.live_requests import Follower
+from server.engine.step_log import StepLog
+from server.engine.supervisor import EngineSupervisor
+
+
+class Phase(StrEnum):
+    """Where a model is between the disk and its engine."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """How long a model stays loaded, as the settings have it."""
+
+    is_loaded_at_start: bool = False
+    is_pinned: bool = False
+    """Whether it is never unloaded to make room."""
+    idle_s: float | None = None
+    """Seconds after its last request until it is unloaded; None: it stays until its memory is needed."""
+    max_waiting: int = 1024
+    """Requests that may wait until it is loaded."""
+    load_timeout_s: float = 600.0
+    """Seconds that a request waits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiter:
+    """A request that waits until its model is loaded."""
+
+    granted: asyncio.Future[None]
+    num_bytes: int
+    """Size of its body."""
+    since: float
+    """When it began to wait, on the clock of the event loop."""
+    is_background: bool
+    """Whether it may only take memory that is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a model could not be loaded, or has failed."""
+
+    reason: str
+    retry_at: float
+    """When a request may try again, on the clock of the event loop."""
+    count: int
+    """Failures in a row."""
+
+
+class ModelSource(Protocol):
+    """Where a model's engine comes from."""
+
+    async def plan(self) -> int:
+        """The bytes that the model's engine takes. Raises PlanError if it cannot be served, and OSError."""
+        ...
+
+    def make_engine(self, steps: StepLog) -> EngineSupervisor:
+        """A new engine, which is not started; it adds its steps to the log."""
+        ...
+
+
+class Host(Protocol):
+    """What a model needs of its host."""
+
+    def use(self, model: "HostedModel", num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
+        """Context in which the model is loaded."""
+        ...
+
+    async def load(self, model: "HostedModel") -> None:
+        """Load the model, and return when it is loaded. Raises EngineUnavailableError if that fails."""
+        ...
+
+    async def unload(self, model: "HostedModel", *, grace_s: float | None) -> None:
+        """Let the requests in flight finish for `grace_s` (None: as long as they need), and unload the model."""
+        ...
+
+    def released(self, model: "HostedModel") -> None:
+        """The model is used less than before."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class HostedModel:
+    """An EngineClient for as long as the server runs, and the Residence of its model.
+
+    Its host alone changes its phase.
+    """
+
+    name: str
+    source: ModelSource
+    residency: Residency
+    host: Host
+    phase: Phase = Phase.UNLOADED
+    engine: EngineSupervisor | None = None
+    """None while it is unloaded."""
+    num_uses: int = 0
+    """Requests that are planned or run, and everything else that keeps it loaded."""
+    waiters: deque[Waiter] = field(default_factory=deque)
+    """In the order of their arrival."""
+    num_bytes: int | None = None
+    """The memory that it takes while it is loaded; None: not known yet."""
+    is_planning: bool = False
+    wished_at: float | None = None
+    """When an operator asked to load it, so that it is loaded without a waiter."""
+    is_yielding: bool = False
+    """Whether it takes no new requests because another model needs its memory."""
+    is_leaving: bool = False
+    """Whether it takes no new requests because an operator unloads it."""
+    loaded_at: float = 0.0
+    load_s: float = 0.0
+    """How long its last load took."""
+    last_used: float = 0.0
+    """When its last request ended, on the clock of the event loop."""
+    num_loads: int = 0
+    failure: Failure | None = None
+    became_loaded: asyncio.Event = field(default_factory=asyncio.Event)
+    became_settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is loaded or has failed."""
+    became_idle: asyncio.Event = field(default_factory=asyncio.Event)
+    steps: StepLog = field(default_factory=StepLog)
+    _last_info: RunnerInfo | None = None
+    _last_stats: EngineStats = field(default_factory=EngineStats)
+    _earlier_restarts: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes new requests now."""
+        return self.phase is Phase.LOADED and not self.is_yielding and not self.is_leaving
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing uses it and nothing waits for it."""
+        return not self.num_uses and not self.waiters
+
+    @property
+    def wanted_since(self) -> float | None:
+        """Since when somebody wants it loaded, even if others must go for it; None if nobody does."""
+        if self.phase is not Phase.UNLOADED:
+            return None
+        times = [one.since for one in self.waiters if not one.is_background]
+        return min(times if self.wished_at is None else [*times, self.wished_at], default=None)
+
+    @property
+    def unused_at(self) -> float | None:
+        """When it is unloaded if no request comes; None for never."""
+        if self.residency.idle_s is None or self.phase is not Phase.LOADED or not self.is_idle:
+            return None
+        return max(self.last_used, self.loaded_at) + self.residency.idle_s
+
+    def is_unused(self, now: float) -> bool:
+        """Whether no request came for longer than the model stays then."""
+        return self.unused_at is not None and now >= self.unused_at
+
+    def became_ready(self, started: float, now: float) -> None:
+        """Its engine, whose load began at `started`, is ready."""
+        self.phase, self.failure, self.wished_at = Phase.LOADED, None, None
+        self.loaded_at, self.load_s = now, now - started
+        self.num_loads += 1
+        self.became_loaded.set()
+        self.became_settled.set()
+
+    def became_unloaded(self) -> None:
+        """Its engine has ended; its last counts are kept."""
+        self.phase, self.is_yielding = Phase.UNLOADED, False
+        self.became_loaded.clear()
+        self.became_idle.set()
+        if self.engine is not None:
+            self._last_info = self.last_info
+            self._last_stats = self.engine.stats.ended()
+            self._earlier_restarts += self.engine.num_restarts
+            self.engine = None
+
+    @property
+    def last_info(self) -> RunnerInfo | None:
+        """What is known of the model from its engine, or from the last one."""
+        try:
+            return self._last_info if self.engine is None else self.engine.info
+        except EngineUnavailableError:
+            return self._last_info
+
+    def use(self, num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
+        return self.host.use(self, num_bytes, is_background=is_background)
+
+    def hold(self) -> Callable[[], None]:
+        self.num_uses += 1
+        is_held = True
+
+        def release() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                self.num_uses -= 1
+                self.host.released(self)
+
+        return release
+
+    @property
+    def state(self) -> EngineState:
+        match self.phase:
+            case Phase.UNLOADED:
+                return EngineState.UNLOADED
+            case Phase.LOADING:
+                return EngineState.STARTING
+            case Phase.UNLOADING:
+                return EngineState.DRAINING
+        return EngineState.UNLOADED if self.engine is None else self.engine.state
+
+    @property
+    def info(self) -> RunnerInfo:
+        info = self.last_info
+        if info is None:
+            raise EngineUnavailableError(f"The model {self.name} has not been loaded yet.")
+        return info
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._last_stats if self.engine is None else self.engine.stats
+
+    @property
+    def num_held(self) -> int:
+        return len(self.waiters) + (0 if self.engine is None else self.engine.num_held)
+
+    @property
+    def num_background_held(self) -> int:
+        waiting = sum(one.is_background for one in self.waiters)
+        return waiting + (0 if self.engine is None else self.engine.num_background_held)
+
+    @property
+    def num_restarts(self) -> int:
+        return self._earlier_restarts + (0 if self.engine is None else self.engine.num_restarts)
+
+    async def start(self) -> None:
+        await self.host.load(self)
+
+    async def wait_ready(self) -> None:
+        await self.became_loaded.wait()
+        if self.engine is not None:
+            await self.engine.wait_ready()
+
+    def submit(self, request: EngineRequest, wake: Callable[[], None], follower: Follower) -> OutputStream:
+        if self.engine is None:
+            raise EngineUnavailableError(f"The model {self.name} is not loaded.")
+        return self.engine.submit(request, wake, follower)
+
+    async def explain(self, request_id: str) -> Sequence[ChoiceHistory]:
+        return () if self.engine is None else await self.engine.explain(request_id)
+
+    def abort_choice(self, request_id: str, choice: int) -> None:
+        if self.engine is not None:
+            self.engine.abort_choice(request_id, choice)
+
+    async def drain(self, grace_s: float) -> None:
+        await self.host.unload(self, grace_s=grace_s)
+
+    async def stop(self) -> None:
+        await self.host.unload(self, grace_s=0.0)

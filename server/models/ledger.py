@@ -1,0 +1,67 @@
+"""Memory of one device, reserved in bytes by name before anything is allocated.
+
+An engine's cache fills long after its start, so what a device has free says little about what is spoken for.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from model_runner.processes import free_memory
+
+_MARGIN = 0.05
+"""Share of the memory that is free at the start that is left to other programs and to the server itself."""
+
+
+class Ledger:
+    """Who has reserved how many bytes of a budget. Not thread-safe."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._reserved: dict[str, int] = {}
+
+    @property
+    def reserved(self) -> Mapping[str, int]:
+        """Bytes by name."""
+        return MappingProxyType(self._reserved)
+
+    @property
+    def used(self) -> int:
+        """All reserved bytes."""
+        return sum(self._reserved.values())
+
+    @property
+    def free(self) -> int:
+        """Bytes that nobody has reserved. Negative if `hold` took more than there was."""
+        return self.budget - self.used
+
+    def reserve(self, name: str, num_bytes: int) -> bool:
+        """Reserve bytes. Returns False, and changes nothing, if fewer are free.
+
+        Raises:
+            ValueError: if the name already has some, or the number is negative.
+        """
+        self._check(name, num_bytes)
+        if num_bytes > self.free:
+            return False
+        self._reserved[name] = num_bytes
+        return True
+
+    def hold(self, name: str, num_bytes: int) -> None:
+        """Note bytes that are in use already, even if fewer are free. Raises as `reserve` does."""
+        self._check(name, num_bytes)
+        self._reserved[name] = num_bytes
+
+    def release(self, name: str) -> None:
+        """Give back a name's bytes, if it has any: call it once its process is gone."""
+        self._reserved.pop(name, None)
+
+    def _check(self, name: str, num_bytes: int) -> None:
+        if name in self._reserved:
+            raise ValueError(f"{name} has reserved {self._reserved[name]:,} bytes already")
+        if num_bytes < 0:
+            raise ValueError(f"{name} wants {num_bytes:,} bytes")
+
+
+def host_budget() -> int:
+    """The default budget of a host: its free memory, within the limit of its control group, less a margin."""
+    return int(free_memory() * (1 - _MARGIN))

@@ -1,0 +1,44 @@
+"""Engines of one model in processes of their own, planned and started by a process that waits."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from model_runner.model_needs import ModelNeeds
+from server.engine.messages import EngineConfig, Plan
+from server.engine.process import EngineProcess
+from server.engine.step_log import StepLog
+from server.engine.supervisor import EngineLimits, EngineSupervisor
+from server.models.spare import SpareWorker
+
+
+class ProcessSource:
+    """A ModelSource. Its plan fixes the size of the cache, so that no limit depends on what else is loaded."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: EngineLimits,
+        spare: SpareWorker,
+        budget: int | None,
+        cache_share: float | None,
+        publish: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """`budget` and `cache_share` are those of a `Plan`; `publish` receives KV events."""
+        self._config = config
+        self._limits = limits
+        self._spare = spare
+        self._budget = budget
+        self._cache_share = cache_share
+        self._publish = publish
+        self.needs: ModelNeeds | None = None
+        """What an engine takes, once that is planned."""
+
+    async def plan(self) -> int:
+        self.needs = await self._spare.plan(Plan(self._config, self._budget, self._cache_share))
+        return self.needs.reserved_bytes
+
+    def make_engine(self, steps: StepLog) -> EngineSupervisor:
+        assert self.needs is not None, "it is planned first"
+        runner = replace(self._config.runner, kv_cache_gib=self.needs.kv_cache_gib)
+        config = replace(self._config, runner=runner)
+        return EngineProcess(config, self._limits, self._publish, self._spare.take, steps)

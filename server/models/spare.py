@@ -1,0 +1,170 @@
+"""An engine process that has imported everything and waits for a model, so that a load on demand starts at once."""
+
+import asyncio
+import contextlib
+import logging
+from functools import partial
+from typing import Any
+
+from model_runner.model_needs import ModelNeeds
+from model_runner.processes import Backoff
+from server.engine.messages import Plan, PlanFailed, Planned, Warmed
+from server.engine.process import OpenLink, ProcessLink
+
+logger = logging.getLogger("samewise.models")
+
+_TRIES = 2
+"""How often a plan is made if the process dies meanwhile."""
+
+
+class PlanError(Exception):
+    """A model cannot be served, or not with so much memory. The message is for the person who configured it."""
+
+
+class SpareWorker:
+    """Keeps one engine process that waits, and replaces it when it dies. All calls come from one event loop."""
+
+    def __init__(self, open_link: OpenLink | None = None, backoff: Backoff | None = None) -> None:
+        """`open_link` starts a process that will send `Warmed`."""
+        self._open_link = open_link or partial(ProcessLink.open, warm=True)
+        self._backoff = backoff or Backoff()
+        self._link: ProcessLink | None = None
+        self._num_bytes: int | None = None
+        self._planning = asyncio.Lock()
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the waiting process; None if there is none."""
+        return None if self._link is None else self._link.pid
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Private memory of a process that waits; None until the first one has imported everything."""
+        return self._num_bytes
+
+    def refill(self) -> None:
+        """Have a process wait, if none does. Call it while no engine loads, because the imports take a core."""
+        self._keep(None)
+
+    async def take(self) -> ProcessLink:
+        """The waiting process, also if it still imports; otherwise a new one. It belongs to the caller.
+
+        No other will wait before the next `refill`. Raises OSError if none can be started.
+        """
+        link = await self._release()
+        if link is not None and link.is_alive:
+            return link
+        if link is not None:
+            await link.close(0.0)
+        return await self._open_link()
+
+    async def plan(self, asked: Plan) -> ModelNeeds:
+        """What a model needs. The process that answers waits afterwards. Plans are made one at a time.
+
+        Raises:
+            PlanError: if the model cannot be served, or if the process dies at each try.
+            OSError: if no process can be started.
+        """
+        async with self._planning:
+            for _ in range(_TRIES):
+                link = await self.take()
+                answer = await self._answer(link, asked)
+                if not isinstance(answer, str):
+                    break
+                logger.warning("A process ended while it planned %s: %s", asked.config.runner.model, answer)
+        match answer:
+            case Planned(needs):
+                return needs
+            case PlanFailed(message):
+                raise PlanError(message)
+        raise PlanError(f"{asked.config.runner.model} cannot be planned: {answer}")
+
+    async def close(self) -> None:
+        """End the waiting process; no other will wait."""
+        self._is_closed = True
+        link = await self._release()
+        if link is not None:
+            await link.close(0.0)
+
+    def _keep(self, link: ProcessLink | None) -> bool:
+        """Keep this process, or a new one. Returns False if there is one already, or none is wanted."""
+        if self._is_closed or self._keeper is not None:
+            return False
+        self._link = link
+        self._keeper = asyncio.create_task(self._replace(), name="samewise-spare-worker")
+        return True
+
+    async def _release(self) -> ProcessLink | None:
+        """The waiting process, which is not kept any more."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+        link, self._link = self._link, None
+        return link
+
+    async def _answer(self, link: ProcessLink, asked: Plan) -> Planned | PlanFailed | str:
+        """The answer of a process, which then waits; or how the process ended."""
+        link.send(asked)
+        answering = asyncio.ensure_future(self._read(link))
+        exiting = asyncio.ensure_future(link.exited())
+        is_kept = False
+        try:
+            done, _ = await asyncio.wait((answering, exiting), return_when=asyncio.FIRST_COMPLETED)
+            if answering not in done:
+                return exiting.result()
+            is_kept = self._keep(link)
+            return answering.result()
+        finally:
+            await _cancel(answering, exiting)
+            if not is_kept:
+                await link.close(0.0)
+
+    async def _read(self, link: ProcessLink) -> Planned | PlanFailed:
+        """Note what the process says until it answers a plan."""
+        while True:
+            match await link.receive():
+                case Warmed(num_bytes):
+                    self._num_bytes = num_bytes
+                case Planned() | PlanFailed() as answer:
+                    return answer
+
+    async def _replace(self) -> None:
+        """Wait with a process, and start another whenever it dies, until that is pointless."""
+        failures = 0
+        while (delay := self._backoff.delay(failures)) is not None:
+            await asyncio.sleep(delay)
+            start = asyncio.get_running_loop().time()
+            ending = await self._wait()
+            stayed_up = self._backoff.stayed_up(0, asyncio.get_running_loop().time() - start)
+            failures = 1 if stayed_up else failures + 1
+            logger.warning("The spare engine process ended: %s", ending)
+        logger.error(
+            "No spare engine process waits any more: %d ended in a row. Loads on demand take longer.", failures
+        )
+        self._keeper = None
+
+    async def _wait(self) -> str:
+        """Have a process wait. Returns how it ended; once cancelled, it is left to `_release`."""
+        if self._link is None:
+            try:
+                self._link = await self._open_link()
+            except OSError as error:
+                return str(error)
+        reading = asyncio.ensure_future(self._read(self._link))
+        try:
+            ending = await self._link.exited()
+        finally:
+            await _cancel(reading)
+        link, self._link = self._link, None
+        await link.close(0.0)
+        return ending
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.gather(*tasks, return_exceptions=True)

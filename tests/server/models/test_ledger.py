@@ -1,0 +1,53 @@
+"""The ledger: what is reserved is never given twice."""
+
+import random
+
+import pytest
+
+from server.models.ledger import Ledger, host_budget
+
+
+def test_a_reservation_that_does_not_fit_changes_nothing() -> None:
+    ledger = Ledger(100)
+    assert ledger.reserve("a", 60)
+    assert not ledger.reserve("b", 41)
+    assert (ledger.reserved, ledger.free) == ({"a": 60}, 40)
+    assert ledger.reserve("b", 40)
+    ledger.release("a")
+    assert (ledger.reserved, ledger.used, ledger.free) == ({"b": 40}, 40, 60)
+
+
+def test_memory_in_use_is_noted_even_beyond_the_budget() -> None:
+    ledger = Ledger(100)
+    ledger.hold("spare", 120)
+    assert ledger.free == -20
+    assert not ledger.reserve("a", 0)
+
+
+@pytest.mark.parametrize("num_bytes", [1, -1])
+def test_mistakes_are_errors(num_bytes: int) -> None:
+    ledger = Ledger(100)
+    ledger.reserve("a", 1)
+    for take in (ledger.reserve, ledger.hold):
+        with pytest.raises(ValueError, match="a has reserved 1 bytes already" if num_bytes > 0 else "b wants -1"):
+            take("a" if num_bytes > 0 else "b", num_bytes)
+
+
+def test_random_turns_never_exceed_the_budget() -> None:
+    turns, ledger, expected = random.Random(1), Ledger(1000), {}
+    for _ in range(2000):
+        name, size = turns.choice("abcdefgh"), turns.randrange(500)
+        if name in expected:
+            ledger.release(name)
+            del expected[name]
+        elif ledger.reserve(name, size):
+            expected[name] = size
+        else:
+            assert size > 1000 - sum(expected.values())
+        assert ledger.reserved == expected
+        assert ledger.used <= 1000
+
+
+def test_a_budget_by_default_leaves_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.models.ledger.free_memory", lambda: 1000)
+    assert host_budget() == 950

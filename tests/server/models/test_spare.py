@@ -1,0 +1,119 @@
+"""The process that waits: it is given away, replaced, plans models, and survives what processes do not."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from server.models.needs import as_planned, plan_models
+
+from server.engine.messages import EngineConfig, Plan
+from server.engine.process import EngineProcess, ProcessLink
+from server.models.spare import PlanError, SpareWorker
+from tests.engine_process.conftest import LIMITS, QUICK, collect, request
+from tests.engine_process.fake_engine import WARM_BYTES, expected
+from tests.engine_process.test_process import is_reaped
+from tests.waiting import until
+
+PlanOf = Callable[..., Plan]
+
+
+def kill(pid: int) -> None:
+    """Kill a child, and return once it is dead."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+async def test_a_process_waits_and_an_engine_is_loaded_into_it(spare: SpareWorker, plan_of: PlanOf) -> None:
+    spare.refill()
+    await until(lambda: spare.num_bytes == WARM_BYTES)
+    waiting = spare.pid
+    client = EngineProcess(plan_of("model").config, LIMITS, open_link=spare.take)
+    await client.start()
+    await client.wait_ready()
+    assert client.pid == waiting
+    assert spare.pid is None
+    os.kill(waiting, signal.SIGKILL)
+    assert await collect(client, request("a")) == {0: expected(request("a"))}  # by a process that is started now
+    assert client.num_restarts == 1
+    await client.stop()
+    spare.refill()
+    await until(lambda: spare.pid not in (None, waiting))
+
+
+async def test_a_spare_that_dies_is_replaced_and_never_given_away(spare: SpareWorker) -> None:
+    spare.refill()
+    await until(lambda: spare.num_bytes is not None)
+    first = spare.pid
+    kill(first)
+    link = await spare.take()  # before anything in this process has heard of the death
+    assert link.pid != first
+    await link.close(0.0)
+    spare.refill()
+    await until(lambda: spare.pid is not None)
+    second = spare.pid
+    os.kill(second, signal.SIGKILL)
+    await until(lambda: spare.pid not in (None, second))
+
+
+async def test_a_spare_that_always_dies_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    starts = []
+
+    async def start() -> ProcessLink:
+        starts.append(1)
+        raise OSError("no more processes")
+
+    spare = SpareWorker(start, QUICK)
+    spare.refill()
+    await until(lambda: "No spare engine process waits any more" in caplog.text)
+    assert len(starts) == QUICK.max_failures
+    with pytest.raises(OSError, match="no more processes"):
+        await spare.take()
+    await spare.close()
+
+
+async def test_plans_are_answered_one_after_the_other_by_one_process(spare: SpareWorker, plan_of: PlanOf) -> None:
+    first, second = await asyncio.gather(spare.plan(plan_of("a", 10)), spare.plan(plan_of("b", 20)))
+    assert (first.cache_bytes, second.cache_bytes) == (10, 20)
+    assert first.process_bytes == second.process_bytes == spare.pid
+    link = await spare.take()
+    assert link.pid == first.process_bytes  # and it can still load
+    await link.close(0.0)
+
+
+async def test_models_that_cannot_be_served_are_named(
+    spare: SpareWorker, plan_of: PlanOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("refused", "crashing", "killed", "good")
+    configs: dict[str, EngineConfig] = {name: plan_of(name).config for name in names}
+    found = await plan_models(spare.plan, configs, 10)
+    refused, crashing, killed, good = (found[name] for name in names)
+    assert str(refused) == "the model needs 80 GiB, 16 GiB are free"
+    assert "RuntimeError" in str(crashing)
+    assert "was killed by SIGKILL" in str(killed)
+    assert not isinstance(good, PlanError)
+    assert as_planned(configs["good"], good).runner.kv_cache_gib == good.kv_cache_gib
+    assert "The model refused can never be loaded: the model needs 80 GiB" in caplog.text
+
+
+async def test_a_process_that_plans_ends_when_nobody_waits_for_it(spare: SpareWorker, plan_of: PlanOf) -> None:
+    spare.refill()
+    await until(lambda: spare.num_bytes is not None)
+    planning = spare.pid
+    task = asyncio.create_task(spare.plan(plan_of("slow")))
+    await until(lambda: spare.pid is None)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert is_reaped(planning)
+
+
+async def test_a_closed_spare_leaves_no_process(spare: SpareWorker) -> None:
+    spare.refill()
+    await until(lambda: spare.pid is not None)
+    pid = spare.pid
+    await spare.close()
+    spare.refill()
+    assert spare.pid is None
+    assert is_reaped(pid)
