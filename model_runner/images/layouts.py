@@ -14,6 +14,10 @@ from typing import Any
 from model_runner.images import sizes
 from model_runner.images.decoding import Fault, ImageError
 
+_LOW_SIDE = 512
+"""The side of a square, in pixels, into which an image is scaled that a client asks for in low resolution."""
+_LOW_TOKENS = 70
+"""The least number of rows of Gemma 4's image processor."""
 Piece = str | int
 """A text of special tokens and line breaks, or a number of feature rows."""
 
@@ -53,6 +57,12 @@ class Layout:
     """Arguments with which the image processor must be called."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The image processor's settings. They decide the features, so they are part of an image's digest."""
+    low: "Layout | None" = None
+    """How images in low resolution stand in prompts; None if the image processor has no choice."""
+
+    def at(self, detail: str) -> "Layout":
+        """The layout for images of this detail: `low`, or anything else for the model's own resolution."""
+        return self.low or self if detail == "low" else self
 
     def of(self, width: int, height: int) -> Arrangement:
         """The arrangement of an image of this size, in pixels after orientation.
@@ -107,14 +117,22 @@ class _Files:
         text = value.get("content") if isinstance(value, dict) else value
         return text if isinstance(text, str) else default
 
-    def layout(self, placeholder: str, arrange: Arrange, around: tuple[str, str] = ("", ""), **call: Any) -> Layout:
-        """The layout with what all families have."""
+    def layout(
+        self,
+        placeholder: str,
+        arrange: Arrange,
+        around: tuple[str, str] = ("", ""),
+        low: "tuple[Arrange, Mapping[str, Any]] | None" = None,
+        **call: Any,
+    ) -> Layout:
+        """The layout with what all families have; `low` has its arrangement and arguments for low resolution."""
         token = self.config.get("image_token_id", self.config.get("image_token_index"))
         if not isinstance(token, int):
             raise KeyError("image_token_id")
         family = str(self.config["model_type"])
         settings = {key: value for key, value in self.settings.items() if key != "_valid_processor_keys"}
-        return Layout(family, token, placeholder, arrange, around, call, settings)
+        layout = Layout(family, token, placeholder, arrange, around, call, settings)
+        return layout if low is None else replace(layout, low=replace(layout, arrange=low[0], call={**call, **low[1]}))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -184,7 +202,9 @@ def _pixtral(files: _Files) -> Layout:
     token = processor.get("image_token", "[IMG]")
     breaks = processor.get("image_break_token", "[IMG_BREAK]"), processor.get("image_end_token", "[IMG_END]")
     longest = _longest(files.settings.get("size", 1024))
-    return files.layout(token, partial(_in_lines, longest, patch, *breaks), patch_size=patch)
+    small = min(*longest, _LOW_SIDE)
+    low = partial(_in_lines, (small, small), patch, *breaks), {"size": {"longest_edge": small}}
+    return files.layout(token, partial(_in_lines, longest, patch, *breaks), low=low, patch_size=patch)
 
 
 def _longest(size: Any) -> tuple[int, int]:
@@ -208,7 +228,9 @@ def _lighton_ocr(files: _Files) -> Layout:
     merged = files.processor.get("patch_size", files.config["vision_config"]["patch_size"]) * merge
     patch = _side(files.settings.get("patch_size", 16), "height")
     longest = _longest(files.settings.get("size", 1024))
-    return files.layout(files.token("image_token", "<|image_pad|>"), partial(_merged, longest, patch, merged))
+    small = min(*longest, _LOW_SIDE)
+    low = partial(_merged, (small, small), patch, merged), {"size": {"longest_edge": small}}
+    return files.layout(files.token("image_token", "<|image_pad|>"), partial(_merged, longest, patch, merged), low=low)
 
 
 def _merged(longest: tuple[int, int], patch: int, merged: int, height: int, width: int) -> Arrangement:
@@ -228,9 +250,10 @@ def _idefics3(files: _Files) -> Layout:
         files.token("global_image_token", "<global-img>"),
         _side(settings.get("size", 4 * 364), "longest_edge") if settings.get("do_resize", True) else None,
         _side(settings.get("max_image_size", 364), "longest_edge"),
-        settings.get("do_image_splitting", True),
     )
-    return files.layout(files.token("image_token", "<image>"), arrange)
+    splits = partial(arrange, settings.get("do_image_splitting", True))
+    low = partial(arrange, False), {"do_image_splitting": False}
+    return files.layout(files.token("image_token", "<image>"), splits, low=low)
 
 
 def _tiled(  # noqa: PLR0913, PLR0917 - bound once, above
@@ -256,10 +279,11 @@ def _internvl(files: _Files) -> Layout:
     around = files.token("start_image_token", "<img>"), files.token("end_image_token", "</img>")
     most = settings.get("min_patches", 1), settings.get("max_patches", 12)
     arrange = partial(_on_canvas, num_rows, *around, tile, most)
+    low = partial(_on_canvas, num_rows, *around, tile, (1, 1)), {"crop_to_patches": False}
     placeholder = files.token("context_image_token", "<IMG_CONTEXT>")
     if files.config["model_type"] == "qianfan_ocr":
         placeholder = files.processor.get("image_placeholder_token", "<image>")
-    return files.layout(placeholder, arrange, crop_to_patches=True)
+    return files.layout(placeholder, arrange, low=low, crop_to_patches=True)
 
 
 def _on_canvas(
@@ -310,10 +334,13 @@ def _by_area(name: str, files: _Files) -> Layout:
     """Families whose images are scaled to an area, in blocks of merged patches: Qwen, GLM and Paddle."""
     form = _BY_AREA[name]
     merge, patch = files.settings.get("merge_size", 2), files.settings.get("patch_size", form.patch)
-    arrange = partial(_in_grid, name, patch * merge, _area(files, *form.area))
+    least, most = _area(files, *form.area)
+    small = max(least, min(most, form.frames * _LOW_SIDE**2))
+    arrange, arrange_low = (partial(_in_grid, name, patch * merge, (least, largest)) for largest in (most, small))
     if files.config["model_type"] in _WITHOUT_AXES:
-        arrange = partial(_in_line, arrange)
-    return files.layout(files.token("image_token", form.token), arrange, form.around)
+        arrange, arrange_low = partial(_in_line, arrange), partial(_in_line, arrange_low)
+    low = arrange_low, {"size": {"shortest_edge": least, "longest_edge": small}}
+    return files.layout(files.token("image_token", form.token), arrange, form.around, low)
 
 
 def _in_grid(name: str, block: int, area: tuple[int, int], height: int, width: int) -> Arrangement:
@@ -338,6 +365,8 @@ class _ByArea:
     area: tuple[int, int]
     token: str
     around: tuple[str, str]
+    frames: int = 1
+    """Frames that an area counts for one image."""
 
 
 _BY_AREA = {
@@ -345,7 +374,7 @@ _BY_AREA = {
         sizes.qwen_size, 14, (56 * 56, 28 * 28 * 1280), "<|image_pad|>", ("<|vision_start|>", "<|vision_end|>")
     ),
     "glm": _ByArea(
-        sizes.glm_size, 14, (112 * 112, 28 * 28 * 15_000), "<|image|>", ("<|begin_of_image|>", "<|end_of_image|>")
+        sizes.glm_size, 14, (112 * 112, 28 * 28 * 15_000), "<|image|>", ("<|begin_of_image|>", "<|end_of_image|>"), 2
     ),
     "paddle": _ByArea(
         sizes.paddle_size, 14, (384 * 384, 1536 * 1536), "<|IMAGE_PLACEHOLDER|>", ("<|IMAGE_START|>", "<|IMAGE_END|>")
@@ -369,9 +398,10 @@ def _gemma4(files: _Files) -> Layout:
         files.token("eoi_token", "<image|>"),
         settings.get("patch_size", 16),
         settings.get("pooling_kernel_size", 3),
-        settings.get("max_soft_tokens", 280),
     )
-    return files.layout(files.token("image_token", "<|image|>"), arrange)
+    low = partial(arrange, _LOW_TOKENS), {"max_soft_tokens": _LOW_TOKENS}
+    most = settings.get("max_soft_tokens", 280)
+    return files.layout(files.token("image_token", "<|image|>"), partial(arrange, most), low=low)
 
 
 def _pooled(begin: str, end: str, patch: int, pooling: int, most: int, height: int, width: int) -> Arrangement:

@@ -156,7 +156,7 @@ class Tower:
         if config.model_type == "mistral3":
             self._model.base_model.multi_modal_projector.register_forward_hook(_with_batch)
         self._processor = _processor_of(folder)
-        self._call = dict(layout.call)
+        self._layout = layout
         self._levels = levels_of(config)
         is_cuda = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
@@ -180,21 +180,21 @@ class Tower:
         """
         if self.cores is not None:
             self.cores.take()
-        rows = self._encode(self._read(image.data))
+        rows = self._encode(self._read(image))
         if rows.shape[1] != image.num_rows:
             raise ValueError(f"an image has {rows.shape[1]} feature rows, but {image.num_rows} places in its prompt")
         return rows
 
-    def features(self, pixels: "Pixels") -> Tensor:
-        """The feature rows [1 + levels, n, hidden] of an RGB image."""
-        return self._encode(self._processed(pixels))
+    def features(self, pixels: "Pixels", detail: str = "") -> Tensor:
+        """The feature rows [1 + levels, n, hidden] of an RGB image in this detail."""
+        return self._encode(self._processed(pixels, detail))
 
-    def _read(self, data: bytes) -> dict[str, Any]:
-        """What the tower takes of an image file. The pixels, of which there may be many, are not kept."""
-        return self._processed(decode(data))
+    def _read(self, image: Image) -> dict[str, Any]:
+        """The tower's inputs for an image. The pixels, of which there may be many, are not kept."""
+        return self._processed(decode(image.data), image.detail)
 
-    def _processed(self, pixels: "Pixels") -> dict[str, Any]:
-        inputs = self._processor(images=[pixels], return_tensors="pt", **self._call)
+    def _processed(self, pixels: "Pixels", detail: str) -> dict[str, Any]:
+        inputs = self._processor(images=[pixels], return_tensors="pt", **self._layout.at(detail).call)
         return {name: value for name, value in inputs.items() if name in self._names}
 
     @torch.inference_mode()
