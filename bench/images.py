@@ -1,8 +1,8 @@
 """Measures how the engine computes images, with models of random weights.
 
 python -m bench.images gaps       # steps of 8 streams, in turns with and without an image being encoded
-python -m bench.images memory     # a tower's memory for the largest image, beside the memory plan
-python -m bench.images quality    # features and answers of a tower in int8, beside the same one in float32
+python -m bench.images memory     # a tower's memory for the largest image, and the memory plan
+python -m bench.images quality    # features and answers of a tower in int8 and in float32
 """
 
 import argparse
@@ -96,16 +96,16 @@ def gaps(folder: Path, turns: int, console: Console) -> None:
             features.wait(1.0)
         time.sleep(0.2)
     stats = features.stats()
-    console.print(f"{stats.encoded} images encoded beside steps or before them, in {stats.encode_s:.1f} s")
+    console.print(f"{stats.encoded} images encoded, in {stats.encode_s:.1f} s")
     table = Table("steps", "mean ms", "median ms", "99th of 100 ms")
-    for with_images, name in ((False, "alone"), (True, "beside an image")):
+    for with_images, name in ((False, "alone"), (True, "with an image")):
         every = sorted(1000 * step for steps in found[with_images] for step in steps)
         numbers = statistics.mean(every), statistics.median(every), every[int(0.99 * len(every))]
         table.add_row(name, *(f"{number:.1f}" for number in numbers))
     console.print(table)
     pairs = zip(found[True], found[False], strict=True)
     ratios = [statistics.mean(beside) / statistics.mean(alone) for beside, alone in pairs]
-    console.print(f"mean step beside an image / alone, by turns: median {statistics.median(ratios):.3f}, {ratios}")
+    console.print(f"mean step with an image / alone, by turns: median {statistics.median(ratios):.3f}, {ratios}")
 
 
 def _encode_s(features: Any, layout: Layout, data: bytes) -> float:

@@ -125,7 +125,7 @@ def _numbers_per_patch(config: Any) -> int:
 
 
 def _most_patches(folder: Path, config: Any, layout: Layout) -> int:
-    """Patches of the largest image: those of a small one, times the feature rows that it may have more."""
+    """Patches of the largest image, from the patches and feature rows of a small one."""
     size = getattr(config.vision_config, "patch_size", 1)
     height, width = (size, size) if isinstance(size, int) else size
     frames = getattr(config.vision_config, "temporal_patch_size", 1)
