@@ -5,7 +5,7 @@ transformers are needed. The counts are the same as with transformers' processor
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -170,6 +170,30 @@ def _llava(files: _Files) -> Layout:
     return files.layout("<image>", partial(_fixed, num_rows, "", ""))
 
 
+def _llava_next(files: _Files) -> Layout:
+    settings, processor = files.settings, files.processor
+    tile = _side(settings.get("crop_size", 224), "height")
+    patch = processor.get("patch_size") or files.config["vision_config"]["patch_size"]
+    strategy = processor.get("vision_feature_select_strategy") or files.config.get("vision_feature_select_strategy")
+    more = processor.get("num_additional_image_tokens", 0) - (strategy == "default")
+    canvases = [tuple(canvas) for canvas in settings["image_grid_pinpoints"]]
+    return files.layout("<image>", partial(_with_overview, canvases, tile, tile // patch, more))
+
+
+def _with_overview(
+    canvases: Sequence[tuple[int, int]], tile: int, patches: int, more: int, height: int, width: int
+) -> Arrangement:
+    """Rows of the whole image, then of the image in tiles, with a row at the end of each line."""
+    canvas = sizes.best_canvas(height, width, canvases)
+    lines, columns = sizes.without_padding(height, width, canvas[0] // tile * patches, canvas[1] // tile * patches)
+    return Arrangement((patches * patches + more + lines * (columns + 1),))
+
+
+def _deepseek_vl(files: _Files) -> Layout:
+    num_rows = files.processor.get("num_image_tokens", 576)
+    return files.layout(files.token("image_token", "<image_placeholder>"), partial(_fixed, num_rows, "", ""))
+
+
 def _pixtral(files: _Files) -> Layout:
     """Pixtral's tower: a break after each row of patches."""
     processor, vision = files.processor, files.config["vision_config"]
@@ -256,15 +280,47 @@ def _internvl(files: _Files) -> Layout:
     most = settings.get("min_patches", 1), settings.get("max_patches", 12)
     arrange = partial(_on_canvas, num_rows, *around, tile, most)
     low = partial(_on_canvas, num_rows, *around, tile, (1, 1)), {"crop_to_patches": False}
-    return files.layout(files.token("context_image_token", "<IMG_CONTEXT>"), arrange, low=low, crop_to_patches=True)
+    placeholder = files.token("context_image_token", "<IMG_CONTEXT>")
+    if files.config["model_type"] == "qianfan_ocr":
+        placeholder = files.processor.get("image_placeholder_token", "<image>")
+    return files.layout(placeholder, arrange, low=low, crop_to_patches=True)
 
 
 def _on_canvas(
     num_rows: int, begin: str, end: str, tile: tuple[int, int], most: tuple[int, int], height: int, width: int
 ) -> Arrangement:
+    return Arrangement((begin, num_rows * (_num_tiles(tile, most, height, width) + 1), end))
+
+
+def _num_tiles(tile: tuple[int, int], most: tuple[int, int], height: int, width: int) -> int:
+    """Tiles beside the whole image; 0 if one would be the whole."""
     lines, columns = sizes.tiled_canvas(height, width, tile, *most) if most[1] > 1 else (1, 1)
-    num_tiles = lines * columns + 1 if lines * columns > 1 else 1
-    return Arrangement((begin, num_rows * num_tiles, end))
+    return lines * columns if lines * columns > 1 else 0
+
+
+def _aya_vision(files: _Files) -> Layout:
+    settings, processor = files.settings, files.processor
+    patch = processor.get("patch_size", 28) * processor.get("downsample_factor", 1)
+    size = settings.get("size", 384)
+    arrange = partial(
+        _numbered,
+        (processor.get("img_size", 364) // patch) ** 2,
+        processor.get("start_of_img_token", "<|START_OF_IMG|>"),
+        processor.get("end_of_img_token", "<|END_OF_IMG|>"),
+        (_side(size, "height"), _side(size, "width")),
+        (settings.get("min_patches", 1), settings.get("max_patches", 12)),
+    )
+    return files.layout(processor.get("image_token", "<image>"), arrange, crop_to_patches=True)
+
+
+def _numbered(
+    num_rows: int, begin: str, end: str, tile: tuple[int, int], most: tuple[int, int], height: int, width: int
+) -> Arrangement:
+    names = [f"TILE_{number}" for number in range(1, _num_tiles(tile, most, height, width) + 1)]
+    pieces: list[Piece] = [begin]
+    for name in (*names, "TILE_GLOBAL"):
+        pieces += (name, num_rows)
+    return Arrangement((*pieces, end))
 
 
 def _area(files: _Files, shortest: int, longest: int) -> tuple[int, int]:
@@ -280,11 +336,10 @@ def _by_area(name: str, files: _Files) -> Layout:
     merge, patch = files.settings.get("merge_size", 2), files.settings.get("patch_size", form.patch)
     least, most = _area(files, *form.area)
     small = max(least, min(most, form.frames * _LOW_SIDE**2))
-    low = (
-        partial(_in_grid, name, patch * merge, (least, small)),
-        {"size": {"shortest_edge": least, "longest_edge": small}},
-    )
-    arrange = partial(_in_grid, name, patch * merge, (least, most))
+    arrange, arrange_low = (partial(_in_grid, name, patch * merge, (least, largest)) for largest in (most, small))
+    if files.config["model_type"] in _WITHOUT_AXES:
+        arrange, arrange_low = partial(_in_line, arrange), partial(_in_line, arrange_low)
+    low = arrange_low, {"size": {"shortest_edge": least, "longest_edge": small}}
     return files.layout(files.token("image_token", form.token), arrange, form.around, low)
 
 
@@ -292,6 +347,14 @@ def _in_grid(name: str, block: int, area: tuple[int, int], height: int, width: i
     scaled = _BY_AREA[name].scaled(height, width, block, *area)
     grid = 1, scaled[0] // block, scaled[1] // block
     return Arrangement((grid[1] * grid[2],), grid)
+
+
+_WITHOUT_AXES = frozenset({"exaone4_5"})
+"""Types whose images are scaled to an area, and whose rotary positions are the places."""
+
+
+def _in_line(arrange: Arrange, height: int, width: int) -> Arrangement:
+    return replace(arrange(height, width), grid=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,14 +410,20 @@ def _pooled(begin: str, end: str, patch: int, pooling: int, most: int, height: i
 
 
 _FAMILIES: Mapping[str, Callable[[_Files], Layout]] = {
+    "aya_vision": _aya_vision,
+    "deepseek_vl": _deepseek_vl,
     "llava": _llava,
+    "llava_next": _llava_next,
+    "vipllava": _llava,
     "mistral3": _pixtral,
     "lighton_ocr": _lighton_ocr,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
     "internvl": _internvl,
+    "qianfan_ocr": _internvl,
     **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), partial(_by_area, "qwen")
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "exaone4_5"),
+        partial(_by_area, "qwen"),
     ),
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), partial(_by_area, "glm")),
     "paddleocr_vl": partial(_by_area, "paddle"),
