@@ -4,7 +4,6 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from server.api.responses.store import Found, References
 from server.api.responses.websocket import Lane, lane_of
 from server.api.services import Services
 from server.errors import InvalidRequestError
+from server.generation.sent_images import UploadedFile
 from server.http.middleware import record_of, sender_of
 from server.telemetry.request_trace import RequestTrace, Sender
 
@@ -133,16 +133,19 @@ class IncomingBody:
     body: bytes
     meta: RequestMeta
     found: Lookup
+    files: Mapping[str, UploadedFile] = field(default_factory=dict)
+    """Images that are known before the body is checked, by file ids and URLs."""
 
     @property
     def context(self) -> Sequence[msgspec.Raw]:
         """The items of the conversation so far, in stored form."""
         return () if isinstance(self.found, InvalidRequestError) else self.found.context
 
-    def model(self, services: Services, record: RequestTrace) -> AbstractAsyncContextManager[ModelServices]:
-        """Context in which the model that the body names is loaded. Entering it raises ApiError."""
-        served = services.models.of_body(self.body)
-        return served.in_use(len(self.body), is_background=record.is_background)
+    def served(self, services: Services, record: RequestTrace) -> ModelServices:
+        """The model that the body names. Raises NotFoundError."""
+        served = services.models_of(self.meta.client).of_body(self.body)
+        record.model = served.model.name
+        return served
 
     async def check(self, work: Callable[..., _T], services: Services, served: ModelServices | None, *args: Any) -> _T:
         """Run `work(context, body, meta, found, *args)` in the body worker; `served` is None for work without a model.
@@ -150,8 +153,9 @@ class IncomingBody:
         Raises ApiError.
         """
         info = None if served is None else served.info()
-        served = served or services.models.default
+        served = served or next(iter(services.models))
         num_bytes = len(self.body) + (0 if isinstance(self.found, InvalidRequestError) else self.found.num_bytes)
+        uploaded = await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services, served)
         return await served.body_worker.run(
             work,
             self.body,
@@ -161,7 +165,7 @@ class IncomingBody:
             *args,
             sender=self.meta.sender,
             num_bytes=num_bytes,
-            files=await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services, served),
+            files={**uploaded, **self.files},
         )
 
 
