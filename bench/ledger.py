@@ -39,7 +39,7 @@ _PROMPTS = 8
 _LONG = 2048
 """Most tokens of a prompt; longer ones take more time, and no more memory."""
 _FREE_BYTES = 64 << 30
-"""What the ledger may give. The size of the cache is configured, so it does not follow from this."""
+"""Memory that the ledger may give. The size of the cache is configured, so it does not follow from this."""
 _SEED = 1
 
 

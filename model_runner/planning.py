@@ -92,7 +92,7 @@ class Blueprint:
 def plan_model(
     config: RunnerConfig, imported: int, free: int | None = None, cache_share: float | None = None
 ) -> ModelNeeds:
-    """What an engine process with these models will need. Reads no weights.
+    """Plan the memory of an engine process with these models. Reads no weights.
 
     Args:
         config: the configuration. A KV cache without a size gets the default of the platform.
@@ -179,7 +179,7 @@ def _step_bytes(shapes: Shapes, platform: Platform, config: RunnerConfig, sizes:
 
 
 def _needs(shapes: Shapes, platform: Platform) -> Needs:
-    """What the models need at any time."""
+    """The needs of all models, but not what steps and images need."""
     models, heads, learned = shapes.models(), shapes.heads, shapes.learned
     spare_bytes = 0 if learned is None else learned.spare_bytes
     of_heads = [kv for one in heads for kv in heads_kv(one)]

@@ -165,7 +165,7 @@ def _refuse_settings(config: RunnerConfig) -> None:
 
 
 def plan_encoder(config: RunnerConfig, folder: EncoderFolder, imported: int, free: int | None = None) -> ModelNeeds:
-    """What an engine process with an encoder will need. Reads no weights.
+    """Plan the memory of an engine process with an encoder. Reads no weights.
 
     Loading takes the most: packing the weights then frees more than a step takes.
 

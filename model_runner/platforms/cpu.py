@@ -54,11 +54,11 @@ _CACHE_LIMIT = 4 * GIB
 """Upper limit of the KV cache's default size: other programs need memory, too."""
 _CACHE_SHARE = 0.5
 _RUNNING_BYTES = 20 << 20
-"""What a process takes besides tensors once it has run steps: 17 MiB measured with a tiny model."""
+"""Memory of a process besides tensors once it has run steps: 17 MiB measured with a tiny model."""
 _TRANSFORMERS_BYTES = 160 << 20
-"""What it takes in addition with transformers imported: 157 MiB measured."""
+"""Memory in addition with transformers imported: 157 MiB measured."""
 _TOKEN_BYTES = 720
-"""Of the vocabulary for grammars: 34 MiB measured with 49,152 tokens."""
+"""Memory of a token in the vocabulary for grammars: 34 MiB measured with 49,152 tokens."""
 _LOGITS_COPIES = 7
 """Logits of the rows that are sampled, in the longest way: with penalties, truncation and logprobs."""
 _HIDDEN_COPIES = 24

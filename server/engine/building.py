@@ -48,7 +48,7 @@ def warm() -> int:
 
 
 def plan(asked: Plan) -> ModelNeeds:
-    """What an engine will need. Raises ValueError or OSError, with a message for the user, if it cannot be served."""
+    """Plan the memory of an engine. Raises ValueError or OSError, with a message for the user."""
     imported = warm()
     runner = asked.config.runner
     encoder = find_encoder(runner.model)

@@ -31,7 +31,7 @@ class ProcessSource:
         self._cache_share = cache_share
         self._publish = publish
         self.needs: ModelNeeds | None = None
-        """What an engine takes, once that is planned."""
+        """The memory of an engine, once it is planned."""
 
     async def plan(self) -> int:
         self.needs = await self._spare.plan(Plan(self._config, self._budget, self._cache_share))

@@ -1,4 +1,4 @@
-"""What an engine process needs, before it is loaded: the plan that a load then follows."""
+"""The memory of an engine process, planned before it is loaded: a load follows the plan."""
 
 import shutil
 from collections.abc import Callable
