@@ -10,6 +10,7 @@ import pytest
 
 from server.engine.messages import Plan
 from server.engine.process import EngineProcess, ProcessLink
+from server.models.source import ProcessSource
 from server.models.spare import PlanError, SpareWorker
 from tests.engine_process.conftest import LIMITS, QUICK, collect, request
 from tests.engine_process.fake_engine import WARM_BYTES, expected
@@ -83,20 +84,18 @@ async def test_plans_are_answered_one_after_the_other_by_one_process(spare: Spar
     await link.close(0.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("refused", "^the model needs 80 GiB, 16 GiB are free$"),
-        ("crashing", "RuntimeError"),
-        ("killed", "was killed by SIGKILL"),
-    ],
-)
-async def test_a_model_that_cannot_be_served_is_refused_with_the_reason(
-    spare: SpareWorker, plan_of: PlanOf, name: str, reason: str
-) -> None:
-    with pytest.raises(PlanError, match=reason):
-        await spare.plan(plan_of(name))
-    assert (await spare.plan(plan_of("good", 10))).cache_bytes == 10
+async def test_models_that_cannot_be_served_are_named(spare: SpareWorker, plan_of: PlanOf) -> None:
+    answers = {
+        "refused": "^the model needs 80 GiB, 16 GiB are free$",
+        "crashing": "RuntimeError",
+        "killed": "was killed by SIGKILL",
+    }
+    for name, reason in answers.items():
+        with pytest.raises(PlanError, match=reason):
+            await spare.plan(plan_of(name, 10))
+    good = ProcessSource(plan_of("good").config, LIMITS, spare, 10, None)
+    assert await good.plan() == good.needs.reserved_bytes
+    assert good.needs.cache_bytes == 10
 
 
 async def test_a_process_that_plans_ends_when_nobody_waits_for_it(spare: SpareWorker, plan_of: PlanOf) -> None:
