@@ -32,7 +32,9 @@ def _plain(digits: str) -> str:
     return rf"{_ENDINGS}|{_BEFORE}\p{{L}}+|{digits}|{_MARKS}[\r\n]*|{_SPACES}"
 
 
-_WITH_ACCENTS = rf"{_ENDINGS}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_WITH_ACCENTS = (
+    rf"{_ENDINGS}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 """Like the above, with every digit a piece, and combining marks as parts of words."""
 _IDEOGRAPHS, _KANA = r"\u4e00-\u9fa5", r"\u3040-\u309f\u30a0-\u30ff"
 _DEEPSEEK3 = (
