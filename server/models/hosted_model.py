@@ -15,6 +15,7 @@ from server.engine.client import EngineState, EngineUnavailableError, OutputStre
 from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
+from server.models.ledger import Ledger
 
 
 class Phase(StrEnum):
@@ -67,6 +68,11 @@ class Failure:
 
 class ModelSource(Protocol):
     """Where a model's engine comes from."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the engine's device, which is known once the engine is planned."""
+        ...
 
     async def plan(self) -> int:
         """The bytes that the model's engine takes. Raises PlanError if it cannot be served, and OSError."""

@@ -87,6 +87,7 @@ class FakeSource:
     def __init__(self, num_bytes: int, load_s: float = 1.0, failures: Sequence[str] = (), refusal: str = "") -> None:
         """The first loads fail with these `failures`; `refusal` fails the plan."""
         self.num_bytes = num_bytes
+        self.ledger = Ledger(num_bytes)
         self.engines: list[LoadableEngine] = []
         self._load_s = load_s
         self._failures = list(failures)
@@ -115,7 +116,9 @@ def host_of(
     budget: int, sources: Mapping[str, FakeSource], residency: Callable[[str], Residency] = lambda _: Residency()
 ) -> tuple[ModelHost, dict[str, HostedModel]]:
     """A host of these models, not started."""
-    host = ModelHost(Ledger(budget), NoSpare())
+    host, ledger = ModelHost(NoSpare()), Ledger(budget)
+    for source in sources.values():
+        source.ledger = ledger
     return host, {name: host.add(name, source, residency(name)) for name, source in sources.items()}
 
 
