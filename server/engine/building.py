@@ -48,7 +48,7 @@ def warm() -> int:
 
 
 def plan(asked: Plan) -> ModelNeeds:
-    """Plan the memory of an engine. Raises ValueError or OSError, with a message for the user."""
+    """Memory that an engine will need. Raises ValueError or OSError, whose message tells the user why it cannot run."""
     imported = warm()
     runner = asked.config.runner
     encoder = find_encoder(runner.model)

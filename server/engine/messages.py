@@ -112,7 +112,7 @@ class Warmed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
-    """The memory of the engine that a `Plan` asked for."""
+    """Memory that the engine will need."""
 
     needs: ModelNeeds
 

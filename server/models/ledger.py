@@ -73,6 +73,16 @@ class Ledgers:
         known = {device: ledger.budget for device, ledger in self._of.items()}
         return known if self._budget is None else {"cuda": self._budget} | known
 
+    @property
+    def host(self) -> Ledger:
+        """The ledger of the host's memory."""
+        return self._of["cpu"]
+
+    @property
+    def total(self) -> int:
+        """Budgets of all devices that are known."""
+        return sum(ledger.budget for ledger in self._of.values())
+
     def of(self, needs: ModelNeeds) -> Ledger:
         """The ledger of the device that an engine was planned for."""
         device = needs.device.partition(":")[0]

@@ -33,12 +33,16 @@ class ProcessSource:
         self._ledger: Ledger | None = None
         self._publish = publish
         self.needs: ModelNeeds | None = None
-        """The memory of an engine, once it is planned."""
+        """The memory that an engine takes, once it is planned."""
 
     @property
     def ledger(self) -> Ledger:
         assert self._ledger is not None, "it is planned first"
         return self._ledger
+
+    @property
+    def max_model_len(self) -> int | None:
+        return None if self.needs is None else self.needs.max_model_len
 
     async def plan(self) -> int:
         self.needs = await self._spare.plan(Plan(self._config, self._ledgers.budgets, self._cache_share))

@@ -28,7 +28,8 @@ Hosted = tuple[ModelHost, dict[str, HostedModel]]
 @pytest.fixture
 async def hosted(spare: SpareWorker, tmp_path: Path) -> AsyncIterator[Hosted]:
     """A host of two models that fit together."""
-    host, ledgers = ModelHost(spare), Ledgers(1 << 40)
+    ledgers = Ledgers(1 << 40)
+    host = ModelHost(ledgers, spare)
     models = {}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
