@@ -15,6 +15,7 @@ from server.engine.client import EngineState, EngineUnavailableError, OutputStre
 from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
+from server.models.ledger import Ledger
 from server.models.residence import ModelStatus, standing_of
 from server.models.total_stats import at_rest, total
 
@@ -80,6 +81,11 @@ class Failure:
 
 class ModelSource(Protocol):
     """Where a model's engine comes from."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the engine's device, which is known once the engine is planned."""
+        ...
 
     @property
     def max_model_len(self) -> int | None:
