@@ -9,8 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scheduler.interface import EngineStats
 from server.engine.client import EngineState
 from server.models.hosted_model import HostedModel, Residency
-from server.telemetry.metrics import Families, Metrics, ServerMetrics, exposition
-from server.telemetry.model_metrics import ResidenceCollector
+from server.telemetry.metrics import Families, Metrics, ResidenceCollector, ServerMetrics, exposition
 
 PREFIX = "samewise"
 PAGE = """\
