@@ -26,7 +26,7 @@ curl http://127.0.0.1:8000/metrics
 
 The prefix `{prefix}` is the setting `--metrics-prefix`; with `vllm`, the dashboards and routers of vLLM find their
 metrics under the names that they know. A counter's name ends with `_total`. A histogram has the suffixes `_bucket`,
-`_sum` and `_count`. Every metric has the label `model_name`, except metrics of the process.
+`_sum` and `_count`. Every metric has the label `model_name`, except HTTP requests and metrics of the process.
 
 {metrics}
 The process adds metrics of its own, such as its memory, its CPU time and its open files.
@@ -51,5 +51,5 @@ def render_metrics() -> str:
         if family.name.startswith(f"{PREFIX}:") and not family.name.endswith("_created"):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             rows.append((f"`{name}`", family.type, family.documentation))
-    rendered = table(("metric", "type", "description"), rows)
-    return PAGE.format(prefix=f"{PREFIX}:", metrics=rendered)
+    listed = table(("metric", "type", "description"), rows)
+    return PAGE.format(prefix=f"{PREFIX}:", metrics=listed)

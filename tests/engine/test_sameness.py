@@ -15,8 +15,8 @@ MODELS = [
     *((family, "int8") for family in ("qwen2", "qwen2_moe", "gemma3", "gpt_oss", "llama4")),
     ("llama", "int4"),
     *((family, "none") for family in ("llama", "qwen2_moe", "gemma3")),
-    *((family, "none") for family in ("jamba", "kimi_linear", "nemotron_h")),
-    *((family, "int8") for family in ("lfm2", "qwen3_5_text", "deepseek_v4")),
+    *((family, "none") for family in ("jamba", "kimi_linear")),
+    *((family, "int8") for family in ("falcon_h1", "lfm2_moe", "qwen3_5_text", "deepseek_v4")),
     pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),
 ]
 """Model families with types of weights and, optionally, of rows."""
