@@ -161,7 +161,7 @@ class ModelOnEngine:
 
     engine: EngineClient
     settings: Settings
-    """Those of a server with this model alone."""
+    """The settings of a server with this model alone."""
     checkpoints: Checkpoints
     hosted: HostedModel | None = None
     """The same engine as one of several; None for the only one."""

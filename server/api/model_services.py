@@ -25,7 +25,7 @@ _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What the services of a model are made of."""
+    """The parts from which the services of a model are made."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -40,7 +40,7 @@ class ModelParts:
 
 @dataclass(frozen=True, slots=True)
 class ModelServices:
-    """What the server has for one of its models."""
+    """The engine of one model, and everything that serves it."""
 
     engine: EngineClient
     residence: Residence
@@ -108,6 +108,13 @@ class ModelServices:
             return self.engine.info
         except EngineUnavailableError:
             return None
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have images. Before its first load, as far as its files and settings say."""
+        if self.model.images is None:
+            return False
+        return self.settings.images if (info := self.known_info) is None else info.takes_images
 
     def check_loaded(self) -> None:
         """Raise UnavailableError with the reason, unless a request would be answered right now."""
