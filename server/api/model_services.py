@@ -12,6 +12,7 @@ from server.engine.client import EngineClient, EngineState, EngineUnavailableErr
 from server.errors import UnavailableError
 from server.generation.fingerprint import Fingerprint
 from server.generation.output_formats import ModelFormats
+from server.generation.planning.image_prompts import can_decode
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
@@ -108,6 +109,13 @@ class ModelServices:
             return self.engine.info
         except EngineUnavailableError:
             return None
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have images; before the model's first load, what its files and the settings tell."""
+        if self.known_info is None:
+            return self.settings.images and self.model.images is not None and can_decode()
+        return self.planner().takes_images
 
     def check_loaded(self) -> None:
         """Raise UnavailableError with the reason, unless a request would be answered right now."""
