@@ -1,5 +1,6 @@
 """The page docs/reference/models.md, from the table of model families and the quantised checkpoints that load."""
 
+import re
 from collections.abc import Iterator
 
 from marked_pages import code, table
@@ -8,15 +9,8 @@ from model_runner.encoders.folder import MODEL_TYPES
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.images.loading import SERVED
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
-from model_runner.models.families import (
-    LAYER_FAMILIES,
-    MODEL_CLASSES,
-    DeltaNet,
-    LayerFamily,
-    Mamba2,
-    Mixture,
-    ShortConvolution,
-)
+from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES
+from model_runner.models.layer_family import DeltaNet, LayerFamily, Mamba2, Mixture, ShortConvolution
 
 PAGE = """\
 <!-- docs/generate.py writes this page -->
@@ -168,6 +162,10 @@ Files with these values of `general.architecture` are read:
 
 {gguf}
 
+A `llama` file may be a Mistral or Mixtral, `olmo2` an OLMo 3, and `deepseek2` a DeepSeek V2 or V3 or GLM 4.7 Flash.
+Only the text of models with images is read; images need safetensors. A module for multi-token prediction in the file
+serves `--speculation mtp`.
+
 ## Embedding and scoring models
 
 Encoders of these values of `model_type` are served on the CPU, for embeddings or with a classification head:
@@ -184,6 +182,7 @@ NAMES = {
     "Dots1": "dots.llm1",
     "Emu3": "Emu3 (text)",
     "Exaone4": "EXAONE 4",
+    "FalconH1": "Falcon-H1",
     "Gemma": "Gemma",
     "Gemma2": "Gemma 2",
     "Gemma3": "Gemma 3 (text)",
@@ -194,12 +193,14 @@ NAMES = {
     "GraniteMoeShared": "Granite MoE with shared experts",
     "HyperCLOVAX": "HyperCLOVA X",
     "Lfm2": "LFM2",
+    "Lfm2Moe": "LFM2 with experts",
     "Llama": "Llama, InternLM 3, IQuest-Coder, SmolLM 1 and 2",
     "Mellum": "Mellum 2",
     "Ministral": "Ministral",
     "Mistral": "Mistral",
     "Mixtral": "Mixtral",
-    "NemotronH": "Nemotron-H without experts",
+    "NemotronH": "Nemotron-H, Nemotron 3",
+    "OlmoHybrid": "OLMo hybrid",
     "Phi3": "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
     "Phi4Multimodal": "Phi-4-multimodal (text)",
     "Qwen2": "Qwen2, Qwen2.5",
@@ -216,21 +217,24 @@ NAMES = {
 }
 
 
+_LAYER_ENDING = re.compile("(Linear)?(Attention)?(DecoderLayer|Block)$")
 _RECURRENT = {DeltaNet: "gated delta nets", Mamba2: "Mamba 2", ShortConvolution: "short convolutions"}
 
 
 def render_models() -> str:
     """The page."""
     names = {name.rpartition(".")[2]: family for name, family in LAYER_FAMILIES.items()}
-    classes = {name.removesuffix("DecoderLayer").removesuffix("Block"): name for name in names}
-    layers = {prefix: names[name] for prefix, name in classes.items()}
+    classes: dict[str, list[str]] = {}
+    for name in names:
+        classes.setdefault(_LAYER_ENDING.sub("", name), []).append(name)
+    layers = {prefix: names[own[0]] for prefix, own in classes.items()}
     if layers.keys() != NAMES.keys():
         raise SystemExit(f"docs/models_page.py: NAMES and the families differ in {layers.keys() ^ NAMES.keys()}")
     rows = [
         (
             NAMES[prefix],
             ", ".join(f"`{name}`" for name in _model_classes(prefix)),
-            f"`{classes[prefix]}`",
+            ", ".join(f"`{name}`" for name in classes[prefix]),
             "; ".join(_variations(layers[prefix])) or "none",
         )
         for prefix in sorted(NAMES, key=lambda prefix: NAMES[prefix].lower())
@@ -268,7 +272,8 @@ def _variations(family: LayerFamily) -> list[str]:
     plain, plain_mixture, norms, mixture = LayerFamily(), Mixture(), family.norms, family.mixture
     shared = " and a shared MLP" if mixture is not None and mixture.gate_up else ""
     features = {
-        "norms on queries and keys": norms.query is not None,
+        "norms on queries and keys": norms.query is not None and not norms.heads_together,
+        "norms over all queries, and over all keys": norms.heads_together,
         "norms after attention and MLP instead of before": norms.attention is None,
         "further norms after attention and MLP": norms.attention is not None and norms.mlp_post is not None,
         "norm factor 1 + weight": family.norm_adds_one,
@@ -276,7 +281,8 @@ def _variations(family: LayerFamily) -> list[str]:
         "soft cap on attention": family.softcap is not plain.softcap,
         "attention sinks": family.sinks is not None,
         "gated attention": family.gates_attention,
-        _RECURRENT.get(type(family.recurrent), ""): family.recurrent is not None,
+        _RECURRENT.get(type(family.recurrent), ""): family.recurrent is not None and not family.is_side_by_side,
+        "attention and Mamba 2 side by side, with factors": family.is_side_by_side,
         "mixer and MLP in layers of their own": family.parts is not plain.parts,
         "layers without positions": family.uses_rotary is not plain.uses_rotary,
         "scaled residuals": family.residual_scale is not plain.residual_scale,

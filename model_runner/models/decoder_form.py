@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model_runner.attention.backend import AttentionOptions
 from model_runner.kv_cache import KVShape
-from model_runner.models.families import (
+from model_runner.models.layer_family import (
     ClampedGate,
     Config,
     DeltaNet,
@@ -20,7 +20,7 @@ from model_runner.models.families import (
     ShortConvolution,
     head_dim,
 )
-from model_runner.models.parameters import Linear, Parameters, in_order, joined
+from model_runner.models.parameters import Linear, Parameters, in_order, joined, scaled
 from model_runner.recurrence.backend import (
     ConvShape,
     GatedDeltaNetParameters,
@@ -55,18 +55,21 @@ class Norms:
     attention_post: Tensor | None  # [hidden], after the attention
     mlp: Tensor | None  # [hidden], before the MLP
     mlp_post: Tensor | None  # [hidden], after the MLP
-    query: Tensor | None  # [head_dim], on each head before the rotation
-    key: Tensor | None  # [head_dim], on each head before the rotation
+    query: Tensor | None  # [head_dim], on each head before the rotation; or [heads * head_dim], on all at once
+    key: Tensor | None  # likewise
+    heads_together: bool = False
+    """Whether the norms of queries and keys are over all heads at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsForm:
     """A mixture of experts, each a gated MLP: the weighted sum of the `top_k` experts with the highest scores.
 
-    An activation gates by activation(gate) * up.
+    An activation gates by activation(gate) * up; with `relu_squared`, experts have no gate. Experts with latents take
+    and return these instead of rows.
     """
 
-    gate_up: Sequence[Linear]  # of each expert [2 * intermediate, hidden], gate first
+    gate_up: Sequence[Linear]  # of each expert [2 * intermediate, hidden], gate first; or up [intermediate, hidden]
     down: Sequence[Linear]  # of each expert [hidden, intermediate]
     router: Tensor  # [experts, hidden]
     top_k: int
@@ -78,9 +81,13 @@ class ExpertsForm:
     """Whether the chosen experts' weights are divided by their sum."""
     scale: float
     """Factor on all weights, after normalisation."""
+    sum_eps: float
+    """What the sum that normalises the weights has in addition."""
     choice_bias: Tensor | None  # [experts], added to the scores only to choose experts
     mlp_gate: Tensor | None  # [hidden]: the sigmoid of its product with a row scales the MLP's output
     router_bias: Tensor | None = None  # [experts], added to the router's logits
+    latent_input: Linear | None = None  # [latent, hidden]
+    latent_output: Linear | None = None  # [hidden, latent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +142,15 @@ class DecoderForm:
         x = x + residual_scale * post_norm(mixer_output(mixer(mixer_input(norm(x)))))
         x = x + residual_scale * post_norm(down(activation(gate(norm(x))) * up(norm(x))))
 
-    The mixer takes a token's row and what it keeps of earlier tokens. With experts, their sum is added to the MLP's
-    output. A layer with experts may have no MLP.
+    The mixer takes a token's row and what it keeps of earlier tokens. A recurrent mixer may be beside the attention;
+    then the outputs of both are added. With experts, their sum is added to the MLP's output. A layer with experts may
+    have no MLP.
     """
 
     hidden: int
     """Width of the residual stream."""
     mixer: AttentionForm | RecurrentForm | None
-    mixer_input: Linear | None
+    mixer_input: Linear | None  # outputs: those of `mixer`, those of `beside`
     mixer_output: Linear | None
     gate_up: Linear | None  # outputs: gate, up
     down: Linear | None
@@ -150,6 +158,16 @@ class DecoderForm:
     activation: Activation
     residual_scale: float
     experts: ExpertsForm | None = None
+    beside: RecurrentForm | None = None
+    """The recurrent mixer beside the attention."""
+    beside_output: Linear | None = None
+    returns_tuple: bool = False
+    """Whether the model's modules expect of the layer a tuple with its rows."""
+
+    @property
+    def recurrent(self) -> RecurrentForm | None:
+        """The recurrent mixer, if there is one."""
+        return self.mixer if isinstance(self.mixer, RecurrentForm) else self.beside
 
     @property
     def uses_rotary(self) -> bool:
@@ -180,41 +198,52 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
     mixing = _NO_MIXER if parts == "mlp" else _read_mixer(family, config, layer, parameters)
     if mixing is None:
         return None
+    if isinstance(mixing.mixer, RecurrentForm) and family.recurrent_norms is not None:
+        family = replace(family, norms=family.recurrent_norms)
     if parts == "mlp":
         family = replace(family, norms=replace(family.norms, attention=None))
     elif parts == "mixer":
         family = replace(family, norms=replace(family.norms, mlp=None), gate_up=())
     experts, mixture = None, family.mixture
     if mixture is not None and parameters.has(f"{mixture.router}.weight"):
-        experts = _read_experts(mixture, config, activation, parameters)
+        experts = _read_experts(mixture, config, activation, parameters, has_gate=family.has_gate)
         if experts is None:
             return None
         family = _beside_experts(family, mixture, parameters)
     hidden = config.hidden_size
     gate_up = parameters.linear(family.gate_up, None, hidden) if family.gate_up else None
     gates = 2 if family.has_gate else 1
-    has_heads = isinstance(mixing.mixer, AttentionForm)
+    down = None if gate_up is None else parameters.linear([family.down], hidden, gate_up.outputs // gates)
+    if family.factors is not None and gate_up is not None and down is not None:
+        factors, width = family.factors(config), gate_up.outputs // 2
+        gate_up = scaled(gate_up, torch.tensor([factors.gate, 1.0]).repeat_interleave(width))
+        down = scaled(down, torch.full((hidden,), factors.down))
     return DecoderForm(
         hidden=hidden,
         mixer=mixing.mixer,
         mixer_input=mixing.input,
         mixer_output=mixing.output,
         gate_up=gate_up,
-        down=None if gate_up is None else parameters.linear([family.down], hidden, gate_up.outputs // gates),
-        norms=_norms(family, config, head_dim(config) if has_heads else None, parameters),
+        down=down,
+        norms=_norms(family, config, mixing.mixer, parameters),
         activation=activation,
         residual_scale=family.residual_scale(config),
         experts=experts,
+        beside=mixing.beside,
+        beside_output=mixing.beside_output,
+        returns_tuple=family.returns_tuple,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Mixing:
-    """A layer's mixer with its linears."""
+    """A layer's mixer with its linears; or two mixers, whose first linears are one."""
 
     mixer: AttentionForm | RecurrentForm | None
     input: Linear | None
     output: Linear | None
+    beside: RecurrentForm | None = None
+    beside_output: Linear | None = None
 
 
 _NO_MIXER = _Mixing(None, None, None)
@@ -222,9 +251,43 @@ _NO_MIXER = _Mixing(None, None, None)
 
 def _read_mixer(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> _Mixing | None:
     """None if the configuration asks for something that is not in the common family."""
-    if (recurrent := family.recurrent) is not None and config.layer_types[layer] in recurrent.kinds:
-        return _read_recurrent(recurrent, config, family.norm_eps(config), parameters)
+    recurrent = family.recurrent
+    if recurrent is not None and (family.is_side_by_side or config.layer_types[layer] in recurrent.kinds):
+        mixing = _read_recurrent(recurrent, config, family.norm_eps(config), parameters)
+        return _beside_attention(family, config, layer, mixing, parameters) if family.is_side_by_side else mixing
     return _read_attention(family, config, layer, parameters) if family.attends(config, layer) else None
+
+
+def _beside_attention(
+    family: LayerFamily, config: Config, layer: int, mixing: _Mixing | None, parameters: Parameters
+) -> _Mixing | None:
+    """Attention with Mamba 2 beside it, each with the family's factors."""
+    if mixing is None:
+        return None
+    attention = _read_attention(family, config, layer, parameters)
+    form, recurrent = attention.mixer, mixing.mixer
+    assert isinstance(form, AttentionForm)
+    assert isinstance(recurrent, RecurrentForm)
+    if family.factors is not None and (shape := recurrent.recurrence) is not None:
+        factors = family.factors(config)
+        queries, keys = form.heads * form.head_dim, form.kv_heads * form.head_dim
+        width, state = shape.heads * shape.value_dim, shape.key_heads * shape.key_dim
+        attention = _with_factors(
+            attention,
+            (1.0, factors.key, 1.0),
+            (queries, keys, keys),
+            factors.attention_input,
+            factors.attention_output,
+        )
+        mixing = _with_factors(
+            mixing,
+            factors.mamba_parts,
+            (width, width, state, state, shape.heads),
+            factors.mamba_input,
+            factors.mamba_output,
+        )
+    inputs = [one.input for one in (attention, mixing) if one.input is not None]
+    return _Mixing(form, joined(inputs), attention.output, recurrent, mixing.output)
 
 
 def _read_attention(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> _Mixing:
@@ -255,6 +318,17 @@ def _read_attention(family: LayerFamily, config: Config, layer: int, parameters:
     return _Mixing(form, qkv, parameters.linear([family.attention_output], hidden, heads * width))
 
 
+def _with_factors(
+    mixing: _Mixing, parts: Sequence[float], sizes: Sequence[int], of_input: float, of_output: float
+) -> _Mixing:
+    """A mixer with factors on its rows, on its output, and on parts of these sizes of what its first linear returns."""
+    assert mixing.input is not None
+    assert mixing.output is not None
+    of_parts = torch.tensor(parts, dtype=torch.float32).repeat_interleave(torch.tensor(sizes))
+    of_outputs = torch.full((mixing.output.outputs,), of_output)
+    return replace(mixing, input=scaled(mixing.input, of_parts, of_input), output=scaled(mixing.output, of_outputs))
+
+
 def _read_gated_qkv(family: LayerFamily, sizes: tuple[int, int, int], hidden: int, parameters: Parameters) -> Linear:
     """Queries, keys, values and gates. The first stored linear has a query and a gate for each head in turn."""
     heads, kv_heads, width = sizes
@@ -276,30 +350,38 @@ def _read_recurrent(recurrent: Recurrent, config: Config, eps: float, parameters
             return _read_short_convolution(config, parameters.below(recurrent.path))
 
 
-def _read_convolution(name: str, channels: int, kernel: int, own: Parameters) -> tuple[Tensor, Tensor | None]:
-    """Weight [channels, kernel], and bias [channels] if there is one."""
-    return own.require(f"{name}.weight", channels, 1, kernel)[:, 0], own.tensor(f"{name}.bias", channels)
+def _read_convolution(
+    name: str, channels: int, kernel: int, own: Parameters, parts: Sequence[str] = ()
+) -> tuple[Tensor, Tensor | None]:
+    """Weight [channels, kernel], which a checkpoint may have in parts, and bias [channels] if there is one."""
+    names = [name] if own.has(f"{name}.weight") or not parts else parts
+    weight = own.require_joined([f"{one}.weight" for one in names], channels, 1, kernel)
+    return weight[:, 0], own.tensor(f"{name}.bias", channels)
 
 
 def _read_delta_net(net: DeltaNet, config: Config, eps: float, own: Parameters) -> _Mixing | None:
     hidden, heads, key_heads = config.hidden_size, config.linear_num_value_heads, config.linear_num_key_heads
     key_dim, value_dim = config.linear_key_head_dim, config.linear_value_head_dim
     shape = RecurrentShape(heads, key_heads, key_dim, value_dim, delta=True, per_channel=False)
-    channels, width = 2 * key_heads * key_dim + heads * value_dim, heads * value_dim
+    keys, width = key_heads * key_dim, heads * value_dim
+    qkv, gates = (keys, keys, width), (heads, heads)
     if not shape.is_whole:
         return None
     net_parameters = GatedDeltaNetParameters(
-        *_read_convolution("conv1d", channels, config.linear_conv_kernel_dim, own),
+        *_read_convolution("conv1d", sum(qkv), config.linear_conv_kernel_dim, own, net.convolutions),
         a_log=own.require("A_log", heads),
         dt_bias=own.require("dt_bias", heads),
-        norm=own.require("norm.weight", value_dim),
-        norm_eps=eps,
+        norm=own.require(f"{net.norm}.weight", value_dim),
+        norm_eps=net.norm_eps or eps,
+        gain=net.gain(config),
     )
-    outputs = (channels + width, 2 * heads) if net.by_key_head else (channels, width, heads, heads)
-    inputs = [own.linear([name], count, hidden) for name, count in zip(net.inputs, outputs, strict=True)]
-    if net.by_key_head:
-        inputs = _in_usual_order(inputs, shape)
-    return _Mixing(RecurrentForm(shape, net_parameters), joined(inputs), own.linear(["out_proj"], hidden, width))
+    if len(net.inputs) == 2:
+        inputs = _read_by_key_head(hidden, sum(qkv), shape, own)
+    else:
+        outputs = {4: (sum(qkv), width, *gates), 6: (*qkv, width, *gates)}
+        sizes = outputs[len(net.inputs)]
+        inputs = [own.linear([name], count, hidden) for name, count in zip(net.inputs, sizes, strict=True)]
+    return _Mixing(RecurrentForm(shape, net_parameters), joined(inputs), own.linear([net.output], hidden, width))
 
 
 def _read_mamba2(names: Mamba2, config: Config, eps: float, own: Parameters) -> _Mixing | None:
@@ -308,7 +390,8 @@ def _read_mamba2(names: Mamba2, config: Config, eps: float, own: Parameters) -> 
     shape = RecurrentShape(heads, groups, state, head_dim, delta=False, per_channel=False)
     width = heads * shape.value_dim
     channels = width + 2 * groups * shape.key_dim
-    if not shape.is_whole or _NAMES.get(getattr(config, names.activation)) != "silu":
+    has_silu = _NAMES.get(getattr(config, names.activation)) == "silu"
+    if not (shape.is_whole and has_silu and names.is_plain(config)):
         return None
     least, most = names.step_limits(config)
     mamba = Mamba2Parameters(
@@ -316,7 +399,7 @@ def _read_mamba2(names: Mamba2, config: Config, eps: float, own: Parameters) -> 
         a_log=own.require("A_log", heads),
         dt_bias=own.require("dt_bias", heads),
         d=own.require("D", heads),
-        norm=own.require("norm.weight", width),
+        norm=own.require("norm.weight", width) if names.has_norm(config) else None,
         norm_eps=eps,
         norm_groups=groups,
         step_limits=(least, most),
@@ -332,25 +415,34 @@ def _read_short_convolution(config: Config, own: Parameters) -> _Mixing:
     return _Mixing(RecurrentForm(None, convolution), *linears)
 
 
-def _in_usual_order(inputs: Sequence[Linear], shape: RecurrentShape) -> list[Linear]:
-    """Linears for qkv and z, and for b and a, that have stored the outputs of each key head together."""
-    group = shape.heads // shape.key_heads
-    parts = [shape.key_dim] * 2 + [group * shape.value_dim] * 2, [group] * 2
+def _read_by_key_head(hidden: int, channels: int, shape: RecurrentShape, own: Parameters) -> list[Linear]:
+    """Linears for qkv, z, b and a where outputs of a key head are stored together; GGUF files have qkv and z apart."""
+    width, group = shape.heads * shape.value_dim, shape.heads // shape.key_heads
+    of_steps = own.linear(["in_proj_ba"], 2 * shape.heads, hidden), [group] * 2
+    if own.has("in_proj_qkv.weight"):
+        apart = own.linear(["in_proj_qkv"], channels, hidden), own.linear(["in_proj_z"], width, hidden)
+        return [*apart, *_in_usual_order([of_steps[0]], [of_steps[1]], shape)]
+    stored = own.linear(["in_proj_qkvz"], channels + width, hidden)
+    sizes = [shape.key_dim] * 2 + [group * shape.value_dim] * 2
+    return _in_usual_order([stored, of_steps[0]], [sizes, of_steps[1]], shape)
+
+
+def _in_usual_order(inputs: Sequence[Linear], parts: Sequence[list[int]], shape: RecurrentShape) -> list[Linear]:
+    """Linears that have stored the outputs of each key head together, with so many outputs of each part."""
     orders = [torch.arange(linear.outputs).view(shape.key_heads, -1) for linear in inputs]
     split = [
-        [part.flatten() for part in torch.split(order, sizes, 1)] for order, sizes in zip(orders, parts, strict=True)
+        [part.flatten() for part in torch.split(order, list(sizes), 1)]
+        for order, sizes in zip(orders, parts, strict=True)
     ]
     return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
 
 
-def mixer_linears(family: LayerFamily, mixer: AttentionForm | RecurrentForm | None) -> Sequence[str]:
-    """Paths of a mixer's linears below the layer."""
-    if mixer is None:
-        return ()
-    if isinstance(mixer, AttentionForm):
-        return *family.qkv, family.attention_output
-    assert family.recurrent is not None
-    return [f"{family.recurrent.path}.{name}" for name in family.recurrent.linears]
+def mixer_linears(family: LayerFamily, form: DecoderForm) -> Sequence[str]:
+    """Paths of the mixers' linears below the layer."""
+    paths = [*family.qkv, family.attention_output] if isinstance(form.mixer, AttentionForm) else []
+    if form.recurrent is not None and family.recurrent is not None:
+        paths += [f"{family.recurrent.path}.{name}" for name in family.recurrent.linears]
+    return paths
 
 
 def _beside_experts(family: LayerFamily, mixture: Mixture, parameters: Parameters) -> LayerFamily:
@@ -360,14 +452,17 @@ def _beside_experts(family: LayerFamily, mixture: Mixture, parameters: Parameter
 
 
 def _read_experts(
-    mixture: Mixture, config: Config, activation: Activation, parameters: Parameters
+    mixture: Mixture, config: Config, activation: Activation, parameters: Parameters, *, has_gate: bool
 ) -> ExpertsForm | None:
     """None if the configuration chooses experts in another way than the family."""
     top_k, hidden = config.num_experts_per_tok, config.hidden_size
     router = parameters.tensor(f"{mixture.router}.weight")
     if router is None or not mixture.is_plain(config) or not 1 <= top_k <= len(router):
         return None
-    gate_up, down = parameters.experts(mixture.experts, len(router), hidden)
+    latent_input, latent_output = _read_latents(mixture, hidden, parameters)
+    width = hidden if latent_input is None else latent_input.outputs
+    gate_up, down = parameters.experts(mixture.experts, len(router), width, has_gate=has_gate)
+    has_choice_bias = mixture.choice_bias is not None and mixture.has_choice_bias(config)
     gate = None if mixture.mlp_gate is None else parameters.tensor(f"{mixture.mlp_gate}.weight", 1, hidden)
     return ExpertsForm(
         gate_up=gate_up,
@@ -378,15 +473,33 @@ def _read_experts(
         scoring=mixture.scoring,
         normalised=mixture.normalised(config),
         scale=mixture.scale(config),
-        choice_bias=None if mixture.choice_bias is None else parameters.require(mixture.choice_bias, len(router)),
+        sum_eps=mixture.sum_eps,
+        choice_bias=parameters.require(mixture.choice_bias or "", len(router)) if has_choice_bias else None,
         mlp_gate=None if gate is None else gate[0],
         router_bias=parameters.tensor(f"{mixture.router}.bias", len(router)),
+        latent_input=latent_input,
+        latent_output=latent_output,
     )
 
 
-def _norms(family: LayerFamily, config: Config, width: int | None, parameters: Parameters) -> Norms:
-    """The layer's norms. Heads of this width have norms only if the layer has attention."""
-    names = family.norms if width is not None else replace(family.norms, query=None, key=None)
+def _read_latents(mixture: Mixture, hidden: int, parameters: Parameters) -> tuple[Linear | None, Linear | None]:
+    """The linears around experts that take latents."""
+    if mixture.latent is None or not parameters.has(f"{mixture.latent[0]}.weight"):
+        return None, None
+    before = parameters.linear([mixture.latent[0]], None, hidden)
+    return before, parameters.linear([mixture.latent[1]], hidden, before.outputs)
+
+
+def _norms(
+    family: LayerFamily, config: Config, mixer: AttentionForm | RecurrentForm | None, parameters: Parameters
+) -> Norms:
+    """The layer's norms. Heads have norms only if the layer has attention."""
+    names, queries, keys = family.norms, 0, 0
+    if isinstance(mixer, AttentionForm):
+        queries, keys = (mixer.heads, mixer.kv_heads) if names.heads_together else (1, 1)
+        queries, keys = queries * mixer.head_dim, keys * mixer.head_dim
+    else:
+        names = replace(names, query=None, key=None, heads_together=False)
     if not family.has_post_norms(config):
         names = replace(names, attention_post=None, mlp_post=None)
 
@@ -404,6 +517,7 @@ def _norms(family: LayerFamily, config: Config, width: int | None, parameters: P
         attention_post=factor(names.attention_post, hidden),
         mlp=factor(names.mlp, hidden),
         mlp_post=factor(names.mlp_post, hidden),
-        query=factor(names.query, width or 0),
-        key=factor(names.key, width or 0),
+        query=factor(names.query, queries),
+        key=factor(names.key, keys),
+        heads_together=names.heads_together,
     )

@@ -3,7 +3,7 @@
 A layer can be in the table if it computes only this: RMSNorm, attention with rotary positions and grouped heads or a
 recurrent mixer, RMSNorm, gated MLP or experts. `LayerFamily`, `Recurrent` and `Mixture` name possible variations. The
 two dimensions of a rotated pair must be half the rotated width apart. Not supported are other norms, interleaved rotary
-positions, norms over all heads at once, and queries scaled by position.
+positions, and queries scaled by position.
 
 A model can be in the table if the rest is only this: an embedding, rotary cos and sin, the layers in order, an RMS norm
 and a linear head. `ModelFamily` names possible factors.
@@ -13,179 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
-from model_runner.models.parameters import SAME_NAMES, StoredNames
-
-
-@dataclass(frozen=True, slots=True)
-class NormNames:
-    """Paths of a layer's RMS norms; None where it has none. The defaults are Llama's."""
-
-    attention: str | None = "input_layernorm"
-    """Before the attention."""
-    attention_post: str | None = None
-    """After the attention, before the residual is added."""
-    mlp: str | None = "post_attention_layernorm"
-    """Before the MLP."""
-    mlp_post: str | None = None
-    """After the MLP, before the residual is added."""
-    query: str | None = None
-    """On each head of the queries, before the rotation."""
-    key: str | None = None
-    """On each head of the keys, before the rotation."""
-
-
-Config = Any
-"""A text configuration, as transformers has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClampedGate:
-    """The gate of gpt-oss: (up + 1) * gate * sigmoid(alpha * gate), with gate at most and up within ± limit."""
-
-    alpha: float
-    limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """How the experts of a layer are read. Names are paths below the layer; functions take the configuration."""
-
-    experts: str = "mlp.experts"
-    router: str = "mlp.gate"
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
-    """How scores are computed (`ExpertsForm.scoring`). Softmax over the chosen experts alone equals softmax over all,
-    normalised."""
-    normalised: Callable[[Config], bool] = lambda config: True
-    scale: Callable[[Config], float] = lambda config: 1.0
-    choice_bias: str | None = None
-    """Path of the bias that is added to the scores to choose experts."""
-    is_plain: Callable[[Config], bool] = lambda config: True
-    """False for configurations that choose experts in another way."""
-    gate_up: tuple[str, ...] = ()
-    """Gate and up of the MLP next to the experts; layers may have none."""
-    down: str = ""
-    activation: str = ""
-    mlp_gate: str | None = None
-    """Path of the linear layer that gates that MLP."""
-    names: StoredNames = SAME_NAMES
-    """How checkpoints name these weights."""
-    gate: Callable[[Config], ClampedGate | None] = lambda config: None
-    """The experts' gate if it is not activation(gate) * up. Experts with such a gate are stored as gpt-oss's."""
-
-
-_NET_INPUTS = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNet:
-    """How gated delta nets are read, which are in the place of the attention of some layers."""
-
-    path: str = "linear_attn"
-    """Below the layer."""
-    kinds: frozenset[str] = frozenset({"linear_attention"})
-    """The kinds of layers that have one, in the configuration's `layer_types`."""
-    by_key_head: bool = False
-    """Whether qkv and z, and b and a, are one linear each, with all outputs of a key head together."""
-
-    @property
-    def inputs(self) -> Sequence[str]:
-        """Its first linears, below the path."""
-        return ("in_proj_qkvz", "in_proj_ba") if self.by_key_head else _NET_INPUTS
-
-    @property
-    def linears(self) -> Sequence[str]:
-        """All of its linears, below the path."""
-        return *self.inputs, "out_proj"
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba2:
-    """Likewise for Mamba 2. Sizes are names of entries of the configuration."""
-
-    path: str = "mamba"
-    kinds: frozenset[str] = frozenset({"linear_attention", "mamba"})
-    linears: Sequence[str] = ("in_proj", "out_proj")
-    heads: str = "mamba_n_heads"
-    head_dim: str = "mamba_d_head"
-    groups: str = "mamba_n_groups"
-    state: str = "mamba_d_state"
-    kernel: str = "mamba_d_conv"
-    activation: str = "hidden_act"
-    step_limits: Callable[[Config], Sequence[float]] = attrgetter("time_step_limit")
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConvolution:
-    """Likewise for short convolutions."""
-
-    path: str = "conv"
-    kinds: frozenset[str] = frozenset({"conv"})
-    linears: Sequence[str] = ("in_proj", "out_proj")
-
-
-Recurrent = DeltaNet | Mamba2 | ShortConvolution
-
-
-_norm_eps = attrgetter("rms_norm_eps")
-
-
-def _head_dim_scale(config: Config) -> float:
-    return float(head_dim(config) ** -0.5)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerFamily:
-    """How a family's layers are read; defaults are Llama's.
-
-    Names are paths below the layer. Functions take the text configuration, or that and the layer's index.
-    """
-
-    norms: NormNames = NormNames()
-    has_post_norms: Callable[[Config], bool] = lambda config: True
-    """Whether the layers have the norms that are named for after attention and MLP."""
-    norm_adds_one: bool = False
-    """Whether the factor of a norm is 1 + its weight."""
-    norm_eps: Callable[[Config], float] = _norm_eps
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """Queries, keys and values, or one module with all three."""
-    gates_attention: bool = False
-    """Whether the first module of `qkv` has a query and a gate for each head in turn."""
-    attention_output: str = "self_attn.o_proj"
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """Gate and up, or one module with both."""
-    down: str = "mlp.down_proj"
-    activation: str | None = "mlp.act_fn"
-    """Path of its module; None where it is a function."""
-    activation_name: Callable[[Config], str] = attrgetter("hidden_act")
-    scale: Callable[[Config], float] = _head_dim_scale
-    """Factor on the products of queries and keys."""
-    window: Callable[[Config, int], int | None] = lambda config, layer: None
-    softcap: Callable[[Config], float | None] = lambda config: None
-    uses_rotary: Callable[[Config, int], bool] = lambda config, layer: True
-    residual_scale: Callable[[Config], float] = lambda config: 1.0
-    attends: Callable[[Config, int], bool] = lambda config, layer: True
-    """False for layers of the same class without standard causal attention."""
-    parts: Callable[[Config, int], Literal["both", "mixer", "mlp"] | None] = lambda config, layer: "both"
-    """Whether a layer has a mixer and an MLP, or one of them; None for layers of another kind."""
-    has_gate: bool = True
-    """Whether the MLP has a gate."""
-    recurrent: Recurrent | None = None
-    """How recurrent mixers are read, for layers that have them."""
-    mixture: Mixture | None = None
-    """How experts are read, for layers that have them."""
-    sinks: str | None = None
-    """Path of the attention sinks."""
-    sees_images: bool = False
-    """Whether the rows of an image see each other, also later ones."""
-    halves_angles: bool = False
-    """Whether the model's modules compute cos and sin of each pair once, not for both of its dimensions."""
-
-
-def head_dim(config: Config) -> int:
-    """Width of a query, key or value."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+from model_runner.models.layer_family import (
+    ClampedGate,
+    Config,
+    DeltaNet,
+    Factors,
+    LayerFamily,
+    Mamba2,
+    Mixture,
+    NormNames,
+    ShortConvolution,
+    norm_eps,
+)
+from model_runner.models.parameters import StoredNames
 
 
 def _is_sliding(config: Config, layer: int) -> bool:
@@ -219,6 +61,7 @@ _SANDWICH_NORMS = NormNames(
 _HEAD_AND_SANDWICH_NORMS = replace(_SANDWICH_NORMS, query="self_attn.q_norm", key="self_attn.k_norm")
 _HEAD_AND_POST_NORMS = replace(_HEAD_AND_SANDWICH_NORMS, attention=None, mlp=None)
 
+_LLAMA_LAYER = LayerFamily()
 _PHI3_LAYER = LayerFamily(
     qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), activation="mlp.activation_fn", window=_model_window
 )
@@ -229,15 +72,12 @@ _GRANITE_MIXTURE = Mixture(
     gate_up=("shared_mlp.input_linear",),
     down="shared_mlp.output_linear",
     activation="shared_mlp.activation",
-    names=StoredNames(
-        (
-            ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
-            ("block_sparse_moe.experts.down_proj", "block_sparse_moe.output_linear.weight"),
-            ("block_sparse_moe.router.weight", "block_sparse_moe.router.layer.weight"),
-        )
-    ),
 )
-_MIXTRAL_MIXTURE = Mixture(names=StoredNames(((".mlp.", ".block_sparse_moe."),), ("w1", "w3", "w2")))
+_MIXTRAL_LAYER = LayerFamily(
+    window=_model_window,
+    mixture=Mixture(),
+    names=StoredNames(((".mlp.", ".block_sparse_moe."),), ("w1", "w3", "w2")),
+)
 _QWEN2_MIXTURE = Mixture(
     normalised=_normalises,
     gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
@@ -248,6 +88,7 @@ _QWEN2_MIXTURE = Mixture(
 _QWEN3_MIXTURE = Mixture(normalised=_normalises)
 _DEEPSEEK3_MIXTURE = Mixture(
     scoring="sigmoid",
+    sum_eps=1e-20,  # all scores may be 0
     normalised=_normalises,
     scale=attrgetter("routed_scaling_factor"),
     choice_bias="mlp.gate.e_score_correction_bias",
@@ -263,7 +104,17 @@ _GPT_OSS_LAYER = LayerFamily(
     halves_angles=True,
 )
 _GRANITE_LAYER = LayerFamily(scale=_attention_multiplier, residual_scale=_residual_multiplier)
-_GRANITE_MOE_LAYER = replace(_GRANITE_LAYER, mixture=_GRANITE_MIXTURE)
+_GRANITE_MOE_LAYER = replace(
+    _GRANITE_LAYER,
+    mixture=_GRANITE_MIXTURE,
+    names=StoredNames(
+        (
+            ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+            ("block_sparse_moe.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+            ("block_sparse_moe.router.weight", "block_sparse_moe.router.layer.weight"),
+        )
+    ),
+)
 _GRANITE_HYBRID_LAYER = replace(
     _GRANITE_MOE_LAYER,
     gate_up=("shared_mlp.input_linear",),
@@ -282,7 +133,6 @@ _NEMOTRON_H_LAYER = LayerFamily(
     activation="mixer.act_fn",
     activation_name=attrgetter("mlp_hidden_act"),
     uses_rotary=lambda config, layer: False,
-    # Its experts have no gate either, which only the modules support.
     parts=lambda config, layer: _NEMOTRON_H_PARTS.get(config.layer_types[layer]),
     has_gate=False,
     recurrent=Mamba2(
@@ -295,12 +145,50 @@ _NEMOTRON_H_LAYER = LayerFamily(
         activation="mamba_hidden_act",
         step_limits=lambda config: (config.time_step_min, inf),
     ),
+    mixture=replace(
+        _DEEPSEEK3_MIXTURE,
+        experts="mixer.experts",
+        router="mixer.gate",
+        choice_bias="mixer.gate.e_score_correction_bias",
+        gate_up=("mixer.shared_experts.up_proj",),
+        down="mixer.shared_experts.down_proj",
+        activation="mixer.shared_experts.act_fn",
+        latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
+    ),
 )
 _NEMOTRON_H_PARTS: Mapping[str, Literal["mixer", "mlp"]] = {
-    "linear_attention": "mixer",
-    "full_attention": "mixer",
-    "mlp": "mlp",
+    **dict.fromkeys(("linear_attention", "mamba", "full_attention", "attention"), "mixer"),
+    **dict.fromkeys(("mlp", "moe"), "mlp"),
 }
+
+
+def _falcon_h1_factors(config: Config) -> Factors:
+    gate, down = config.mlp_multipliers
+    return Factors(
+        attention_input=config.attention_in_multiplier,
+        key=config.key_multiplier,
+        attention_output=config.attention_out_multiplier,
+        mamba_input=config.ssm_in_multiplier,
+        mamba_parts=config.ssm_multipliers,
+        mamba_output=config.ssm_out_multiplier,
+        gate=gate,
+        down=down,
+    )
+
+
+_FALCON_H1_LAYER = LayerFamily(
+    norms=NormNames(mlp="pre_ff_layernorm"),
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+    activation="feed_forward.act_fn",
+    recurrent=Mamba2(
+        has_norm=attrgetter("mamba_rms_norm"),
+        is_plain=lambda config: not (config.mamba_rms_norm and config.mamba_norm_before_gate),
+    ),
+    is_side_by_side=True,
+    factors=_falcon_h1_factors,
+    returns_tuple=True,
+)
 _LFM2_LAYER = LayerFamily(
     norms=NormNames("operator_norm", mlp="ffn_norm", query="self_attn.q_layernorm", key="self_attn.k_layernorm"),
     norm_eps=attrgetter("norm_eps"),
@@ -310,6 +198,20 @@ _LFM2_LAYER = LayerFamily(
     activation=None,
     activation_name=lambda config: "silu",
     recurrent=ShortConvolution(),
+)
+_LFM2_MOE_LAYER = replace(
+    _LFM2_LAYER,
+    mixture=Mixture(
+        experts="feed_forward.experts",
+        router="feed_forward.gate",
+        scoring="sigmoid",
+        normalised=_normalises,
+        scale=attrgetter("routed_scaling_factor"),
+        sum_eps=1e-6,
+        choice_bias="feed_forward.expert_bias",
+        has_choice_bias=attrgetter("use_expert_bias"),
+    ),
+    names=StoredNames(expert=("w1", "w3", "w2")),
 )
 _GEMMA2_LAYER = LayerFamily(
     norms=_SANDWICH_NORMS,
@@ -321,7 +223,9 @@ _GEMMA2_LAYER = LayerFamily(
 )
 _QWEN35_LAYER = LayerFamily(norms=_HEAD_NORMS, norm_adds_one=True, gates_attention=True, recurrent=DeltaNet())
 _QWEN35_MOE_LAYER = replace(_QWEN35_LAYER, mixture=replace(_QWEN2_MIXTURE, normalised=lambda config: True))
-_QWEN3_NEXT_LAYER = replace(_QWEN35_LAYER, mixture=_QWEN2_MIXTURE, recurrent=DeltaNet(by_key_head=True))
+_QWEN3_NEXT_LAYER = replace(
+    _QWEN35_LAYER, mixture=_QWEN2_MIXTURE, recurrent=DeltaNet(inputs=("in_proj_qkvz", "in_proj_ba"))
+)
 # Its attention ignores the soft cap in the configuration.
 _GEMMA3_LAYER = replace(
     _GEMMA2_LAYER,
@@ -335,6 +239,22 @@ _EXAONE4_LAYER = LayerFamily(
     window=_layer_window,
     # In models with sliding windows, full-attention layers have no positions.
     uses_rotary=lambda config, layer: config.sliding_window is None or _is_sliding(config, layer),
+)
+_OLMO_HYBRID_LAYER = LayerFamily(
+    norms=replace(_HEAD_AND_POST_NORMS, heads_together=True),
+    recurrent_norms=NormNames(),
+    uses_rotary=lambda config, layer: config.rope_parameters.get("rope_theta") is not None,
+    recurrent=DeltaNet(
+        inputs=("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
+        output="o_proj",
+        norm="o_norm",
+        norm_eps=1e-5,
+        convolutions=("q_conv1d", "k_conv1d", "v_conv1d"),
+        gain=lambda config: 2.0 if config.linear_allow_neg_eigval else 1.0,
+    ),
+    names=StoredNames(
+        (("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm"))
+    ),
 )
 
 
@@ -360,7 +280,9 @@ class ModelFamily:
     """Path of the last norm, below the decoder."""
     norm_adds_one: bool = False
     """Whether the factor of the last norm is 1 + its weight."""
-    norm_eps: Callable[[Config], float] = _norm_eps
+    norm_eps: Callable[[Config], float] = norm_eps
+    has_rotary: bool = True
+    """Whether configurations have rotary parameters."""
     rotary_by_kind: bool = False
     """Whether each kind of layer has its own rotary positions."""
     rotates_partially: bool = False
@@ -400,6 +322,7 @@ _QWEN35_WITH_IMAGES = replace(
     ignored=("model.visual.",),
 )
 _PARTIAL_MODEL = ModelFamily(rotates_partially=True)
+_LFM2_MODEL = ModelFamily(norm="embedding_norm", norm_eps=attrgetter("norm_eps"))
 _PHI4_MODEL = ModelFamily(rotates_partially=True, ignored=("model.embed_tokens_extend.",))
 
 
@@ -409,14 +332,14 @@ class Family:
 
     folder: str
     prefix: str
-    layer: LayerFamily = LayerFamily()
+    layer: LayerFamily = _LLAMA_LAYER
     model: ModelFamily = ModelFamily()
     model_type: str = ""
     """Its name in configurations, if it is not the folder's."""
     model_class: str = "ForCausalLM"
     """Ending of the model's class name."""
-    layer_class: str = "DecoderLayer"
-    """Ending of the layers' class name."""
+    layer_classes: Sequence[str] = ("DecoderLayer",)
+    """Endings of the layers' class names."""
 
     @property
     def has_text_config(self) -> bool:
@@ -433,6 +356,13 @@ _KNOWN = (
     Family("dots1", "Dots1", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_DEEPSEEK3_MIXTURE)),
     Family("emu3", "Emu3", model_type="emu3_text_model"),
     Family("exaone4", "Exaone4", _EXAONE4_LAYER),
+    Family(
+        "falcon_h1", "FalconH1", _FALCON_H1_LAYER,
+        ModelFamily(
+            embedding_scale=_embedding_multiplier, norm="final_layernorm",
+            logits_scale=attrgetter("lm_head_multiplier"),
+        ),
+    ),
     Family("gemma", "Gemma", LayerFamily(norm_adds_one=True), _GEMMA_MODEL),
     Family("gemma2", "Gemma2", _GEMMA2_LAYER, _CAPPED_GEMMA_MODEL),
     Family("gemma3", "Gemma3", _GEMMA3_LAYER, _GEMMA3_MODEL, "gemma3_text"),
@@ -451,7 +381,8 @@ _KNOWN = (
         ),
         ModelFamily(embedding_scale=_embedding_multiplier, logits_scale=attrgetter("logits_scaling")),
     ),
-    Family("lfm2", "Lfm2", _LFM2_LAYER, ModelFamily(norm="embedding_norm", norm_eps=attrgetter("norm_eps"))),
+    Family("lfm2", "Lfm2", _LFM2_LAYER, _LFM2_MODEL),
+    Family("lfm2_moe", "Lfm2Moe", _LFM2_MOE_LAYER, _LFM2_MODEL),
     Family("llama", "Llama"),
     Family(
         "mellum", "Mellum", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_QWEN3_MIXTURE),
@@ -459,14 +390,18 @@ _KNOWN = (
     ),
     Family("ministral", "Ministral", LayerFamily(window=_layer_window)),
     Family("mistral", "Mistral", LayerFamily(window=_model_window)),
-    Family("mixtral", "Mixtral", LayerFamily(window=_model_window, mixture=_MIXTRAL_MIXTURE)),
+    Family("mixtral", "Mixtral", _MIXTRAL_LAYER),
     Family(
         "nemotron_h", "NemotronH", _NEMOTRON_H_LAYER,
         ModelFamily(
             embedding="embeddings", stored_decoders=("model.", "backbone."), norm="norm_f",
-            norm_eps=attrgetter("layer_norm_epsilon"),
+            norm_eps=attrgetter("layer_norm_epsilon"), has_rotary=False,
         ),
-        layer_class="Block",
+        layer_classes=("Block",),
+    ),
+    Family(
+        "olmo_hybrid", "OlmoHybrid", _OLMO_HYBRID_LAYER,
+        layer_classes=("AttentionDecoderLayer", "LinearAttentionDecoderLayer"),
     ),
     Family("phi3", "Phi3", _PHI3_LAYER, _PARTIAL_MODEL),
     Family("phi4_multimodal", "Phi4Multimodal", _PHI3_LAYER, _PHI4_MODEL),
@@ -494,7 +429,7 @@ _KNOWN = (
     ),
 )  # fmt: skip
 
-LAYER_FAMILIES = {family.name(family.layer_class): family.layer for family in _KNOWN}
+LAYER_FAMILIES = {family.name(ending): family.layer for family in _KNOWN for ending in family.layer_classes}
 """How to read a layer, by the full name of its class. Names, because importing every family takes seconds."""
 MODEL_CLASSES = {family.name(family.model_class): family for family in _KNOWN}
 """Families by the full name of the model's class."""

@@ -7,6 +7,7 @@ MissingEntryError, and then transformers reads the file.
 
 import json
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,47 @@ from model_runner.models.refusal import other_task
 
 _NONE_IF_ABSENT = frozenset({"architectures", "num_nextn_predict_layers", "quantization_config"})
 _DERIVES_HEAD_DIM = frozenset(
-    {"granite", "lfm2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "smollm3"}
+    {
+        "falcon_h1",
+        "granite",
+        "granitemoe",
+        "granitemoehybrid",
+        "granitemoeshared",
+        "lfm2",
+        "lfm2_moe",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo_hybrid",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "smollm3",
+    }
 )
 """Model types for which transformers divides the hidden size by the heads if the head size is absent."""
+_LAYERS_OF_LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+_TIED = {"tie_word_embeddings": True}
+_ANY_STEP = {"time_step_limit": (0.0, inf)}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "falcon_h1": {**_ANY_STEP, "mamba_norm_before_gate": True},
+    "granitemoehybrid": _ANY_STEP,
+    "lfm2": _TIED,
+    "lfm2_moe": _TIED,
+    "nemotron_h": {"mamba_hidden_act": "silu"},
+}
+"""What transformers has for entries that published files lack, by model type."""
+_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "lfm2": {"tie_embedding": "tie_word_embeddings"},
+    "lfm2_moe": {"tie_embedding": "tie_word_embeddings"},
+    "nemotron_h": {
+        "layers_block_type": "layer_types",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_dt_min": "time_step_min",
+        "mamba_n_groups": "n_groups",
+    },
+}
+"""Names of entries in files, which take precedence, and the names that transformers' configurations have for them."""
 
 
 class MissingEntryError(Exception):
@@ -75,19 +114,34 @@ def read_known_config(folder: Path) -> KnownConfig | None:
 
 def _read_text(entries: Mapping[str, Any], family: Family, folder: Path) -> KnownConfig | None:
     """The configuration of a language model; None if transformers has to read it."""
+    entries = _with_usual_names(entries)
     rope = None if family.model.rotary_by_kind else _rope_parameters(entries)
     rope = entries.get("rope_parameters") if family.model.rotary_by_kind else rope
-    if rope is None:
+    if (rope is None and family.model.has_rotary) or entries.get("mamba_d_head") == "auto":
         return None
-    own: dict[str, Any] = {"rope_parameters": rope}
+    own: dict[str, Any] = {"rope_parameters": rope or {}}
     hidden, heads = entries.get("hidden_size"), entries.get("num_attention_heads")
     if entries.get("head_dim") is None and entries.get("model_type") in _DERIVES_HEAD_DIM and hidden and heads:
         own["head_dim"] = hidden // heads
     if entries.get("use_sliding_window") is False:
         own["sliding_window"] = None
-    if ({**own, **entries}).get("sliding_window", 0) is None or own.get("sliding_window", 0) is None:
+    if family.layer.recurrent is None and {**entries, **own}.get("sliding_window", 0) is None:
         own["layer_types"] = entries.get("layer_types") or ["full_attention"] * entries.get("num_hidden_layers", 0)
     return KnownConfig({**entries, **own}, folder)
+
+
+def _with_usual_names(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries by transformers' names, with its defaults for those that files lack."""
+    model_type = str(entries.get("model_type"))
+    names = _OTHER_NAMES.get(model_type, {})
+    usual = {**_DEFAULTS.get(model_type, {}), **{name: entries[name] for name in entries if name not in names}}
+    usual |= {names[name]: entries[name] for name in entries if name in names}
+    if model_type == "nemotron_h":
+        pattern, layers = entries.get("hybrid_override_pattern", ""), usual.pop("layer_types", None)
+        if layers is None and set(pattern) <= _LAYERS_OF_LETTERS.keys():
+            layers = [_LAYERS_OF_LETTERS[letter] for letter in pattern]
+        usual |= {"layer_types": layers, "num_hidden_layers": len(layers)} if layers else {}
+    return usual
 
 
 def _read_number(entries: dict[str, Any]) -> Any:

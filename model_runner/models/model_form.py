@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.library import INT4_GROUP
-from model_runner.models.decoder_form import AttentionForm, DecoderForm, RecurrentForm, read_form
-from model_runner.models.families import MODEL_TYPES, Config, Family, ModelFamily
+from model_runner.models.decoder_form import AttentionForm, DecoderForm, read_form
+from model_runner.models.families import MODEL_TYPES, Family, ModelFamily
+from model_runner.models.layer_family import Config
 from model_runner.models.loading import ModelShape, is_bare, is_unused_head, rotated
-from model_runner.models.parameters import SAME_NAMES, Checkpoint, Linear, Matrix, Parameters
+from model_runner.models.parameters import Checkpoint, Linear, Matrix, Parameters
 from model_runner.models.refusal import UnsupportedModelError, describe_model
 from model_runner.models.rotary import Frequencies, rotary_frequencies
 
@@ -52,16 +53,21 @@ class ModelForm:
         """Weights of norms, biases and routers."""
         return self.norm.numel() + sum(one.numel() for layer in self.layers for one in _small_tensors(layer))
 
+    @property
+    def row_bytes(self) -> int:
+        """About what the kernels need for a row of a step: the row, and the outputs of all linears of one layer."""
+        return torch.float32.itemsize * (2 * self.embedding.shape[1] + max(map(_width, self.layers), default=0))
+
     def shape(self) -> ModelShape:
         """The sizes that decide how much memory the model needs."""
         *inner, _ = self.linears
-        mixers = [layer.mixer for layer in self.layers]
-        recurrent = [mixer for mixer in mixers if isinstance(mixer, RecurrentForm)]
+        attention = [layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionForm)]
+        recurrent = [layer.recurrent for layer in self.layers if layer.recurrent is not None]
         num_inner = sum(_size(linear) for linear in inner)
         num_head, num_embedding = _size(self.head), self.embedding.shape[0] * self.embedding.shape[1]
         distinct = num_embedding if self.shares_head else num_embedding + num_head
         return ModelShape(
-            kv=tuple(mixer.kv for mixer in mixers if isinstance(mixer, AttentionForm)),
+            kv=tuple(mixer.kv for mixer in attention),
             num_layers=len(self.layers),
             num_parameters=num_inner + distinct + self.num_small,
             num_shared=num_embedding if self.shares_head else 0,
@@ -97,8 +103,7 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
     )
     if prefix is None or any(f"{name}.bias" in checkpoint.shapes for name in _HEADS):
         return None
-    mixture = family.layer.mixture
-    parameters = Parameters(checkpoint, SAME_NAMES if mixture is None else mixture.names)
+    parameters = Parameters(checkpoint, family.layer.names)
     decoder = parameters.below(prefix.removesuffix(".")) if prefix else parameters
     layers = [
         read_form(family.layer, text, index, decoder.below(f"layers.{index}"))
@@ -147,12 +152,23 @@ def _use_unneeded(family: ModelFamily, config: Any, parameters: Parameters) -> N
 
 def _linears(layer: DecoderForm) -> list[Linear]:
     """The linear layers and experts, without the router, in the order in which they are packed."""
-    mixer, experts = [layer.mixer_input, layer.mixer_output], layer.experts
+    mixer, experts = [layer.mixer_input, layer.mixer_output, layer.beside_output], layer.experts
     if experts is None:
         mlp = [layer.gate_up, layer.down]
-    else:  # the MLP's gate and up take the experts' rows
+    elif experts.latent_input is None:  # the MLP's gate and up take the experts' rows
         mlp = [layer.down, *experts.gate_up, layer.gate_up, *experts.down]
+    else:
+        latent = [experts.latent_output, experts.latent_input, layer.gate_up]
+        mlp = [layer.down, *latent, *experts.gate_up, *experts.down]
     return [linear for linear in [*mixer, *mlp] if linear is not None]
+
+
+def _width(layer: DecoderForm) -> int:
+    """Numbers that a layer's linears and chosen experts give for a row."""
+    linears = [layer.mixer_input, layer.mixer_output, layer.gate_up, layer.down]
+    if (experts := layer.experts) is not None:
+        linears += [experts.gate_up[0], experts.down[0]] * experts.top_k
+    return sum(linear.outputs for linear in linears if linear is not None)
 
 
 def _small_tensors(layer: DecoderForm) -> list[Tensor]:
@@ -162,8 +178,8 @@ def _small_tensors(layer: DecoderForm) -> list[Tensor]:
     tensors += [linear.bias for linear in _linears(layer)]
     if isinstance(layer.mixer, AttentionForm):
         tensors.append(layer.mixer.options.sinks)
-    elif layer.mixer is not None:
-        parameters = layer.mixer.parameters
+    if layer.recurrent is not None:
+        parameters = layer.recurrent.parameters
         tensors += [getattr(parameters, one.name) for one in fields(parameters)]
     if (experts := layer.experts) is not None:
         tensors += [experts.router, experts.router_bias, experts.choice_bias, experts.mlp_gate]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm, RecurrentForm
-from model_runner.models.families import ClampedGate
+from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm
+from model_runner.models.layer_family import ClampedGate
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
 from model_runner.recurrence.cpu import BoundMixer, NativeRecurrence
@@ -43,7 +43,7 @@ class NativeExperts:
     ) -> None:
         """Takes gate_up [2 * intermediate, hidden] and down [hidden, intermediate] of each expert.
 
-        `beside` is gate_up of an MLP on the same rows.
+        `beside` is gate_up of an MLP on the same rows. With `relu_squared`, gate_up is up [intermediate, hidden].
         """
         self._kernels = packer.kernels
         packed = packer.pack_alike([*gate_up, *([] if beside is None else [beside])])
@@ -70,7 +70,11 @@ class RoutedExperts(NativeExperts):
     """Experts with their router, for a decoder layer that is one operator."""
 
     def __init__(self, packer: NativePacker, form: ExpertsForm, beside: Linear | None) -> None:
-        super().__init__(packer, form.gate_up, form.down, form.activation, beside)
+        latent = self._pack_latents(packer, form, beside)
+        super().__init__(packer, form.gate_up, form.down, form.activation, None if latent else beside)
+        if latent:
+            self._latent, self.beside = latent[:2], latent[2] if len(latent) > 2 else None
+            self.struct.latent_output, self.struct.latent_input = (weight.struct[0] for weight in self._latent)
         self._router = _router_panels(form)
         self._bias = None if form.choice_bias is None else form.choice_bias.float().contiguous()
         struct = self.struct
@@ -79,6 +83,7 @@ class RoutedExperts(NativeExperts):
         struct.normalised = form.normalised
         struct.gates_mlp = form.mlp_gate is not None
         struct.scale = form.scale
+        struct.sum_eps = form.sum_eps
         struct.router = pointer(self._router, *self._router.shape)
         if self._bias is not None:
             struct.choice_bias = pointer(self._bias, len(form.gate_up))
@@ -87,6 +92,14 @@ class RoutedExperts(NativeExperts):
                 form.router_bias.float(), (0, self._router.shape[0] * _ROUTER_PANEL - len(form.router_bias))
             )
             struct.router_bias = pointer(self._router_bias, len(self._router_bias))
+
+    @staticmethod
+    def _pack_latents(packer: NativePacker, form: ExpertsForm, beside: Linear | None) -> list[NativeWeight]:
+        """The linears after and before experts that take latents, and then `beside`, which takes the same rows."""
+        if form.latent_input is None or form.latent_output is None:
+            return []
+        output = packer.pack(form.latent_output)
+        return [output, *packer.pack_alike([form.latent_input, *([] if beside is None else [beside])])]
 
 
 def _gate(activation: Activation | ClampedGate) -> dict[str, float]:
@@ -117,7 +130,9 @@ class FusedDecoderLayer(nn.Module):
         super().__init__()
         self._kernels = packer.kernels
         self.uses_rotary = form.uses_rotary
-        self.mixer = form.mixer  # the struct points into its tensors
+        self._returns_tuple = form.returns_tuple
+        self.attention = form.mixer if isinstance(form.mixer, AttentionForm) else None
+        self.recurrent = form.recurrent  # the struct points into the tensors of both
         self._bound: BoundMixer | None = None
         self._caches: Sequence[CData] = ()
         self._weights = {
@@ -125,6 +140,7 @@ class FusedDecoderLayer(nn.Module):
             for name, linear in (
                 ("mixer_input", form.mixer_input),
                 ("mixer_output", form.mixer_output),
+                ("beside_output", form.beside_output),
                 ("gate_up", form.gate_up if form.experts is None else None),
                 ("down", form.down),
             )
@@ -170,8 +186,8 @@ class FusedDecoderLayer(nn.Module):
 
     def bind_states(self, recurrence: NativeRecurrence, indices: tuple[int, int]) -> None:
         """Set which recurrence and convolution of a cache the layer has; call it before the first forward."""
-        mixer = self.mixer
-        assert isinstance(mixer, RecurrentForm)
+        mixer = self.recurrent
+        assert mixer is not None
         self._bound = recurrence.bind(indices, lambda: mixer.parameters)
         setattr(self.struct, self._bound.field, self._bound.struct)
 
@@ -182,37 +198,35 @@ class FusedDecoderLayer(nn.Module):
         attention: "StepAttention",
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **_: Any,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor]:
         """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
         self._take_part(attention)
         cos, sin = self._rotation(position_embeddings, hidden_states.shape[1])
         self.struct.rotary_dim = cos.shape[-1]
         output = self._kernels.decoder_layer(self.struct, attention.metadata.struct, cos, sin, hidden_states[0])
-        return output.unsqueeze(0)
+        return (output.unsqueeze(0),) if self._returns_tuple else output.unsqueeze(0)
 
     def _take_part(self, attention: "StepAttention") -> None:
-        """Bind the layer to what its mixer has next in a pass of the model's modules."""
-        if self.mixer is None:
-            return
-        if isinstance(self.mixer, RecurrentForm):
-            recurs, step_states = self.mixer.recurrence is not None, cast("StepStates", attention.states)
+        """Bind the layer to what its mixers have next in a pass of the model's modules."""
+        if self.recurrent is not None:
+            recurs, step_states = self.recurrent.recurrence is not None, cast("StepStates", attention.states)
             recurrence, indices, states = step_states.next_mixer(recurs=recurs)
             assert isinstance(recurrence, NativeRecurrence), "kernels run the layer and its recurrence"
             self.bind_states(recurrence, indices)
             attention.metadata.struct.states = states.native.struct
-            return
-        if self._caches:
-            self.bind(self._caches[attention.num_calls])
-        attention.num_calls += 1
+        if self.attention is not None:
+            if self._caches:
+                self.bind(self._caches[attention.num_calls])
+            attention.num_calls += 1
 
     def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
         """Cos and sin [T, rotary_dim]; of width 0 for a layer without rotary positions."""
         if not self.uses_rotary:
             return torch.empty(count, 0), torch.empty(count, 0)
         assert position_embeddings is not None, "the model has rotary positions"
-        assert isinstance(self.mixer, AttentionForm)
+        assert self.attention is not None
         cos, sin = (angles[0] for angles in position_embeddings)  # each [T, rotary_dim], or half of that
-        if self.mixer.halves_angles:
+        if self.attention.halves_angles:
             cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
         return cos.contiguous(), sin.contiguous()
 
@@ -231,6 +245,7 @@ def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: di
         activation=native_activation(form.activation),
         norm_eps=form.norms.eps,
         residual_scale=form.residual_scale,
+        norms_together=form.norms.heads_together,
         **attention,
         **{name: weight.struct[0] for name, weight in weights.items()},
         **{name: pointer(norm, len(norm)) for name, norm in norms.items()},

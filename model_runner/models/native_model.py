@@ -15,7 +15,6 @@ from model_runner.kernels.block_formats import find_block_format
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embedding_struct
 from model_runner.kv_cache import cache_structs
-from model_runner.models.decoder_form import AttentionForm
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
 from model_runner.models.model_form import ModelForm
 from model_runner.models.native_layer import FusedDecoderLayer
@@ -150,15 +149,15 @@ class NativeModel:
         return copied
 
     def bind(self, caches: Sequence[CData], recurrence: NativeRecurrence | None = None) -> None:
-        """Bind each layer to its SwKvCache, or to its recurrence and convolution, before the first forward."""
+        """Bind each layer to its SwKvCache, and to its recurrence and convolution, before the first forward."""
         remaining, recurrences, convolutions = iter(caches), 0, 0
         for layer in self.layers:
-            if isinstance(layer.mixer, AttentionForm):
+            if layer.attention is not None:
                 layer.bind(next(remaining))
-            elif layer.mixer is not None:
+            if layer.recurrent is not None:
                 assert recurrence is not None, "the model has recurrent layers"
                 layer.bind_states(recurrence, (recurrences, convolutions))
-                recurrences, convolutions = recurrences + (layer.mixer.recurrence is not None), convolutions + 1
+                recurrences, convolutions = recurrences + (layer.recurrent.recurrence is not None), convolutions + 1
 
     def get_input_embeddings(self) -> StoredEmbedding:
         """The embedding, as transformers' models return it."""

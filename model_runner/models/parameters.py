@@ -171,6 +171,45 @@ class OrderedMatrix:
             self.stored.drop(0, self.stored.shape[0])
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledMatrix:
+    """Implements Matrix for another whose outputs are multiplied by factors."""
+
+    stored: Matrix
+    factors: Tensor
+    """[outputs] float32."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stored.shape
+
+    @property
+    def block_format(self) -> int | None:
+        return self.stored.block_format
+
+    def blocks(self) -> Blocks | None:
+        blocks = self.stored.blocks()
+        if blocks is None:
+            return None
+        scales = self.factors if blocks.output_scales is None else blocks.output_scales * self.factors
+        return replace(blocks, output_scales=scales)
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.stored.read(start, stop).float() * self.factors[start:stop, None]
+
+    def drop(self, start: int, stop: int) -> None:
+        self.stored.drop(start, stop)
+
+
+def scaled(linear: Linear, factors: Tensor, of_inputs: float = 1.0) -> Linear:
+    """A linear layer whose outputs are multiplied by factors [outputs], and whose inputs by `of_inputs`."""
+    if len(factors) != linear.outputs:
+        return linear  # the shape of its weight is noted as a fault
+    parts = torch.split(factors, [matrix.shape[0] for matrix in linear.matrices])
+    matrices = [ScaledMatrix(matrix, part * of_inputs) for matrix, part in zip(linear.matrices, parts, strict=True)]
+    return Linear(matrices, None if linear.bias is None else linear.bias.float() * factors)
+
+
 def in_order(linear: Linear, order: Tensor) -> Linear:
     """The outputs at indices `order` [outputs] of a linear layer of one matrix, in this order."""
     (matrix,) = linear.matrices
@@ -195,6 +234,8 @@ class StoredNames:
 
 
 SAME_NAMES = StoredNames()
+_UP_AND_DOWN = "up_proj", "down_proj"
+"""The weights of one expert without a gate, for checkpoints with a tensor for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +280,18 @@ class Parameters:
             return torch.zeros(shape)
         return tensor
 
+    def require_joined(self, names: Sequence[str], *shape: int) -> Tensor:
+        """As `require`, of weights that follow one another in the first dimension."""
+        if len(names) == 1:
+            return self.require(names[0], *shape)
+        self.missing.update(self.prefix + name for name in names if not self.has(name))
+        parts = [part for name in names if (part := self.tensor(name)) is not None]
+        if all(part.shape[1:] == shape[1:] for part in parts) and sum(map(len, parts)) == shape[0]:
+            return torch.cat(parts)
+        if len(parts) == len(names):
+            self.mismatched.append(f"{self.prefix}{' and '.join(names)}")
+        return torch.zeros(shape)
+
     def linear(self, paths: Sequence[str], outputs: int | None, inputs: int) -> Linear:
         """The linear layers at these paths as one, of this shape; None: any even number of outputs."""
         matrices: list[Matrix] = []
@@ -260,16 +313,19 @@ class Parameters:
             self.mismatched.append(f"{name} with a bias for some of its outputs only")
         return linear
 
-    def experts(self, path: str, count: int, hidden: int) -> tuple[list[Linear], list[Linear]]:
-        """Gate and up, and down, of each expert of the module at this path."""
-        gate_up, down = self._experts(f"{path}.gate_up_proj", count), self._experts(f"{path}.down_proj", count)
+    def experts(
+        self, path: str, count: int, hidden: int, *, has_gate: bool = True
+    ) -> tuple[list[Linear], list[Linear]]:
+        """Gate and up, or up alone without a gate, and down, of each expert of the module at this path."""
+        first, names, gates = ("gate_up_proj", self.names.expert, 2) if has_gate else ("up_proj", _UP_AND_DOWN, 1)
+        gate_up, down = self._experts(f"{path}.{first}", count), self._experts(f"{path}.down_proj", count)
         if gate_up is None or down is None:
-            names = self.names.expert
-            gate_up = [self.linear([f"{path}.{i}.{name}" for name in names[:2]], None, hidden) for i in range(count)]
-            down = [self.linear([f"{path}.{i}.{names[2]}"], hidden, gate_up[i].outputs // 2) for i in range(count)]
+            *inner, last = names
+            gate_up = [self.linear([f"{path}.{i}.{name}" for name in inner], None, hidden) for i in range(count)]
+            down = [self.linear([f"{path}.{i}.{last}"], hidden, gate_up[i].outputs // gates) for i in range(count)]
         for one, other in zip(gate_up, down, strict=False):
-            self._check(f"{self.prefix}{path}.gate_up_proj", one, gate_up[0].outputs, hidden)
-            self._check(f"{self.prefix}{path}.down_proj", other, hidden, gate_up[0].outputs // 2)
+            self._check(f"{self.prefix}{path}.{first}", one, gate_up[0].outputs, hidden)
+            self._check(f"{self.prefix}{path}.down_proj", other, hidden, gate_up[0].outputs // gates)
         return gate_up, down
 
     def fault(self) -> str | None:

@@ -4,17 +4,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_runner.models.activations import EXACT, gelu_tanh, relu_squared, silu
 from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, mixer_linears, read_form
-from model_runner.models.experts import has_usual_gate
-from model_runner.models.families import LAYER_FAMILIES, LayerFamily
+from model_runner.models.experts import has_own_norm, has_usual_gate
+from model_runner.models.families import LAYER_FAMILIES
 from model_runner.models.interleaved_experts import with_usual_experts
+from model_runner.models.layer_family import LayerFamily
 from model_runner.models.parameters import Parameters, TensorCheckpoint
 
 _FUNCTIONS: dict[Callable[[Tensor], Tensor] | None, Activation] = {
     silu: "silu",
+    F.silu: "silu",
     gelu_tanh: "gelu_tanh",
     relu_squared: "relu_squared",
 }
@@ -40,9 +43,9 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
     return form if form is not None and _has_plain_parts(layer, family, form) else None
 
 
-def activation_of(module: nn.Module) -> Activation | None:
-    """The activation that a module computes, if native operators and kernels support it."""
-    return _FUNCTIONS.get(EXACT.get(type(module)))
+def activation_of(module: nn.Module | Callable[[Tensor], Tensor]) -> Activation | None:
+    """The activation that a module or function computes, if native operators and kernels support it."""
+    return _FUNCTIONS.get(EXACT.get(type(module)) if isinstance(module, nn.Module) else module)
 
 
 def replace_recognised(
@@ -79,17 +82,21 @@ def _found(layer: nn.Module, name: str) -> Any:
 
 
 def _is_special(form: DecoderForm) -> bool:
-    return form.experts is not None or not isinstance(form.mixer, AttentionForm) or form.mixer.is_gated
+    is_plain = isinstance(form.mixer, AttentionForm) and not form.mixer.is_gated and form.beside is None
+    return form.experts is not None or not is_plain or form.norms.heads_together
 
 
 def _has_usual_gate(experts: Any, activation: Activation) -> bool:
-    is_plain = has_usual_gate(experts) and not (experts.is_transposed or experts.has_bias)
+    """Whether experts compute activation(gate) * up, or the activation alone where that is the family's way."""
+    is_gated = activation != "relu_squared"
+    is_plain = has_usual_gate(experts) if is_gated else not (experts.has_gate or has_own_norm(experts))
+    is_plain = is_plain and not (experts.is_transposed or experts.has_bias)
     return is_plain and activation_of(experts.act_fn) == activation
 
 
 def _has_plain_parts(layer: nn.Module, family: LayerFamily, form: DecoderForm) -> bool:
     """Whether linears, experts and activations are of the family's classes: other code may have changed them."""
-    linears = list(mixer_linears(family, form.mixer))
+    linears = list(mixer_linears(family, form))
     activations = []
     if (mixture := family.mixture) is not None and form.experts is not None:
         experts: Any = layer.get_submodule(mixture.experts)
@@ -98,6 +105,7 @@ def _has_plain_parts(layer: nn.Module, family: LayerFamily, form: DecoderForm) -
         if not is_own or not (mixture.gate(experts.config) or _has_usual_gate(experts, form.activation)):
             return False
         linears += [] if mixture.mlp_gate is None else [mixture.mlp_gate]
+        linears += [] if form.experts.latent_input is None else (mixture.latent or ())
         family = replace(family, gate_up=mixture.gate_up, down=mixture.down, activation=mixture.activation)
     if form.down is not None:
         linears += [*family.gate_up, family.down]

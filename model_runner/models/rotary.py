@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.interface import CPU, CData, pointer
-from model_runner.models.families import Config, ModelFamily, head_dim
+from model_runner.models.families import ModelFamily
+from model_runner.models.layer_family import Config, head_dim
 
 logger = logging.getLogger("samewise.runner")
 

@@ -339,7 +339,7 @@ class Mamba2Parameters:
     a_log: Tensor  # [H]
     dt_bias: Tensor  # [H]
     d: Tensor  # [H]
-    norm: Tensor  # [H * value_dim]
+    norm: Tensor | None  # [H * value_dim]
     norm_eps: float
     norm_groups: int
     """Parts of the output that have a norm each."""

@@ -146,10 +146,10 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
             return BoundMixer("short_convolution", convolution, (memory, self.cache))
         shape, p = self.cache.recurrences[indices[0]], parameters
         recurrence = self._recurrences[indices[0]][0]
-        numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm)]
-        factor, step_bias, norm = (pointer(part, len(part)) for part in numbers)
-        common = {"recurrence": recurrence, "convolution": convolution[0], "decay_factor": factor, "norm": norm}
-        common |= {"norm_eps": p.norm_eps}
+        numbers = [_floats(part) for part in (-p.a_log.float().exp(), p.dt_bias, p.norm) if part is not None]
+        factor, step_bias, *norm = (pointer(part, len(part)) for part in numbers)
+        common = {"recurrence": recurrence, "convolution": convolution[0], "decay_factor": factor}
+        common |= {"norm": norm[0] if norm else CPU.ffi.NULL, "norm_eps": p.norm_eps}
         if isinstance(p, GatedDeltaNetParameters):
             net = CPU.new("SwGatedDeltaNet", gain=p.gain, decay_bias=step_bias, **common)
             return BoundMixer("delta_net", net, (*numbers, memory, self.cache))

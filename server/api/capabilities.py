@@ -97,6 +97,8 @@ class ImageCapability(AnswerObject):
     max_bytes: Annotated[int, doc("The largest file in bytes.")]
     max_pixels: Annotated[int, doc("The most pixels of an image, its width times its height.")]
     max_aspect: Annotated[int, doc("The longer side at most divided by the shorter one.")]
+    low_detail: Annotated[bool, doc("Whether `detail` `low` shows an image in fewer tokens.")]
+    url_hosts: Annotated[Sequence[str], doc("Hosts of https URLs that images are fetched from.")]
 
 
 class Capabilities(AnswerObject):
@@ -187,8 +189,8 @@ async def capabilities(request: Request, served: ModelDep) -> Response:
 
 
 def _images(served: ModelServices) -> ImageCapability | None:
-    settings = served.settings
-    if served.tokenizer.chat_template is None or not served.planner().takes_images:
+    settings, layout = served.settings, served.model.images
+    if served.tokenizer.chat_template is None or layout is None or not served.planner().takes_images:
         return None
     return ImageCapability(
         formats=list(FORMATS),
@@ -196,6 +198,8 @@ def _images(served: ModelServices) -> ImageCapability | None:
         max_bytes=int(settings.max_image_mib * (1 << 20)),
         max_pixels=int(settings.max_image_megapixels * 1_000_000),
         max_aspect=MAX_ASPECT,
+        low_detail=layout.low is not None,
+        url_hosts=settings.image_hosts,
     )
 
 

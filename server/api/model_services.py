@@ -12,7 +12,6 @@ from server.engine.client import EngineClient, EngineState, EngineUnavailableErr
 from server.errors import UnavailableError
 from server.generation.fingerprint import Fingerprint
 from server.generation.output_formats import ModelFormats
-from server.generation.planning.image_prompts import can_decode
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
@@ -26,7 +25,7 @@ _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What the services of a model are made of."""
+    """The parts from which the services of a model are made."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -41,7 +40,7 @@ class ModelParts:
 
 @dataclass(frozen=True, slots=True)
 class ModelServices:
-    """What the server has for one of its models."""
+    """The engine of one model, and everything that serves it."""
 
     engine: EngineClient
     residence: Residence
@@ -112,10 +111,10 @@ class ModelServices:
 
     @property
     def takes_images(self) -> bool:
-        """Whether prompts may have images; before the model's first load, what its files and the settings tell."""
-        if self.known_info is None:
-            return self.settings.images and self.model.images is not None and can_decode()
-        return self.planner().takes_images
+        """Whether prompts may have images. Before its first load, as far as its files and settings say."""
+        if self.model.images is None:
+            return False
+        return self.settings.images if (info := self.known_info) is None else info.takes_images
 
     def check_loaded(self) -> None:
         """Raise UnavailableError with the reason, unless a request would be answered right now."""

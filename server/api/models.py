@@ -58,6 +58,9 @@ class Model(AnswerObject):
     aliases: Annotated[Sequence[str], doc("Extension: the model's other names.")]
     permission: Annotated[Sequence[Any], doc("Extension: always empty.")] = ()
     max_model_len: Annotated[int | None, doc(f"Extension: prompt and output together, in tokens. {_LENGTH}")]
+    input_modalities: Annotated[
+        Sequence[Literal["text", "image"]], doc("Extension: what prompts may have; `/v1/capabilities` has the limits.")
+    ]
     status: Annotated[StatusOfModel, doc("Extension: whether the model is loaded.")]
 
 
@@ -123,6 +126,7 @@ def card_of(served: ModelServices, name: str) -> Model:
         root=model.name,
         aliases=model.aliases,
         max_model_len=status.max_model_len,
+        input_modalities=("text", "image") if served.takes_images else ("text",),
         status=StatusOfModel(
             value=status.standing,
             failed=status.failure is not None,

@@ -373,7 +373,7 @@ class ModelHost:
             reason = await engine.ended()
         except EngineUnavailableError as error:
             reason = str(error)
-        if model.phase in (Phase.LOADING, Phase.LOADED) and not self.is_closing:  # nobody ended it
+        if model.engine is engine and model.phase is not Phase.UNLOADING and not self.is_closing:  # nobody ended it
             await self._unload(model, Leaving.FAILURE, reason)
             self._note_failure(model, reason)
 

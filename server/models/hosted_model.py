@@ -100,7 +100,7 @@ class ModelSource(Protocol):
 
 
 class Host(Protocol):
-    """What a model needs of its host."""
+    """The part of a host that its models call."""
 
     @property
     def budget(self) -> int:
@@ -237,7 +237,7 @@ class HostedModel:
 
     @property
     def last_info(self) -> RunnerInfo | None:
-        """What is known of the model from its engine, or from the last one."""
+        """Facts about the model from its engine, or from the last one."""
         try:
             return self._last_info if self.engine is None else self.engine.info
         except EngineUnavailableError:

@@ -48,8 +48,9 @@ class Answer:
     """Has times, of which no two are the same."""
 
 
-RECURRENT = ("jamba", "kimi_linear", "lfm2", "mamba", "nemotron_h", "qwen3_5_text")
-"""Families with recurrent layers: KDA, short convolutions, Mamba without and with attention, Mamba 2, delta nets."""
+RECURRENT = ("falcon_h1", "jamba", "kimi_linear", "lfm2_moe", "mamba", "qwen3_5_text")
+"""Families with recurrent layers: Mamba 2 beside attention, Mamba with and without attention, KDA, short convolutions
+with experts, delta nets."""
 INDEXED = ("deepseek_v32", "deepseek_v4", "minimax_m3_vl_text", "qwen4_exp_text")
 """Families with indexers: of latents, of compressed entries, by blocks for each key-value head, and by blocks of pooled
 keys next to gated delta nets and n-grams."""
@@ -170,6 +171,7 @@ def load(
                 rows=rows,
                 kv_cache_gib=0.3 if family == "embedded" else 0.08 if is_benched else 0.02,
                 max_num_seqs=34,
+                threads=None if family == "embedded" else 1,  # two would wait for each other in the steps of tiny ones
                 aux_model=None if family == "embedded" else tiny_model("qwen3", vocab_size),
             )
             made[key] = Harness(ModelRunner.load(config), has_aux_model=config.aux_model is not None)

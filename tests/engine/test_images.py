@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from model_runner.images.decoding import decode, digest
 from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import read_layout
 from model_runner.images.tower import Tower
+from model_runner.kernels.library import Kernels
 from model_runner.models.hf_loading import load_config
+from model_runner.models.native_packer import NativePacker
 from model_runner.runner import ModelRunner
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
 from tests import image_models
@@ -25,6 +28,8 @@ from tests.engine.conftest import Harness
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=2)
 SIZES = [(70, 50), (1, 1), (33, 90), (200, 3), (56, 56)]
+NUM_TOKENS = 20
+"""Generated in a crowd."""
 
 
 def picture(number: int, size: tuple[int, int] = (64, 48)) -> bytes:
@@ -107,7 +112,9 @@ def prompt_of(sizes: Sequence[tuple[int, int]]) -> list[str | bytes]:
 
 
 @pytest.mark.parametrize("family", image_models.FAMILIES)
-def test_features_are_those_of_transformers(family: str, load_images: Callable[..., Model]) -> None:
+def test_features_are_those_of_transformers(
+    family: str, load_images: Callable[..., Model], kernels_library: Path
+) -> None:
     model = load_images(family)
     tower = Tower(model.folder, load_config(model.folder), model.layout, torch.device("cpu"), torch.float32)
     oracle: Any = image_models.load_oracle(model.folder)
@@ -115,16 +122,31 @@ def test_features_are_those_of_transformers(family: str, load_images: Callable[.
         pixels = decode(picture(number, size))
         found = tower.features(pixels)
         assert found.shape[1] == model.layout.of(*size).num_rows
+        assert tower.features(pixels, "low").shape[1] == model.layout.at("low").of(*size).num_rows
         if family == "mistral3" and found.shape[1] == 1:
             continue  # transformers fails
         inputs = image_models.oracle_inputs(model.folder, family, [pixels])
         of_text = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
         wanted = {name: value for name, value in inputs.items() if name not in of_text}
         with torch.inference_mode():
-            output = oracle.get_image_features(**wanted, return_dict=True)
+            output = oracle.base_model.get_image_features(**wanted, return_dict=True)
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         expected = [torch.cat([part.flatten(0, -2) for part in level]) for level in map(as_list, levels)]
         assert torch.equal(found, torch.stack(expected)), size
+    exact = tower.features(decode(picture(0, SIZES[0])))
+    check_packed(tower, kernels_library, model.request("", picture(0, SIZES[0])).images[0], exact)
+
+
+def check_packed(tower: Tower, kernels_library: Path, image: Image, exact: torch.Tensor) -> None:
+    """In int8, features are nearly the same, and have the same bits in one thread next to a step and in all threads."""
+    tower.pack(NativePacker(Kernels(kernels_library, threads=3), "int8"))
+    assert tower.cores is not None
+    with ThreadPoolExecutor(1) as own:
+        alone = own.submit(tower.encode, image).result()
+        with tower.cores.step():
+            beside = own.submit(tower.encode, image).result()
+    assert torch.equal(alone, beside)
+    assert 0 < (alone - exact).norm() / exact.norm() < 0.02
 
 
 def as_list(level: Any) -> Any:
@@ -197,14 +219,14 @@ def speculations() -> dict[str, Speculation]:
 )
 def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_images: Callable[..., Model]) -> None:
     model = load_images(family, quantization=quantization)
-    requests = [replace(request, max_tokens=40) for request in variants(model, "a")]
+    requests = [replace(request, max_tokens=NUM_TOKENS) for request in variants(model, "a")]
     alone = {}
     for request in requests:
         alone |= model.harness.run(model.harness.engine(prefix_caching=False), [request])
     assert len({alone[f"a-{i}", 0].logprobs[0] for i in range(4)}) == 4
     features = model.harness.runner.images
     assert features is not None
-    longest = max(len(request.prompt) for request in requests) + 40
+    longest = max(len(request.prompt) for request in requests) + NUM_TOKENS
     sees_images = model.harness.runner.info.sees_images
     chunk = max(image.num_rows for one in requests for image in one.images) + 5 if sees_images else 24
     few = 3 * -(-longest // 32)

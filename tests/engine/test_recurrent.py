@@ -19,7 +19,7 @@ WITH_STATES = [*(family for family in RECURRENT if family != "kimi_linear"), "qw
 FAMILIES = [*WITH_STATES, *(family for family in INDEXED if family not in WITH_STATES)]
 
 
-NATIVE = {"lfm2", "qwen3_5_text"}
+NATIVE = {"falcon_h1", "lfm2_moe", "qwen3_5_text"}
 """Families that one native call runs, with packed weights."""
 
 

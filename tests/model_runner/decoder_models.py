@@ -180,17 +180,49 @@ _DELTA_NETS = {
 }
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 2, 1]}
 
-# The same for models with recurrent layers, whose modules stay as they are around native attention.
+_MAMBA2 = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_n_groups": 2,
+    "time_step_limit": (0.5, 1.0),
+}
+_NEMOTRON_H = {
+    "layer_norm_epsilon": 0.03,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 32,
+    "n_groups": 2,
+    "time_step_min": 0.5,
+    **_SIGMOID_EXPERTS,
+    "moe_shared_expert_intermediate_size": 60,
+    "moe_latent_size": 24,
+}
+
+# The same for models with recurrent layers.
 HYBRIDS: dict[str, dict[str, Any]] = {
+    "falcon_h1": {
+        **_MAMBA2,
+        **_BIASES,
+        "mamba_d_ssm": 96,
+        "mamba_proj_bias": True,
+        "projectors_bias": True,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.3,
+        "attention_in_multiplier": 0.6,
+        "attention_out_multiplier": 1.5,
+        "key_multiplier": 0.7,
+        "mlp_multipliers": [0.8, 1.7],
+        "ssm_in_multiplier": 1.3,
+        "ssm_multipliers": [0.6, 0.7, 1.4, 1.6, 0.5],
+        "ssm_out_multiplier": 0.4,
+    },
+    "falcon_h1 with norms": {**_MAMBA2, "mamba_d_ssm": 96, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     "granitemoehybrid with Mamba 2": {
         **_GRANITE_HYBRID,
         **_EXPERTS,
         "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-        "mamba_n_heads": 6,
-        "mamba_d_head": 16,
-        "mamba_d_state": 32,
-        "mamba_n_groups": 2,
-        "time_step_limit": (0.5, 1.0),
+        **_MAMBA2,
     },
     "lfm2": {
         "layer_types": ["conv", "full_attention", "conv", "conv"],
@@ -198,15 +230,47 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "norm_eps": 0.03,
         "conv_bias": True,
     },
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 36,
+        "head_dim": 12,
+        "norm_eps": 0.03,
+        "routed_scaling_factor": 1.7,
+    },
+    "lfm2_moe without a bias of the choice": {
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "num_dense_layers": 0,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 36,
+        "head_dim": 12,
+        "norm_topk_prob": False,
+        "use_expert_bias": False,
+    },
     "nemotron_h": {
-        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
-        "layer_norm_epsilon": 0.03,
-        "mamba_num_heads": 6,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 32,
-        "n_groups": 2,
-        "time_step_min": 0.5,
+        **_NEMOTRON_H,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
         "mlp_bias": True,
+        "moe_latent_size": None,
+    },
+    "nemotron_h with latents": {
+        **_NEMOTRON_H,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "mlp_bias": True,
+    },
+    "olmo_hybrid": {
+        **_DELTA_NETS,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "attention_bias": True,
+    },
+    "olmo_hybrid without positions": {
+        **_DELTA_NETS,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        "linear_allow_neg_eigval": False,
     },
     "qwen3_5_text": {
         **_DELTA_NETS,
@@ -253,7 +317,7 @@ def tiny_model(case: str, **changes: Any) -> PreTrainedModel:
             scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
             parameter.normal_(std=scale, generator=generator)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(std=0.1, generator=generator)
     return model
 

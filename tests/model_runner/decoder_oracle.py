@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.models.decoder_form import DecoderForm, ExpertsForm
-from model_runner.models.families import ClampedGate
+from model_runner.models.layer_family import ClampedGate
 from model_runner.models.parameters import DenseMatrix, Linear
 
 

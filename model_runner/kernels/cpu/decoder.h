@@ -49,12 +49,15 @@ struct Scratch {
   float *of_mixer;  // a recurrent mixer's own
   QuantizedRows rows;  // the input of each linear
   ExpertsScratch experts;  // if the layer has experts
+  float *latent;           // [rows, latent_stride] the inputs of experts that take latents; later their sums
   int64_t wide_stride;
   int64_t narrow_stride;
+  int64_t latent_stride;
 
   static int64_t lay_out(const SwDecoderLayer &layer, int64_t num_rows, char *memory, Scratch *scratch) {
-    const int64_t mixed = mixed_width(layer);
-    const int64_t widest_input = std::max<int64_t>({layer.hidden, mixed, layer.intermediate});
+    const int64_t mixed = std::max(attention_width(layer), recurrent_width(layer));
+    const int64_t latent = layer.experts ? outputs_of_all(layer.experts->latent_input) : 0;
+    const int64_t widest_input = std::max<int64_t>({layer.hidden, mixed, layer.intermediate, latent});
     Scratch s{};
     s.wide_stride = round_up(std::max(outputs_of_all(layer.mixer_input), outputs_of_all(layer.gate_up)), 16);
     s.narrow_stride = round_up(std::max<int64_t>(layer.hidden, mixed), 16);
@@ -65,6 +68,8 @@ struct Scratch {
     s.rows = lay_out_rows(widest_input, integers, reinterpret_cast<float *>(take(num_rows * 4)));
     s.of_mixer = reinterpret_cast<float *>(take(MixerRun::scratch_bytes(layer, num_rows)));
     if (layer.experts) s.experts = ExpertsScratch::lay_out(*layer.experts, num_rows, take);
+    s.latent_stride = round_up(latent, 16);
+    s.latent = reinterpret_cast<float *>(take(num_rows * s.latent_stride * 4));
     if (scratch) *scratch = s;
     return take.used;
   }
@@ -97,17 +102,27 @@ class LayerRun {
   }
 
  private:
-  // output = input + the mixer's output.
+  // output = input + the outputs of the layer's mixers.
   void mix(const Rotation &rotation, const float *input, float *output) {
     quantize_normed(input, layer_.attention_norm, layer_.mixer_input);
     multiply(layer_.mixer_input, scratch_.wide, scratch_.wide_stride);
-    if (is_recurrent(layer_))
-      MixerRun(pool_, layer_, *step_.states)
-          .run({scratch_.wide, scratch_.wide_stride}, {scratch_.narrow, scratch_.narrow_stride}, scratch_.of_mixer);
-    else
+    const bool attends = layer_.attention.heads > 0;
+    if (attends) {
       run_attention(rotation);
-    each_row([&](int64_t row) { quantize(narrow(row), layer_.mixer_output, row); });
-    add_linear(layer_.mixer_output, layer_.attention_post_norm, input, output);
+      add_mixed(layer_.mixer_output, input, output);
+      input = output;
+    }
+    if (!recurrent_width(layer_)) return;
+    MixerRun(pool_, layer_, *step_.states)
+        .run({scratch_.wide + recurrent_start(layer_), scratch_.wide_stride},
+             {scratch_.narrow, scratch_.narrow_stride}, scratch_.of_mixer);
+    add_mixed(attends ? layer_.beside_output : layer_.mixer_output, input, output);
+  }
+
+  // output = input + the projection of a mixer's output, which is in `narrow`.
+  void add_mixed(const SwWeight &weight, const float *input, float *output) {
+    each_row([&](int64_t row) { quantize(narrow(row), weight, row); });
+    add_linear(weight, layer_.attention_post_norm, input, output);
   }
 
   float *wide(int64_t row) const { return scratch_.wide + row * scratch_.wide_stride; }
@@ -146,9 +161,8 @@ class LayerRun {
     attend(pool_, layer_.cache, step_, layer_.attention, scratch_.wide, scratch_.wide_stride, scratch_.narrow,
            scratch_.narrow_stride);
     if (!layer_.gates_attention) return;
-    const int64_t gates = int64_t{layer_.attention.heads + layer_.cache.kv_heads} * layer_.cache.key_dim +
-                          int64_t{layer_.cache.kv_heads} * layer_.cache.value_dim;
-    each_row([&](int64_t row) { multiply_by_sigmoid(narrow(row), wide(row) + gates, mixed_width(layer_)); });
+    const int64_t gates = qkv_width(layer_);
+    each_row([&](int64_t row) { multiply_by_sigmoid(narrow(row), wide(row) + gates, attention_width(layer_)); });
   }
 
   // to = from + residual_scale * post_norm(linear). In place if `to` is from.
@@ -176,22 +190,46 @@ class LayerRun {
   // to = x + residual_scale * post_norm(sum of the experts' outputs, plus the MLP's output if there is an MLP).
   void add_experts(const SwExperts &experts, const float *x, float *to) {
     ExpertsRun run(pool_, experts, step_.num_tokens, scratch_.experts);
-    quantize_normed(x, layer_.mlp_norm, experts.gate_up[0]);
+    const bool is_latent = experts.latent_input.outputs > 0;
+    quantize_normed(x, layer_.mlp_norm, is_latent ? experts.latent_input : experts.gate_up[0]);
     if (layer_.mlp_norm)
       run.route_rows(scratch_.narrow, scratch_.narrow_stride);
     else
       run.route_rows(x, layer_.hidden);
-    run.multiply(scratch_.rows);
+    if (is_latent)
+      multiply(experts.latent_input, scratch_.latent, scratch_.latent_stride);
+    else
+      run.multiply(scratch_.rows);
     const bool has_mlp = layer_.gate_up.outputs > 0;
     if (has_mlp) {
       multiply(layer_.gate_up, scratch_.wide, scratch_.wide_stride);
       each_row([&](int64_t row) { quantize_gated(row); });
       multiply(layer_.down, scratch_.narrow, scratch_.narrow_stride);
     }
+    if (is_latent) add_latents(run, experts, has_mlp);
     each_row([&](int64_t row) {
-      run.add(row, has_mlp ? narrow(row) : nullptr, narrow(row));
+      if (!is_latent) run.add(row, has_mlp ? narrow(row) : nullptr, narrow(row));
       add_narrow(row, layer_.mlp_post_norm, x, to);
     });
+  }
+
+  // narrow = the projected sum of the experts' outputs for latents, plus `narrow` if that has the MLP's output.
+  void add_latents(ExpertsRun &run, const SwExperts &experts, bool has_mlp) {
+    const auto latent = [&](int64_t row) { return scratch_.latent + row * scratch_.latent_stride; };
+    each_row([&](int64_t row) { quantize(latent(row), experts.gate_up[0], row); });
+    run.multiply(scratch_.rows);
+    each_row([&](int64_t row) {
+      run.add(row, nullptr, latent(row));
+      quantize(latent(row), experts.latent_output, row);
+    });
+    multiply_rows(pool_, experts.latent_output, scratch_.rows, step_.num_tokens,
+                  [&](int64_t row, int64_t first, int64_t count, const float *results) {
+                    float *sum = narrow(row) + first;
+                    if (has_mlp)
+                      add_scaled(sum, results, 1.0f, count, sum);
+                    else
+                      std::memcpy(sum, results, count * sizeof(float));
+                  });
   }
 
   void place_keys(const Rotation &rotation) {
@@ -200,11 +238,15 @@ class LayerRun {
     each_row([&](int64_t row) {
       prefetch_kv(cache, step_, row);
       float *qkv = wide(row);
+      if (layer_.norms_together) {
+        rms_norm(qkv, layer_.query_norm, layer_.norm_eps, heads * dim, qkv);
+        rms_norm(qkv + heads * dim, layer_.key_norm, layer_.norm_eps, cache.kv_heads * dim, qkv + heads * dim);
+      }
       const int64_t angle = (rotation.rows ? rotation.rows[row] : row) * layer_.rotary_dim;
       for (int64_t head = 0; head < heads + cache.kv_heads; ++head) {
         float *x = qkv + head * dim;
         const float *norm = head < heads ? layer_.query_norm : layer_.key_norm;
-        if (norm) rms_norm(x, norm, layer_.norm_eps, dim, x);
+        if (norm && !layer_.norms_together) rms_norm(x, norm, layer_.norm_eps, dim, x);
         rotate(x, rotation.cos + angle, rotation.sin + angle, layer_.rotary_dim);
       }
       write_kv(cache, step_, row, qkv + heads * dim, qkv + (heads + cache.kv_heads) * dim);

@@ -26,6 +26,10 @@ namespace SW_ISA {
 constexpr int kRouterPanel = 16;  // outputs that are interleaved in the router's weight
 constexpr int kRouterRows = kWidth == 16 ? 4 : 1;
 
+inline int64_t router_inputs(const SwExperts &experts) {
+  return experts.latent_input.outputs ? experts.latent_input.inputs : experts.gate_up[0].inputs;
+}
+
 inline int64_t router_outputs(const SwExperts &experts) {
   return round_up(experts.num_experts + (experts.gates_mlp ? 1 : 0), kRouterPanel);
 }
@@ -101,7 +105,7 @@ inline void choose(const SwExperts &experts, float *scores, int32_t *chosen, flo
   for (int rank = 0; rank < top_k; ++rank) chosen[rank] = next_choice(experts, scores, chosen, rank);
   const int64_t padded = round_up(top_k, kRouterPanel);
   for (int64_t rank = 0; rank < padded; ++rank) weights[rank] = scores[chosen[std::min<int64_t>(rank, top_k - 1)]];
-  float total = is_softmax ? 0.0f : 1e-20f;  // all sigmoids may be 0
+  float total = experts.sum_eps;
   if (is_softmax) {
     const Vec highest = broadcast(scores[chosen[0]]);
     for (int64_t i = 0; i < padded; i += kWidth) store(weights + i, exp_not_positive(load(weights + i) - highest));
@@ -143,7 +147,7 @@ struct ExpertsScratch {
     const int64_t assignments = num_rows * experts.top_k, widest = std::max(hidden, intermediate);
     ExpertsScratch s{};
     s.weights_stride = round_up(experts.top_k, kRouterPanel);
-    s.results_stride = round_up(std::max(2 * intermediate, hidden), 16);
+    s.results_stride = round_up(std::max(outputs_of_all(experts.gate_up[0]), hidden), 16);
     s.scores = floats(num_rows * router_outputs(experts));
     s.weights = floats(num_rows * s.weights_stride);
     s.mlp_factors = floats(num_rows);
@@ -187,7 +191,7 @@ class ExpertsRun {
       std::memcpy(this->weights(row), weights + row * experts_.top_k, experts_.top_k * sizeof(float));
   }
 
-  // Applies the chosen experts to the rows, which are quantised for the experts' gate_up.
+  // Applies the chosen experts to the rows or their latents, which are quantised for the experts' gate_up.
   void multiply(const QuantizedRows &rows) {
     sort();
     const int64_t assignments = num_rows_ * experts_.top_k, intermediate = experts_.down[0].inputs;
@@ -197,7 +201,7 @@ class ExpertsRun {
       if (experts_.activation == SW_CLAMPED_SILU)
         gate_clamped_row(experts_.gate_alpha, experts_.gate_limit, result(place), intermediate);
       else
-        gate_row(experts_.activation, result(place), intermediate);
+        activate_row(experts_.activation, result(place), intermediate);
       quantize_row(result(place), experts_.down[0], scratch_.rows, place);
     });
     multiply_all(experts_.down);
@@ -239,7 +243,7 @@ class ExpertsRun {
   }
 
   void route_panel(const float *x, int64_t stride, int64_t panel, int64_t first_row, int64_t end_row) const {
-    const int64_t hidden = experts_.gate_up[0].inputs, outputs = router_outputs(experts_);
+    const int64_t hidden = router_inputs(experts_), outputs = router_outputs(experts_);
     const float *weight = experts_.router + panel * kRouterPanel * hidden;
     float *scores = scratch_.scores + panel * kRouterPanel;
     int64_t row = first_row;

@@ -1,5 +1,5 @@
-// A Mamba 2 layer between its projections (Dao and Gu, arXiv:2405.21060): convolution with SiLU, steps, recurrence, and
-// a norm by groups of the output that is gated by SiLU.
+// A Mamba 2 layer between its projections (Dao and Gu, arXiv:2405.21060): convolution with SiLU, steps, recurrence, a gate
+// with SiLU and, if there is one, a norm by groups of what that lets through.
 #pragma once
 #include <algorithm>
 
@@ -53,11 +53,12 @@ class Mamba2Run {
     }
   }
 
-  // Adds x, gates and norms a token's output y.
+  // Adds x to a token's output y, gates it and norms it.
   void finish(const float *x, const float *gate, float *y) const {
     for (int64_t head = 0; head < heads_; ++head)
       for (int64_t i = head * dim_; i < (head + 1) * dim_; i += kWidth)
         store(y + i, fma(load(x + i), broadcast(layer_.skip[head]), load(y + i)) * silu(load(gate + i)));
+    if (!layer_.norm) return;
     const int64_t size = heads_ * dim_ / layer_.norm_groups;
     for (int64_t start = 0; start < heads_ * dim_; start += size)
       rms_norm(y + start, layer_.norm + start, layer_.norm_eps, size, y + start);

@@ -12,17 +12,29 @@
 
 namespace SW_ISA {
 
-// Width of what the last linear of a layer's mixer takes.
-inline int64_t mixed_width(const SwDecoderLayer &layer) {
+// Width of a recurrent mixer's output; 0 without one.
+inline int64_t recurrent_width(const SwDecoderLayer &layer) {
   const auto width = [](const SwRecurrence &shape) { return int64_t{shape.heads} * shape.value_dim; };
   if (layer.delta_net) return width(layer.delta_net->recurrence);
   if (layer.mamba2) return width(layer.mamba2->recurrence);
-  if (layer.short_convolution) return layer.short_convolution->channels;
+  return layer.short_convolution ? layer.short_convolution->channels : 0;
+}
+
+// Width of the attention's output; 0 without attention.
+inline int64_t attention_width(const SwDecoderLayer &layer) {
   return int64_t{layer.attention.heads} * layer.cache.value_dim;
 }
 
-inline bool is_recurrent(const SwDecoderLayer &layer) {
-  return layer.delta_net || layer.mamba2 || layer.short_convolution;
+// Outputs of mixer_input for queries, keys and values; 0 without attention.
+inline int64_t qkv_width(const SwDecoderLayer &layer) {
+  const SwKvCache &cache = layer.cache;
+  const int64_t heads = layer.attention.heads, kv_heads = cache.kv_heads;
+  return heads ? (heads + kv_heads) * cache.key_dim + kv_heads * cache.value_dim : 0;
+}
+
+// The first output of mixer_input for a recurrent mixer.
+inline int64_t recurrent_start(const SwDecoderLayer &layer) {
+  return qkv_width(layer) + (layer.gates_attention ? attention_width(layer) : 0);
 }
 
 // Rows whose numbers are `stride` apart from token to token.

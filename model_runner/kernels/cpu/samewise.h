@@ -179,7 +179,7 @@ typedef struct SwMamba2 {
   const float *decay_factor;  // [heads] factor on the step: the logarithm of the decay
   const float *step_bias;     // [heads]
   const float *skip;          // [heads] factor on x, which is added to the output
-  const float *norm;          // [heads * value_dim] of the output times SiLU of the gate
+  const float *norm;          // [heads * value_dim] of the output times SiLU of the gate; null for none
 } SwMamba2;
 
 // The T tokens of a step, of C choices. The tokens of a choice are consecutive.
@@ -249,8 +249,9 @@ typedef struct SwWeight {
   const int32_t *input_order;   // [inputs] which input each column has, at most 32,768; null if in order
 } SwWeight;
 
-// A mixture of experts, each a gated MLP. A row goes to the experts with the highest scores, the lowest index among
-// equals. Their outputs are weighted by these scores and added in the order of the scores.
+// A mixture of experts, each a gated MLP, or one without a gate for SW_RELU_SQUARED. A row goes to the experts with the
+// highest scores, the lowest index among equals. Their outputs are weighted by these scores and added in the order of the
+// scores. Experts may take a projection of the row, the latent, and their sum is then projected, too.
 typedef struct SwExperts {
   int32_t num_experts;
   int32_t top_k;       // experts per row, at most num_experts
@@ -259,22 +260,26 @@ typedef struct SwExperts {
   int32_t normalised;  // whether a row's weights are divided by their sum
   int32_t gates_mlp;   // whether the sigmoid of one more router output scales the MLP's output
   float scale;         // factor on the weights
+  float sum_eps;       // what the sum that divides the weights has in addition
   float gate_alpha;    // SW_CLAMPED_SILU: (up + 1) * gate * sigmoid(gate_alpha * gate), with gate at most gate_limit
   float gate_limit;    // and up from -gate_limit to gate_limit
   const float *router;       // [outputs / 16, hidden, 16], outputs padded to a multiple of 16
   const float *router_bias;  // [outputs] added to the router's outputs, padded as these; null for none
   const float *choice_bias;  // [num_experts] added to the scores for choosing experts, not for weights; null for none
-  const SwWeight *gate_up;   // [num_experts] outputs: gate, then up. All of the same shape, for the same rows
+  const SwWeight *gate_up;   // [num_experts] outputs: gate, then up; up alone without a gate. All of the same shape, for
+                             // the same rows
   const SwWeight *down;      // [num_experts] all of the same shape, for the same rows
+  SwWeight latent_input;     // from rows to latents; 0 outputs for none
+  SwWeight latent_output;
 } SwExperts;
 
 // A decoder layer: RMSNorm, attention with rotary positions, RMSNorm, gated MLP, each with its residual connection.
-// With experts, their sum is added to the MLP's output on the same rows. Then gate_up takes the experts' rows,
-// and has 0 outputs if the layer has no MLP.
+// With experts, their sum is added to the MLP's output on the same rows. Then gate_up takes the rows of the experts, or
+// of latent_input, and has 0 outputs if the layer has no MLP.
 //
-// A layer may have one of three recurrent mixers in the place of the attention. With a short convolution, that is c times
-// the convolution of b times x. If mixer_input has 0 outputs, the layer is an MLP with its norm; without an MLP and
-// experts it is a mixer with its norm.
+// A layer may have one of three recurrent mixers in the place of the attention, or beside it on the same rows. Then the
+// outputs of both are added. With a short convolution, the mixer is c times the convolution of b times x. If mixer_input
+// has 0 outputs, the layer is an MLP with its norm; without an MLP and experts it is a mixer with its norm.
 typedef struct SwDecoderLayer {
   int32_t hidden;
   int32_t intermediate;
@@ -283,22 +288,24 @@ typedef struct SwDecoderLayer {
   float norm_eps;
   float residual_scale;  // factor on the outputs of attention and MLP
   int32_t gates_attention;  // whether the attention's output is multiplied by the sigmoid of gates
-  SwAttention attention;
+  int32_t norms_together;   // whether query_norm and key_norm are over all heads at once
+  SwAttention attention;    // 0 heads for none
   SwKvCache cache;
   const SwGatedDeltaNet *delta_net;        // the recurrent mixers; null for attention
   const SwMamba2 *mamba2;
   const SwConvolution *short_convolution;
   // Outputs for attention: heads of queries, keys, values and gates; delta net: qkv, z, b, a; Mamba 2: gate, x, B, C, step;
-  // short convolution: b, c, x.
+  // short convolution: b, c, x. A mixer beside the attention follows it.
   SwWeight mixer_input;
   SwWeight mixer_output;
+  SwWeight beside_output;  // of the recurrent mixer beside the attention
   SwWeight gate_up;       // outputs: gate, then up; up alone for SW_RELU_SQUARED
   SwWeight down;
   const float *attention_norm;       // [hidden] before the attention; null for none
   const float *attention_post_norm;  // [hidden] on the attention's output; null for none
   const float *mlp_norm;
   const float *mlp_post_norm;
-  const float *query_norm;           // [key_dim] for each head; null for none
+  const float *query_norm;           // [key_dim] for each head, or [heads, key_dim] together; null for none
   const float *key_norm;
   const SwExperts *experts;          // null for none
 } SwDecoderLayer;

@@ -98,10 +98,10 @@ async def _respond(api: GenerationApi, request: Request, services: Services) -> 
 
     async def work() -> Response:
         planned = await asked.run(plan_ollama, api, residence.stay_bounds)
-        is_load = isinstance(planned, LoadRequest)
-        record_of(request).keep_s = planned.keep_s if is_load else planned.options.keep_s
-        if is_load:
+        if isinstance(planned, LoadRequest):
+            record_of(request).keep_s = planned.keep_s
             return _loaded(planned, "load", is_chat=api is CHAT)
+        record_of(request).keep_s = planned.options.keep_s
         load_s = 0.0 if is_open else time.perf_counter() - started
         return await answer(api, replace(planned, options=replace(planned.options, load_s=load_s)), asked)
 

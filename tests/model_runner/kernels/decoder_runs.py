@@ -15,7 +15,7 @@ from model_runner.batch import Batch, StateTables
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, cache_structs
 from model_runner.models.activations import replace_activations
-from model_runner.models.decoder_form import AttentionForm, DecoderForm, RecurrentForm
+from model_runner.models.decoder_form import AttentionForm, DecoderForm
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
@@ -65,7 +65,7 @@ def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype = torch.float32)
 
 def make_states(forms: Sequence[DecoderForm]) -> StateCache:
     """Recurrent states of the sequences for layers of these forms."""
-    mixers = [form.mixer for form in forms if isinstance(form.mixer, RecurrentForm)]
+    mixers = [form.recurrent for form in forms if form.recurrent is not None]
     recurrences = [mixer.recurrence for mixer in mixers if mixer.recurrence is not None]
     convolutions = [mixer.convolution for mixer in mixers]
     return StateCache(recurrences, convolutions, ROWS_BLOCKS * len(LENGTHS), 1, CPU)
@@ -125,9 +125,10 @@ def layer_errors(
     pack_weights(model, packer, onednn)
     errors = []
 
-    def compare(layer: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any], answer: Tensor) -> None:
+    def compare(layer: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any], answer: Any) -> None:
         attention.states = own_states
         result = next(layers)(args[0], attention=attention, position_embeddings=kwargs.get("position_embeddings"))
+        result, answer = (rows[0] if isinstance(rows, tuple) else rows for rows in (result, answer))
         errors.append((result - answer).norm(dim=-1)[0] / (answer - args[0]).norm(dim=-1)[0])
 
     for layer in model.model.layers:
