@@ -51,5 +51,5 @@ def render_metrics() -> str:
         if family.name.startswith(f"{PREFIX}:") and not family.name.endswith("_created"):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             rows.append((f"`{name}`", family.type, family.documentation))
-    rendered = table(("metric", "type", "description"), rows)
-    return PAGE.format(prefix=f"{PREFIX}:", metrics=rendered)
+    listed = table(("metric", "type", "description"), rows)
+    return PAGE.format(prefix=f"{PREFIX}:", metrics=listed)

@@ -133,7 +133,7 @@ class Services:
     """The services of one application that do not depend on the model."""
 
     models: ServedModels
-    """All of them; `models_of` has those of one client."""
+    """All of them; `models_of` returns the ones that a client may use."""
     settings: Settings
     metrics: ServerMetrics
     bodies: IncomingBodies

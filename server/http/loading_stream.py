@@ -92,7 +92,7 @@ class LoadingStream(EventSourceResponse):
     async def _wait(self, receive: Receive) -> bool:
         """Wait for the load, but not for long. Returns whether it is over; raises ClientDisconnect if the client left.
 
-        Whoever leaves does not wait for the model any more.
+        A client that has left does not wait for the model any more.
         """
         gone = asyncio.ensure_future(_disconnected(receive))
         try:

@@ -1,4 +1,4 @@
-"""What the API knows of a model's stay in memory, and what it can ask for."""
+"""The interface to the part that decides how long a model stays in memory, and its status."""
 
 import asyncio
 import math
