@@ -191,18 +191,18 @@ class OllamaProgress(AnswerObject):
 @router.post(
     "/api/pull",
     responses=answers(
-        OllamaProgress, 400, 401, 413, 415, 429, 500, 501, events=OllamaProgress, stream=NDJSON,
+        OllamaProgress, 400, 401, 404, 413, 415, 429, 500, events=OllamaProgress, stream=NDJSON,
         error_body=OllamaErrorBody,
     ),
     openapi_extra=takes(OllamaPullRequest),
 )  # fmt: skip
 async def pull(request: Request, services: ServicesDep, models: ModelsDep) -> Response:
-    """Say that a model is here. Nothing is downloaded: other models get 501."""
+    """Say that a model is here. Nothing is downloaded: other models get 404."""
     asked = await body_as(OllamaPullRequest, request, services)
     try:
         find_model(models, asked.named)
     except NotFoundError as error:
-        raise NotImplementedHereError(f"{error.message}. {_NOT_HERE}", code="not_implemented") from None
+        raise NotFoundError(f"{error.message}. {_NOT_HERE}", param="model", code="model_not_found") from None
     if asked.stream is False:
         return json_response(OllamaProgress(status="success"))
     lines = [ascii_json(OllamaProgress(status=status)) + b"\n" for status in ("pulling manifest", "success")]
