@@ -66,11 +66,10 @@ class Blueprint:
             raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
         sizes = platform.sizes(config)
         reader = find_reader(config, platform)
-        needs = replace(
-            _needs(shapes, platform),
-            image_bytes=0 if reader is None else reader.num_bytes,
-            step_bytes=_step_bytes(shapes, platform, config, sizes),
-        )
+        needs = replace(_needs(shapes, platform), step_bytes=_step_bytes(shapes, platform, config, sizes))
+        if reader is not None:
+            loading_bytes = max(needs.loading_bytes, needs.model_bytes + reader.loading_bytes)
+            needs = replace(needs, image_bytes=reader.num_bytes, loading_bytes=loading_bytes)
         return cls(config, platform, shapes, sizes, reader, needs)
 
     def before_measuring(self) -> "Blueprint":

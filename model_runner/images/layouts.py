@@ -293,7 +293,7 @@ def _on_canvas(
 
 
 def _num_tiles(tile: tuple[int, int], most: tuple[int, int], height: int, width: int) -> int:
-    """Tiles beside the whole image; 0 if one would be the whole."""
+    """Tiles in addition to the whole image; 0 if one would be the whole."""
     lines, columns = sizes.tiled_canvas(height, width, tile, *most) if most[1] > 1 else (1, 1)
     return lines * columns if lines * columns > 1 else 0
 
