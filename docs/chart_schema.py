@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.config import Settings
+from server.model_settings import OF_A_MODEL, ModelSettings
 from server.tenants.keys import KeysEntry
 
 CHART = Path(__file__).parents[1] / "deploy" / "helm" / "samewise"
@@ -25,14 +26,21 @@ def render_chart_schema() -> str:
     """The schema as it is, with what the server takes now."""
     schema = json.loads(SCHEMA.read_text())
     values = schema["properties"]
-    values["settings"]["properties"] = _fields(Settings)
-    values["apiKeys"]["properties"]["keys"]["items"] = {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["name"],
-        "properties": _fields(KeysEntry),
+    settings = _fields(Settings)
+    of_a_model = {name: field for name, field in settings.items() if name in OF_A_MODEL}
+    settings["models"] = {
+        "type": "array",
+        "description": settings["models"]["description"],
+        "items": _object(_fields(ModelSettings) | of_a_model),
     }
+    values["settings"]["properties"] = settings
+    values["apiKeys"]["properties"]["keys"]["items"] = _object(_fields(KeysEntry))
     return json.dumps(schema, indent=2) + "\n"
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an entry of a list, which has a name."""
+    return {"type": "object", "additionalProperties": False, "required": ["name"], "properties": properties}
 
 
 def _fields(model: type[BaseModel]) -> dict[str, Any]:

@@ -131,6 +131,11 @@ CODES: Mapping[str, tuple[str, str]] = {
     "rate_limit_exceeded": ("The queue is full, or a limit of the key is reached.",
         "Retry after `Retry-After`; see the statuses above."),
     "insufficient_quota": ("The key has used its tokens for the day.", "Wait for the next day, or raise the quota."),
+    "model_loading": ("The model was not loaded within `load_timeout_s`.",
+        "Retry after `Retry-After`. Raise `--load-timeout-s` or `--memory-gib`, or serve fewer models."),
+    "model_unavailable": ("The model cannot be loaded; the message says why.",
+        "Correct the cause. After `Retry-After`, a request tries again: "
+        "[several models](../how-to/several-models.md)."),
     "no_token_left": ("The request's settings rule out every token.",
         "Relax `allowed_token_ids`, `bad_words`, `logit_bias` or the form of the output."),
     "request_too_complex": ("Checking the request took too much time or memory.",

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.interface import EngineStats
 from server.engine.client import EngineState
-from server.telemetry.metrics import Metrics
+from server.telemetry.metrics import Metrics, ServerMetrics, exposition
 
 PREFIX = "samewise"
 PAGE = """\
@@ -25,7 +25,7 @@ curl http://127.0.0.1:8000/metrics
 
 The prefix `{prefix}` is the setting `--metrics-prefix`; with `vllm`, the dashboards and routers of vLLM find their
 metrics under the names that they know. A counter's name ends with `_total`. A histogram has the suffixes `_bucket`,
-`_sum` and `_count`. Every metric has the label `model_name`, except metrics of the process.
+`_sum` and `_count`. Every metric has the label `model_name`, except HTTP requests and metrics of the process.
 
 {metrics}
 The process adds metrics of its own, such as its memory, its CPU time and its open files.
@@ -39,9 +39,11 @@ def render_metrics() -> str:
         info=info, stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0, num_background_held=0
     )
     rows = []
-    for family in text_string_to_metric_families(Metrics(idle, "model", PREFIX).render(of_tenants=True).decode()):
+    metrics = [*ServerMetrics(PREFIX).collect(), *Metrics(idle, "model", PREFIX).collect()]
+    text = exposition(metrics, of_tenants=True).decode()
+    for family in text_string_to_metric_families(text):
         if family.name.startswith(f"{PREFIX}:") and not family.name.endswith("_created"):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             rows.append((f"`{name}`", family.type, family.documentation))
-    metrics = table(("metric", "type", "description"), rows)
-    return PAGE.format(prefix=f"{PREFIX}:", metrics=metrics)
+    listed = table(("metric", "type", "description"), rows)
+    return PAGE.format(prefix=f"{PREFIX}:", metrics=listed)

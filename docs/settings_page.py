@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from server import config
 from server.cli import main as cli
 from server.config import Settings, alternatives
+from server.model_settings import IN_FILE_ONLY, NOT_SHARED, OF_A_MODEL, ModelSettings
 from server.setting_errors import PREFIX
 
 PAGE = """\
@@ -52,10 +53,26 @@ def render_settings() -> str:
 
 def _setting(name: str) -> str:
     field = Settings.model_fields[name]
+    if name in IN_FILE_ONLY:
+        return f"### {name}\n\nonly in the YAML file · a list\n\n{field.description}\n\n{_entries()}"
     (parameter,) = (one for one in COMMANDS["serve"].params if one.name == name)
     option = "`samewise serve MODEL`" if name == "model" else _spelt(parameter)
     facts = [option, f"`{PREFIX}{name.upper()}`", _values(field), f"default {_default(field)}"]
     return f"### {name}\n\n{' · '.join(facts)}\n\n{field.description}\n"
+
+
+def _entries() -> str:
+    """The keys of an entry of `models`."""
+    rows = [
+        (f"`{name}`", _values(field), "required" if field.is_required() else _default(field), field.description or "")
+        for name, field in ModelSettings.model_fields.items()
+    ]
+    shared, own = (", ".join(f"`{name}`" for name in sorted(names)) for names in (OF_A_MODEL - NOT_SHARED, NOT_SHARED))
+    return (
+        f"{table(('key', 'values', 'default', 'description'), rows)}\n"
+        f"An entry also takes settings of a model. Outside of `models`, these are the defaults of all entries: "
+        f"{shared}. These belong to an entry alone: {own}.\n"
+    )
 
 
 def _values(field: FieldInfo) -> str:

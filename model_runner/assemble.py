@@ -146,10 +146,10 @@ def _put_together(
 ) -> tuple[RunnerParts, int]:
     """Build the parts; also returns how many early exits the model has."""
     platform, blocks = room.platform, room.blocks
-    target = _with_cache(platform, loaded.target, shapes.target, blocks, blocks.groups)
+    target = _with_cache(platform, loaded.target, shapes.target, blocks, blocks.num_blocks, blocks.groups)
     states, recurrence = _make_states(platform, shapes.target, plan)
-    draft = _with_cache(platform, loaded.draft, shapes.draft, blocks)
-    aux = _with_cache(platform, loaded.aux, shapes.aux, blocks)
+    draft = _with_cache(platform, loaded.draft, shapes.draft, blocks, blocks.with_scratch)
+    aux = _with_cache(platform, loaded.aux, shapes.aux, blocks, blocks.num_blocks)
     assert target is not None
     grammars = _make_grammars(config.model, shapes.target.vocab_size)
     sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device, grammars)
@@ -223,12 +223,13 @@ def _with_cache(
     model: LoadedModel | None,
     shape: ModelShape | None,
     blocks: Blocks,
+    num_blocks: int,
     groups: Sequence[CacheGroup] = (),
 ) -> _Loaded | None:
-    """The model with its own KV cache."""
+    """The model with its own KV cache of so many blocks; the cache groups of `groups` have their own."""
     if model is None or shape is None:
         return None
-    kv_cache = platform.make_cache(shape.kv, blocks.with_scratch, blocks.block_size, groups)
+    kv_cache = platform.make_cache(shape.kv, num_blocks, blocks.block_size, groups)
     attention = platform.attention(kv_cache)
     platform.try_attention(attention, kv_cache)
     return _Loaded(model, kv_cache, attention)

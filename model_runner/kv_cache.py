@@ -15,7 +15,7 @@ from model_runner.config import KVCacheDType
 from model_runner.contract import BlockCopy, CacheGroup
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels
-from model_runner.kernels.memory import huge_pages
+from model_runner.kernels.memory import Arena
 
 
 class KVLayout(Protocol):
@@ -228,18 +228,19 @@ class KVCache:
         self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim], or as in Bf16Pairs
         self.key_scales: list[Tensor] = []  # each [num_blocks, kv_heads, block_size] float32; no entries without scales
         self.value_scales: list[Tensor] = []
+        zeros = _Zeros(device)
         for shape, count in zip(shapes, self.num_blocks_of, strict=True):
             heads = (count, shape.num_heads)
             if whole_keys:
-                self.keys.append(_zeros((*heads, block_size, shape.key_dim), dtype, device).mT)
+                self.keys.append(zeros((*heads, block_size, shape.key_dim), dtype).mT)
             else:
                 key_shape = self._layout.key_shape(shape.num_heads, shape.key_dim, block_size)
-                self.keys.append(_zeros((count, *key_shape), dtype, device))
+                self.keys.append(zeros((count, *key_shape), dtype))
             value_shape = self._layout.value_shape(shape.num_heads, shape.value_dim, block_size)
-            self.values.append(_zeros((count, *value_shape), dtype, device))
+            self.values.append(zeros((count, *value_shape), dtype))
             if dtype in LARGEST:
-                self.key_scales.append(_zeros((*heads, block_size), torch.float32, device))
-                self.value_scales.append(_zeros((*heads, block_size), torch.float32, device))
+                self.key_scales.append(zeros((*heads, block_size), torch.float32))
+                self.value_scales.append(zeros((*heads, block_size), torch.float32))
         self._groups = {number: _LayersOfGroup(self, number, kernels) for number in set(self.group_of)}
 
     def write(self, layer: int, key: Tensor, value: Tensor, block_of: Tensor, offset_of: Tensor) -> None:
@@ -441,8 +442,17 @@ def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
     return bytes_of_blocks
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on CPU from the system's zero pages, which take memory and time only when they are written."""
-    if device.type == "cpu":
-        return huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-    return torch.zeros(shape, dtype=dtype, device=device)
+class _Zeros:
+    """Allocates zeros. On CPU, they come from the system's zero pages, which take memory only when they are written.
+
+    Tensors share huge pages: with pages of its own, each of a small cache's would take 2 MiB at its first token.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._arena = Arena()
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self._device.type == "cpu":
+            return self._arena.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+        return torch.zeros(shape, dtype=dtype, device=self._device)

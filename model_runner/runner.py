@@ -141,6 +141,7 @@ class ModelRunner:
         self._grammars = parts.grammars
         self._learning = parts.learning
         self.images = None if parts.images is None else parts.images.features
+        self._tower_cores = None if parts.images is None else parts.images.cores
         self._preparing = ThreadPoolExecutor(_PREPARING_THREADS, "prepare")
 
     @classmethod
@@ -184,6 +185,14 @@ class ModelRunner:
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
+        if self._tower_cores is None:
+            return self._launch(plan, is_ahead=is_ahead)
+        with self._tower_cores.step():
+            step = self._launch(plan, is_ahead=is_ahead)
+        result = self._tower_cores.step()(step.result)
+        return replace(step, result=result)
+
+    def _launch(self, plan: StepPlan, *, is_ahead: bool) -> LaunchedStep:
         context = self._follow(plan) if is_ahead else self._lay_out(plan)
         start = time.perf_counter()
         try:

@@ -32,7 +32,7 @@ from model_runner.contract import (
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.images.image import Image
 from model_runner.images.loading import LoadedReader
-from model_runner.images.positions import RotaryPositions
+from model_runner.images.positions import RotaryPositions, rotary_positions
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.sampling.fused_sampling import FusedSamplingPlan
@@ -135,7 +135,7 @@ class RunnerState:
             guides=admitted.guides,
             sampler_state=admitted.sampler_state,
             images=admitted.images,
-            rotary=RotaryPositions(admitted.images) if admitted.images and admitted.images[0].grid else None,
+            rotary=rotary_positions(admitted.images),
             cache_salt=admitted.cache_salt,
         )
         self._place(choice, admitted.placed)

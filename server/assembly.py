@@ -116,17 +116,33 @@ def limits_of(settings: Settings) -> EngineLimits:
     return EngineLimits(settings.max_waiting, settings.engine_timeout_s)
 
 
+def budget_of(settings: Settings) -> int:
+    """Bytes that all models together may take. Warns if this machine has less than the settings allow."""
+    if settings.memory_gib is None:
+        return host_budget()
+    budget, free = int(settings.memory_gib * (1 << 30)), free_memory()
+    if budget > free:
+        _logger.warning(
+            "memory_gib is %g, but only %.1f GiB are free: loading models may run out of memory. Lower memory_gib.",
+            settings.memory_gib,
+            free / (1 << 30),
+        )
+    return budget
+
+
 def host_models(
-    settings: Settings, found: Sequence[tuple[Settings, Checkpoints]], publish: Callable[[bytes], None] | None = None
+    settings: Settings,
+    found: Sequence[tuple[Settings, Checkpoints]],
+    publish: Sequence[Callable[[bytes], None] | None],
 ) -> tuple[ModelHost, "list[ModelOnEngine]"]:
-    """Make the host of several models, without starting it; `publish` receives their KV events."""
-    budget = host_budget() if settings.memory_gib is None else int(settings.memory_gib * (1 << 30))
+    """Make the host of several models, without starting it; each of `publish` receives the KV events of a model."""
+    budget = budget_of(settings)
     spare = SpareWorker()
     host = ModelHost(Ledger(budget), spare)
     models = []
-    for entry, (own, checkpoints) in zip(settings.models, found, strict=True):
+    for entry, (own, checkpoints), events in zip(settings.models, found, publish, strict=True):
         share = _CACHE_SHARE / len(found) if own.kv_cache_gib is None else None
-        source = ProcessSource(engine_config(own, checkpoints), limits_of(own), spare, budget, share, publish)
+        source = ProcessSource(engine_config(own, checkpoints), limits_of(own), spare, budget, share, events)
         residency = Residency(
             is_loaded_at_start=entry.load == "start",
             is_pinned=entry.pinned,

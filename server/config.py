@@ -27,6 +27,7 @@ from server.setting_types import (
     Endpoint,
     File,
     Hosts,
+    ImageHosts,
     MetricsPrefix,
     Model,
     Names,
@@ -97,8 +98,8 @@ class Settings(BaseSettings):
     memory_gib: float | None = Field(
         None,
         gt=0,
-        description="Memory for all models together in GiB. By default what is free when the server starts. It needs "
-        "several models.",
+        description="Memory for all models together in GiB. By default 95 % of what is free when the server starts. It "
+        "needs several models.",
     )
     load_timeout_s: float = Field(
         600.0,
@@ -266,6 +267,11 @@ class Settings(BaseSettings):
     max_image_mib: float = Field(20.0, gt=0, description="Largest image file in MiB.")
     max_image_megapixels: float = Field(
         50.0, gt=0, description="Largest image in millions of pixels. Decoding takes up to 20 bytes of memory for each."
+    )
+    image_hosts: ImageHosts = Field(
+        (),
+        description="Host that images are fetched from, by https, such as images.example.com. It needs a public "
+        "address. Repeat it for several. By default none: https URLs are refused.",
     )
 
     strict: bool = Field(
@@ -470,7 +476,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("client_timeout_s", "keepalive_s", "drain_grace_s"),
     ),
     "API": ("strict", "lenient", "logprobs"),
-    "Images": ("images", "image_cache_gib", "max_images", "max_image_mib", "max_image_megapixels"),
+    "Images": ("images", "image_cache_gib", "max_images", "max_image_mib", "max_image_megapixels", "image_hosts"),
     "Stored data": ("data_dir", "max_stored_mib", "max_file_mib", "max_files_mib", "max_batch_lines"),
     "Security": (
         *("api_key", "api_keys_file", "isolate_keys", "redis_url", "cors_origins", "allowed_hosts", "open_metrics"),

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from model_runner.hub.access import ModelNotFoundError
 from server.setting_errors import PREFIX, SettingsError, describe_value_error, setting_error, unknown_setting
+from server.setting_types import split_names
 
 if TYPE_CHECKING:
     from server.config import Settings
@@ -33,7 +34,7 @@ IN_FILE_ONLY = frozenset({"models"})
 OF_SEVERAL = ("memory_gib", "load_timeout_s")
 """Settings of a server with several models."""
 _NAMED = {"model": "`path`", "served_model_name": "`name` and `aliases`"}
-"""What an entry has in place of a setting of a server with one model."""
+"""Keys of an entry in place of the settings of a server with one model."""
 
 
 def _check_name(name: str) -> str:
@@ -56,7 +57,9 @@ class ModelSettings(BaseModel):
         description="Folder, GGUF file or its URL, hub name such as Qwen/Qwen3-0.6B or user/repo:Q4_K_M, "
         "ollama:NAME:TAG, lmstudio:PUBLISHER/REPO, or SmolLM2-135M-Instruct for the embedded model. By default `name`.",
     )
-    aliases: tuple[_Name, ...] = Field((), description="Other names of the model in the API.")
+    aliases: Annotated[tuple[_Name, ...], BeforeValidator(split_names)] = Field(
+        (), description="Other names of the model in the API."
+    )
     load: Literal["start", "demand"] = Field(
         "demand",
         description="When the model is loaded: at the start, or when a request asks for it. The default of the first "
@@ -144,7 +147,7 @@ def check_together(settings: "Settings") -> None:
 
 
 def _problems(settings: "Settings", entry: ModelSettings) -> Iterator[str]:
-    """What is wrong with the settings of an entry."""
+    """Problems of an entry's settings, in words."""
     fields = type(settings).model_fields
     for key in entry.overrides:
         if key in _NAMED:

@@ -58,7 +58,7 @@ def missing_setting(name: str, other: str) -> PydanticCustomError:
 
 
 def setting_error(name: str, message: str) -> PydanticCustomError:
-    """An error of a setting that is found beside other settings. The message follows the place where it is set."""
+    """An error of a setting that is found together with others. The message follows the place where it is set."""
     return PydanticCustomError("setting_error", "{message}", {"message": message, "setting": name})
 
 

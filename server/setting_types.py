@@ -84,6 +84,15 @@ def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return hosts
 
 
+def _check_image_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse patterns: images are fetched from hosts that are named one by one."""
+    for host in hosts:
+        if host.startswith("*"):
+            message = "'{host}' is not the name of one host. Name each host, such as images.example.com"
+            raise PydanticCustomError("no_host", message, {"host": host})
+    return _check_hosts(hosts)
+
+
 def _check_metrics_prefix(prefix: str) -> str:
     """Refuse what Prometheus would allow only in quoted names."""
     if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", prefix):
@@ -147,6 +156,9 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)]
 
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_lowered), AfterValidator(_check_origins)]
 """Origins of web pages, separated by commas in one text."""
+
+ImageHosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_lowered), AfterValidator(_check_image_hosts)]
+"""Names of hosts, without patterns, separated by commas in one text."""
 
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_lowered), AfterValidator(_check_hosts)]
 """Host names, separated by commas in one text."""

@@ -80,12 +80,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     COMPILER_FLAGS.extend(shlex.split(config.getoption("--kernels-flags")))
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
     """Exempt modules and tests from garbage collection, which would go through millions of objects each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def give_back_memory() -> None:

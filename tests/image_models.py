@@ -175,6 +175,55 @@ _CASES |= {
         **_GEMMA4_IDS,
     ),
 }
+_CASES |= {
+    "vipllava": _case(
+        {"model_type": "llama"},
+        {**_VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16},
+        image_seq_length=4,
+        vision_feature_layer=[-2, 1],
+    ),
+    "llava_next": _case(
+        {"model_type": "mistral"},
+        {**_VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16},
+        image_grid_pinpoints=[[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
+        image_seq_length=4,
+    ),
+    "deepseek_vl": _case({"model_type": "llama"}, {**_VISION, "image_size": 28, "vision_use_head": False}),
+    "aya_vision": _case(
+        {"model_type": "cohere2", **_KINDS},
+        {**_VISION, "model_type": "siglip_vision_model", "image_size": 56, "vision_use_head": False},
+        downsample_factor=2,
+    ),
+    "qianfan_ocr": _case(
+        {"model_type": "qwen3"}, {**_VISION, "image_size": [56, 56], "patch_size": [14, 14]}, image_seq_length=4
+    ),
+    "exaone4_5": _case(
+        {"model_type": "exaone4", **_KINDS},
+        {
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "num_key_value_heads": 2,
+            "out_hidden_size": 32,
+            "patch_size": 14,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+    ),
+    "qwen3_5_moe": _case(
+        {
+            **_INTERLEAVED,
+            **_DELTA,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+        {**_QWEN3_TOWER, "deepstack_visual_indexes": []},
+        **_ENDS,
+    ),
+}
 _TYPES = {"pixtral": "llava", "gemma4_small": "gemma4"}
 FAMILIES = tuple(_CASES)
 
@@ -205,7 +254,8 @@ def load_oracle(folder: Path) -> PreTrainedModel:
 def oracle_inputs(folder: Path, family: str, pieces: Sequence[Any]) -> Any:
     """The inputs that transformers' processor makes of texts and pictures."""
     processor = image_processors.processor_of(folder, family)
-    placeholder = getattr(processor, "boi_token", None) if family == "gemma3" else processor.image_token
+    names = {"gemma3": "boi_token", "qianfan_ocr": "image_placeholder_token"}
+    placeholder = getattr(processor, names.get(family, "image_token"))
     text = "".join(piece if isinstance(piece, str) else placeholder for piece in pieces)
     pictures = [[piece for piece in pieces if not isinstance(piece, str)]]
     with warnings.catch_warnings():

@@ -52,13 +52,14 @@ class AttentionPlan:
     merges: Int32Array  # [M, MERGE]
     paths: Int32Array  # [P] slots of the keys on the draft trees' paths
     tables: Int32Array  # [B] block tables of all choices, concatenated
+    lasts: Int32Array  # [T] last position that each token sees in layers that see spans; [0] if there are none
     groups: Sequence["AttentionPlan"] = ()
     """The same work with the blocks of further cache groups."""
 
     @property
     def num_numbers(self) -> int:
         """Size on the device in int32 values, without the slots."""
-        return HEADER + self.items.size + self.merges.size + self.paths.size + self.tables.size
+        return HEADER + self.items.size + self.merges.size + self.paths.size + self.tables.size + self.lasts.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,13 @@ class _Tiles:
     table: IntArray
     start: IntArray
     entry: IntArray
+    last: IntArray
+    """The last position that the last token sees in any layer."""
 
     @property
     def num_splits(self) -> IntArray:
         """[N] number of splits that the last token of each tile sees."""
-        return (self.position + self.count - 1) // SPLIT + 1
+        return self.last // SPLIT + 1
 
 
 def make_plan(batch: Batch, tiling: Tiling, num_groups: int = 1) -> AttentionPlan:
@@ -108,6 +111,7 @@ def _make_plan(batch: Batch, tiling: Tiling) -> AttentionPlan:
         merges=merges,
         paths=paths,
         tables=tables,
+        lasts=np.array([] if batch.span_last is None else batch.span_last, dtype=np.int32),
     )
 
 
@@ -140,7 +144,8 @@ def _cut_tokens(batch: Batch, tokens: int, table_of: IntArray) -> _Tiles:
         node = off_place[token]
         start[node], entry[node] = batch.paths.start[token[node]], batch.paths.first[token[node]]
     count = np.minimum(tokens, np.repeat(lengths, counts) - ordinal * tokens)
-    return _Tiles(token, count, positions[token], table_of[token], start, entry)
+    seen = positions if batch.span_last is None else batch.span_last
+    return _Tiles(token, count, positions[token], table_of[token], start, entry, seen[token + count - 1])
 
 
 def _off_place(paths: TreePaths) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -67,6 +67,7 @@ class TritonMetadata:
         self.slots = self._device[:max_tokens]
         self.plan = self._device[max_tokens:].view(torch.int32)
         self.has_merges = True
+        self.has_lasts = False
 
     def load(self, plan: AttentionPlan, num_rows: int | None = None) -> None:
         """Upload a plan without waiting for the device.
@@ -74,8 +75,7 @@ class TritonMetadata:
         Args:
             plan: of a step.
             num_rows: rows of the step including padding; None for the full capacity. Padding rows get slot -1 and zeros
-                as
-                output.
+                as output. They have no last position, so only steps without padding may have lasts.
 
         Raises:
             ValueError: if the plan does not fit or has another tile size.
@@ -87,7 +87,8 @@ class TritonMetadata:
         if plan.block_m != self.block_m:
             raise ValueError(f"this metadata takes plans with tiles of {self.block_m} rows, not {plan.block_m}")
         items = np.concatenate([plan.items, empty_items(num_tokens, num_rows, self._tile_tokens)])
-        at = np.cumsum([HEADER, items.size, plan.merges.size, plan.paths.size, plan.tables.size])
+        parts = items, plan.merges, plan.paths, plan.tables, plan.lasts
+        at = np.cumsum([HEADER, *(part.size for part in parts)])
         if not num_tokens <= num_rows <= max_tokens or at[-1] > len(self.plan):
             needs = f"{num_tokens} tokens and {at[-1]} numbers"
             raise ValueError(f"there is room for {max_tokens} tokens and {len(self.plan)} numbers, not for {needs}")
@@ -96,8 +97,8 @@ class TritonMetadata:
         staging = self._staging.numpy()
         staging[:num_tokens], staging[num_tokens:max_tokens] = plan.slots, -1
         numbers = staging[max_tokens:].view(np.int32)
-        numbers[:5] = len(items), len(plan.merges), *at[1:4]
-        for part, start, end in zip((items, plan.merges, plan.paths, plan.tables), at[:-1], at[1:], strict=True):
+        numbers[:6] = len(items), len(plan.merges), *at[1:5]
+        for part, start, end in zip(parts, at[:-1], at[1:], strict=True):
             numbers[start:end] = part.ravel()
         used = max_tokens + -(-int(at[-1]) // 2)
         self._device[:used].copy_(self._staging[:used], non_blocking=True)
@@ -166,6 +167,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         metadata.load(plan)
         for one in (metadata, *metadata.groups):
             one.has_merges = len(plan.merges) > 0
+            one.has_lasts = len(plan.lasts) > 0
         return metadata
 
     def reserve(self, max_tokens: int, max_blocks: int | None = None) -> TritonMetadata:
@@ -212,13 +214,15 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
             block_m=metadata.block_m,
             programs=self._programs,
             has_merges=metadata.has_merges,
+            has_lasts=metadata.has_lasts,
             part_rows=self._part_rows,
             sums=self._sums,
             peaks=self._peaks,
         )
         out = rows.new_empty(*rows.shape[:2], cache.values[layer].shape[3])
         kv = LayerKV(cache.keys[layer], cache.values[layer], *scales)
-        scoring = Scoring(options.scale, options.window, options.softcap, options.chunk, options.sinks)
+        limits = options.window, options.softcap, options.chunk
+        scoring = Scoring(options.scale, *limits, options.sinks, options.sees_spans)
         attend(rows, kv, step, scoring, out)
         return out.to(query.dtype)
 

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from model_runner.gguf.architectures import read_config, read_parameters
-from model_runner.gguf.header import GgufTensor, read_gguf
+from model_runner.gguf.architectures import architecture_of, read_config
+from model_runner.gguf.header import read_gguf
+from model_runner.gguf.parameters import read_parameters
 from model_runner.gguf.weights import Parameter, Source, unpack
 from model_runner.kernels.block_formats import BF16, BLOCK_FORMATS, F16, F32
-from model_runner.models.parameters import Blocks, Matrix
+from model_runner.models.parameters import Blocks, DenseMatrix, Matrix
 from model_runner.models.safetensors_files import FileMatrix, MappedFile
 
 _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
@@ -31,15 +32,19 @@ class BlockMatrix:
     """The number of ggml's type."""
     order: Tensor | None = None
     """int32 [outputs]: the stored row of each output; None: in order."""
+    input_order: Tensor | None = None
+    """int32 [inputs]: the input of each stored column; None: in order."""
 
     def blocks(self) -> Blocks:
         outputs, row = self.shape[0], self._row_bytes
-        return Blocks(self.block_format, self.file.read(self.offset, outputs * row).view(outputs, row), self.order)
+        rows = self.file.read(self.offset, outputs * row).view(outputs, row)
+        return Blocks(self.block_format, rows, self.order, input_order=self.input_order)
 
     def read(self, start: int = 0, stop: int | None = None) -> Tensor:
         stored = self.blocks().rows
         rows = stored[start:stop] if self.order is None else stored[self.order[start:stop].long()]
-        return torch.from_numpy(unpack(rows.numpy(), self.block_format))
+        values = torch.from_numpy(unpack(rows.numpy(), self.block_format))
+        return values if self.input_order is None else values[:, self.input_order.long().argsort()]
 
     def drop(self, start: int, stop: int) -> None:
         if self.order is None:
@@ -64,7 +69,8 @@ class GgufCheckpoint:
         """
         file = read_gguf(path)
         self._tensors = file.tensors
-        self._parameters: Mapping[str, Parameter] = read_parameters(file, read_config(file))
+        parameters = read_parameters(file, architecture_of(file), read_config(file))
+        self._parameters: Mapping[str, Parameter] = parameters
         self._files: dict[Path, MappedFile] = {}
 
     @cached_property
@@ -73,46 +79,51 @@ class GgufCheckpoint:
 
     def tensor(self, name: str) -> Tensor:
         parameter = self._parameters[name]
-        if len(parameter.shape) > 2:
+        if parameter.combine is not None:
+            parts = [self._whole(source).float().numpy() for source in parameter.sources]
+            return torch.from_numpy(parameter.combine(parts))
+        if self._num_experts(parameter) is not None:
             return torch.stack([torch.cat([m.read() for m in expert]).float() for expert in self.matrices(name)])
-        parts = []
-        for source in parameter.sources:
-            tensor = self._tensors[source.name]
-            rows = self._matrix(tensor, source, 0, math.prod(tensor.shape[:-1])).read()
-            rows = rows.reshape(-1)[_order(source, tensor.size).long()] if _is_permuted_vector(source, tensor) else rows
-            parts.append(rows.float() - 1 if source.minus_one else rows)
+        parts = [self._whole(source) for source in parameter.sources]
         # Each expert has the biases of gate and up; all else is rows, one after the other.
         return torch.cat(parts, 1 if name.endswith("_proj_bias") else 0).reshape(parameter.shape)
 
     def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
         parameter = self._parameters[name]
-        num_experts = parameter.shape[0] if len(parameter.shape) == 3 else 1
-        experts = range(num_experts)
-        return [[self._part(source, expert, num_experts) for source in parameter.sources] for expert in experts]
+        if parameter.combine is not None:
+            return [[DenseMatrix(self.tensor(name))]]
+        experts = self._num_experts(parameter)
+        parts = range(experts) if experts is not None else [None]
+        return [[self._matrix(source, part) for source in parameter.sources] for part in parts]
 
-    def _part(self, source: Source, expert: int, num_experts: int) -> Matrix:
-        """The rows of one expert of a tensor, or of the whole tensor."""
+    def _num_experts(self, parameter: Parameter) -> int | None:
+        """The number of experts that a parameter has matrices of; None for other parameters."""
+        source = parameter.sources[0]
+        shape = self._tensors[source.name].shape
+        return shape[0] if len(shape) == 3 and source.part is None else None
+
+    def _whole(self, source: Source) -> Tensor:
+        """A tensor, or its part that becomes a parameter, in the parameter's order."""
         tensor = self._tensors[source.name]
-        rows = math.prod(tensor.shape[:-1]) // num_experts
-        return self._matrix(tensor, source, expert * rows, rows)
+        if len(tensor.shape) < 2:
+            values = self._matrix(replace(source, order=None)).read().reshape(-1)
+            values = values if source.order is None else values[torch.from_numpy(source.order)]
+        else:
+            values = self._matrix(source).read().reshape(tensor.shape if source.part is None else tensor.shape[1:])
+        return values if source.values is None else torch.from_numpy(source.values(values.float().numpy()))
 
-    def _matrix(self, tensor: GgufTensor, source: Source, start: int, rows: int) -> Matrix:
+    def _matrix(self, source: Source, part: int | None = None) -> Matrix:
+        """The rows of a tensor, or of a part of it."""
+        tensor = self._tensors[source.name]
+        part = source.part if part is None else part
+        rows, width = math.prod(tensor.shape[:-1]), tensor.shape[-1] if tensor.shape else 1
+        rows = rows if part is None else rows // tensor.shape[0]
         if tensor.file not in self._files:
             self._files[tensor.file] = MappedFile(tensor.file)
-        file, width = self._files[tensor.file], tensor.shape[-1] if tensor.shape else 1
-        offset = tensor.offset + start * BLOCK_FORMATS[tensor.block_format].row_bytes(width)
+        file, row_bytes = self._files[tensor.file], BLOCK_FORMATS[tensor.block_format].row_bytes(width)
+        offset = tensor.offset + (part or 0) * rows * row_bytes
         dtype = _FLOATS.get(tensor.block_format)
-        if dtype is not None and (not source.halves or len(tensor.shape) < 2):
+        if dtype is not None and source.order is None and source.input_order is None:
             return FileMatrix(file, offset, (rows, width), dtype)
-        order = _order(source, rows) if source.halves else None
-        return BlockMatrix(file, offset, (rows, width), tensor.block_format, order)
-
-
-def _is_permuted_vector(source: Source, tensor: GgufTensor) -> bool:
-    return bool(source.halves) and len(tensor.shape) == 1
-
-
-def _order(source: Source, rows: int) -> Tensor:
-    """int32 [rows]: the stored row of each output. Rows 2i and 2i + 1 of a head become rows i and i + half."""
-    stored = torch.arange(rows, dtype=torch.int32).view(source.halves, -1, 2)
-    return stored.transpose(1, 2).reshape(rows)
+        orders = (None if one is None else torch.from_numpy(one).int() for one in (source.order, source.input_order))
+        return BlockMatrix(file, offset, (rows, width), tensor.block_format, *orders)

@@ -8,7 +8,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
 from model_runner.gguf.header import GgufFile
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.vocabulary import SPACE, add_known, make_bpe, make_sentencepiece, split_bytes, surround
+from model_runner.models.vocabulary import (
+    SPACE,
+    add_known,
+    make_bpe,
+    make_sentencepiece,
+    merges_by_score,
+    split_bytes,
+    surround,
+)
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Types of tokens; all others are ordinary."""
@@ -24,13 +32,49 @@ def _plain(digits: str) -> str:
     return rf"{_ENDINGS}|{_BEFORE}\p{{L}}+|{digits}|{_MARKS}[\r\n]*|{_SPACES}"
 
 
+_WITH_ACCENTS = (
+    rf"{_ENDINGS}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+"""Like the above, with every digit a piece, and combining marks as parts of words."""
+_IDEOGRAPHS, _KANA = r"\u4e00-\u9fa5", r"\u3040-\u309f\u30a0-\u30ff"
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    f"[{_IDEOGRAPHS}{_KANA}]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+)
+_LATER_LETTERS = (
+    r"\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c88\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68"
+    r"\x{10570}-\x{105bc}\x{10d50}-\x{10d85}\x{16e40}-\x{16e7f}\x{1d400}-\x{1d7cb}\x{1df00}-\x{1df2a}"
+)
+"""Cased letters that DeepSeek's list lacks."""
+_DEEPSEEK = (
+    r"[\r\n]",
+    rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_LATER_LETTERS}]]+",
+    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    rf"[{_IDEOGRAPHS}\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}+",
+)
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    rf"[{_IDEOGRAPHS}\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
+
+
 def _cased(endings: str, digits: str) -> str:
     """Splits also before a capital letter that follows a small one."""
     words = rf"{_BEFORE}{_UPPER}*{_LOWER}+{endings}|{_BEFORE}{_UPPER}+{_LOWER}*{endings}"
     return rf"{words}|{digits}|{_MARKS}[\r\n/]*|{_SPACES}"
 
 
-def _named(names: Iterable[str], split: str) -> dict[str, str]:
+Split = str | tuple[str, ...]
+
+
+def _named(names: Iterable[str], split: Split) -> dict[str, Split]:
     return dict.fromkeys(names, split)
 
 
@@ -46,23 +90,32 @@ _LLAMA3_NAMES = {
     "lfm2",
     "jina-v5-nano",
 }
-_SPLITS = {
+_SPLITS: Mapping[str, Split] = {
     **_named(("gpt-2", "phi-2", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "gigachat", "a.x-4.0"), _GPT2),
     **_named(("mellum", "exaone4", "mpt", "olmo", "jais", "trillion", "granite-docling"), _GPT2),
-    **_named(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
-    **_named((*_LLAMA3_NAMES, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _plain(r"\p{N}{1,3}")),
+    **_named(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS),
+    **_named((*_LLAMA3_NAMES, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "glm5"), _plain(r"\p{N}{1,3}")),
     **_named(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"), _plain(r"\p{N}")),
+    **_named(("solar-open", "grok-2"), _plain(r"\p{N}")),
+    **_named(("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"), _DEEPSEEK3),
+    "deepseek-llm": _DEEPSEEK,
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "qwen35": _WITH_ACCENTS,
     **_named(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _cased(f"{_ENDINGS}?", r"\p{N}{1,3}")),
     "tekken": _cased("", r"\p{N}"),
     "seed-coder": rf"{_ENDINGS}|{_BEFORE}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",
 }
-"""By `tokenizer.ggml.pre`: the expression that splits text, or one of GPT-2's two ways. From llama.cpp's vocabulary."""
-_WHOLE_PIECES = _LLAMA3_NAMES | {"tekken", "glm4", "chatglm-bpe"}
+"""By `tokenizer.ggml.pre`: the expression that splits text, or several that split one after the other, or one of GPT-2's
+two ways. From llama.cpp's vocabulary."""
+_WHOLE_PIECES = _LLAMA3_NAMES | {"tekken", "glm4", "glm5", "chatglm-bpe"}
 """Names of vocabularies where a piece that is a token is never split, whatever the merges say."""
 _BEGINS = _LLAMA3_NAMES | {"tekken"}
 """Names of byte-level vocabularies that put the BOS token first unless the file says otherwise."""
-_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>")
-"""Control tokens that end an output wherever a vocabulary has them."""
+_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>"),
+    *("<turn|>", "<|tool_response>", "<|observation|>", "[e~["),
+)
+"""Control tokens, or tokens that users defined, that end an output wherever a vocabulary has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +152,8 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
 
 def _is_gemma(file: GgufFile) -> bool:
     """Gemma's files spell tokens of several spaces with spaces, and their scores are not the order of merges."""
-    return file.architecture.startswith("gemma") and file.metadata.get("tokenizer.ggml.model") == "llama"
+    kind = file.metadata.get("tokenizer.ggml.model")
+    return kind == "gemma4" or (file.architecture.startswith("gemma") and kind == "llama")
 
 
 def make_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
@@ -112,8 +166,14 @@ def make_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
         tokenizer = _byte_level(vocabulary)
     elif vocabulary.kind == "llama":
         tokenizer = _sentencepiece(vocabulary)
+    elif vocabulary.kind == "gemma4":
+        tokenizer = make_sentencepiece(
+            vocabulary.tokens, _merges(vocabulary), _unknown(vocabulary), begins_with_space=False
+        )
     else:
-        raise UnsupportedModelError(f"its tokenizer is of the kind {vocabulary.kind}; gpt2 and llama can be read")
+        raise UnsupportedModelError(
+            f"its tokenizer is of the kind {vocabulary.kind}; gemma4, gpt2 and llama can be read"
+        )
     add_known(tokenizer, _added_tokens(vocabulary))
     _set_ends(vocabulary, tokenizer)
     return tokenizer
@@ -132,7 +192,7 @@ def split_text(name: str, tokenizer: Tokenizer) -> None:
     elif split == _DIGITS:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     else:
-        split_bytes(tokenizer, split)
+        split_bytes(tokenizer, *((split,) if isinstance(split, str) else split))
     tokenizer.model.ignore_merges = name in _WHOLE_PIECES
 
 
@@ -159,7 +219,7 @@ def end_tokens(vocabulary: Vocabulary) -> list[int]:
     """The tokens that end an output: the file's own, and those that end a turn in every model that has them."""
     own = [vocabulary.special(key) for key in ("eos", "eot", "eom")]
     words = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-    known = {text: token for token, (text, kind) in words if kind == _CONTROL and text in _ENDS}
+    known = {text: token for token, (text, kind) in words if kind in (_CONTROL, _USER_DEFINED) and text in _ENDS}
     if "<|return|>" in known:
         known.pop("<|end|>", None)  # harmony's end of a message, after which the same answer goes on
     return list(dict.fromkeys(token for token in (*own, *known.values()) if token is not None))
@@ -167,12 +227,19 @@ def end_tokens(vocabulary: Vocabulary) -> list[int]:
 
 def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     """GPT-2's kind: every byte is a letter of the vocabulary, and merges are given."""
-    metadata = vocabulary.file.metadata
-    merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges") or ()]
-    tokenizer = make_bpe(vocabulary.tokens, merges)
-    split_text(str(metadata.get("tokenizer.ggml.pre", "")), tokenizer)
+    tokenizer = make_bpe(vocabulary.tokens, _merges(vocabulary))
+    split_text(str(vocabulary.file.metadata.get("tokenizer.ggml.pre", "")), tokenizer)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _merges(vocabulary: Vocabulary) -> list[tuple[str, ...]]:
+    """The merges that a file lists."""
+    return [tuple(merge.split(" ")) for merge in vocabulary.file.metadata.get("tokenizer.ggml.merges") or ()]
+
+
+def _unknown(vocabulary: Vocabulary) -> str | None:
+    return _special_tokens(vocabulary).get("unk_token")
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
@@ -185,8 +252,8 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     if len(scores) != len(tokens):
         raise UnsupportedModelError(f"it has scores for {len(scores)} of its {len(tokens)} tokens")
     begins_with_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    unknown = _special_tokens(vocabulary).get("unk_token")
-    return make_sentencepiece(tokens, scores, unknown, begins_with_space=begins_with_space)
+    merges = merges_by_score(tokens, scores)
+    return make_sentencepiece(tokens, merges, _unknown(vocabulary), begins_with_space=begins_with_space)
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[AddedToken]:

@@ -1,5 +1,6 @@
 """How the weights of a GGUF file are stored: formats, and the parameters that they become. Imports no torch."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,14 @@ class Source:
     """A tensor of the file, as a part of a parameter."""
 
     name: str
-    halves: int = 0
-    """Heads whose rows are stored as neighbouring pairs, and become halves: the way of rotary positions differs."""
-    minus_one: bool = False
-    """The file has the factor of a norm, and the parameter is what is added to one."""
+    order: Array | None = None
+    """[rows] the stored row of each row; None: in order."""
+    input_order: Array | None = None
+    """[columns] the input of each stored column; None: in order."""
+    values: Callable[[Array], Array] | None = None
+    """Makes the parameter's numbers of the stored ones, in float32; None: they are the same."""
+    part: int | None = None
+    """Index of the part that becomes the parameter, of a tensor that is a stack of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Parameter:
 
     sources: tuple[Source, ...]
     shape: tuple[int, ...]
+    combine: Callable[[Sequence[Array]], Array] | None = None
+    """Makes the parameter of whole tensors in float32, where they are not its rows."""
 
 
 def check_formats(file: GgufFile) -> None:

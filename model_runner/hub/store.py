@@ -135,9 +135,18 @@ class RepoCache:
         """Where the content of a file is, or will be."""
         return self.folder / "blobs" / file.blob
 
+    @property
+    def locks(self) -> Path:
+        """Folder of the locks that huggingface_hub takes while it downloads."""
+        return self._cache / ".locks" / self._name
+
     def lock(self, file: HubFile) -> Path:
         """The lock that huggingface_hub takes while it downloads this content."""
-        return self._cache / ".locks" / self._name / f"{file.blob}.lock"
+        return self.locks / f"{file.blob}.lock"
+
+    def partials(self) -> list[Path]:
+        """Parts of downloads that were interrupted, or still run."""
+        return sorted((self.folder / "blobs").glob("*.incomplete"))
 
     def link(self, commit: str, file: HubFile) -> None:
         """Make a file of the commit point to its content; without symlinks, move the content there."""

@@ -15,6 +15,8 @@ from typing import Any, BinaryIO, Protocol
 
 import httpx
 
+from model_runner.hub.progress import size_text
+
 CHUNK = 1 << 20
 _LONG = 1 << 30
 """Bytes that take a second to hash."""
@@ -108,7 +110,8 @@ class Transfers:
             if item.target.exists():
                 return ""
             for _ in range(2):
-                hashes = self._complete(item)
+                with _full_disk_named(item):
+                    hashes = self._complete(item)
                 if hashes.match(item):
                     item.partial.replace(item.target)
                     self._progress.finish(item.name)
@@ -329,6 +332,22 @@ def _described(head: bytes) -> str:
     if head.startswith(_POINTER):
         return "the server sent a Git LFS pointer instead of the file; check HF_ENDPOINT"
     return "the server sent another content than the file"
+
+
+@contextmanager
+def _full_disk_named(item: Item) -> Iterator[None]:
+    """Turn the error of a full disk into a TransferError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        missing = item.size - _size(item.partial)
+        left = size_text(missing) if missing > 0 else "some room"
+        raise TransferError(
+            f"the disk of {item.target.parent} is full; free {left} and run it again to resume, or remove what has "
+            "arrived with `samewise rm`"
+        ) from error
 
 
 @contextmanager

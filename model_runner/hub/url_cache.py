@@ -58,8 +58,11 @@ def urls_of_parts(name: FileUrl) -> list[str]:
     return [url._replace(path=f"{folder}/{quote(part.name)}").geturl() for part in parts_of(Path(name.file))]
 
 
+def folder_of(name: FileUrl, cache: Path) -> Path:
+    """The folder of the cache for a file and its other parts."""
+    first = f"{name.address.rpartition('/')[0]}/{quote(parts_of(Path(name.file))[0].name)}"
+    return cache / FOLDER / hashlib.sha256(first.encode()).hexdigest()[:16]
+
+
 def _targets(name: FileUrl, cache: Path) -> list[Path]:
-    parts = [part.name for part in parts_of(Path(name.file))]
-    first = f"{name.address.rpartition('/')[0]}/{quote(parts[0])}"
-    own = cache / FOLDER / hashlib.sha256(first.encode()).hexdigest()[:16]
-    return [own / part for part in parts]
+    return [folder_of(name, cache) / part.name for part in parts_of(Path(name.file))]

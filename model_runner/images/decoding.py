@@ -25,6 +25,8 @@ _ANIMATED = frozenset({"PNG", "WEBP", "GIF"})
 MAX_ASPECT = 200
 """The longer side at most divided by the shorter one. Several image processors refuse more."""
 _WHITE = (255, 255, 255, 255)
+_LINES = 64
+"""Lines of an image that are composited at a time."""
 
 
 class Fault(StrEnum):
@@ -76,7 +78,8 @@ def read(data: bytes, max_pixels: int | None = None) -> DecodedImage:
     try:
         is_animated = file.format in _ANIMATED and bool(getattr(file, "is_animated", False))
         file.load()
-        return DecodedImage(_to_rgb(_upright(file)), is_animated)
+        _turn_upright(file)
+        return DecodedImage(_to_rgb(file), is_animated)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - decoders raise anything, and their texts must not reach a client
@@ -141,28 +144,37 @@ def _damaged() -> ImageError:
     return ImageError(Fault.DAMAGED, "The image is cut off or damaged.")
 
 
-def _upright(file: "ImageFile") -> "Pixels":
-    """The image turned and mirrored as its EXIF orientation says; unchanged if that cannot be read."""
+def _turn_upright(file: "ImageFile") -> None:
+    """Turn and mirror an image as its EXIF orientation says; nothing happens if that cannot be read."""
     from PIL import ImageOps  # noqa: PLC0415
 
     try:
-        turned = ImageOps.exif_transpose(file)
+        ImageOps.exif_transpose(file, in_place=True)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - broken metadata does not make the pixels unusable
-        return file
-    return file if turned is None else turned
+        pass
 
 
 def _to_rgb(image: "Pixels") -> "Pixels":
-    from PIL import Image  # noqa: PLC0415
-
+    """The image in RGB. A large one takes hundreds of MiB, so it is not copied more often than necessary."""
     if image.mode.startswith("I"):
         image = _eight_bits(image)
     if image.has_transparency_data:
-        with_alpha = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", with_alpha.size, _WHITE), with_alpha)
-    return image.convert("RGB")
+        return _on_white(image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _on_white(image: "Pixels") -> "Pixels":
+    """An image with transparency in RGB, some lines at a time."""
+    from PIL import Image  # noqa: PLC0415
+
+    result = Image.new("RGB", image.size)
+    for top in range(0, image.height, _LINES):
+        part = image.crop((0, top, image.width, min(top + _LINES, image.height))).convert("RGBA")
+        white = Image.new("RGBA", part.size, _WHITE)
+        result.paste(Image.alpha_composite(white, part).convert("RGB"), (0, top))
+    return result
 
 
 def _eight_bits(image: "Pixels") -> "Pixels":

@@ -5,8 +5,8 @@ transformers are needed. The counts are the same as with transformers' processor
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,10 @@ from typing import Any
 from model_runner.images import sizes
 from model_runner.images.decoding import Fault, ImageError
 
+_LOW_SIDE = 512
+"""The side of a square, in pixels, into which an image is scaled that a client asks for in low resolution."""
+_LOW_TOKENS = 70
+"""The least number of rows of Gemma 4's image processor."""
 Piece = str | int
 """A text of special tokens and line breaks, or a number of feature rows."""
 
@@ -53,6 +57,12 @@ class Layout:
     """Arguments with which the image processor must be called."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The image processor's settings. They decide the features, so they are part of an image's digest."""
+    low: "Layout | None" = None
+    """How images in low resolution stand in prompts; None if the image processor has no choice."""
+
+    def at(self, detail: str) -> "Layout":
+        """The layout for images of this detail: `low`, or anything else for the model's own resolution."""
+        return self.low or self if detail == "low" else self
 
     def of(self, width: int, height: int) -> Arrangement:
         """The arrangement of an image of this size, in pixels after orientation.
@@ -107,14 +117,22 @@ class _Files:
         text = value.get("content") if isinstance(value, dict) else value
         return text if isinstance(text, str) else default
 
-    def layout(self, placeholder: str, arrange: Arrange, around: tuple[str, str] = ("", ""), **call: Any) -> Layout:
-        """The layout with what all families have."""
+    def layout(
+        self,
+        placeholder: str,
+        arrange: Arrange,
+        around: tuple[str, str] = ("", ""),
+        low: "tuple[Arrange, Mapping[str, Any]] | None" = None,
+        **call: Any,
+    ) -> Layout:
+        """The layout with what all families have; `low` has its arrangement and arguments for low resolution."""
         token = self.config.get("image_token_id", self.config.get("image_token_index"))
         if not isinstance(token, int):
             raise KeyError("image_token_id")
         family = str(self.config["model_type"])
         settings = {key: value for key, value in self.settings.items() if key != "_valid_processor_keys"}
-        return Layout(family, token, placeholder, arrange, around, call, settings)
+        layout = Layout(family, token, placeholder, arrange, around, call, settings)
+        return layout if low is None else replace(layout, low=replace(layout, arrange=low[0], call={**call, **low[1]}))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -152,6 +170,30 @@ def _llava(files: _Files) -> Layout:
     return files.layout("<image>", partial(_fixed, num_rows, "", ""))
 
 
+def _llava_next(files: _Files) -> Layout:
+    settings, processor = files.settings, files.processor
+    tile = _side(settings.get("crop_size", 224), "height")
+    patch = processor.get("patch_size") or files.config["vision_config"]["patch_size"]
+    strategy = processor.get("vision_feature_select_strategy") or files.config.get("vision_feature_select_strategy")
+    more = processor.get("num_additional_image_tokens", 0) - (strategy == "default")
+    canvases = [tuple(canvas) for canvas in settings["image_grid_pinpoints"]]
+    return files.layout("<image>", partial(_with_overview, canvases, tile, tile // patch, more))
+
+
+def _with_overview(
+    canvases: Sequence[tuple[int, int]], tile: int, patches: int, more: int, height: int, width: int
+) -> Arrangement:
+    """Rows of the whole image, then of the image in tiles, with a row at the end of each line."""
+    canvas = sizes.best_canvas(height, width, canvases)
+    lines, columns = sizes.without_padding(height, width, canvas[0] // tile * patches, canvas[1] // tile * patches)
+    return Arrangement((patches * patches + more + lines * (columns + 1),))
+
+
+def _deepseek_vl(files: _Files) -> Layout:
+    num_rows = files.processor.get("num_image_tokens", 576)
+    return files.layout(files.token("image_token", "<image_placeholder>"), partial(_fixed, num_rows, "", ""))
+
+
 def _pixtral(files: _Files) -> Layout:
     """Pixtral's tower: a break after each row of patches."""
     processor, vision = files.processor, files.config["vision_config"]
@@ -160,7 +202,9 @@ def _pixtral(files: _Files) -> Layout:
     token = processor.get("image_token", "[IMG]")
     breaks = processor.get("image_break_token", "[IMG_BREAK]"), processor.get("image_end_token", "[IMG_END]")
     longest = _longest(files.settings.get("size", 1024))
-    return files.layout(token, partial(_in_lines, longest, patch, *breaks), patch_size=patch)
+    small = min(*longest, _LOW_SIDE)
+    low = partial(_in_lines, (small, small), patch, *breaks), {"size": {"longest_edge": small}}
+    return files.layout(token, partial(_in_lines, longest, patch, *breaks), low=low, patch_size=patch)
 
 
 def _longest(size: Any) -> tuple[int, int]:
@@ -184,7 +228,9 @@ def _lighton_ocr(files: _Files) -> Layout:
     merged = files.processor.get("patch_size", files.config["vision_config"]["patch_size"]) * merge
     patch = _side(files.settings.get("patch_size", 16), "height")
     longest = _longest(files.settings.get("size", 1024))
-    return files.layout(files.token("image_token", "<|image_pad|>"), partial(_merged, longest, patch, merged))
+    small = min(*longest, _LOW_SIDE)
+    low = partial(_merged, (small, small), patch, merged), {"size": {"longest_edge": small}}
+    return files.layout(files.token("image_token", "<|image_pad|>"), partial(_merged, longest, patch, merged), low=low)
 
 
 def _merged(longest: tuple[int, int], patch: int, merged: int, height: int, width: int) -> Arrangement:
@@ -204,9 +250,10 @@ def _idefics3(files: _Files) -> Layout:
         files.token("global_image_token", "<global-img>"),
         _side(settings.get("size", 4 * 364), "longest_edge") if settings.get("do_resize", True) else None,
         _side(settings.get("max_image_size", 364), "longest_edge"),
-        settings.get("do_image_splitting", True),
     )
-    return files.layout(files.token("image_token", "<image>"), arrange)
+    splits = partial(arrange, settings.get("do_image_splitting", True))
+    low = partial(arrange, False), {"do_image_splitting": False}
+    return files.layout(files.token("image_token", "<image>"), splits, low=low)
 
 
 def _tiled(  # noqa: PLR0913, PLR0917 - bound once, above
@@ -232,15 +279,48 @@ def _internvl(files: _Files) -> Layout:
     around = files.token("start_image_token", "<img>"), files.token("end_image_token", "</img>")
     most = settings.get("min_patches", 1), settings.get("max_patches", 12)
     arrange = partial(_on_canvas, num_rows, *around, tile, most)
-    return files.layout(files.token("context_image_token", "<IMG_CONTEXT>"), arrange, crop_to_patches=True)
+    low = partial(_on_canvas, num_rows, *around, tile, (1, 1)), {"crop_to_patches": False}
+    placeholder = files.token("context_image_token", "<IMG_CONTEXT>")
+    if files.config["model_type"] == "qianfan_ocr":
+        placeholder = files.processor.get("image_placeholder_token", "<image>")
+    return files.layout(placeholder, arrange, low=low, crop_to_patches=True)
 
 
 def _on_canvas(
     num_rows: int, begin: str, end: str, tile: tuple[int, int], most: tuple[int, int], height: int, width: int
 ) -> Arrangement:
+    return Arrangement((begin, num_rows * (_num_tiles(tile, most, height, width) + 1), end))
+
+
+def _num_tiles(tile: tuple[int, int], most: tuple[int, int], height: int, width: int) -> int:
+    """Tiles beside the whole image; 0 if one would be the whole."""
     lines, columns = sizes.tiled_canvas(height, width, tile, *most) if most[1] > 1 else (1, 1)
-    num_tiles = lines * columns + 1 if lines * columns > 1 else 1
-    return Arrangement((begin, num_rows * num_tiles, end))
+    return lines * columns if lines * columns > 1 else 0
+
+
+def _aya_vision(files: _Files) -> Layout:
+    settings, processor = files.settings, files.processor
+    patch = processor.get("patch_size", 28) * processor.get("downsample_factor", 1)
+    size = settings.get("size", 384)
+    arrange = partial(
+        _numbered,
+        (processor.get("img_size", 364) // patch) ** 2,
+        processor.get("start_of_img_token", "<|START_OF_IMG|>"),
+        processor.get("end_of_img_token", "<|END_OF_IMG|>"),
+        (_side(size, "height"), _side(size, "width")),
+        (settings.get("min_patches", 1), settings.get("max_patches", 12)),
+    )
+    return files.layout(processor.get("image_token", "<image>"), arrange, crop_to_patches=True)
+
+
+def _numbered(
+    num_rows: int, begin: str, end: str, tile: tuple[int, int], most: tuple[int, int], height: int, width: int
+) -> Arrangement:
+    names = [f"TILE_{number}" for number in range(1, _num_tiles(tile, most, height, width) + 1)]
+    pieces: list[Piece] = [begin]
+    for name in (*names, "TILE_GLOBAL"):
+        pieces += (name, num_rows)
+    return Arrangement((*pieces, end))
 
 
 def _area(files: _Files, shortest: int, longest: int) -> tuple[int, int]:
@@ -254,14 +334,27 @@ def _by_area(name: str, files: _Files) -> Layout:
     """Families whose images are scaled to an area, in blocks of merged patches: Qwen, GLM and Paddle."""
     form = _BY_AREA[name]
     merge, patch = files.settings.get("merge_size", 2), files.settings.get("patch_size", form.patch)
-    arrange = partial(_in_grid, name, patch * merge, _area(files, *form.area))
-    return files.layout(files.token("image_token", form.token), arrange, form.around)
+    least, most = _area(files, *form.area)
+    small = max(least, min(most, form.frames * _LOW_SIDE**2))
+    arrange, arrange_low = (partial(_in_grid, name, patch * merge, (least, largest)) for largest in (most, small))
+    if files.config["model_type"] in _WITHOUT_AXES:
+        arrange, arrange_low = partial(_in_line, arrange), partial(_in_line, arrange_low)
+    low = arrange_low, {"size": {"shortest_edge": least, "longest_edge": small}}
+    return files.layout(files.token("image_token", form.token), arrange, form.around, low)
 
 
 def _in_grid(name: str, block: int, area: tuple[int, int], height: int, width: int) -> Arrangement:
     scaled = _BY_AREA[name].scaled(height, width, block, *area)
     grid = 1, scaled[0] // block, scaled[1] // block
     return Arrangement((grid[1] * grid[2],), grid)
+
+
+_WITHOUT_AXES = frozenset({"exaone4_5"})
+"""Types whose images are scaled to an area, and whose rotary positions are the places."""
+
+
+def _in_line(arrange: Arrange, height: int, width: int) -> Arrangement:
+    return replace(arrange(height, width), grid=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +365,8 @@ class _ByArea:
     area: tuple[int, int]
     token: str
     around: tuple[str, str]
+    frames: int = 1
+    """Frames that an area counts for one image."""
 
 
 _BY_AREA = {
@@ -279,7 +374,7 @@ _BY_AREA = {
         sizes.qwen_size, 14, (56 * 56, 28 * 28 * 1280), "<|image_pad|>", ("<|vision_start|>", "<|vision_end|>")
     ),
     "glm": _ByArea(
-        sizes.glm_size, 14, (112 * 112, 28 * 28 * 15_000), "<|image|>", ("<|begin_of_image|>", "<|end_of_image|>")
+        sizes.glm_size, 14, (112 * 112, 28 * 28 * 15_000), "<|image|>", ("<|begin_of_image|>", "<|end_of_image|>"), 2
     ),
     "paddle": _ByArea(
         sizes.paddle_size, 14, (384 * 384, 1536 * 1536), "<|IMAGE_PLACEHOLDER|>", ("<|IMAGE_START|>", "<|IMAGE_END|>")
@@ -303,9 +398,10 @@ def _gemma4(files: _Files) -> Layout:
         files.token("eoi_token", "<image|>"),
         settings.get("patch_size", 16),
         settings.get("pooling_kernel_size", 3),
-        settings.get("max_soft_tokens", 280),
     )
-    return files.layout(files.token("image_token", "<|image|>"), arrange)
+    low = partial(arrange, _LOW_TOKENS), {"max_soft_tokens": _LOW_TOKENS}
+    most = settings.get("max_soft_tokens", 280)
+    return files.layout(files.token("image_token", "<|image|>"), partial(arrange, most), low=low)
 
 
 def _pooled(begin: str, end: str, patch: int, pooling: int, most: int, height: int, width: int) -> Arrangement:
@@ -314,14 +410,20 @@ def _pooled(begin: str, end: str, patch: int, pooling: int, most: int, height: i
 
 
 _FAMILIES: Mapping[str, Callable[[_Files], Layout]] = {
+    "aya_vision": _aya_vision,
+    "deepseek_vl": _deepseek_vl,
     "llava": _llava,
+    "llava_next": _llava_next,
+    "vipllava": _llava,
     "mistral3": _pixtral,
     "lighton_ocr": _lighton_ocr,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
     "internvl": _internvl,
+    "qianfan_ocr": _internvl,
     **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), partial(_by_area, "qwen")
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "exaone4_5"),
+        partial(_by_area, "qwen"),
     ),
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), partial(_by_area, "glm")),
     "paddleocr_vl": partial(_by_area, "paddle"),

@@ -12,6 +12,7 @@ from model_runner.images.layouts import Layout, read_layout
 from model_runner.models.refusal import UnsupportedModelError
 
 if TYPE_CHECKING:
+    from model_runner.images.cores import TowerCores
     from model_runner.images.tower import TowerShape
     from model_runner.platforms.platform import Platform
 
@@ -21,7 +22,8 @@ SERVED = frozenset(
     {
         *("idefics3", "internvl", "lighton_ocr", "llava", "mistral3", "smolvlm"),
         *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
-        *("gemma3", "gemma4", "qwen3_5", "qwen3_vl_moe"),
+        *("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"),
+        *("aya_vision", "deepseek_vl", "exaone4_5", "llava_next", "qianfan_ocr", "vipllava"),
     }
 )
 """Types of models whose images the engine computes as transformers does."""
@@ -49,7 +51,8 @@ class ImageReader:
             logger.warning("images     not served: %s", error)
             return None
         row_bytes = self.shape.row_bytes(platform.types.compute)
-        return LoadedReader(FeatureCache(tower.encode, row_bytes, self.limit), sees_images=self.shape.sees_images)
+        features = FeatureCache(tower.encode, row_bytes, self.limit)
+        return LoadedReader(features, tower.cores, sees_images=self.shape.sees_images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class LoadedReader:
     """The features of a model's images."""
 
     features: FeatureCache[Any]
+    cores: "TowerCores | None"
+    """The cores that features are computed with, if these depend on whether steps are computed."""
     sees_images: bool
     """Whether the rows of an image see each other in the decoder."""
 
@@ -71,9 +76,6 @@ def find_reader(config: RunnerConfig, platform: "Platform") -> ImageReader | Non
     if layout is None:
         return None
     shape = platform.inspect_tower(config.model)
-    if shape.sees_images and platform.device.type == "cuda":
-        logger.warning("images     not served on CUDA: in this model, rows of an image see later ones")
-        return None
     limit = int(config.image_cache_gib * _GIB)
     return ImageReader(layout, shape, shape.num_bytes(platform.types.compute) + limit, limit)
 

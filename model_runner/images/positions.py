@@ -16,6 +16,11 @@ from model_runner.images.image import Image
 IntArray = npt.NDArray[np.int64]
 
 
+def rotary_positions(images: Sequence[Image]) -> "RotaryPositions | None":
+    """The rotary positions of a prompt with these images; None if they are the places, as in models without grids."""
+    return RotaryPositions(images) if images and images[0].grid else None
+
+
 class RotaryPositions:
     """Rotary positions of the places of one prompt and its output."""
 

@@ -4,6 +4,7 @@ The formulas, with their roundings, follow the image processors of transformers 
 """
 
 import math
+from collections.abc import Sequence
 
 _LARGEST = 4096
 """The longest side of an image for Idefics 3."""
@@ -70,6 +71,24 @@ def tiled_canvas(height: int, width: int, tile: tuple[int, int], least: int, mos
         if difference < best_difference or (difference == best_difference and is_large):
             best, best_difference = (columns, lines), difference
     return best[1], best[0]
+
+
+def best_canvas(height: int, width: int, canvases: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """LLaVA-NeXT: the canvas on which an image has most of its pixels, and of those the one with the least waste."""
+
+    def rank(canvas: tuple[int, int]) -> tuple[int, int]:
+        scale = min(canvas[1] / width, canvas[0] / height)
+        used = min(int(width * scale) * int(height * scale), width * height)
+        return used, used - canvas[0] * canvas[1]
+
+    return max(canvases, key=rank)
+
+
+def without_padding(height: int, width: int, lines: int, columns: int) -> tuple[int, int]:
+    """LLaVA-NeXT: the lines and columns of patches of a canvas that an image in its middle covers."""
+    if width / height > columns / lines:
+        return lines - (lines - int(round(height * (columns / width), 7))) // 2 * 2, columns
+    return lines, columns - (columns - int(round(width * (lines / height), 7))) // 2 * 2
 
 
 def qwen_size(height: int, width: int, block: int, least: int, most: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ torchvision installed, transformers would choose another one, whose pixels diffe
 import inspect
 import logging
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,16 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, PretrainedConfig
 
+from model_runner.images.cores import SharedAttention, TowerCores, linears_of, pack_tower
 from model_runner.images.decoding import decode
 from model_runner.images.image import Image
 from model_runner.images.layouts import Layout
+from model_runner.kernels.library import WeightKind
+from model_runner.kernels.memory import return_freed_memory
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_loading import check_report, quiet
+from model_runner.models.loading import rotated
+from model_runner.models.native_packer import NativePacker
 from model_runner.models.refusal import describe_model, refused
 from model_runner.models.text_model import model_class, text_only, without_missing_towers
 
@@ -42,6 +47,10 @@ class TowerShape:
     """Sizes that decide how much memory a tower and its features need."""
 
     num_parameters: int
+    num_multiplied: int
+    """Weights of linear layers."""
+    num_rotated: int
+    """`num_multiplied` with inputs padded for the rotation."""
     hidden: int
     levels: int
     """Decoder layers after which further features are added."""
@@ -50,6 +59,8 @@ class TowerShape:
     """Width of the tower's hidden states."""
     sees_images: bool
     """Whether the rows of an image see each other in the decoder."""
+    packed_as: WeightKind | None = None
+    """The kind of integers that the weights of linear layers are packed as; None: they are not."""
 
     def row_bytes(self, dtype: torch.dtype) -> int:
         """Memory of a feature row."""
@@ -57,7 +68,14 @@ class TowerShape:
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Memory of the weights, and about what the tower needs while it computes."""
-        return (self.num_parameters + _PATCHES * self.widest * _NUMBERS_PER_PATCH) * dtype.itemsize
+        return self.weight_bytes(dtype) + _PATCHES * self.widest * _NUMBERS_PER_PATCH * dtype.itemsize
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Memory of the weights."""
+        if self.packed_as is None:
+            return self.num_parameters * dtype.itemsize
+        packed = self.num_rotated if self.packed_as == "int8_rotated" else self.num_multiplied
+        return (self.num_parameters - self.num_multiplied) * dtype.itemsize + packed
 
 
 def inspect_tower(config: PretrainedConfig) -> TowerShape:
@@ -69,7 +87,12 @@ def inspect_tower(config: PretrainedConfig) -> TowerShape:
     widest = getattr(vision, "embed_dim", None) or vision.hidden_size
     sees_images = getattr(text, "use_bidirectional_attention", None) == "vision" or config.model_type == "gemma3"
     num_parameters = sum(one.numel() for one in model.parameters())
-    return TowerShape(num_parameters, text.hidden_size, levels_of(config), widest, sees_images)
+    multiplied = [linear.weight for linear in linears_of(model)]
+    num_multiplied = sum(weight.numel() for weight in multiplied)
+    num_rotated = sum(rotated(weight.numel(), weight.shape[-1]) for weight in multiplied)
+    return TowerShape(
+        num_parameters, num_multiplied, num_rotated, text.hidden_size, levels_of(config), widest, sees_images
+    )
 
 
 def levels_of(config: Any) -> int:
@@ -88,13 +111,20 @@ class Tower:
         if config.model_type == "mistral3":
             self._model.base_model.multi_modal_projector.register_forward_hook(_with_batch)
         self._processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")  # type: ignore[no-untyped-call]
-        self._call = dict(layout.call)
+        self._layout = layout
         self._levels = levels_of(config)
         is_cuda = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
-        names = inspect.signature(self._model.get_image_features).parameters
-        inner = inspect.signature(self._model.base_model.get_image_features).parameters
-        self._names = names.keys() | inner.keys()
+        self._compute = self._model.base_model.get_image_features
+        self._names = inspect.signature(self._compute).parameters.keys()
+        self.cores: TowerCores | None = None
+        """The cores that features are computed with; None leaves the choice to torch."""
+
+    def pack(self, packer: NativePacker) -> None:
+        """Pack the weights of the linear layers for the kernels of a CPU."""
+        self.cores = TowerCores(packer.kernels)
+        pack_tower(self._model, packer, self.cores)
+        return_freed_memory()
 
     def encode(self, image: Image) -> Tensor:
         """The feature rows [1 + levels, n, hidden] of an image, on the tower's device.
@@ -103,24 +133,31 @@ class Tower:
             ImageError: if the file cannot be decoded.
             ValueError: if the number of rows is another one than in the prompt.
         """
-        rows = self.features(decode(image.data))
+        if self.cores is not None:
+            self.cores.take()
+        rows = self.features(decode(image.data), image.detail)
         if rows.shape[1] != image.num_rows:
             raise ValueError(f"an image has {rows.shape[1]} feature rows, but {image.num_rows} places in its prompt")
         return rows
 
     @torch.inference_mode()
-    def features(self, pixels: "Pixels") -> Tensor:
-        """The feature rows [1 + levels, n, hidden] of an RGB image."""
-        inputs = self._processor(images=[pixels], return_tensors="pt", **self._call)
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+    def features(self, pixels: "Pixels", detail: str = "") -> Tensor:
+        """The feature rows [1 + levels, n, hidden] of an RGB image in this detail."""
+        inputs = self._processor(images=[pixels], return_tensors="pt", **self._layout.at(detail).call)
+        with self._device():
             rows = self._run({name: value for name, value in inputs.items() if name in self._names})
         if self._stream is not None:
             self._stream.synchronize()
         return rows
 
+    def _device(self) -> AbstractContextManager[Any]:
+        if self._stream is not None:
+            return torch.cuda.stream(self._stream)
+        return nullcontext() if self.cores is None else SharedAttention(self.cores)
+
     def _run(self, inputs: Mapping[str, Any]) -> Tensor:
         arguments = {name: self._place(value) for name, value in inputs.items()}
-        output: Any = self._model.get_image_features(**arguments, return_dict=True)
+        output: Any = self._compute(**arguments, return_dict=True)
         rows = _flat(output.pooler_output)
         levels = [_flat(level) for level in getattr(output, "deepstack_features", None) or ()]
         if len(levels) != self._levels:

@@ -115,9 +115,9 @@ class Kernels:
         self._path = library
         self._arena = Arena()
 
-    def single_thread_clone(self) -> "Kernels":
-        """The same kernels with their own single thread and memory, for calls while these are busy."""
-        return Kernels(self._path, 1, self.isa)
+    def copy(self, threads: int = 1) -> "Kernels":
+        """The same kernels with threads and memory of their own, for calls while these are busy."""
+        return Kernels(self._path, threads, self.isa)
 
     def pack(self, kind: WeightKind, weight: Tensor, bias: Tensor | None = None) -> NativeWeight:
         """Quantise a float32 weight [outputs, inputs].

@@ -3,6 +3,7 @@
 # Short: every file that allocates large memory needs it, and nothing else of the library.
 
 import contextlib
+import ctypes
 import mmap
 
 import torch
@@ -11,6 +12,12 @@ from torch import Tensor
 _HUGE_PAGE = 2 << 20
 _CHUNK = 64 << 20
 _ALIGNMENT = 64
+
+
+def return_freed_memory() -> None:
+    """Let the C library give memory back to the system that was freed between pieces that are still in use."""
+    with contextlib.suppress(AttributeError):  # only glibc has this function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def huge_pages(num_bytes: int) -> Tensor:

@@ -25,16 +25,16 @@ def convert_gguf(source: Path, target: Path) -> None:
         UnsupportedModelError: if a part of the file is unknown, damaged, or would be dropped.
         OSError: if it cannot be read, or the disk is full.
     """
-    from model_runner.gguf import architectures, tokenizer, weights  # noqa: PLC0415  (a second, in which the parent may die)
+    from model_runner.gguf import architectures, parameters, tokenizer, weights  # noqa: PLC0415  (a second, in which the parent may die)
     from model_runner.gguf.header import parts_of, read_gguf  # noqa: PLC0415
 
     file = read_gguf(source)
     if (kind := file.metadata.get("general.type", "model")) != "model":
         raise UnsupportedModelError(f"it holds no model: general.type is {kind}")
-    architectures.architecture_of(file)
+    architecture = architectures.architecture_of(file)
     weights.check_formats(file)
     config = architectures.read_config(file)
-    architectures.read_parameters(file, config)
+    parameters.read_parameters(file, architecture, config)
     vocabulary = tokenizer.read_vocabulary(file)
     made = tokenizer.make_tokenizer(vocabulary)
     if made.get_vocab_size() > config["vocab_size"]:

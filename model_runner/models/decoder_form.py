@@ -375,11 +375,12 @@ def _read_delta_net(net: DeltaNet, config: Config, eps: float, own: Parameters) 
         norm_eps=net.norm_eps or eps,
         gain=net.gain(config),
     )
-    outputs = {2: (sum(qkv) + width, sum(gates)), 4: (sum(qkv), width, *gates), 6: (*qkv, width, *gates)}
-    sizes = outputs[len(net.inputs)]
-    inputs = [own.linear([name], count, hidden) for name, count in zip(net.inputs, sizes, strict=True)]
-    if len(inputs) == 2:
-        inputs = _in_usual_order(inputs, shape)
+    if len(net.inputs) == 2:
+        inputs = _read_by_key_head(hidden, sum(qkv), shape, own)
+    else:
+        outputs = {4: (sum(qkv), width, *gates), 6: (*qkv, width, *gates)}
+        sizes = outputs[len(net.inputs)]
+        inputs = [own.linear([name], count, hidden) for name, count in zip(net.inputs, sizes, strict=True)]
     return _Mixing(RecurrentForm(shape, net_parameters), joined(inputs), own.linear([net.output], hidden, width))
 
 
@@ -414,13 +415,25 @@ def _read_short_convolution(config: Config, own: Parameters) -> _Mixing:
     return _Mixing(RecurrentForm(None, convolution), *linears)
 
 
-def _in_usual_order(inputs: Sequence[Linear], shape: RecurrentShape) -> list[Linear]:
-    """Linears for qkv and z, and for b and a, that have stored the outputs of each key head together."""
-    group = shape.heads // shape.key_heads
-    parts = [shape.key_dim] * 2 + [group * shape.value_dim] * 2, [group] * 2
+def _read_by_key_head(hidden: int, channels: int, shape: RecurrentShape, own: Parameters) -> list[Linear]:
+    """Linears for qkv, z, b and a where outputs of a key head are stored together; GGUF files have qkv and z apart."""
+    width, group = shape.heads * shape.value_dim, shape.heads // shape.key_heads
+    of_steps = own.linear(["in_proj_ba"], 2 * shape.heads, hidden), [group] * 2
+    if own.has("in_proj_qkv.weight"):
+        apart = own.linear(["in_proj_qkv"], channels, hidden), own.linear(["in_proj_z"], width, hidden)
+        return [*apart, *_in_usual_order([of_steps[0]], [of_steps[1]], shape)]
+    stored = own.linear(["in_proj_qkvz"], channels + width, hidden)
+    sizes = [shape.key_dim] * 2 + [group * shape.value_dim] * 2
+    return _in_usual_order([stored, of_steps[0]], [sizes, of_steps[1]], shape)
+
+
+def _in_usual_order(
+    inputs: Sequence[Linear], parts: Sequence[Sequence[int]], shape: RecurrentShape
+) -> list[Linear]:
+    """Linears that have stored the outputs of each key head together, with so many outputs of each part."""
     orders = [torch.arange(linear.outputs).view(shape.key_heads, -1) for linear in inputs]
     split = [
-        [part.flatten() for part in torch.split(order, sizes, 1)] for order, sizes in zip(orders, parts, strict=True)
+        [part.flatten() for part in torch.split(order, list(sizes), 1)] for order, sizes in zip(orders, parts, strict=True)
     ]
     return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
 

@@ -15,11 +15,11 @@ from transformers.utils import logging as hf_logging
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
 from model_runner.batch import Batch
+from model_runner.gguf.modules import module_tensors
 from model_runner.kernels.library import INT4_GROUP
 from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
-from model_runner.models.interleaved_experts import as_modules
 from model_runner.models.latents import keep_latents, plain_heads
 from model_runner.models.loading import (
     ModelShape,
@@ -323,11 +323,11 @@ def _left_unread(model: PreTrainedModel, unused: Collection[str], report: Mappin
 
 
 def _dense_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All weights of a folder in memory."""
+    """All weights of a folder with a GGUF file in memory, as transformers' modules have them."""
     checkpoint = open_checkpoint(folder)
     assert checkpoint is not None, "the folder has a GGUF file"
-    tensors = {name: checkpoint.tensor(name).to(dtype) for name in checkpoint.shapes}
-    return as_modules(tensors) if any(name.endswith(".experts.gate_up_proj_bias") for name in tensors) else tensors
+    entries = json.loads((folder / "config.json").read_bytes())
+    return module_tensors({name: checkpoint.tensor(name).to(dtype) for name in checkpoint.shapes}, entries)
 
 
 def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]) -> None:

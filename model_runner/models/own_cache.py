@@ -78,13 +78,19 @@ def remove_entries(folder: Path, is_meant: Callable[[CacheEntry], bool]) -> list
     return removed
 
 
+def bytes_below(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder, without what links lead to. Raises OSError."""
+    stats = [path.lstat(), *(one.lstat() for one in _files(path))]
+    return sum(one.st_size for one in stats if stat.S_ISREG(one.st_mode))
+
+
 def _entry(folder: Path, path: Path, kind: CacheKind) -> CacheEntry:
     stats = [path.lstat(), *(one.lstat() for one in _files(path))]
     return CacheEntry(
         name=path.relative_to(folder).as_posix(),
         kind=kind.name,
         source=_source(path, kind),
-        size=sum(one.st_size for one in stats if stat.S_ISREG(one.st_mode)),
+        size=bytes_below(path),
         used=max(max(one.st_atime, one.st_mtime) for one in stats),
         path=path,
     )

@@ -279,6 +279,11 @@ def _convert(source: Path, target: Path) -> None:
     raise ModelNotFoundError(f"{source} cannot be converted: {reason}")
 
 
+def conversions_of(source: Path) -> list[Path]:
+    """Converted forms of a file or folder in the cache, by any name. Raises OSError if it cannot be read."""
+    return sorted(cache_folder().glob(f"*-{_listing_hash(source)[:16]}-*"))
+
+
 def _listing_hash(source: Path) -> str:
     """A hash of the paths, sizes and times of a file, parts of the same model included, or of a folder's files."""
     files = parts_of(source) if source.is_file() else source.iterdir()

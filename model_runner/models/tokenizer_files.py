@@ -150,7 +150,8 @@ def _sentencepiece(pieces: _Pieces, config: Mapping[str, Any]) -> Tokenizer:
     begins = pieces.begins_with_space and config.get("add_prefix_space") is not False
     unknown = pieces.ids.get("unk")
     name = None if unknown is None else pieces.tokens[unknown]
-    tokenizer = make_sentencepiece(pieces.tokens, pieces.scores, name, begins_with_space=begins)
+    merges = merges_by_score(pieces.tokens, pieces.scores)
+    tokenizer = make_sentencepiece(pieces.tokens, merges, name, begins_with_space=begins)
     if begins and config.get("legacy") is False:
         tokenizer.normalizer = normalizers.Sequence([])
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)

@@ -34,10 +34,9 @@ def merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tupl
 
 
 def make_sentencepiece(
-    tokens: Sequence[str], scores: Sequence[float], unknown: str | None, *, begins_with_space: bool
+    tokens: Sequence[str], merges: Sequence[Any], unknown: str | None, *, begins_with_space: bool
 ) -> Tokenizer:
-    """Sentencepiece's BPE: the highest score merges first, and characters without a token become bytes."""
-    merges = merges_by_score(tokens, scores)
+    """Sentencepiece's BPE: spaces are visible, and characters without a token become bytes."""
     tokenizer = make_bpe(tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     spaces = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if begins_with_space else spaces
@@ -47,11 +46,11 @@ def make_sentencepiece(
     return tokenizer
 
 
-def split_bytes(tokenizer: Tokenizer, expression: str) -> None:
-    """Let a tokenizer of bytes split text by an expression before it merges."""
-    words = pre_tokenizers.Split(Regex(expression), behavior="isolated")
+def split_bytes(tokenizer: Tokenizer, *expressions: str) -> None:
+    """Let a tokenizer of bytes split text by expressions, one after the other, before it merges."""
+    words = [pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in expressions]
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_only])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_only])
 
 
 def add_known(tokenizer: Tokenizer, added: Iterable[AddedToken]) -> None:

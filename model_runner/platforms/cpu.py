@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from model_runner.attention.cpu import NativeAttention
 from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
+from model_runner.images.layouts import Layout
 from model_runner.kernels.build import NoKernelsError, detect_isas
 from model_runner.kernels.early import kernels_library
 from model_runner.kernels.library import Kernels, WeightKind
@@ -46,6 +47,9 @@ from model_runner.recurrence.cpu import NativeRecurrence
 from model_runner.recurrence.reference import ReferenceRecurrence
 from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
+
+if TYPE_CHECKING:
+    from model_runner.images.tower import Tower, TowerShape
 
 logger = logging.getLogger("samewise.runner")
 
@@ -143,6 +147,16 @@ class CpuPlatform(Platform):
         with cached(self._packer, form, listing, cache_folder()) as packer:
             return NativeModel(packer, form)
 
+    def inspect_tower(self, folder: Path) -> "TowerShape":
+        shape = super().inspect_tower(folder)
+        return shape if self._packer is None else replace(shape, packed_as=self._packer.in_int8.kind)
+
+    def load_tower(self, folder: Path, layout: Layout) -> "Tower":
+        tower = super().load_tower(folder, layout)
+        if self._packer is not None:
+            tower.pack(self._packer.in_int8)
+        return tower
+
     def load_again(self, loaded: LoadedModel) -> LoadedModel:
         if isinstance(loaded, NativeModel):
             return loaded.twin()
@@ -235,9 +249,7 @@ class CpuPlatform(Platform):
 
     def prepare_heads(self, heads: nn.Module) -> None:
         if self._kernels is not None:
-            packer = replace(
-                self._packer or NativePacker(self._kernels, "int8"), packs=self._kernels.single_thread_clone()
-            )
+            packer = replace(self._packer or NativePacker(self._kernels, "int8"), packs=self._kernels.copy())
             pack_weights(heads, packer.in_int8, OneDNNPacker())
             if isinstance(heads, HydraHeads):
                 heads.make_native(self._kernels)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model_runner.batch import Batch, IntArray, TreePaths
 from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.images.positions import RotaryPositions
 from model_runner.models.features import Feature
 from model_runner.models.target import TargetModel
 from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
@@ -30,6 +31,8 @@ class _Slot:
     """Leading tokens whose keys and values are in the cache."""
     num_blocks: int
     """How many of the choice's blocks were checked."""
+    rotary: RotaryPositions | None = None
+    """Rotary positions, if they are not the places."""
     table: list[int] = field(default_factory=list)
     """The choice's blocks, then its scratch blocks."""
     paths: dict[int, list[int]] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class DraftKV:
         shared = choice.blocks[: choice.num_computed // self._block_size]
         is_filled = self._filled_in[list(shared)] == self._generations.of(shared)
         num_filled = int(np.logical_and.accumulate(is_filled).sum())
-        self._slots[choice.slot] = _Slot(num_filled * self._block_size, len(choice.blocks))
+        self._slots[choice.slot] = _Slot(num_filled * self._block_size, len(choice.blocks), choice.rotary)
 
     def end(self, slot: int) -> None:
         """A choice has ended."""
@@ -123,9 +126,9 @@ class DraftKV:
         tokens = [
             token for step, span in zip(steps, spans, strict=True) for token in step.tokens[span.start : span.stop]
         ]
-        tables = [self._slots[step.slot].table for step in steps]
+        slots = [self._slots[step.slot] for step in steps]
         last = np.cumsum([len(span) for span in spans]) - 1
-        return self._batch(np.array(tokens), positions, positions, choice_of, tables, last)
+        return self._batch(np.array(tokens), positions, positions, choice_of, slots, last)
 
     def keep(self, step: ChoiceStep, span: range) -> None:
         """Note that known tokens at these positions were computed. Tokens without a block will be computed again."""
@@ -150,7 +153,7 @@ class DraftKV:
             positions,
             np.array([path[-1] for path in paths], dtype=np.int64),
             np.searchsorted(choices, [leaf.choice for leaf in nodes]),
-            [slots[choice].table for choice in choices],
+            [slots[choice] for choice in choices],
             row_of,
             TreePaths(start, first, np.array([place for path in paths for place in path], dtype=np.int64)),
         )
@@ -169,13 +172,22 @@ class DraftKV:
         positions: IntArray,
         places: IntArray,
         choice_of: IntArray,
-        tables: list[list[int]],
+        slots: list[_Slot],
         logits_index: IntArray,
         paths: TreePaths | None = None,
     ) -> Batch:
+        """A batch for the choices in these slots. Tokens of images have one rotary position: drafters see no images."""
+        tables = [slot.table for slot in slots]
         block_of = np.array(
             [tables[choice][place // self._block_size] for choice, place in zip(choice_of, places, strict=True)]
         )
+        rotary = None
+        if any(slot.rotary is not None for slot in slots):
+            rotary = positions.copy()
+            for choice, slot in enumerate(slots):
+                if slot.rotary is not None:
+                    own = choice_of == choice
+                    rotary[own] = slot.rotary.of(positions[own])[0]
         return Batch(
             tokens=tokens,
             positions=positions,
@@ -187,6 +199,7 @@ class DraftKV:
             samples=[],
             prompt_rows=[],
             paths=paths,
+            rotary=rotary,
         )
 
 

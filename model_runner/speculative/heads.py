@@ -112,7 +112,7 @@ class RecurrentProposer:
 
     def _run(self, tokens: Sequence[int] | IntArray, states: Tensor, batch: Batch) -> Tensor:
         embedded = self._embed(torch.tensor(tokens, device=states.device)).float()
-        positions = torch.from_numpy(batch.positions).to(states.device)
+        positions = torch.from_numpy(batch.rotary_positions).to(states.device)
         return self._heads.step(embedded, states, positions, self._attend(batch))
 
     def _attend(self, batch: Batch) -> Attend:

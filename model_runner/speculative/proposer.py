@@ -9,6 +9,7 @@ from torch import Tensor
 from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.draft_tree import DraftTree
+from model_runner.images.positions import RotaryPositions
 from model_runner.models.features import Feature
 from model_runner.sampling.noise import Stream, noise_key
 
@@ -28,6 +29,8 @@ class NewChoice:
     sampling: SamplingParams
     speculation: Speculation
     cache_salt: str
+    rotary: RotaryPositions | None = None
+    """The target's rotary positions where they are not the places, after images."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from math import inf
 from model_runner.batch import SampleRows
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
+from model_runner.images.positions import rotary_positions
 from model_runner.runner_interface import SpeculationStats
 from model_runner.speculative.controller import DraftOffer, SpeculationController
 from model_runner.speculative.grammar import MatcherOf, prune
@@ -178,6 +179,7 @@ class Speculator:
             sampling=admitted.sampling,
             speculation=speculation,
             cache_salt=admitted.cache_salt,
+            rotary=rotary_positions(admitted.images),
         )
         for method in choice.methods:
             self._proposers[method].begin(new)

@@ -33,8 +33,10 @@ from server.config import Settings
 from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError, UnavailableError
 from server.generation.planning.planner import Planner
 from server.generation.pooling import PoolingRules
+from server.generation.remote_images import UnfetchedError
 from server.generation.sent_images import UploadedFile
 from server.generation.served_model import ServedModel
+from server.http.image_fetcher import ImageFetcher
 from server.http.json_body import validated
 from server.telemetry.request_trace import Sender
 from server.text.tokenizer import Tokenizer
@@ -76,7 +78,7 @@ class BodyContext:
     most_bytes: int | None = None
     """The most bytes of text that may be worked on in this place; None: any number."""
     files: Mapping[str, UploadedFile] = field(default_factory=dict)
-    """Uploaded images that the body may name."""
+    """Images that the body may name, uploaded ones by their ids and fetched ones by their URLs."""
 
     @property
     def info(self) -> RunnerInfo:
@@ -118,6 +120,8 @@ class BodyWorker:
         self._model = model
         self._settings = settings
         self._workers = workers
+        self.fetcher = ImageFetcher(settings)
+        """Fetches the images that bodies name by URLs."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samewise-bodies")
         self._pickled: tuple[RunnerInfo | None, bytes] | None = None
 
@@ -133,10 +137,31 @@ class BodyWorker:
     ) -> _T:
         """Return or raise what `work(context, body, *args)` does; its context has the `files`.
 
-        `work` must be a function that can be imported; its arguments and its result must be picklable. Senders share
-        the workers fairly. `num_bytes` is the size of all input, if it is not the body's. Raises what
-        `WorkerPool.submit` does.
+        `work` must be a function that can be imported; its arguments and its result must be picklable. If it raises
+        UnfetchedError, it is done again with the images. Senders share the workers fairly. `num_bytes` is the size of
+        all input, if it is not the body's. Raises what `WorkerPool.submit` does.
         """
+        try:
+            return await self._weighed(work, body, info, args, sender, num_bytes, files)
+        except UnfetchedError as error:
+            files = {**files, **await self.fetcher.fetch(error)}
+        return await self._weighed(work, body, info, args, sender, num_bytes, files)
+
+    async def warm_up(self, info: RunnerInfo) -> None:
+        """Start a worker process, so that the first costly body does not wait for it."""
+        await self._by_worker(0, Sender(""), {}, _nothing, b"", info)
+
+    async def _weighed(
+        self,
+        work: Callable[..., _T],
+        body: bytes,
+        info: RunnerInfo | None,
+        args: tuple[Any, ...],
+        sender: Sender,
+        num_bytes: int | None,
+        files: Mapping[str, UploadedFile],
+    ) -> _T:
+        """The result of work in the place for its cost."""
         size = len(body) if num_bytes is None else num_bytes
         if size < LARGE_BYTES and (files or COSTLY.search(body)):
             size = LARGE_BYTES
@@ -144,10 +169,6 @@ class BodyWorker:
             return await self._run(size, sender, files, work, body, info, *args)
         except HeavyError as error:
             return await self._run(error.num_bytes, sender, files, work, body, info, *args)
-
-    async def warm_up(self, info: RunnerInfo) -> None:
-        """Start a worker process, so that the first costly body does not wait for it."""
-        await self._by_worker(0, Sender(""), {}, _nothing, b"", info)
 
     async def _run(
         self,
@@ -254,7 +275,7 @@ class Errand:
     """Name of the body's sender."""
     limits: Limits
     files: Mapping[str, UploadedFile] = field(default_factory=dict)
-    """Uploaded images that the body may name."""
+    """The context's files."""
 
 
 @dataclass(frozen=True, slots=True)

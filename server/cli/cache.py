@@ -8,7 +8,7 @@ from server.cli.console import PlainCommand, fail, printable
 from server.cli.models import Json
 from server.cli.tables import day, print_json, print_table
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries, as `samewise cache ls` lists.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Entries, as `samewise cache ls` lists.")]
 Kind = Annotated[str | None, typer.Option(metavar="KIND", help="Remove all entries of a kind, such as models.")]
 All = Annotated[bool, typer.Option("--all", help="Remove all entries.")]
 

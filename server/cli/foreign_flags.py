@@ -72,6 +72,7 @@ _PARALLEL = (
 )
 _PER_REQUEST = "Send it with each request, or put it into the model's generation_config.json."
 _ADAPTERS = "Adapters are not supported: merge them into the model's weights."
+_SEVERAL = "Give each model an entry in `models` in the YAML file of --config, or name several models after `serve`."
 _IMAGES = "The image tower is part of the model's folder; --max-images limits the images of a request."
 
 
@@ -180,6 +181,8 @@ FOREIGN: Mapping[str, Foreign] = {
     "--enable-lora": Refused(_ADAPTERS),
     "--lora-modules": Refused(_ADAPTERS),
     "--limit-mm-per-prompt": Refused(_IMAGES),
+    "--allowed-media-domains": Refused("Name each host by --image-hosts; it needs https and a public address."),
+    "--allowed-local-media-path": Refused("The server's own files are never read for a client; send data URLs."),
     "--download-dir": Refused("Set the variable HF_HOME; models are kept in the hub's own cache."),
     # llama.cpp
     "-m": Translated(MODEL),
@@ -193,6 +196,12 @@ FOREIGN: Mapping[str, Foreign] = {
     "-hfd": Translated("--draft-model"),
     "--hf-repo-draft": Translated("--draft-model"),
     "--offline": Needless("A start asks the network only for a model that is not on disk."),
+    "--models-dir": Refused(_SEVERAL),
+    "--models-preset": Refused(_SEVERAL),
+    "--models-max": Refused("Models are loaded while memory lasts, and --memory-gib limits it; leave it out."),
+    "--models-autoload": Needless("A request for a model loads it."),
+    "--no-models-autoload": Refused("A request for a model loads it; leave it out."),
+    "--sleep-idle-seconds": Refused("Set `idle_s` in the model's entry in `models` in the YAML file of --config."),
     "-a": Translated("--served-model-name"),
     "--alias": Translated("--served-model-name"),
     "-np": Translated("--max-num-seqs"),

@@ -61,17 +61,19 @@ def serve(settings: Settings, started: float) -> None:
         try:
             certificate = certificate_of(settings)
             listener = stack.enter_context(bind(settings.host, settings.port))
-            publisher = stack.enter_context(open_publisher(settings))
+            each = [settings.of_model(entry) for entry in settings.models] or [settings]
+            publishers = [stack.enter_context(open_publisher(one)) for one in each]
         except (BindError, CertificateError) as error:
             raise StartError(str(error)) from None
         address = listener.getsockname()[0]
         if not ip_address(address).is_loopback:
             warn_if_open(settings, address, _HOW_TO_CLOSE)
-        warn_if_unused(settings)
+        for one in each:
+            warn_if_unused(one)
         found = find_models(settings, console)
         announcer = Announcer(console, started)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Life(settings, found, listener, certificate, publisher, announcer).run())
+            runner.run(_Life(settings, found, listener, certificate, publishers, announcer).run())
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
@@ -116,14 +118,14 @@ class _Life:
         found: Sequence[tuple[Settings, Checkpoints]],
         listener: socket,
         certificate: Certificate | None,
-        publisher: "KVPublisher | None",
+        publishers: "Sequence[KVPublisher | None]",
         announcer: Announcer,
     ) -> None:
         self._settings = settings
         self._found = found
         self._listener = listener
         self._certificate = certificate
-        self._publisher = publisher
+        self._publishers = publishers
         self._announcer = announcer
         self._model_found = announcer.elapsed
         self._page: PageGate | None = None
@@ -150,11 +152,11 @@ class _Life:
 
     def _make_engines(self) -> tuple[Engines, list[ModelOnEngine]]:
         """The engine of the only model, or the host of several."""
+        publish = [None if publisher is None else publisher.publish for publisher in self._publishers]
         if self._settings.models:
-            return host_models(self._settings, self._found)
-        publish = None if self._publisher is None else self._publisher.publish
+            return host_models(self._settings, self._found, publish)
         ((settings, checkpoints),) = self._found
-        engine = make_engine(settings, checkpoints, publish)
+        engine = make_engine(settings, checkpoints, publish[0])
         return engine, [ModelOnEngine(engine, settings, checkpoints)]
 
     def _reload_keys_on_hangup(self, services: "Services") -> None:
@@ -211,10 +213,12 @@ class _Life:
         announcer.say_address(self._address, has_page=self._page is not None)
         if self._settings.models:
             announcer.say_models(models)
+            for publisher in self._publishers:
+                announcer.say_publisher(publisher)
             announcer.say("Ready in", f"{max(engine_ready, files_hashed):.1f} s")
             return
         announcer.say_model(models[0], served)
-        announcer.say_publisher(self._publisher)
+        announcer.say_publisher(self._publishers[0])
         started_in = models[0].engine.info.started_in
         milestones = Milestones(self._model_found, http_ready, files_hashed, engine_ready, started_in)
         announcer.say("Ready in", str(milestones))

@@ -15,10 +15,11 @@ Start a server with the embedded model. Then talk to it from another terminal, o
   samewise chat
 
 Next:
-  samewise serve MODEL       serve a folder, a GGUF file or a model from the hub
+  samewise serve MODEL       serve a folder, a GGUF file or a model from the hub; several are loaded on demand
   samewise serve --help      list all settings
   samewise list              list the models on this machine, also those of Ollama and LM Studio
   samewise pull MODEL        download a model, or its newest commit
+  samewise rm MODEL          remove a downloaded model
   samewise show MODEL        say what a model is, and what memory it needs
   samewise cache ls          list what this server keeps; `cache rm` removes it
   samewise verify URL        test whether a server gives the same answer every time

@@ -21,14 +21,15 @@ from server.setting_errors import SettingsError
 Flag = str | bool | list[str] | None
 
 HELP = (
-    "Serve a model over the OpenAI API. `samewise serve` alone serves the embedded model on http://127.0.0.1:8000/v1, "
-    "with a page to try it at http://127.0.0.1:8000/."
+    "Serve one model, or several, over the OpenAI API. `samewise serve` alone serves the embedded model on "
+    "http://127.0.0.1:8000/v1, with a page to try it at http://127.0.0.1:8000/."
 )
 EPILOG = (
     "Every option is also an environment variable (SAMEWISE_MAX_MODEL_LEN for --max-model-len) and a key of the YAML "
     "file (max_model_len). A flag overrides a variable, and a variable overrides the file. In a variable, separate "
-    "several folders like the entries of PATH, and other values with commas. Many options of vLLM and llama.cpp are "
-    "translated, or answered with the option to use here."
+    "several folders like the entries of PATH, and other values with commas. In the file, `models` gives each of "
+    "several models its own settings. Many options of vLLM and llama.cpp are translated, or answered with the option "
+    "to use here."
 )
 ConfigFile = Annotated[
     Path | None,
@@ -96,7 +97,7 @@ def register(app: typer.Typer) -> None:
         name="serve",
         cls=ServeCommand,
         help=HELP,
-        short_help="Serve a model over the OpenAI API.",
+        short_help="Serve models over the OpenAI API.",
         epilog=EPILOG,
     )(serve)
 
@@ -151,10 +152,10 @@ def _annotation(name: str, field: FieldInfo, group: str) -> object:
         return Annotated[
             list[str] | None,
             typer.Argument(
-                help=f"{text} Name several to serve them together: the first is loaded at the start, the others when a "
-                "request asks for them.",
+                help=f"{text} With several, the first is loaded at the start, and the others when a request asks for "
+                "them.",
                 show_default=False,
-                metavar="[MODEL]...",
+                metavar="MODEL",
                 rich_help_panel=group,
                 autocompletion=complete_model,
             ),

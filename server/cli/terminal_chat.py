@@ -3,10 +3,10 @@
 import contextlib
 import json
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 import typer
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from server.cli.console import printable
 from server.client.certificates import UNTRUSTED, trusted_certificates, untrusted
-from server.client.openai_answers import AnswerError, ChunkParser, error_message, first_model, headers
+from server.client.openai_answers import AnswerError, ChunkParser, error_message, first_model, headers, listed_models
 
 
 class Conversation:
@@ -49,6 +49,7 @@ class Conversation:
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -76,10 +77,17 @@ class ChatServer:
 
     def first_model(self) -> str:
         """The first model that the server lists. Raises ServerError."""
+        return self._read_models(first_model)
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models that the server lists. Raises ServerError."""
+        return self._read_models(listed_models)
+
+    def _read_models(self, read: Callable[[bytes], T]) -> T:
         try:
             response = self._client.get(f"{self._base_url}/models")
             self._check(response)
-            return first_model(response.content)
+            return read(response.content)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from None
         except AnswerError as error:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -208,23 +208,27 @@ class ChunkParser:
             raise AnswerError("incomplete stream", "the server closed the connection before the answer was complete")
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[dict[str, Any]]
 
 
 def first_model(body: bytes) -> str:
     """The first model in the answer of /models. Raises AnswerError."""
+    models = listed_models(body)
+    if not models:
+        raise AnswerError("no model", "the server lists no models; name one with --model")
+    return str(models[0]["id"])
+
+
+def listed_models(body: bytes) -> list[dict[str, Any]]:
+    """The models in the answer of /models; each has an `id`. Raises AnswerError."""
     try:
         models = msgspec.json.decode(body, type=_Models).data
     except UNREADABLE:
-        raise AnswerError("malformed list", "the answer is not an OpenAI list of models") from None
-    if not models:
-        raise AnswerError("no model", "the server lists no models; name one with --model")
-    return models[0].id
+        models = [{}]
+    if not all(isinstance(model.get("id"), str) for model in models):
+        raise AnswerError("malformed list", "the answer is not an OpenAI list of models")
+    return models
 
 
 def base_url(url: str) -> str:

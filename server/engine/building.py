@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from model_runner.config import RunnerConfig
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 _SNAPSHOT_EVERY = 2048
 """A state of Qwen3.5-0.8B takes as much memory as the keys and values of 1,600 tokens."""
 
+_WARM = ("model_runner.planning", "model_runner.runner", "scheduler.engine", "scheduler.scheduler")
+"""Modules that bring what most models need."""
+
 
 @cache
 def warm() -> int:
@@ -38,7 +42,8 @@ def warm() -> int:
     It does not touch a GPU.
     """
     with _without_collecting():
-        import scheduler.engine  # noqa: F401, PLC0415
+        for module in _WARM:
+            import_module(module)
     return private_memory()
 
 

@@ -19,18 +19,22 @@ class SentImage:
     kind: Kind
     """Type of its part. It decides the words of errors."""
     data: bytes
-    """The file; empty if it was uploaded."""
+    """The file; empty if it is named by `file_id` or `url`."""
     path: str
     """Path of its part in the request, such as `messages[0].content[1]`."""
     field: str
     """The field with the data, as errors name it."""
     file_id: str | None = None
     """Id of the uploaded file."""
+    url: str | None = None
+    """An https URL to fetch the file from."""
+    detail: str = ""
+    """How finely the model should see it, in OpenAI's words; empty if the client does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadedFile:
-    """An uploaded file that a request names."""
+    """A file that a request names: an uploaded one by its id, or a fetched one by its URL."""
 
     content: bytes
     """Empty if the file is larger than an image may be."""

@@ -261,7 +261,7 @@ class ModelHost:
         free_to_go = [model for model in self.models if _may_go(model, now, waited)]
         victims = self._least(free_to_go, lacking, now)
         for model in victims:
-            self._spawn(self._unload(model, f"{wanted.name} needs its memory"))
+            self._begin_unload(model, f"{wanted.name} needs its memory")
         if victims or waited < YIELD_AFTER_S:
             return
         busy = [model for model in self.models if model.phase is Phase.LOADED and not model.residency.is_pinned]
@@ -292,7 +292,7 @@ class ModelHost:
     def _unload_unused(self, now: float) -> None:
         for model in self.models:
             if model.phase is Phase.LOADED and model.is_unused(now):
-                self._spawn(self._unload(model, f"no request came for {model.residency.idle_s:g} s"))
+                self._begin_unload(model, f"no request came for {model.residency.idle_s:g} s")
 
     async def _plan_all(self) -> None:
         """Plan every model, those that are loaded at the start first."""
@@ -338,9 +338,13 @@ class ModelHost:
             reason = await engine.ended()
         except EngineUnavailableError as error:
             reason = str(error)
-        if model.phase in (Phase.LOADING, Phase.LOADED):  # nobody unloaded it
+        if model.phase in (Phase.LOADING, Phase.LOADED) and not self._is_closing:  # nobody ended it
             await self._unload(model, reason)
             self._note_failure(model, reason)
+
+    def _begin_unload(self, model: HostedModel, reason: str) -> None:
+        model.phase = Phase.UNLOADING  # at once, so that no request begins to use it
+        self._spawn(self._unload(model, reason))
 
     async def _unload(self, model: HostedModel, reason: str) -> None:
         """End the model's engine; its memory is free when this returns."""

@@ -163,7 +163,7 @@ class SpareWorker:
         return ending
 
 
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
     for task in tasks:
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -2,10 +2,13 @@
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-_COLUMNS = "kind, id, client, body, parent, state"
+from server.storage.cuts import cut, put_files, whole_bodies
+
+_COLUMNS = "number, kind, id, client, body, parent, state"
 _OLDEST = "SELECT min(number) FROM rows WHERE parent = ''"
 _AMONG = "IN (SELECT value FROM json_each(?))"
 _ROW_BYTES = 256
@@ -44,21 +47,31 @@ class Rows:
 
     def put(self, *rows: Row) -> None:
         """Add or change rows. Changed rows keep their position. An unfinished row comes with its parts."""
-        for row in rows:
+        bodies = [cut(row.body) for row in rows]
+        short = [replace(row, body=body.text) for row, body in zip(rows, bodies, strict=True)]
+        for row in short:
             self.writer = row.client
             self._written.setdefault(row.parent or row.id, 0)
             if not row.parent:
                 self._written[row.id] = len(row.body) + _ROW_BYTES
-        promised = [_num_promised(row, rows) for row in rows]
-        self.promised += sum(promised)
+        promised = [_num_promised(row, short) for row in short]
+        if any(promised):
+            files = {content for body in bodies for _, content in body.files}
+            self.promised += sum(promised) + sum(len(content) + _ROW_BYTES for content in files)
         self._connection.executemany(
-            f"INSERT INTO rows ({_COLUMNS}, promised) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (parent, kind, id) "
+            "INSERT INTO rows (kind, id, client, body, parent, state, promised) VALUES (?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (parent, kind, id) "
             "DO UPDATE SET body = excluded.body, state = excluded.state, promised = excluded.promised",
             [
                 (row.kind, row.id, row.client, row.body, row.parent, row.state, num_bytes)
-                for row, num_bytes in zip(rows, promised, strict=True)
+                for row, num_bytes in zip(short, promised, strict=True)
             ],
         )
+        for row, body in zip(rows, bodies, strict=True):
+            if body.files:
+                key = "SELECT number FROM rows WHERE parent = ? AND kind = ? AND id = ?"
+                (number,) = self._connection.execute(key, (row.parent, row.kind, row.id)).fetchone()
+                put_files(self._connection, number, row.client, body.files)
 
     def get(self, kind: str, row_id: str, client: str, parent: str | None = None) -> Row | None:
         """The client's row of this id: the one of this parent, or the newest."""
@@ -116,14 +129,22 @@ class Rows:
 
     def promised_by_client(self) -> Mapping[str, int]:
         """Bytes of unfinished rows and of their parts as they were written, by client."""
-        promised = f"SELECT client, sum(promised) FROM rows WHERE state = '{UNFINISHED}' GROUP BY client"
-        return dict(self._connection.execute(promised).fetchall())
+        unfinished = f"FROM rows WHERE state = '{UNFINISHED}'"
+        promised = Counter(
+            dict(self._connection.execute(f"SELECT client, sum(promised) {unfinished} GROUP BY client").fetchall())
+        )
+        files = f"{_files_of('client', f'SELECT id {unfinished}')} GROUP BY client"
+        promised.update(dict(self._connection.execute(files).fetchall()))
+        return promised
 
     def num_bytes_written(self) -> int:
         """Bytes of the rows that this transaction has written, with all their parts."""
         parts = f"SELECT coalesce(sum(length(body) + {_ROW_BYTES}), 0) FROM rows WHERE parent {_AMONG}"
-        (num_bytes,) = self._connection.execute(parts, (json.dumps(list(self._written)),)).fetchone()
-        return int(num_bytes) + sum(self._written.values())
+        written = (json.dumps(list(self._written)),)
+        (num_bytes,) = self._connection.execute(parts, written).fetchone()
+        files = _files_of("1", "SELECT value FROM json_each(?1)")
+        (_, num_file_bytes) = self._connection.execute(files, written).fetchone()
+        return int(num_bytes) + int(num_file_bytes) + sum(self._written.values())
 
     def drop_oldest(self, client: str) -> int:
         """Delete the client's oldest row without a parent, and its parts. Returns the client's remaining bytes.
@@ -131,8 +152,9 @@ class Rows:
         Unfinished rows and rows written by this transaction are kept.
         """
         droppable = f"parent = '' AND client = ? AND state != ? AND NOT id {_AMONG} ORDER BY number LIMIT 1"
-        for oldest in self._select(droppable, client, UNFINISHED, json.dumps(list(self._written))):
-            self.delete(oldest.kind, oldest.id, client)
+        values = client, UNFINISHED, json.dumps(list(self._written))
+        for kind, row_id in self._connection.execute(f"SELECT kind, id FROM rows WHERE {droppable}", values).fetchall():
+            self.delete(kind, row_id, client)
         found = self._connection.execute("SELECT bytes FROM totals WHERE client = ?", (client,)).fetchone()
         return int(found[0]) if found else 0
 
@@ -143,8 +165,20 @@ class Rows:
         )
 
     def _select(self, where: str, *values: object) -> Sequence[Row]:
-        found = self._connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE {where}", values)
-        return [Row(*columns) for columns in found]
+        found = self._connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE {where}", values).fetchall()
+        bodies = whole_bodies(self._connection, {number: body for number, _, _, _, body, _, _ in found})
+        return [
+            Row(kind, row_id, client, bodies[number], parent, state)
+            for number, kind, row_id, client, _, parent, state in found
+        ]
+
+
+def _files_of(group: str, ids: str) -> str:
+    """A query for the bytes of the files of rows with these ids and of their parts, by a group."""
+    rows = f"SELECT number FROM rows WHERE parent IN ({ids}) UNION ALL "
+    rows += f"SELECT number FROM rows WHERE parent = '' AND id IN ({ids})"
+    size = f"coalesce(sum(length(body) + {_ROW_BYTES}), 0)"
+    return f"SELECT {group}, {size} FROM contents WHERE number IN (SELECT content FROM cuts WHERE number IN ({rows}))"
 
 
 def _num_promised(row: Row, rows: Sequence[Row]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from server.errors import ApiError, BodyTooLargeError, RateLimitError
+from server.storage import cuts
 from server.storage.rows import Rows
 
 _T = TypeVar("_T")
@@ -268,7 +269,7 @@ END;
 CREATE INDEX batches_open ON batches (client, number) WHERE is_open;
 CREATE INDEX batches_ended ON batches (client, number) WHERE NOT is_open;
 """
-_STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES, _BATCHES, _SHARES)
+_STEPS: Sequence[str] = (_ROWS, _USAGE, _FILES, _BATCHES, _SHARES, cuts.SCHEMA)
 """The migrations. Released ones are never changed."""
 
 

@@ -10,7 +10,7 @@ from model_runner.config import RunnerConfig
 from model_runner.hub.access import HubAccess, ModelNotFoundError
 from model_runner.models.repository import ModelFolder
 from server.assembly import Checkpoints, engine_config, find_checkpoints, warn_if_unused
-from server.cli.lifecycle import describe_speculation
+from server.cli.announcement import describe_speculation
 from server.config import Settings
 
 CONSOLE = Console(file=io.StringIO())

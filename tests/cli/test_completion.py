@@ -38,7 +38,10 @@ def complete(words: str, **environment: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("samewise ", ["serve", "chat", "list", "pull", "show", "verify", "bench", "page", "train-heads", "cache"]),
+        (
+            "samewise ",
+            ["serve", "chat", "list", "pull", "rm", "show", "verify", "bench", "page", "train-heads", "cache"],
+        ),
         ("samewise serve --quantization ", ["auto", "int8", "fp8", "int4", "none"]),
         ("samewise serve --block-size 1", ["16"]),
         ("samewise serve --speculation d", ["draft_model"]),

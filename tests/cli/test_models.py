@@ -1,5 +1,7 @@
 """`samewise list`, `pull` and `show`, against a hub on this machine."""
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -13,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from model_runner.hub import transfer
+from model_runner.models import repository
 from server.cli import models
 from server.cli.main import app
 from tests.model_runner.hub.fake_hub import COMMIT, OTHER_COMMIT, FakeHub, running
@@ -169,3 +172,108 @@ def test_ctrl_c_leaves_what_can_be_resumed(hub: FakeHub, tmp_path: Path) -> None
     (partial,) = (tmp_path / "hf" / "hub" / "models--user--repo" / "blobs").iterdir()
     assert content.startswith(partial.read_bytes())
     assert run("pull", "user/repo:Q8_0").exit_code == 0
+
+
+def test_a_model_is_removed_with_what_was_made_of_it(hub: FakeHub, tmp_path: Path) -> None:
+    folder = Path(run("pull", "user/repo").stdout.strip())
+    file = Path(run("pull", "user/repo:Q8_0").stdout.strip())
+    converted = tmp_path / "own" / f"any-{repository._listing_hash(file)[:16]}-4"
+    converted.mkdir(parents=True)
+    (converted / "model.safetensors").write_bytes(bytes(1024))
+    asked = CliRunner().invoke(app, ["rm", "user/repo:Q8_0"], input="n\n")
+    assert (asked.exit_code, asked.stdout.splitlines()[0]) == (1, "Remove user/repo:Q8_0, 8.4 KiB? [y/N]: n")
+    assert file.is_file()
+    removed = run("rm", "hf.co/user/repo:Q8_0", "--yes")
+    assert removed.stdout == "Removed user/repo:Q8_0, 8.4 KiB.\n"
+    assert not converted.exists()
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert not file.exists()
+    assert run("rm", "user/repo", "--yes").exit_code == 0
+    assert [path for path in (tmp_path / "hf").rglob("*") if "repo" in path.name] == []
+    again = run("rm", "user/repo", "--yes")
+    assert again.stderr.startswith("error: user/repo is not in the hub's cache ")
+    assert run("list").stdout.count("\n") == 1
+
+
+def test_content_that_another_commit_needs_stays(hub: FakeHub) -> None:
+    first = Path(run("pull", "user/repo:Q8_0").stdout.strip())
+    hub.revisions["main"] = OTHER_COMMIT
+    second = Path(run("pull", "user/repo:Q8_0").stdout.strip())
+    nothing = run("rm", "user/repo:Q8_0", "--revision", COMMIT, "--yes")
+    assert first != second
+    assert nothing.stdout == "Removed user/repo:Q8_0, 0 bytes.\n"
+    assert not first.exists()
+    assert second.read_bytes() == FILES["m-Q8_0.gguf"]
+
+
+def test_a_url_s_file_is_removed(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_ENDPOINT")
+    hub.files["/a/m.gguf"] = FILES["m-Q8_0.gguf"]
+    url = f"{hub.url}/a/m.gguf"
+    assert run("rm", url, "--yes").stderr.startswith(f"error: {url} was not downloaded")
+    run("pull", url)
+    assert run("rm", url, "--yes").stdout.startswith(f"Removed {url}, 7.")
+    assert list((tmp_path / "own" / "downloads").iterdir()) == []
+
+
+def test_what_belongs_to_others_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "mine.gguf").write_bytes(b"x")
+    for name, reason in (
+        (str(tmp_path / "mine.gguf"), "was not downloaded by Samewise; remove it as you remove other files"),
+        ("ollama:phi", "belongs to Ollama, which has to remove it"),
+        ("lmstudio:a/b", "belongs to LM Studio, which has to remove it"),
+        ("SmolLM2-135M-Instruct", "is part of the package samewise-smollm2; uninstall the package"),
+    ):
+        failed = run("rm", name, "--yes")
+        assert failed.exit_code == 1
+        assert failed.stderr.startswith(f"error: {name} {reason}")
+    assert (tmp_path / "mine.gguf").exists()
+
+
+def test_a_full_disk_keeps_what_has_arrived(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer.os, "fsync", full)
+        failed = run("pull", "user/repo:Q8_0")
+    blobs = tmp_path / "hf" / "hub" / "models--user--repo" / "blobs"
+    assert failed.stderr.splitlines()[-1] == (
+        f"error: user/repo:Q8_0 cannot be downloaded: the disk of {blobs} is full; free some room and run it again "
+        "to resume, or remove what has arrived with `samewise rm`"
+    )
+    (partial,) = blobs.iterdir()
+    assert partial.name.endswith(".incomplete")
+    lock = tmp_path / "hf" / "hub" / ".locks" / "models--user--repo" / f"{partial.stem}.lock"
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "is being downloaded by another process" in run("rm", "user/repo:Q8_0", "--yes").stderr
+    assert run("rm", "user/repo:Q8_0", "--yes").stdout == "Removed user/repo:Q8_0, 7.4 KiB.\n"
+    assert not blobs.parent.exists()
+
+
+def test_the_settings_and_a_server_say_what_is_served(hub: FakeHub, tmp_path: Path) -> None:
+    run("pull", "user/repo:Q8_0")
+    file = tmp_path / "samewise.yaml"
+    file.write_text("models: [{name: small, path: 'user/repo:Q8_0', aliases: [tiny]}, {name: user/repo}]")
+    listed = run("list", "--config", str(file))
+    assert [line.split("\t")[-1] for line in listed.stdout.splitlines()] == ["served as", "small, tiny"]
+    assert "warning: user/repo is not on this machine; `samewise pull user/repo` downloads it" in listed.stderr
+    assert json.loads(run("list", "--json", "--config", str(file)).stdout)[0]["served_as"] == ["small", "tiny"]
+    models = [
+        {"id": "small", "status": {"value": "loaded"}, "max_model_len": 4096, "aliases": ["tiny"]},
+        {"id": "large", "status": {"value": "unloaded", "failed": True}},
+        {"id": "elsewhere"},
+    ]
+    hub.files["/v1/models"] = json.dumps({"data": models}).encode()
+    of_server = run("list", "--base-url", f"{hub.url}/v1").stdout.splitlines()
+    assert of_server == [
+        "name\tstate\ttokens\taliases",
+        "small\tloaded\t4,096\ttiny",
+        "large\tfailed\t\t",
+        "elsewhere\t\t\t",
+    ]
+    assert json.loads(run("list", "--json", "--base-url", f"{hub.url}/v1").stdout) == models
+    hub.files["/v1/models"] = b'{"data": [{}]}'
+    assert "the answer is not an OpenAI list of models" in run("list", "--base-url", f"{hub.url}/v1").stderr
+    assert run("list", "--base-url", "x", "--config", str(file)).exit_code == 2

@@ -110,6 +110,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "max_images": ("7", 7),
     "max_image_mib": ("1.5", 1.5),
     "max_image_megapixels": ("1.5", 1.5),
+    "image_hosts": ("a.example,B.example", ("a.example", "b.example")),
     "max_files_mib": ("2.5", 2.5),
     "strict": ("true", True),
     "lenient": ("true", True),
@@ -391,7 +392,7 @@ def test_every_description_is_one_to_four_sentences_that_end() -> None:
 
 def test_help_lists_every_field_with_its_default() -> None:
     output = " ".join(invoke("--help").output.split())
-    for name in set(Settings.model_fields) - {"model"}:
+    for name in set(Settings.model_fields) - {"model", "models"}:
         assert f"--{name.replace('_', '-')}" in output
     assert "[default: 8000]" in output
     assert "--prefix-caching / --no-prefix-caching" in output

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from model_runner.hub.access import ModelNotFoundError
-from server.assembly import find_models
+from server.assembly import budget_of, find_models
 from server.config import GROUPS, Settings, load_settings
 from server.model_settings import NOT_SHARED, OF_A_MODEL
 from server.setting_errors import SettingsError
@@ -126,6 +126,16 @@ def test_each_setting_is_of_the_server_or_of_a_model() -> None:
     assert OF_A_MODEL.isdisjoint({*GROUPS["Network"], *GROUPS["Security"], *GROUPS["Stored data"]})
     unset = Settings()
     assert [name for name in NOT_SHARED if getattr(unset, name) not in (None, (), "")] == []
+
+
+@pytest.mark.parametrize(("gib", "is_told"), [(1 / 1024, False), (1e6, True), (None, False)])
+def test_more_memory_than_there_is_is_told(
+    gib: float | None, is_told: bool, read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = read("models: [{name: a}]" + ("" if gib is None else f"\nmemory_gib: {gib}"))
+    budget = budget_of(settings)
+    assert budget > 0 if gib is None else budget == int(gib * (1 << 30))
+    assert ["memory_gib is 1e+06, but only " in message for message in caplog.messages] == [True] * is_told
 
 
 def test_all_are_found_at_the_start_and_errors_name_the_entry(read: Read, tmp_path: Path) -> None:

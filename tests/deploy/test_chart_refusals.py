@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helm_python import HelmError
 
-from server.config import OTHER_VARIABLES, Settings
+from server.config import OTHER_VARIABLES, Settings, load_settings
 from server.setting_errors import PREFIX
 from tests.deploy.chart import CHART, read_values, render, render_pod, variables_of
 from tests.deploy.test_chart_settings import EVENTS, GIVEN, KEYS
@@ -21,9 +21,11 @@ INSTEAD = {
     "kv_events_replay": "kvEvents.replayPort",
     "kv_events_topic": "settings.served_model_name",
     **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"), "ingress.tlsSecret"),
-    **{name: f"settings.{name}" for name in GIVEN},
+    **{name: f"settings.{name}" for name in (*GIVEN, "models", "memory_gib", "load_timeout_s")},
 }
 """The value to set instead of a variable, by setting."""
+SEVERAL: dict[str, Any] = {"settings": {"models": [{"name": "a"}, {"name": "b"}], "memory_gib": 4}}
+"""Two models that do not fit into the chart's own limit, with what the server needs itself."""
 BY_VARIABLE = {"extraEnv": [{"name": "SAMEWISE_API_KEY", "value": "x"}]}
 POOL = {"enabled": True, "endpointPicker": {"name": "picker"}}
 
@@ -65,12 +67,23 @@ def scaled(running: int | None, type_: str = "hpa", **values: Any) -> dict[str, 
         ({"apiKeys": {"keys": KEYS}, "serviceMonitor": {"enabled": True}}, "serviceMonitor.existingSecret is needed"),
         ({**BY_VARIABLE, "serviceMonitor": {"enabled": True}}, "serviceMonitor.existingSecret is needed"),
         ({**BY_VARIABLE, "inferencePool": POOL}, "endpoint pickers have no key for /metrics"),
+        ({**SEVERAL, "kvEvents": {"enabled": True}}, "kvEvents: the events of a server with settings.models are not"),
+        ({**SEVERAL, "inferencePool": POOL}, "inferencePool: a pool serves one model"),
+        (scaled(9, settings=SEVERAL["settings"]), "the load of all models is added up; use keda with autoscaling.keda"),
+        ({**SEVERAL, "resources": {"limits": {"memory": "4500M"}}}, "do not fit into resources.limits.memory (4500M)"),
+        ({"settings": {"models": [{"name": "a", "port": 1}]}}, "additional properties 'port' not allowed"),
         ({"serviceMonitor": {"labels": {"helm.sh/chart": "a"}}}, "serviceMonitor.labels: helm.sh/chart"),
         ({"prometheusRule": {"labels": {"helm.sh/chart": "a"}}}, "prometheusRule.labels: helm.sh/chart"),
     ],
 )
 def test_what_would_be_at_odds_is_refused_with_a_reason(values: dict[str, Any], message: str) -> None:
     assert message in refusal(values)
+
+
+@pytest.mark.parametrize("limit", ["4608Mi", "5Gi", "4.9G", None])
+def test_models_that_fit_are_allowed(limit: str | None) -> None:
+    assert "do not fit into resources.limits.memory (4Gi)" in refusal(SEVERAL)
+    render({**SEVERAL, "resources": {"limits": {"memory": limit}}})
 
 
 @pytest.mark.parametrize("prefix", ["", "_x", "my_", "a" * 64, "1a", "a-b", "a.b"])
@@ -96,7 +109,7 @@ def test_a_setting_is_no_variable_and_the_refusal_says_where_it_stands(name: str
 
 def test_capitals_matter_to_a_variable_as_little_as_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("samewise_max_waiting", "3")
-    assert Settings().max_waiting == 3
+    assert load_settings({}).max_waiting == 3
     refused = refusal({"extraEnv": [{"name": "samewise_max_waiting", "value": "3"}]})
     assert refused.endswith("set settings.max_waiting instead")
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import samewise
-from server.config import OTHER_VARIABLES, Settings
+from server.config import OTHER_VARIABLES, Settings, load_settings
 from server.setting_errors import PREFIX
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +45,12 @@ def test_variables_are_settings_with_values_that_are_allowed(file: str, monkeypa
     assert ours.keys() - OTHER_VARIABLES <= {PREFIX + field.upper() for field in Settings.model_fields}
     for name, value in ours.items():
         monkeypatch.setenv(name, value)
-    Settings()
+    load_settings({})
 
 
 @pytest.mark.parametrize("file", COMPOSE)
 def test_build_arguments_are_the_dockerfiles(file: str) -> None:
-    build = service(file)["build"]
+    build = service(file).get("build", "")
     arguments = {} if isinstance(build, str) else build["args"]
     assert arguments.keys() <= set(re.findall(r"^ARG (\w+)=", DOCKERFILE, re.MULTILINE))
 
@@ -82,6 +82,17 @@ def test_the_packages_are_where_pip_installs_them() -> None:
     assert copied >= {"pyproject.toml", "setup.py", "samewise", "server", "scheduler", "model_runner"}
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert {f"!{source}" for source in copied - {"./"} if (ROOT / source).exists()} <= set(ignored)
+
+
+def test_several_models_fit_into_the_limit_of_their_container() -> None:
+    overlay = service("compose.models.yaml")
+    (mount,) = overlay["volumes"]
+    outside, inside, _ = mount.split(":")
+    assert inside == overlay["environment"]["SAMEWISE_CONFIG"]
+    settings = load_settings({}, ROOT / "deploy" / outside)
+    assert [settings.of_model(entry).model for entry in settings.models][-1] is None
+    assert settings.memory_gib is not None
+    assert settings.memory_gib + 0.5 <= float(overlay["mem_limit"].removesuffix("g"))
 
 
 def test_the_user_of_the_image_owns_the_volume() -> None:

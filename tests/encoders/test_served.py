@@ -22,8 +22,8 @@ from server.api.model_services import ModelParts
 from server.app import create_app
 from server.assembly import Checkpoints, engine_config, make_engine
 from server.config import Settings
+from server.engine import building
 from server.engine.supervisor import EngineLimits, EngineSupervisor
-from server.engine.worker import load_engine
 from server.text import tokenizer as texts
 from tests.encoders.oracle import Oracle, cosine
 from tests.engine_process.inprocess import InProcessEngine
@@ -46,7 +46,7 @@ def serve(workers: WorkerPool) -> Serve:
         engine: EngineSupervisor = make_engine(settings, checkpoints)
         if in_process:
             config = engine_config(settings, checkpoints)
-            engine = InProcessEngine(partial(load_engine, config), EngineLimits(64, 60))
+            engine = InProcessEngine(partial(building.load, config), EngineLimits(64, 60))
         app = create_app(
             [ModelParts(engine, texts.Tokenizer.from_folder(folder), settings, found)], settings, workers=workers
         )

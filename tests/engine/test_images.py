@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from model_runner.images.decoding import decode, digest
 from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import read_layout
 from model_runner.images.tower import Tower
+from model_runner.kernels.library import Kernels
 from model_runner.models.hf_loading import load_config
+from model_runner.models.native_packer import NativePacker
 from model_runner.runner import ModelRunner
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
 from tests import image_models
@@ -107,7 +110,9 @@ def prompt_of(sizes: Sequence[tuple[int, int]]) -> list[str | bytes]:
 
 
 @pytest.mark.parametrize("family", image_models.FAMILIES)
-def test_features_are_those_of_transformers(family: str, load_images: Callable[..., Model]) -> None:
+def test_features_are_those_of_transformers(
+    family: str, load_images: Callable[..., Model], kernels_library: Path
+) -> None:
     model = load_images(family)
     tower = Tower(model.folder, load_config(model.folder), model.layout, torch.device("cpu"), torch.float32)
     oracle: Any = image_models.load_oracle(model.folder)
@@ -121,10 +126,24 @@ def test_features_are_those_of_transformers(family: str, load_images: Callable[.
         of_text = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
         wanted = {name: value for name, value in inputs.items() if name not in of_text}
         with torch.inference_mode():
-            output = oracle.get_image_features(**wanted, return_dict=True)
+            output = oracle.base_model.get_image_features(**wanted, return_dict=True)
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         expected = [torch.cat([part.flatten(0, -2) for part in level]) for level in map(as_list, levels)]
         assert torch.equal(found, torch.stack(expected)), size
+    exact = tower.features(decode(picture(0, SIZES[0])))
+    check_packed(tower, kernels_library, model.request("", picture(0, SIZES[0])).images[0], exact)
+
+
+def check_packed(tower: Tower, kernels_library: Path, image: Image, exact: torch.Tensor) -> None:
+    """In int8, features are nearly the same, and have the same bits in one thread next to a step and in all threads."""
+    tower.pack(NativePacker(Kernels(kernels_library, threads=3), "int8"))
+    assert tower.cores is not None
+    with ThreadPoolExecutor(1) as own:
+        alone = own.submit(tower.encode, image).result()
+        with tower.cores.step():
+            beside = own.submit(tower.encode, image).result()
+    assert torch.equal(alone, beside)
+    assert 0 < (alone - exact).norm() / exact.norm() < 0.02
 
 
 def as_list(level: Any) -> Any:

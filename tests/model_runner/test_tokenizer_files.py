@@ -77,13 +77,13 @@ def learned(count: int) -> list[Piece]:
 
 
 def merge_all(word: Sequence[str], best: str) -> Iterator[str]:
-    rest = list(word)
-    while rest:
-        if len(rest) > 1 and rest[0] + rest[1] == best:
+    rest = iter([*itertools.pairwise(word), (word[-1], "")])
+    for left, right in rest:
+        if left + right == best and right:
             yield best
-            del rest[:2]
+            next(rest)
         else:
-            yield rest.pop(0)
+            yield left
 
 
 def by_definition(text: str, pieces: Sequence[Piece], *, begins_with_space: bool) -> list[int]:

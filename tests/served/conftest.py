@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -29,6 +30,8 @@ class Server:
         self.log = ""
         """Output since the server listened; known when it has ended."""
         self.address = self._read_address()
+        self._reader = threading.Thread(target=self._read_log)  # or a long log would block the server
+        self._reader.start()
         self._wait_ready()
 
     def _read_address(self) -> str:
@@ -37,6 +40,11 @@ class Server:
             if match := re.search(r"Listening\s+(http://\S+),", line):
                 return match[1]
         raise AssertionError(f"the server ended with {self.process.wait()} before it listened")
+
+    def _read_log(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            self.log = output.read()
 
     def _wait_ready(self, limit_s: float = 120.0) -> None:
         deadline = time.monotonic() + limit_s
@@ -47,11 +55,16 @@ class Server:
         raise AssertionError(f"the server was not ready within {limit_s} s")
 
     @property
-    def engine_pid(self) -> int:
-        """The engine process: of the server's children the one that runs an engine."""
+    def engine_pids(self) -> list[int]:
+        """The server's children that run engines, or wait to run one."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         children = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-        (child,) = (pid for pid in children if b"server.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return [pid for pid in children if b"server.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    @property
+    def engine_pid(self) -> int:
+        """The only engine process."""
+        (child,) = self.engine_pids
         return child
 
     @cached_property
@@ -72,7 +85,8 @@ class Server:
         """SIGTERM; returns the exit code."""
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGTERM)
-        self.log, _ = self.process.communicate(timeout=60)
+        self.process.wait(60)
+        self._reader.join()
         self.client.close()
         return self.process.returncode
 

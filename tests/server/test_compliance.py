@@ -1,4 +1,4 @@
-"""Requests of a public compliance test for each API: all except images, which are refused."""
+"""Requests of a public compliance test for each API."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +20,7 @@ from llm_comply.tests.openai_chat import OPENAI_CHAT_TESTS
 from scheduler.interface import EngineRequest
 from tests.server.fake_engine import FakeEngine, Script
 from tests.server.helpers import serving
+from tests.server.images.conftest import LISTS, write_image_folder
 from tests.server.test_reasoning import ECHOING
 from tests.server.test_tools import written
 from tests.server.tiny_model import END, write_folder
@@ -48,12 +49,7 @@ APIS = {
         ANTHROPIC_TESTS, "anthropic.json", "claude-opus-tiny", {"auth_header": "x-api-key", "use_bearer_prefix": False}
     ),
 }  # fmt: skip
-CASES = [
-    pytest.param(api, case, id=f"{name}: {case.id}")
-    for name, api in APIS.items()
-    for case in api.cases
-    if "image" not in case.id
-]
+CASES = [pytest.param(api, case, id=f"{name}: {case.id}") for name, api in APIS.items() for case in api.cases]
 
 
 def model(*, thinks: bool) -> Script:
@@ -76,9 +72,15 @@ def test_with(
     make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[Api, Case], Any]]:
     engine.info_ = replace(engine.info_, max_model_len=2048, num_blocks=256)
-    folder = write_folder(tmp_path / "m", template=TEMPLATE)
     names = tuple({api.model for api in APIS.values()})
-    is_strict = request.getfixturevalue("case").id in NAMELESS
+    case_id = request.getfixturevalue("case").id
+    is_strict = case_id in NAMELESS
+    folder = tmp_path / "m"
+    if "image" in case_id:
+        write_image_folder(folder, "llava", LISTS)
+        engine.info_ = replace(engine.info_, takes_images=True)
+    else:
+        write_folder(folder, template=TEMPLATE)
     with serving(make_app(folder, served_model_name=names, strict=is_strict)) as address:
 
         def test(api: Api, case: Case) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -141,6 +142,45 @@ async def test_room_that_others_leave_is_given_back_by_who_has_most_for_its_weig
         await storage.run(lambda rows: rows.put(row("large", b"x" * 5 * KIB)))
     assert await names(storage) == kept
     storage.close()
+
+
+def with_files(*files: bytes) -> bytes:
+    """A body with these files in data URLs."""
+    return b"".join(b'{"url": "data:image/png;base64,%b"}\n' % b64encode(file) for file in files)
+
+
+async def test_a_file_is_kept_once_until_its_last_use(storage: Storage) -> None:
+    files = [bytes([number]) * (3 * KIB + number) for number in range(1, 4)]
+    bodies = {name: with_files(files[0], files[1], files[0]) for name in "abcdefgh"}
+    await storage.run(lambda rows: rows.put(*(row(name, body) for name, body in bodies.items())))
+    assert await storage.run(lambda rows: rows.num_bytes()) < 12 * KIB, "within 16 KiB, in which they fit only once"
+    await storage.run(lambda rows: rows.renew("thing", "a"))
+    assert {one.id: one.body for one in await storage.run(lambda rows: rows.of_kind("thing"))} == bodies
+    await storage.run(lambda rows: rows.put(row("a", with_files(files[2]))))
+    assert (await storage.run(lambda rows: rows.get("thing", "a", "ann"))).body == with_files(files[2])
+    for name in "bcdefgh":
+        assert await storage.run(lambda rows: rows.num_bytes()) > 9 * KIB
+        await storage.run(lambda rows, name=name: rows.delete("thing", name, "ann"))
+    assert await storage.run(lambda rows: rows.num_bytes()) < 4 * KIB
+    await storage.run(lambda rows: rows.delete("thing", "a", "ann"))
+    assert await storage.run(lambda rows: rows.bytes_by_client()) == {}
+
+
+async def test_each_client_has_its_own_files(storage: Storage) -> None:
+    for client in ("ann", "bob"):
+        body = with_files(b"x" * 5 * KIB)
+        await storage.run(lambda rows, client=client, body=body: rows.put(row(client, body, client=client)))
+    assert len(set((await storage.run(lambda rows: rows.bytes_by_client())).values())) == 1
+    with pytest.raises(TooLargeToStoreError):
+        await storage.run(lambda rows: rows.put(row("more", with_files(b"y" * 17 * KIB))))
+
+
+@pytest.mark.parametrize("file", ["QQ" * 4096 + "B=", "QUJD" * 2048 + "QQ", "QQ==" * 2048, "QU\\nJD" * 2048])
+async def test_base64_of_another_form_is_kept_as_it_is(storage: Storage, file: str) -> None:
+    body = f'{{"url": "data:image/png;base64,{file}"}}'.encode()
+    await storage.run(lambda rows: rows.put(row("a", body)))
+    assert (await storage.run(lambda rows: rows.get("thing", "a", "ann"))).body == body
+    assert await storage.run(lambda rows: rows.num_bytes()) == len(body) + 256
 
 
 def promise(name: str, client: str = "ann") -> Callable[[Rows], None]:

@@ -32,7 +32,9 @@ MERGED_ROWS = 4
 """Rows per work unit of the merging kernel."""
 
 HEADER = 8
-"""Values at the start of a plan: number of items, number of merges, offsets of merges, paths and tables."""
+"""Values at the start of a plan: number of items, number of merges, offsets of merges, paths, tables and lasts.
+
+Lasts are the last position that each token sees in layers that see spans. A plan may have none."""
 ITEM = 9
 """Values of a work item, in this order.
 
@@ -62,6 +64,8 @@ class Step:
     """Programs per key-value head."""
     has_merges: bool
     """Whether tiles may be split between programs."""
+    has_lasts: bool
+    """Whether the plan has lasts."""
     part_rows: int
     """Rows of partial sums per key-value head."""
     sums: Tensor  # [kv_heads * rows * padded(value_dim)] float32, weighted values of rows in a split
@@ -91,6 +95,8 @@ class Scoring:
     chunk: int | None = None
     """A row at position p sees no position before p // chunk * chunk; None for no such limit."""
     sinks: Tensor | None = None  # [heads] logits without a value, in a float type
+    sees_spans: bool = False
+    """Whether a row sees positions up to its last in the plan, instead of up to its own."""
 
 
 def attend(query: Tensor, layer: LayerKV, step: Step, scoring: Scoring, out: Tensor) -> None:
@@ -111,6 +117,7 @@ def attend(query: Tensor, layer: LayerKV, step: Step, scoring: Scoring, out: Ten
     scales = (layer.values if s is None else s for s in (layer.key_scales, layer.value_scales))  # unused without scales
     softmax = scoring.window or _EVERYTHING, scoring.chunk, scoring.sinks
     softcap, grid = scoring.softcap, (step.programs, kv_heads)
+    spans = {"SPANS": scoring.sees_spans and step.has_lasts}
     _attend_kernel[grid](
         query,
         layer.keys,
@@ -126,7 +133,7 @@ def attend(query: Tensor, layer: LayerKV, step: Step, scoring: Scoring, out: Ten
         scoring.scale * _LOG2_E if softcap is None else scoring.scale / softcap * 2 * _LOG2_E,
         0.0 if softcap is None else softcap * _LOG2_E,
         *softmax,
-        **shape,
+        **shape | spans,
         KEY_DIM=key_dim,
         DK=padded(key_dim),
         BLOCK_SIZE=block_size,
@@ -145,7 +152,7 @@ def attend(query: Tensor, layer: LayerKV, step: Step, scoring: Scoring, out: Ten
             num_tokens,
             step.part_rows,
             *softmax,
-            **shape | {"ROWS": MERGED_ROWS, "num_warps": 1, "enable_fp_fusion": False},
+            **shape | spans | {"ROWS": MERGED_ROWS, "num_warps": 1, "enable_fp_fusion": False},
         )
 
 
@@ -294,7 +301,7 @@ def _add_tile(split, scores, value, value_scales, spoils, seen, MASKED: tl.const
 
 @triton.jit
 def _walk(
-    state, first, last, queries, row_positions, where, end, head, layer, scoring, limits,
+    state, first, last, queries, row_positions, row_lasts, where, end, head, layer, scoring, limits,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     CAPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -324,7 +331,7 @@ def _walk(
         if SCALED:
             products *= tl.load(key_scales + at, mask=is_key, other=0.0)[None, :]
         first_seen = _first_seen(row_positions, limits[0], limits[1])  # here, so that it takes no registers elsewhere
-        seen = (positions[None, :] <= row_positions[:, None]) & (positions[None, :] >= first_seen[:, None])
+        seen = (positions[None, :] <= row_lasts[:, None]) & (positions[None, :] >= first_seen[:, None])
         scores = _scores(products, rescale, cap, CAPPED)
         split = _add_tile(split, scores, value, scales_of_values, spoils, seen, MASKED, SCALED, PRECISION)
     return whole, split
@@ -332,11 +339,11 @@ def _walk(
 
 @triton.jit
 def _attend_item(
-    item, paths, tables, query, out, sums, peaks, num_tokens, token_stride, head_stride, part_rows, layer, scoring,
-    softmax,
+    item, paths, tables, lasts, query, out, sums, peaks, num_tokens, token_stride, head_stride, part_rows, layer,
+    scoring, softmax,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     """Process one work item: write a tile's output, or the partial sums of one of its splits."""
     head = tl.program_id(1)
@@ -354,11 +361,16 @@ def _attend_item(
 
     # Key tiles that some row sees, and among them those that all rows see completely.
     window, chunk, sinks = softmax
-    end = position + count
+    row_positions = position + rows // GROUP
+    row_lasts, end = row_positions, position + count
+    for_all = position  # the last position that all rows see
+    if SPANS:
+        row_lasts = tl.load(lasts + tokens, mask=is_row, other=0)
+        for_all, end = tl.load(lasts + token), tl.load(lasts + token + count - 1) + 1
     last_tile = tl.minimum(last * _SPLIT // _BLOCK_N, tl.cdiv(end, _BLOCK_N))
     first_tile = tl.maximum(first * _SPLIT // _BLOCK_N, _first_seen(position, window, chunk) // _BLOCK_N)
-    all_from = tl.maximum(first_tile, tl.cdiv(_first_seen(end - 1, window, chunk), _BLOCK_N))
-    all_to = tl.minimum(last_tile, (position + 1) // _BLOCK_N)
+    all_from = tl.maximum(first_tile, tl.cdiv(_first_seen(position + count - 1, window, chunk), _BLOCK_N))
+    all_to = tl.minimum(last_tile, (for_all + 1) // _BLOCK_N)
     all_from = tl.minimum(all_from, last_tile)
     all_to = tl.maximum(all_from, all_to)
 
@@ -367,7 +379,7 @@ def _attend_item(
     bounds = first_tile, all_from, all_to, last_tile
     for phase in tl.static_range(3):
         state = _walk(
-            state, bounds[phase], bounds[phase + 1], queries, position + rows // GROUP, where, end, head, layer,
+            state, bounds[phase], bounds[phase + 1], queries, row_positions, row_lasts, where, end, head, layer,
             scoring, (window, chunk), KEY_DIM, VALUE_DIM, DV, BLOCK_SIZE, CAPPED, SCALED, PRECISION, phase != 1,
         )  # fmt: skip
     result = _merge(state[0], state[1])
@@ -384,24 +396,24 @@ def _attend_kernel(
     head_stride, part_rows, rescale, cap, window, chunk, sinks,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     """Process the items; program p of P for a key-value head takes items p, p + P and so on."""
     layer = keys, values, key_scales, value_scales
     scoring, softmax = (rescale, cap), (window, chunk, sinks)
-    paths, tables = plan + tl.load(plan + 3), plan + tl.load(plan + 4)
+    paths, tables, lasts = plan + tl.load(plan + 3), plan + tl.load(plan + 4), plan + tl.load(plan + 5)
     for index in tl.range(tl.program_id(0), tl.load(plan), tl.num_programs(0), disable_licm=True):
         _attend_item(
-            plan + _HEADER + index * _ITEM, paths, tables, query, out, sums, peaks, num_tokens, token_stride,
+            plan + _HEADER + index * _ITEM, paths, tables, lasts, query, out, sums, peaks, num_tokens, token_stride,
             head_stride, part_rows, layer, scoring, softmax, GROUP, KEY_DIM, VALUE_DIM, DK, DV, BLOCK_SIZE, BLOCK_M,
-            CAPPED, SCALED, PRECISION,
+            CAPPED, SCALED, PRECISION, SPANS,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_tokens", "window", "chunk"], do_not_specialize_on_alignment=["plan"])
 def _merge_kernel(
     out, sums, peaks, plan, num_tokens, part_rows, window, chunk, sinks,
-    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     """Merge the partial sums of ROWS rows at a time, in the order of the splits."""
     head = tl.program_id(1)
@@ -410,6 +422,8 @@ def _merge_kernel(
         merge = merges + index * _MERGE
         token, count, position = tl.load(merge), tl.load(merge + 1), tl.load(merge + 2)
         num_splits, part = tl.load(merge + 3), tl.load(merge + 4)
+        if not SPANS:  # the plan's number is of the rows' lasts
+            num_splits = tl.minimum(num_splits, tl.cdiv(position + count, _SPLIT))
         rows = tl.load(merge + 5) + tl.arange(0, ROWS)
         is_row = rows < count * GROUP
         result = _before(sinks, True, head, rows, GROUP, DV)

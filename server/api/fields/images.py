@@ -7,31 +7,31 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from server.api.fields.rules import EchoedModel, hint
+from server.api.fields.rules import EchoedModel
 from server.errors import InvalidRequestError, shorten
 from server.generation.sent_images import Kind, SentImage, SentImages
 
 _DATA_URL = re.compile(r"data:(?P<type>[^,]*),", re.IGNORECASE)
+_HTTPS = re.compile(r"https:", re.IGNORECASE)
 _BREAKS = re.compile(r"[\r\n]")
+_STARTS = {b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+"""Media types of files by their first bytes."""
 _EXAMPLE = "(e.g. 'data:image/png;base64,aW1nIGJ5dGVzIGhlcmU=')"
 Detail = Literal["auto", "low", "high", "original"]
-
-
-def detail() -> Detail | None:
-    """The default of the field `detail`."""
-    default: Detail | None = hint(
-        "How finely the model sees the image. All values are accepted and have the model's own resolution.",
-        "The image is shown at the model's own resolution.",
-        off=["auto", "high", "original"],
-    )
-    return default
+URL = "A data URL with a PNG, JPEG, WebP or GIF file in base64, or an https URL on one of the server's `image_hosts`."
+"""Description of fields with an image's URL."""
+DETAIL = (
+    "How finely the model sees the image: `auto`, `high` and `original` at the model's own resolution, `low` in fewer "
+    "tokens. A model whose images have one size ignores `low`, and reports it."
+)
+"""Description of fields `detail`."""
 
 
 class ImageUrl(EchoedModel):
     """An image in a URL."""
 
-    url: str = Field(description="A data URL with a PNG, JPEG, WebP or GIF file in base64. Other URLs are refused.")
-    detail: Detail | None = detail()
+    url: str = Field(description=URL)
+    detail: Detail | None = Field(None, description=DETAIL)
 
 
 def _form(value: object) -> str:
@@ -49,15 +49,17 @@ class ImagePart(EchoedModel):
     def mark(self, images: SentImages, path: str) -> str:
         """Add the image to the others; returns its mark. Raises InvalidRequestError."""
         if isinstance(self.image_url, ImageUrl):
-            url, field = self.image_url.url, f"{path}.image_url.url"
+            url, field, detail = self.image_url.url, f"{path}.image_url.url", self.image_url.detail
         else:
-            url, field = self.image_url, f"{path}.image_url"
-        return add_url(url, "image_url", images, path, field)
+            url, field, detail = self.image_url, f"{path}.image_url", None
+        return add_url(url, "image_url", images, path, field, detail or "")
 
 
-def add_url(url: str, kind: Kind, images: SentImages, path: str, field: str) -> str:
+def add_url(url: str, kind: Kind, images: SentImages, path: str, field: str, detail: str) -> str:
     """Add the image in a URL, which stands in `field`, to the others; returns its mark. Raises InvalidRequestError."""
-    return images.add(SentImage(kind, _in_url(url, path, field), path, field))
+    if _HTTPS.match(url):
+        return images.add(SentImage(kind, b"", path, field, url=url, detail=detail))
+    return images.add(SentImage(kind, _in_url(url, path, field), path, field, detail=detail))
 
 
 def _in_url(url: str, path: str, field: str) -> bytes:
@@ -81,6 +83,12 @@ def _in_url(url: str, path: str, field: str) -> bytes:
     if data is None:
         raise InvalidRequestError("Invalid base64 image_url.", param=path, code="invalid_base64")
     return data
+
+
+def data_url(data: bytes) -> str:
+    """The data URL of an image file."""
+    kind = next((kind for start, kind in _STARTS.items() if data.startswith(start)), "png")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def from_base64(text: str) -> bytes | None:

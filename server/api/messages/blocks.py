@@ -48,10 +48,10 @@ class Base64Source(EchoedModel):
 
 
 class UrlSource(EchoedModel):
-    """An image on another server: refused."""
+    """An image on another server."""
 
     type: Literal["url"]
-    url: str = Field(description="This server fetches no images.")
+    url: str = Field(description="An https URL on one of the server's `image_hosts`; others are refused.")
 
 
 class FileSource(EchoedModel):
@@ -89,8 +89,7 @@ class ImageBlock(EchoedModel):
         """Add the image to the others; returns its mark. Raises InvalidRequestError with Anthropic's words."""
         field = f"{path.replace('[', '.').replace(']', '')}.image.source"
         if isinstance(self.source, UrlSource):
-            message = f"{field}.url: This server fetches no images. Send the image in base64."
-            raise InvalidRequestError(message, param=f"{path}.source.url", code="unsupported_value")
+            return images.add(SentImage("image", b"", path, f"{field}.url", url=self.source.url))
         if isinstance(self.source, FileSource):
             return images.add(SentImage("image", b"", path, f"{field}.file_id", self.source.file_id))
         data = from_base64(self.source.data)

@@ -34,6 +34,8 @@ _TYPES: dict[type[ApiError], str] = {
     RequestTimeoutError: "timeout_error",
     ApiError: "api_error",
 }
+_DOTTED = "messages."
+"""How messages begin that name the place in Anthropic's way."""
 _NOT_PERMITTED = frozenset({"unknown_parameter", "unsupported_parameter"})
 _NEEDED = frozenset(name for name, field in MessagesRequest.model_fields.items() if field.is_required())
 """Required fields. Errors must not say that they are not permitted."""
@@ -104,8 +106,7 @@ def _message(error: ApiError) -> str:
         return f"{_too_long(error)}. {error.message}"
     if error.code in _NOT_PERMITTED and error.param not in _NEEDED:
         return f"{error.param}: Extra inputs are not permitted. {error.message}"
-    dotted = (error.param or "").replace("[", ".").replace("]", "")
-    is_named = error.param is None or error.param in error.message or error.message.startswith(dotted)
+    is_named = error.param is None or error.param in error.message or error.message.startswith(_DOTTED)
     return error.message if is_named else f"{error.param}: {error.message}"
 
 

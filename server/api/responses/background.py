@@ -4,11 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from server.api.endpoint import start_run
+from server.api.fields.images import data_url, from_base64
 from server.api.jobs import Work
 from server.api.model_services import ModelServices
 from server.api.responses import store
@@ -21,6 +22,7 @@ from server.api.services import Services
 from server.engine.client import EngineUnavailableError
 from server.errors import RETRY_AFTER_S, ApiError, RateLimitError, UnavailableError
 from server.generation.run import Run
+from server.generation.sent_images import UploadedFile
 from server.http.connection import new_request_id
 from server.http.middleware import report_of
 from server.storage.rows import Row
@@ -144,12 +146,21 @@ class _PendingJob:
     """The objects that the body refers to."""
     seed: int
     created: int
+    files: dict[str, str] = field(default_factory=dict)
+    """Images that the body names, as data URLs, by file ids and URLs."""
 
 
-def encode_job(incoming: IncomingBody, seed: int) -> bytes:
+def encode_job(incoming: IncomingBody, planned: PlannedResponse) -> bytes:
     """The stored form of the pending response to this body."""
     assert isinstance(incoming.found, Found), "its check would have failed"
-    return msgspec.json.encode(_PendingJob(incoming.body.decode(), incoming.found, seed, incoming.meta.created))
+    files = {name: data_url(file.content) for name, file in planned.files.items()}
+    job = _PendingJob(incoming.body.decode(), incoming.found, planned.plan.seed, incoming.meta.created, files)
+    return msgspec.json.encode(job)
+
+
+def _file_in(url: str) -> UploadedFile:
+    content = from_base64(url.partition(",")[2]) or b""
+    return UploadedFile(content, len(content))
 
 
 async def resume(services: Services) -> Work:
@@ -197,7 +208,8 @@ async def _give_up(row: Row, error: ApiError, services: Services) -> None:
 async def _start_again(row: Row, record: RequestTrace, services: Services) -> None:
     pending = msgspec.json.decode(row.body, type=_PendingJob)
     meta = RequestMeta(row.id, row.client, pending.created, Sender(row.client), pending.seed)
-    incoming = IncomingBody(pending.body.encode(), meta, pending.stored or Found())
+    files = {name: _file_in(url) for name, url in pending.files.items()}
+    incoming = IncomingBody(pending.body.encode(), meta, pending.stored or Found(), files)
     served = services.models.of_body(incoming.body)
     async with served.in_use(len(incoming.body), is_background=True):
         planned = await incoming.check(plan_response, services, served)

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from server.api.body_worker import BodyContext
 from server.api.dialect import refused_constraints
 from server.api.fields.generation import generation_fields
+from server.api.fields.images import data_url
 from server.api.fields.messages import arguments_of
 from server.api.responses.items import (
     AdditionalToolsItem,
@@ -41,7 +42,7 @@ from server.errors import InvalidRequestError, shorten
 from server.generation.notices import as_headers
 from server.generation.planning.plan import Plan
 from server.generation.request import Conversation, GenerationRequest
-from server.generation.sent_images import SentImages
+from server.generation.sent_images import SentImages, UploadedFile
 from server.generation.tools import CUSTOM_INPUT
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
@@ -56,6 +57,8 @@ _PATHS = {
     "messages[].tool_calls[].function.arguments": "input[].arguments",
 }
 """This API's names for the pipeline's fields."""
+_WITH_PARTS = ("content", "output")
+"""The keys of items that may have images."""
 _SUMMARIZE = (
     "Summarize this conversation, so that it can go on from your summary alone: what was asked for, what was decided "
     "and found out, and what is still to be done. Answer with nothing but the summary."
@@ -71,6 +74,8 @@ class PlannedResponse:
     fields: ResponseFields
     origin: Origin
     is_background: bool
+    files: Mapping[str, UploadedFile]
+    """For a background response: the images that the body names, by file ids and URLs."""
 
 
 def plan_response(context: BodyContext, body: bytes, meta: RequestMeta, found: Lookup) -> PlannedResponse:
@@ -82,10 +87,11 @@ def plan_response(context: BodyContext, body: bytes, meta: RequestMeta, found: L
         plan = context.planner().plan(request)
     is_kept = asked.is_stored or asked.conversation_id is not None or meta.is_event
     items = input_items(asked.input, stored, meta.answer_id.partition("_")[2]) if is_kept else ()
+    items = [_with_fetched(item, context.files) for item in items]
     origin = Origin(meta.client, items, asked.conversation_id, asked.is_stored)
-    return PlannedResponse(
-        plan, response_fields(asked, plan, names, meta.created), origin, is_background=bool(asked.background)
-    )
+    is_background = bool(asked.background)
+    files = context.files if is_background else {}
+    return PlannedResponse(plan, response_fields(asked, plan, names, meta.created), origin, is_background, files)
 
 
 def count_tokens(
@@ -145,6 +151,17 @@ def _as_stored(item: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "reasoning":
         stored["status"] = item.get("status") or "completed"
     return stored
+
+
+def _with_fetched(item: Mapping[str, Any], files: Mapping[str, UploadedFile]) -> Mapping[str, Any]:
+    """An item with the fetched images in place of their URLs, which may show something else later."""
+    lists = {key: item[key] for key in _WITH_PARTS if isinstance(item.get(key), list)}
+    return {**item, **{key: [_inlined(part, files) for part in parts] for key, parts in lists.items()}}
+
+
+def _inlined(part: Any, files: Mapping[str, UploadedFile]) -> Any:
+    fetched = files.get(part.get("image_url") or "") if isinstance(part, dict) else None
+    return part if fetched is None else {**part, "image_url": data_url(fetched.content)}
 
 
 def _response_request(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.images import Detail, add_url, detail
+from server.api.fields.images import DETAIL, URL, Detail, add_url
 from server.api.fields.rules import EchoedModel, hint, no_effect, problem, shape
 from server.api.fields.tools import MAX_TOOLS
 from server.api.responses.tools import AnyTool
@@ -52,11 +52,9 @@ class InputImagePart(EchoedModel):
     """An image."""
 
     type: Literal["input_image"]
-    image_url: str | None = Field(
-        None, description="A data URL with a PNG, JPEG, WebP or GIF file in base64. Other URLs are refused."
-    )
+    image_url: str | None = Field(None, description=URL)
     file_id: str | None = Field(None, description="Id of an uploaded image, in place of `image_url`.")
-    detail: Detail | None = detail()
+    detail: Detail | None = Field(None, description=DETAIL)
 
     @model_validator(mode="after")
     def _has_image(self) -> "InputImagePart":
@@ -70,8 +68,9 @@ class InputImagePart(EchoedModel):
     def mark(self, images: SentImages, path: str) -> str:
         """Add the image to the others; returns its mark. Raises InvalidRequestError."""
         if self.file_id is not None:
-            return images.add(SentImage("input_image", b"", path, f"{path}.file_id", self.file_id))
-        return add_url(self.image_url or "", "input_image", images, path, f"{path}.image_url")
+            sent = SentImage("input_image", b"", path, f"{path}.file_id", self.file_id, detail=self.detail or "")
+            return images.add(sent)
+        return add_url(self.image_url or "", "input_image", images, path, f"{path}.image_url", self.detail or "")
 
 
 class MediaPart(EchoedModel):

@@ -18,6 +18,7 @@ from server.api.responses.store import Found, References
 from server.api.responses.websocket import Lane, lane_of
 from server.api.services import Services
 from server.errors import InvalidRequestError
+from server.generation.sent_images import UploadedFile
 from server.http.middleware import record_of, sender_of
 from server.telemetry.request_trace import RequestTrace, Sender
 
@@ -133,6 +134,8 @@ class IncomingBody:
     body: bytes
     meta: RequestMeta
     found: Lookup
+    files: Mapping[str, UploadedFile] = field(default_factory=dict)
+    """Images that are known before the body is checked, by file ids and URLs."""
 
     @property
     def context(self) -> Sequence[msgspec.Raw]:
@@ -152,6 +155,7 @@ class IncomingBody:
         info = None if served is None else served.info()
         served = served or services.models.default
         num_bytes = len(self.body) + (0 if isinstance(self.found, InvalidRequestError) else self.found.num_bytes)
+        uploaded = await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services, served)
         return await served.body_worker.run(
             work,
             self.body,
@@ -161,7 +165,7 @@ class IncomingBody:
             *args,
             sender=self.meta.sender,
             num_bytes=num_bytes,
-            files=await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services, served),
+            files={**uploaded, **self.files},
         )
 
 

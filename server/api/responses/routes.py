@@ -53,7 +53,7 @@ async def create_response(request: Request, services: ServicesDep) -> Response:
         run, builder = await start_response(planned, record, services, served)
     answer = _Answer(request, services, planned, incoming.context, builder, run)
     if planned.is_background:
-        return await answer.in_background(lambda: encode_job(incoming, planned.plan.seed))
+        return await answer.in_background(lambda: encode_job(incoming, planned))
     return answer.streamed() if planned.plan.stream else await answer.whole()
 
 

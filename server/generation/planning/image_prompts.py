@@ -12,6 +12,7 @@ from server.config import Settings
 from server.errors import InvalidRequestError, shorten
 from server.generation.notices import Notice
 from server.generation.prompt import ImageTexts
+from server.generation.remote_images import RemoteImage, UnfetchedError, fetch_failure, remote_image
 from server.generation.request import Conversation
 from server.generation.sent_images import SentImage, UploadedFile
 from server.text.image_marks import is_mark, mark_of, split_at_marks, split_at_typed
@@ -25,6 +26,8 @@ class ImageInPrompt:
     data: bytes
     digest: bytes
     arrangement: Arrangement
+    detail: str
+    """`low`, or empty for the model's own resolution."""
 
 
 ReadImages = Mapping[str, ImageInPrompt]
@@ -43,8 +46,8 @@ class ImagePrompts:
         weigh: Callable[[], None],
         files: Mapping[str, UploadedFile],
     ) -> None:
-        """`weigh` is called before images are decoded, and raises if this is no place for that. `files` are the
-        uploaded files that the request may name.
+        """`weigh` is called before images are decoded, and raises if this is no place for that. `files` are those that
+        the request may name, by their ids and URLs.
         """
         self._files = files
         self._tokenizer = tokenizer
@@ -65,7 +68,7 @@ class ImagePrompts:
     def read(self, conversation: Conversation, notices: list[Notice]) -> ReadImages:
         """The images of a conversation. Adds notices of frames that are not shown.
 
-        Raises InvalidRequestError for an image that cannot be used, or if the model takes none.
+        Raises InvalidRequestError for an image that cannot be used, or if the model takes none, and UnfetchedError.
         """
         sent = conversation.images
         if not sent:
@@ -76,31 +79,57 @@ class ImagePrompts:
             most = self._settings.max_images
             message = f"The request has {len(sent)} images, and this server accepts at most {most} in one request."
             raise InvalidRequestError(message, param=sent[most].path, code="invalid_value")
+        self._check_fetched(sent)
         self._weigh()
-        known: dict[bytes, ImageInPrompt] = {}
+        known: dict[tuple[bytes, str], ImageInPrompt] = {}
         images: dict[str, ImageInPrompt] = {}
         for index, one in enumerate(sent):
-            data = self._data_of(one)
-            if data not in known:
-                known[data] = self._read(one, data, self.layout, notices)
-            images[mark_of(index)] = known[data]
+            data, detail = self._data_of(one), self._detail_of(one, self.layout, notices)
+            if (data, detail) not in known:
+                known[data, detail] = self._read(one, data, detail, self.layout.at(detail), notices)
+            images[mark_of(index)] = known[data, detail]
         return images
+
+    def _check_fetched(self, sent: Sequence[SentImage]) -> None:
+        """Raises InvalidRequestError for a URL that is refused, and UnfetchedError for those that must be fetched."""
+        images: dict[str, RemoteImage] = {}
+        failures: dict[str, InvalidRequestError] = {}
+        for one in sent:
+            if one.url is None or one.url in images or one.url in self._files:
+                continue
+            images[one.url] = remote_image(one, self._settings.image_hosts)
+            failures[one.url] = fetch_failure(one, self._most_bytes)
+        if images:
+            raise UnfetchedError(images, failures)
+
+    @property
+    def _most_bytes(self) -> int:
+        return int(self._settings.max_image_mib * (1 << 20))
 
     def _data_of(self, sent: SentImage) -> bytes:
         """The file of an image. Raises InvalidRequestError if it was not uploaded, or is too large."""
-        most = int(self._settings.max_image_mib * (1 << 20))
-        if sent.file_id is None:
+        name = sent.url or sent.file_id
+        if name is None:
             data, num_bytes = sent.data, len(sent.data)
-        elif (uploaded := self._files.get(sent.file_id)) is not None:
-            data, num_bytes = uploaded.content, uploaded.num_bytes
+        elif (named := self._files.get(name)) is not None:
+            data, num_bytes = named.content, named.num_bytes
         else:
-            message = f"No such File object: {shorten(sent.file_id, 128)}"
+            message = f"No such File object: {shorten(name, 128)}"
             raise InvalidRequestError(message, param=sent.path, code="not_found")
-        if num_bytes > most:
-            raise _too_many_bytes(sent, num_bytes, most)
+        if num_bytes > self._most_bytes:
+            raise _too_many_bytes(sent, num_bytes, self._most_bytes)
         return data
 
-    def _read(self, sent: SentImage, data: bytes, layout: Layout, notices: list[Notice]) -> ImageInPrompt:
+    def _detail_of(self, sent: SentImage, layout: Layout, notices: list[Notice]) -> str:
+        if sent.detail != "low":
+            return ""
+        if layout.low is None:
+            field = sent.field.removesuffix(".url") if sent.kind == "image_url" else sent.path
+            notices.append(Notice(f"{field}.detail", "The image is shown at the model's own resolution."))
+            return ""
+        return sent.detail
+
+    def _read(self, sent: SentImage, data: bytes, detail: str, layout: Layout, notices: list[Notice]) -> ImageInPrompt:
         try:
             image = read(data, int(self._settings.max_image_megapixels * 1_000_000))
             arrangement = layout.of(*image.pixels.size)
@@ -109,7 +138,7 @@ class ImagePrompts:
         if image.is_animated:
             notices.append(Notice(sent.path, "Only the first frame of the image is shown."))
         options = {"family": layout.family, "call": dict(layout.call), "settings": dict(layout.settings)}
-        return ImageInPrompt(data, digest(image.pixels, options), arrangement)
+        return ImageInPrompt(data, digest(image.pixels, options), arrangement, detail)
 
     def encode(self, text: str, images: ReadImages, beginning: Sequence[int]) -> tuple[list[int], tuple[Image, ...]]:
         """The tokens of a text with marks, after the `beginning`, and the images with their places.
@@ -137,7 +166,7 @@ class ImagePrompts:
                 runs.append(ImageRun(len(tokens), row, part))
                 tokens += [self.layout.image_token] * part
                 pending, follows, row = "", True, row + part
-            placed.append(Image(image.data, image.digest, tuple(runs), grid=image.arrangement.grid))
+            placed.append(Image(image.data, image.digest, tuple(runs), image.detail, image.arrangement.grid))
         return tokens + self._ids(pending, follows=follows, is_followed=False), tuple(placed)
 
     def _ids(self, text: str, *, follows: bool, is_followed: bool) -> list[int]:

@@ -1,19 +1,9 @@
 // Vercel's AI SDK through each of its providers: a loop with a tool, a second turn, a stream, an object.
 import assert from "node:assert/strict";
-import { createAnthropic } from "@ai-sdk/anthropic";
-import { createOpenAI } from "@ai-sdk/openai";
-import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, isStepCount, jsonSchema, streamText, tool } from "ai";
-import { AGAIN, DESCRIPTION, FIRST, PARAMETERS, SAID, SECOND, THIRD, WORD, WORD_SCHEMA, address, readFile } from "./conversation.mjs";
+import { AGAIN, DESCRIPTION, FIRST, PARAMETERS, SAID, SECOND, THIRD, WORD, WORD_SCHEMA, readFile } from "./conversation.mjs";
+import { MODELS } from "./ai_sdk_models.mjs";
 
-const of = { baseURL: `${address}/v1`, apiKey: "none" };
-const compatible = createOpenAICompatible({ ...of, name: "samewise", supportsStructuredOutputs: true, includeUsage: true });
-const MODELS = {
-  chat: compatible("tiny"),
-  "openai chat": createOpenAI(of).chat("tiny"),
-  responses: createOpenAI(of)("tiny"),
-  messages: createAnthropic(of)("tiny"),
-};
 const tools = { read_file: tool({ description: DESCRIPTION, inputSchema: jsonSchema(PARAMETERS), execute: readFile }) };
 
 for (const name of process.argv.slice(3)) {

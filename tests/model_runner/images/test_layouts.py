@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from model_runner.images import layouts
 from model_runner.images.decoding import ImageError
 from model_runner.images.layouts import Layout, read_layout
 from tests.image_processors import FAMILIES, FIRST_IMAGE_ID, processor_of, write_config, write_files
@@ -18,13 +19,18 @@ ODD_SIZES = [(1, 1), (1, 200), (90, 3), (3, 90), (56, 56), (57, 56), (300, 30), 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, Any]:
-    """The layout of a family, and transformers' processor."""
-    folder = tmp_path_factory.mktemp(request.param)
-    write_files(folder, request.param)
-    write_config(folder, request.param)
+    """The layout of a family, in which low resolution means squares of 50 pixels, and transformers' processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts, "_LOW_SIDE", 50)
+        return _family(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def _family(name: str, folder: Path) -> tuple[Layout, Any]:
+    write_files(folder, name)
+    write_config(folder, name)
     layout = read_layout(folder)
     assert layout is not None
-    return pickle.loads(pickle.dumps(layout)), processor_of(folder, request.param)
+    return pickle.loads(pickle.dumps(layout)), processor_of(folder, name)
 
 
 def expanded(layout: Layout, processor: Any, before: str, size: tuple[int, int], after: str) -> list[int]:
@@ -47,24 +53,36 @@ def sizes() -> list[tuple[int, int]]:
     return [*ODD_SIZES, *((draw.randint(1, 400), draw.randint(1, 400)) for _ in range(30))]
 
 
-def test_same_ids_as_the_processor(family: tuple[Layout, Any]) -> None:
-    layout, processor = family
+@pytest.mark.parametrize("detail", ["", "low"])
+def test_same_ids_as_the_processor(family: tuple[Layout, Any], detail: str) -> None:
+    whole, processor = family
+    layout = whole.at(detail)
+    options = {key: value for key, value in layout.call.items() if whole.call.get(key) != value}
     assert layout.image_token == FIRST_IMAGE_ID
-    for width, height in sizes():
+    for width, height in sizes()[:: 3 if detail else 1]:
         if max(width, height) > 200 * min(width, height):
             continue
         image = Image.new("RGB", (width, height))
         text = f"a{layout.placeholder}b"
         try:
-            ids = processor(images=[[image]], text=[text])["input_ids"][0]
+            ids = processor(images=[[image]], text=[text], images_kwargs=options)["input_ids"][0]
         except ValueError:  # scaled to nothing
             with pytest.raises(ImageError, match="too long and narrow"):
                 layout.of(width, height)
             continue
         assert list(ids) == expanded(layout, processor, "a", (width, height), "b"), (width, height)
         if (grid := layout.of(width, height).grid) is not None:
-            patches = processor.image_processor([image])["image_grid_thw"][0]
+            patches = processor.image_processor([image], **options)["image_grid_thw"][0]
             assert grid == (patches[0], patches[1] // 2, patches[2] // 2)
+
+
+def test_low_resolution(family: tuple[Layout, Any]) -> None:
+    """It has fewer rows, if the model's images have more than one size."""
+    layout, _ = family
+    has_one_size = layout.family == "gemma3" or (layout.family == "llava" and "patch_size" not in layout.call)
+    assert (layout.low is None) == has_one_size
+    if layout.family != "gemma4":  # whose tiny processor has the least number of rows already
+        assert has_one_size == (layout.at("low").of(400, 300).num_rows == layout.of(400, 300).num_rows)
 
 
 def test_call_arguments(family: tuple[Layout, Any]) -> None:

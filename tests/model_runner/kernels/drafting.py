@@ -67,7 +67,7 @@ def random_heads(case: Case, seed: int = 0) -> HydraHeads:
 def prepared(kernels: Kernels, heads: HydraHeads, kind: WeightKind = "int8_rotated") -> HydraHeads:
     """A copy of the heads in the kernels' form; the original stays unchanged."""
     packed = copy.deepcopy(heads)
-    pack_weights(packed, NativePacker(kernels, kind, kernels.single_thread_clone()), OneDNNPacker())
+    pack_weights(packed, NativePacker(kernels, kind, kernels.copy()), OneDNNPacker())
     packed.make_native(kernels)
     return packed
 

@@ -1,7 +1,5 @@
 """Compiles the kernels around a decoder layer's products in the variants that a server can launch."""
 
-from itertools import product
-
 import torch
 
 from model_runner.kernels.triton.kv_write import CacheLayer, write_kv
@@ -21,8 +19,8 @@ def make_cache(dtype: torch.dtype, dim: int) -> CacheLayer:
 
 
 def launch_norms() -> None:
-    """In two types and of two widths: 16 heads at once, and the widest that there are."""
-    for dtype, width in product([torch.bfloat16, torch.float32], [128, 16384]):
+    """In two types; of two widths: 16 heads at once, and the widest that there are."""
+    for dtype, width in ((torch.bfloat16, 128), (torch.bfloat16, 16384), (torch.float32, 16384)):
         rows, factor = torch.zeros(3, width, dtype=dtype), torch.zeros(width)
         rms_norm(rows, factor, 1e-5)
         add_and_norm(rows, rows, 0.5, factor, factor, 1e-5)
@@ -30,7 +28,7 @@ def launch_norms() -> None:
 
 
 def launch_gates() -> None:
-    for dtype, activation in product([torch.bfloat16, torch.float32], ["silu", "gelu_tanh"]):
+    for dtype, activation in ((torch.bfloat16, "silu"), (torch.float32, "gelu_tanh")):
         activate_and_multiply(torch.zeros(3, 2 * 14336, dtype=dtype), activation)
 
 

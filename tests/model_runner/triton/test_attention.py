@@ -31,6 +31,8 @@ from tests.model_runner.sequences import (
     check_trees,
     sinks_of,
 )
+from tests.model_runner.spans import OPTIONS as SPANNED
+from tests.model_runner.spans import attend, definition
 from tests.model_runner.triton.hopper import compiled_in
 
 FP8 = torch.float8_e4m3fn
@@ -114,6 +116,29 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(
     alone = sequences.alone(options, make(6), storage)
     crowd = sequences.attend(CROWD, options, make(6, programs=2), replace(storage, seed=1, background=torch.nan))
     for one, other in zip(alone, crowd, strict=True):
+        assert torch.equal(one, other)
+
+
+SPANS = {0: [(5, 9), (100, 290), (295, 296)], 1: [(0, 20)]}
+"""One begins in the first split of keys and ends in the second; another is as long as a tile."""
+
+
+@pytest.mark.parametrize(("window", "stored"), [(None, torch.float32), (30, torch.int8)])
+def test_rows_of_a_span_see_its_end(storage: Storage, window: int | None, stored: torch.dtype) -> None:
+    options, storage = replace(SPANNED, window=window), replace(storage, dtype=stored)
+    sequences = Sequences.random([300, 33], Sizes(2, 1, 16, 16))
+    whole = [[(0, 0, 300), (1, 0, 33)]]
+    parts = [[(1, 0, 20), (0, 0, 3)], [(0, 3, 291), (1, 20, 33)], [(0, 291, 299)], [(0, 299, 300)]]
+    together = attend(make(2), sequences, SPANS, whole, options, storage)
+    apart = attend(make(2, programs=64), sequences, SPANS, parts, options, replace(storage, seed=1))
+    for one, other in zip(together, apart, strict=True):
+        assert torch.equal(one, other)
+    for index in range(2):
+        expected = definition(sequences, SPANS, index, options, stored)
+        np.testing.assert_allclose(together[index].numpy(), expected, atol=2e-5)
+    is_causal = replace(options, sees_spans=False)
+    causal = attend(make(2, programs=64), sequences, SPANS, parts, is_causal, storage)
+    for one, other in zip(causal, sequences.alone(is_causal, make(2), storage), strict=True):
         assert torch.equal(one, other)
 
 
@@ -283,7 +308,7 @@ def test_what_it_cannot_read_is_refused() -> None:
 def test_compiles_for_hopper() -> None:
     compiled = compiled_in("tests.model_runner.triton.compile_attention")
     assert {kernel.name for kernel in compiled} == {"_attend_kernel", "_merge_kernel"}
-    assert max(kernel.spilled for kernel in compiled) <= 128  # bytes of a thread, as measured
+    assert max(kernel.spilled for kernel in compiled) <= 144  # bytes of a thread, as measured
 
 
 def test_the_trial_at_the_start_compares_keys_that_are_split_with_keys_that_are_not(

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 from tests.image_processors import write_config, write_files
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of
+from tests.server.tiny_model import END
 
 LISTS = (
     "{% for m in messages %}<|start|>{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}"
@@ -68,6 +70,14 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
+def write_image_folder(folder: Path, family: str, template: str) -> None:
+    """Write a model folder of a family, with a chat template in which PLACE is the family's placeholder."""
+    folder.mkdir(exist_ok=True)
+    write_files(folder, family, "<|start|>", "<|end|>", template=template.replace("PLACE", PLACEHOLDERS[family]))
+    write_config(folder, family)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
+
+
 @pytest.fixture
 def engine() -> FakeEngine:
     engine = FakeEngine.roomy()
@@ -77,15 +87,11 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Callable[..., Path]:
-    """A model folder of a family, with a chat template in which PLACE is the family's placeholder."""
+    """Makes model folders."""
 
     def make(family: str = "llava", template: str = BOTH) -> Path:
-        folder = tmp_path / family
-        folder.mkdir(exist_ok=True)
-        template = template.replace("PLACE", PLACEHOLDERS[family])
-        write_files(folder, family, "<|start|>", "<|end|>", template=template)
-        write_config(folder, family)
-        return folder
+        write_image_folder(tmp_path / family, family, template)
+        return tmp_path / family
 
     return make
 

@@ -11,7 +11,6 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.images.decoding import decode
-from server.api.responses.items import InputImagePart
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import serving
 from tests.server.images.conftest import BOTH, LISTS, data_url, file_of, image_part, picture, text_part
@@ -135,7 +134,7 @@ async def test_errors_of_messages(image_client: Client, source: dict[str, Any], 
     assert response.status_code == 400
     error = response.json()["error"]
     assert message in error["message"]
-    assert not error["message"].startswith("messages[0].content[1]: messages")
+    assert ": messages" not in error["message"]
     assert error["details"]["param"] == param
 
 
@@ -177,8 +176,3 @@ def test_official_clients(make_app: Callable[..., FastAPI], image_folder: Callab
             claude.messages.create(model="tiny", max_tokens=4, messages=[turn])
     assert len({request.prompt for request in engine.requests}) == 1
     assert len({request.images for request in engine.requests}) == 1
-
-
-def test_every_detail_is_described() -> None:
-    schema = InputImagePart.model_json_schema()
-    assert schema["properties"]["detail"]["x-off"] == ["auto", "high", "original"]

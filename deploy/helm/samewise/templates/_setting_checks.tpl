@@ -16,8 +16,31 @@
 {{- if and .otlp_traces_endpoint (not (regexMatch "^https?://[^/]" (lower .otlp_traces_endpoint))) }}
   {{- fail (printf "settings.otlp_traces_endpoint: %q is not a collector's URL, for example http://collector.monitoring:4318" .otlp_traces_endpoint) }}
 {{- end }}
+{{- if .models }}{{ include "samewise.checkModels" $ }}{{ end }}
 {{- if $.Values.kvEvents.enabled }}{{ include "samewise.checkKvEvents" $ }}{{ end }}
 {{- end -}}
+{{- end -}}
+
+{{/* Refuses what is for one model, and models that need more memory than the pod gets. */}}
+{{- define "samewise.checkModels" -}}
+{{- if .Values.kvEvents.enabled }}
+  {{- fail "kvEvents: the events of a server with settings.models are not told apart; install a release for each model instead" }}
+{{- end }}
+{{- if .Values.inferencePool.enabled }}
+  {{- fail "inferencePool: a pool serves one model; with settings.models, install a release for each model instead" }}
+{{- end }}
+{{- if and (ne .Values.autoscaling.type "none") (not .Values.autoscaling.keda.matchers) }}
+  {{- fail "autoscaling: with settings.models the load of all models is added up; use keda with autoscaling.keda.matchers for one model_name, or set replicas" }}
+{{- end }}
+{{- $limit := dig "limits" "memory" "" .Values.resources | toString }}
+{{- $units := dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "k" 1000.0 "M" 1000000.0 "G" 1000000000.0 "T" 1000000000000.0 "" 1.0 }}
+{{- $unit := regexFind "[a-zA-Z]*$" $limit }}
+{{- if and $limit .Values.settings.memory_gib (hasKey $units $unit) }}
+  {{- $gib := divf (mulf (trimSuffix $unit $limit | float64) (get $units $unit)) 1073741824.0 }}
+  {{- if gt (addf .Values.settings.memory_gib 0.5) $gib }}
+    {{- fail (printf "settings.memory_gib: %v GiB for models and 0.5 GiB for the server do not fit into resources.limits.memory (%s)" .Values.settings.memory_gib $limit) }}
+  {{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "samewise.checkKvEvents" -}}

@@ -1,0 +1,200 @@
+"""Architectures of GGUF files whose layers have attention and one MLP."""
+
+from model_runner.gguf.base_config import layer_types, window_pattern
+from model_runner.gguf.layout import PAIRS, Architecture, experts
+from model_runner.gguf.metadata import Config, Metadata
+
+POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+
+
+def _llama(keys: Metadata, base: Config) -> Config:
+    """Llama, or Mistral or Mixtral, whose files have the same name."""
+    config: Config = {"attention_bias": False, "mlp_bias": False}
+    if window := keys.get("attention.sliding_window"):
+        return config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    if count := keys.get("expert_count"):
+        config |= {"num_local_experts": count, "num_experts_per_tok": keys.require("expert_used_count")}
+        return config | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    keys.expect("expert_used_count", 0)
+    return config
+
+
+def _mistral3(keys: Metadata, base: Config) -> Config:
+    """Ministral 3, whose queries are scaled by their positions, or the text of Mistral Small 3.1."""
+    beta = keys.get("attention.temperature_scale")
+    if beta is None:
+        return {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
+    keys.expect("rope.scaling.type", "yarn")
+    scale = keys.require("rope.scaling.yarn_log_multiplier")
+    rope = latent_yarn(base["rope_parameters"], scale) | {"llama_4_scaling_beta": beta}
+    return {"rope_parameters": rope, "sliding_window": None}
+
+
+def latent_yarn(rope: Config, scale: float) -> Config:
+    """YaRN whose factor on queries and keys moves from cos and sin, where it is 1, to the attention's scale."""
+    kept = {name: value for name, value in rope.items() if name != "attention_factor"}
+    return kept | {"mscale": scale, "mscale_all_dim": scale}
+
+
+def _qwen2(keys: Metadata, base: Config) -> Config:
+    return {"use_sliding_window": False}
+
+
+def _qwen3(keys: Metadata, base: Config) -> Config:
+    return {"use_sliding_window": False, "attention_bias": False}
+
+
+def without_images(config: Config, keys: Metadata) -> Config:
+    """The configuration of a model's text: its positions are those of a model without images."""
+    keys.get("rope.dimension_sections")
+    keys.get("n_deepstack_layers")
+    return config
+
+
+def _phi3(keys: Metadata, base: Config) -> Config:
+    return {
+        "sliding_window": keys.get("attention.sliding_window") or None,
+        "original_max_position_embeddings": keys.get("rope.scaling.original_context_length")
+        or base["max_position_embeddings"],
+    }
+
+
+def _granite(keys: Metadata, base: Config) -> Config:
+    keys.expect("expert_count", 0)
+    keys.expect("expert_used_count", 0)
+    width = keys.get("expert_shared_feed_forward_length") or base["intermediate_size"]
+    without_recurrences(keys)
+    return granite_scales(keys, base) | {"mlp_bias": False, "intermediate_size": width}
+
+
+def without_recurrences(keys: Metadata) -> None:
+    """Read the sizes of recurrences, which Granite 4's converter writes for models that have none, too."""
+    if not keys.has_tensor("ssm_in.weight"):
+        for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank"):
+            keys.get(f"ssm.{name}")
+
+
+def granite_scales(keys: Metadata, base: Config) -> Config:
+    """The factors of every Granite."""
+    return {
+        "attention_bias": False,
+        "logits_scaling": keys.require("logit_scale"),
+        "residual_multiplier": keys.get("residual_scale") or 1.0,
+        "embedding_multiplier": keys.get("embedding_scale") or 1.0,
+        "attention_multiplier": keys.get("attention.scale") or base["head_dim"] ** -0.5,
+    }
+
+
+def _smollm3(keys: Metadata, base: Config) -> Config:
+    layers = base["num_hidden_layers"]
+    return {
+        "no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(layers)],
+        "layer_types": layer_types([False] * layers),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_sliding_window": False,
+    }
+
+
+def _exaone4(keys: Metadata, base: Config) -> Config:
+    large = base["num_hidden_layers"] == 64  # llama.cpp knows the model with windows by this
+    window = keys.get("attention.sliding_window", 4096 if large else None)
+    if not window:
+        return {"sliding_window": None, "layer_types": layer_types([False] * base["num_hidden_layers"])}
+    keys.expect("rope.freq_base_swa", base["rope_parameters"]["rope_theta"])
+    pattern = window_pattern(keys, base, period=4)
+    return {"sliding_window": window, "layer_types": layer_types(pattern)}
+
+
+def _olmo2(keys: Metadata, base: Config) -> Config:
+    """OLMo 2, or OLMo 3, which has windows, and scales rotary positions only where a layer has none."""
+    window = keys.get("attention.sliding_window")
+    if not window:
+        return {}
+    rope = base["rope_parameters"]
+    local = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    keys.expect("rope.freq_base_swa", rope["rope_theta"])
+    return {
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": layer_types(window_pattern(keys, base, period=4)),
+        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+    }
+
+
+def _seed_oss(keys: Metadata, base: Config) -> Config:
+    return {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False}
+
+
+def _starcoder2(keys: Metadata, base: Config) -> Config:
+    return {
+        "norm_epsilon": keys.require("attention.layer_norm_epsilon"),
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": True,
+        "sliding_window": keys.get("attention.sliding_window"),
+    }
+
+
+def _biased(keys: Metadata, base: Config) -> Config:
+    return {"attention_bias": keys.has_tensor("attn_q.bias")}
+
+
+def _ernie(keys: Metadata, base: Config) -> Config:
+    return {"use_bias": keys.has_tensor("attn_q.bias")}
+
+
+def _arcee(keys: Metadata, base: Config) -> Config:
+    return {"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}
+
+
+def _command_r(keys: Metadata, base: Config) -> Config:
+    return {
+        "layer_norm_eps": keys.require("attention.layer_norm_epsilon"),
+        "logit_scale": keys.require("logit_scale"),
+        "use_qk_norm": keys.has_tensor("attn_q_norm.weight"),
+        "attention_bias": False,
+    }
+
+
+def _cohere2(keys: Metadata, base: Config) -> Config:
+    config = _command_r(keys, base) | {"sliding_window": keys.require("attention.sliding_window")}
+    del config["use_qk_norm"]
+    return config | {"layer_types": layer_types(window_pattern(keys, base, period=4))}
+
+
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
+HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+
+DENSE = {
+    "arcee": Architecture("arcee", "ArceeForCausalLM", _arcee, changes=PAIRS),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", _cohere2),
+    "command-r": Architecture("cohere", "CohereForCausalLM", _command_r),
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", _ernie),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", _exaone4, POST_NORMS),
+    "glm4": Architecture("glm4", "Glm4ForCausalLM", _biased, _GLM4),
+    "granite": Architecture("granite", "GraniteForCausalLM", _granite, changes=PAIRS, some_layers=True),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _biased, HUNYUAN),
+    "llama": Architecture("llama", "LlamaForCausalLM", _llama, experts(), changes=PAIRS),
+    "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _mistral3, changes=PAIRS),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _olmo2, POST_NORMS),
+    "phi3": Architecture(
+        "phi3", "Phi3ForCausalLM", _phi3, {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+    ),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _qwen2),
+    "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM", lambda keys, base: without_images(_qwen2(keys, base), keys)),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _qwen3),
+    "qwen3vl": Architecture("qwen3", "Qwen3ForCausalLM", lambda keys, base: without_images(_qwen3(keys, base), keys)),
+    "seed_oss": Architecture(
+        "seed_oss", "SeedOssForCausalLM", _seed_oss, {"post_attention_norm": "post_attention_layernorm"}
+    ),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _smollm3, changes=PAIRS),
+    "starcoder2": Architecture(
+        "starcoder2", "Starcoder2ForCausalLM", _starcoder2, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+    ),
+}
+"""By `general.architecture`."""

@@ -1,0 +1,227 @@
+"""Architectures of GGUF files whose layers have attention and experts."""
+
+from model_runner.gguf.base_config import layer_types
+from model_runner.gguf.families.dense import HUNYUAN, granite_scales, without_images, without_recurrences
+from model_runner.gguf.layout import ONE_ROW, PAIRS, Architecture, Change, experts, shared_expert
+from model_runner.gguf.metadata import Config, Metadata
+
+SOFTMAX, SIGMOID = 1, 2
+"""Functions that turn a router's logits into scores."""
+_SHARED_EXPERT = {
+    **experts(),
+    **shared_expert("mlp.shared_expert"),
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+SHARED_EXPERTS = {
+    **experts(),
+    **shared_expert("mlp.shared_experts"),
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+NEXT_TOKENS = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+"""A module for multi-token prediction, which is one more layer in the manner of DeepSeek-V3."""
+_GPT_OSS = {
+    **experts(router="mlp.router"),
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks.weight": "self_attn.sinks",
+}
+_GRANITE = {
+    **experts("block_sparse_moe.experts", "block_sparse_moe.router"),
+    "ffn_gate_shexp": "shared_mlp.input_linear",
+    "ffn_up_shexp": "shared_mlp.input_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+_MINIMAX = {**experts(), "exp_probs_b.bias": "mlp.e_score_correction_bias"}
+
+
+def _counts(keys: Metadata) -> Config:
+    """The numbers of experts, in the words of most models."""
+    return {
+        "num_local_experts": keys.require("expert_count"),
+        "num_experts_per_tok": keys.require("expert_used_count"),
+    }
+
+
+def qwen_experts(keys: Metadata, *, normalises: bool) -> Config:
+    """The experts of every Qwen."""
+    return {
+        "num_experts": keys.require("expert_count"),
+        "num_experts_per_tok": keys.require("expert_used_count"),
+        "moe_intermediate_size": keys.require("expert_feed_forward_length"),
+        "norm_topk_prob": keys.get("expert_weights_norm", normalises),
+    }
+
+
+def _qwen2_experts(keys: Metadata, base: Config) -> Config:
+    shared = keys.require("expert_shared_feed_forward_length")
+    experts_of = qwen_experts(keys, normalises=False)
+    return experts_of | {"shared_expert_intermediate_size": shared, "use_sliding_window": False}
+
+
+def _qwen3_experts(keys: Metadata, base: Config) -> Config:
+    return qwen_experts(keys, normalises=True) | {"attention_bias": False, "use_sliding_window": False}
+
+
+def granite_experts(keys: Metadata, base: Config) -> Config:
+    """The experts and factors of every Granite."""
+    keys.get("expert_feed_forward_length")  # the same as feed_forward_length
+    without_recurrences(keys)
+    return granite_scales(keys, base) | {
+        **_counts(keys),
+        "shared_intermediate_size": keys.get("expert_shared_feed_forward_length", 0),
+    }
+
+
+def routed_experts(keys: Metadata) -> Config:
+    """Experts in the manner of DeepSeek: some layers are dense, and some experts see every token."""
+    return {
+        "n_routed_experts": keys.require("expert_count"),
+        "num_experts_per_tok": keys.require("expert_used_count"),
+        "moe_intermediate_size": keys.require("expert_feed_forward_length"),
+        "n_shared_experts": keys.require("expert_shared_count"),
+        "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": keys.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.get("expert_weights_norm", False),
+        "num_nextn_predict_layers": keys.get("nextn_predict_layers", 0),
+    }
+
+
+def _one_group(keys: Metadata) -> Config:
+    keys.expect("expert_gating_func", SIGMOID)
+    keys.expect("expert_group_count", 1)
+    keys.expect("expert_group_used_count", 1)
+    return routed_experts(keys) | {"n_group": 1, "topk_group": 1}
+
+
+def _dots1(keys: Metadata, base: Config) -> Config:
+    layers = base["num_hidden_layers"]
+    no_windows = {"sliding_window": None, "layer_types": layer_types([False] * layers)}
+    return _one_group(keys) | no_windows | {"attention_bias": False}
+
+
+def _glm4(keys: Metadata, base: Config) -> Config:
+    own = {"attention_bias": keys.has_tensor("attn_q.bias"), "use_qk_norm": keys.has_tensor("attn_q_norm.weight")}
+    return _one_group(keys) | own
+
+
+def _minimax(keys: Metadata, base: Config) -> Config:
+    keys.expect("expert_gating_func", SIGMOID)
+    return _counts(keys) | {"intermediate_size": keys.require("expert_feed_forward_length")}
+
+
+def _ernie(keys: Metadata, base: Config) -> Config:
+    shared = keys.get("expert_shared_count", 0)
+    width = keys.require("expert_feed_forward_length")
+    keys.get("expert_shared_feed_forward_length")  # converters write another one than the tensors have
+    return {
+        "moe_num_experts": keys.require("expert_count"),
+        "moe_k": keys.require("expert_used_count"),
+        "moe_num_shared_experts": shared,
+        "moe_layer_start_index": keys.get("leading_dense_block_count", 0),
+        "moe_layer_interval": keys.get("interleave_moe_layer_step", 1),
+        "moe_intermediate_size": width,
+        "use_bias": keys.has_tensor("attn_q.bias"),
+    }
+
+
+def _hunyuan(keys: Metadata, base: Config) -> Config:
+    keys.expect("expert_shared_count", 1)
+    width = keys.require("expert_feed_forward_length")
+    keys.expect("expert_shared_feed_forward_length", width)
+    layers = base["num_hidden_layers"]
+    return {
+        "num_experts": keys.require("expert_count"),
+        "moe_topk": [keys.require("expert_used_count")] * layers,
+        "intermediate_size": width,
+        "attention_bias": keys.has_tensor("attn_q.bias"),
+    }
+
+
+def _llama4(keys: Metadata, base: Config) -> Config:
+    step = keys.require("interleave_moe_layer_step")
+    width = keys.require("expert_feed_forward_length")
+    layers = base["num_hidden_layers"]
+    with_rope = [(layer + 1) % 4 != 0 for layer in range(layers)]
+    return {
+        **_counts(keys),
+        "intermediate_size": width,
+        "intermediate_size_mlp": base["intermediate_size"],
+        "interleave_moe_layer_step": step,
+        "no_rope_layers": [int(has) for has in with_rope],
+        "layer_types": ["chunked_attention" if has else "full_attention" for has in with_rope],
+        "attention_chunk_size": 8192,
+        "use_qk_norm": keys.require("expert_count") != 128,  # llama.cpp knows the model without by this
+        "attention_bias": False,
+        "attn_temperature_tuning": True,
+    }
+
+
+def _olmoe(keys: Metadata, base: Config) -> Config:
+    keys.expect("attention.clamp_kqv", 0.0)
+    return {
+        "num_experts": keys.require("expert_count"),
+        "num_experts_per_tok": keys.require("expert_used_count"),
+        "norm_topk_prob": False,
+        "attention_bias": False,
+        "clip_qkv": None,
+    }
+
+
+def _gpt_oss(keys: Metadata, base: Config) -> Config:
+    keys.expect("rope.freq_base_swa", base["rope_parameters"]["rope_theta"])
+    if base["rope_parameters"]["rope_type"] == "yarn":  # files do not say that its bounds are no whole dimensions
+        base["rope_parameters"]["truncate"] = False
+    return {
+        "attention_bias": True,
+        "intermediate_size": keys.get("expert_feed_forward_length", base["intermediate_size"]),
+        **_counts(keys),
+        "sliding_window": keys.require("attention.sliding_window"),
+        "layer_types": layer_types([layer % 2 == 0 for layer in range(base["num_hidden_layers"])]),
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    }
+
+
+_HUNYUAN = {**HUNYUAN, **experts(router="mlp.gate.wg"), **shared_expert("mlp.shared_mlp")}
+_ERNIE = {**SHARED_EXPERTS, "exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias"}
+_LLAMA4 = {
+    **experts("feed_forward.experts", "feed_forward.router"),
+    **shared_expert("feed_forward.shared_expert"),
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+_GLM4 = {**SHARED_EXPERTS, **NEXT_TOKENS, "post_attention_norm": "post_attention_layernorm"}
+_ONE_GATE = {"ffn_gate_inp_shexp": ONE_ROW}
+
+MIXTURES = {
+    "dots1": Architecture("dots1", "Dots1ForCausalLM", _dots1, SHARED_EXPERTS),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _ernie, _ERNIE,
+        changes={"exp_probs_b": Change(shape=lambda config, shape: (1, shape[-1]))},
+    ),
+    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _glm4, _GLM4),
+    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _gpt_oss, _GPT_OSS),
+    "granitemoe": Architecture(
+        "granitemoeshared", "GraniteMoeSharedForCausalLM", granite_experts, _GRANITE, changes=PAIRS, some_layers=True
+    ),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", _hunyuan, _HUNYUAN),
+    "llama4": Architecture("llama4_text", "Llama4ForCausalLM", _llama4, _LLAMA4),
+    "minimax-m2": Architecture("minimax_m2", "MiniMaxM2ForCausalLM", _minimax, _MINIMAX),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _olmoe, experts()),
+    "qwen2moe": Architecture(
+        "qwen2_moe", "Qwen2MoeForCausalLM", _qwen2_experts, _SHARED_EXPERT, changes=_ONE_GATE
+    ),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_experts, experts()),
+    "qwen3vlmoe": Architecture(
+        "qwen3_moe", "Qwen3MoeForCausalLM",
+        lambda keys, base: without_images(_qwen3_experts(keys, base), keys), experts(),
+    ),
+}  # fmt: skip
+"""By `general.architecture`."""

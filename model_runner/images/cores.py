@@ -1,0 +1,119 @@
+"""The cores that a tower on a CPU computes with, next to the steps: one while steps run, otherwise all.
+
+A tower in more threads would hold back every core that a step computes with, and a step waits for its slowest thread.
+Results do not depend on the choice. The native products' are the same in any number of threads, and so are attention's,
+in which each head and group of queries is computed by one thread. All else always runs in one thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from model_runner.kernels.library import Kernels, NativeWeight
+from model_runner.models.native_packer import NativePacker
+from model_runner.models.packed import PackedWeight
+from model_runner.models.parameters import DenseMatrix, Linear
+
+_QUIET_S = 0.1
+"""Without a step for this long, no request is decoded."""
+
+
+class TowerCores:
+    """Chooses how many threads compute. Its threads inherit the priority of the thread that computes features."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        """`kernels` are copied at the first use, because steps use them."""
+        self._kernels = kernels
+        self._copies: dict[int, Kernels] = {}
+        self._num_threads = torch.get_num_threads()
+        self._others = ThreadPoolExecutor(1, "images")
+        self._owner: int | None = None
+        self._in_step = False
+        self._last_step = -_QUIET_S
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step is computed meanwhile."""
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._last_step = time.monotonic()
+            self._in_step = False
+
+    def take(self) -> None:
+        """Let torch use one thread in the calling thread, in which features are computed from now on."""
+        if self._owner != threading.get_ident():
+            self._owner = threading.get_ident()
+            torch.set_num_threads(1)
+            # The number is also the default of new threads, which this sets back.
+            self._others.submit(torch.set_num_threads, self._num_threads).result()
+
+    def multiply(self, weight: NativeWeight, rows: Tensor) -> Tensor:
+        """Rows [n, inputs] -> [n, outputs]."""
+        threads = self._kernels.threads if self._has_all else 1
+        if threads not in self._copies:
+            self._copies[threads] = self._kernels.copy(threads)
+        return self._copies[threads].linear(weight, rows)
+
+    def attend(self, function: Callable[..., Tensor], arguments: Any, keywords: Any) -> Tensor:
+        """Call torch's attention."""
+
+        def call() -> Tensor:
+            with torch.inference_mode():
+                return function(*arguments, **keywords)
+
+        return self._others.submit(call).result() if self._has_all else call()
+
+    @property
+    def _has_all(self) -> bool:
+        return not self._in_step and time.monotonic() - self._last_step > _QUIET_S
+
+
+class SharedAttention(TorchFunctionMode):
+    """Lets the calling thread's attention use the cores that are free."""
+
+    def __init__(self, cores: TowerCores) -> None:
+        super().__init__()
+        self._cores = cores
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every function of torch but attention runs as it is."""
+        if func is F.scaled_dot_product_attention:
+            return self._cores.attend(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class _TowerProduct:
+    def __init__(self, cores: TowerCores, weight: NativeWeight) -> None:
+        self._cores = cores
+        self._weight = weight
+
+    def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        result = self._cores.multiply(self._weight, rows.contiguous())
+        return result if bias is None else result.add_(bias)
+
+
+def linears_of(model: nn.Module) -> list[nn.Linear]:
+    """The layers of a tower whose weights are packed; subclasses read their weights in ways of their own."""
+    return [module for module in model.modules() if type(module) is nn.Linear]
+
+
+def pack_tower(model: nn.Module, packer: NativePacker, cores: TowerCores) -> None:
+    """Replace the weights of a tower's linear layers by packed ones."""
+
+    def pack(weight: Tensor) -> _TowerProduct:
+        return _TowerProduct(cores, packer.pack(Linear([DenseMatrix(weight)])))
+
+    for linear in linears_of(model):
+        weight = linear._parameters.pop("weight")
+        assert weight is not None, "linear layers have weights"
+        linear.weight = PackedWeight(weight.data, pack)  # type: ignore[assignment]
