@@ -333,7 +333,7 @@ def state_bytes(
 def scratch_bytes(
     recurrences: Sequence[RecurrentShape], convolutions: Sequence[ConvShape], scans: Sequence[ScanShape] = ()
 ) -> int:
-    """Memory of a scratch block: that of the largest layer's rows."""
+    """Memory of a scratch block, which has the rows of one layer, the largest."""
     shapes: list[RecurrentShape | ConvShape | ScanShape] = [*recurrences, *convolutions, *scans]
     return max((shape.rows_bytes for shape in shapes), default=0)
 

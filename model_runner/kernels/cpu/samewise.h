@@ -267,7 +267,7 @@ typedef struct SwExperts {
   int32_t normalised;  // whether a row's weights are divided by their sum
   int32_t gates_mlp;   // whether the sigmoid of one more router output scales the MLP's output
   float scale;         // factor on the weights
-  float sum_eps;       // what the sum that divides the weights has in addition
+  float sum_eps;       // added to the sum that divides the weights
   float gate_alpha;    // SW_CLAMPED_SILU: (up + 1) * gate * sigmoid(gate_alpha * gate), with gate at most gate_limit
   float gate_limit;    // and up from -gate_limit to gate_limit
   const float *router;       // [outputs / 16, hidden, 16], outputs padded to a multiple of 16
@@ -284,8 +284,8 @@ typedef struct SwExperts {
 // With experts, their sum is added to the MLP's output on the same rows. Then gate_up takes the rows of the experts, or
 // of latent_input, and has 0 outputs if the layer has no MLP.
 //
-// A layer may have one of three recurrent mixers in the place of the attention, or beside it on the same rows. Then the
-// outputs of both are added. With a short convolution, the mixer is c times the convolution of b times x. If mixer_input
+// A layer may have one of three recurrent mixers in the place of the attention, or next to it on the same rows. Then
+// the outputs of both are added. With a short convolution, the mixer is c times the convolution of b times x. If mixer_input
 // has 0 outputs, the layer is an MLP with its norm; without an MLP and experts it is a mixer with its norm.
 typedef struct SwDecoderLayer {
   int32_t hidden;
@@ -302,10 +302,10 @@ typedef struct SwDecoderLayer {
   const SwMamba2 *mamba2;
   const SwConvolution *short_convolution;
   // Outputs for attention: heads of queries, keys, values and gates; delta net: qkv, z, b, a; Mamba 2: gate, x, B, C, step;
-  // short convolution: b, c, x. A mixer beside the attention follows it.
+  // short convolution: b, c, x. A mixer next to the attention follows it.
   SwWeight mixer_input;
   SwWeight mixer_output;
-  SwWeight beside_output;  // of the recurrent mixer beside the attention
+  SwWeight parallel_output;  // of the recurrent mixer next to the attention
   SwWeight gate_up;       // outputs: gate, then up; up alone for SW_RELU_SQUARED
   SwWeight down;
   const float *attention_norm;       // [hidden] before the attention; null for none
