@@ -119,6 +119,8 @@ CODES: Mapping[str, tuple[str, str]] = {
         "Serve a model that can: [models](models.md#embedding-and-scoring-models)."),
     "model_not_found": ("No model of this name is served.", "Use a name of `GET /v1/models`, or remove `model`."),
     "invalid_image_format": ("The file is not an image, or of another format.", "Send PNG, JPEG, WebP or GIF."),
+    "invalid_image_url": ("The image cannot be fetched from its URL.",
+        "Check that the URL answers without a redirect, or send a data URL. The server's log has the reason."),
     "invalid_image": ("The image is cut off or damaged.", "Save it again, and send the whole file."),
     "invalid_base64": ("The image is not valid base64.", "Encode the file with the standard alphabet."),
     "image_too_large": ("The image has too many bytes or pixels, or is too long and narrow.",

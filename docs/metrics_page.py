@@ -8,7 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.interface import EngineStats
 from server.engine.client import EngineState
-from server.telemetry.metrics import Metrics, ServerMetrics, exposition
+from server.models.hosted_model import HostedModel, Residency
+from server.telemetry.metrics import Families, Metrics, ServerMetrics, exposition
+from server.telemetry.model_metrics import ResidenceCollector
 
 PREFIX = "samewise"
 PAGE = """\
@@ -38,12 +40,17 @@ def render_metrics() -> str:
     idle: Any = SimpleNamespace(
         info=info, stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0, num_background_held=0
     )
+    source: Any = SimpleNamespace(max_model_len=None)
+    one_of_several = HostedModel("model", source, Residency(), idle)
+    metrics = [
+        *Metrics(idle, "model", PREFIX).collect(),
+        *ResidenceCollector(one_of_several, Families(PREFIX, "model")).collect(),
+        *ServerMetrics(PREFIX, 0).collect(),
+    ]
     rows = []
-    metrics = [*ServerMetrics(PREFIX).collect(), *Metrics(idle, "model", PREFIX).collect()]
-    text = exposition(metrics, of_tenants=True).decode()
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(exposition(metrics, of_tenants=True).decode()):
         if family.name.startswith(f"{PREFIX}:") and not family.name.endswith("_created"):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             rows.append((f"`{name}`", family.type, family.documentation))
-    listed = table(("metric", "type", "description"), rows)
-    return PAGE.format(prefix=f"{PREFIX}:", metrics=listed)
+    rendered = table(("metric", "type", "description"), rows)
+    return PAGE.format(prefix=f"{PREFIX}:", metrics=rendered)

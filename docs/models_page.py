@@ -162,6 +162,10 @@ Files with these values of `general.architecture` are read:
 
 {gguf}
 
+A `llama` file may be a Mistral or Mixtral, `olmo2` an OLMo 3, and `deepseek2` a DeepSeek V2 or V3 or GLM 4.7 Flash.
+Only the text of models with images is read; images need safetensors. A module for multi-token prediction in the file
+serves `--speculation mtp`.
+
 ## Embedding and scoring models
 
 Encoders of these values of `model_type` are served on the CPU, for embeddings or with a classification head:

@@ -91,7 +91,7 @@ def assemble(
     platform = platform or choose_platform(config)
     blueprint = Blueprint.of(config, platform)
     shapes, sizes, needs = blueprint.shapes, blueprint.sizes, blueprint.needs
-    plan = blueprint.fit(platform.room())
+    plan = blueprint.before_measuring().fit(platform.room())
     start = time.perf_counter()
     loaded = _load(config, platform)
     images = None if blueprint.reader is None else blueprint.reader.load(config, platform)

@@ -66,8 +66,17 @@ class Blueprint:
             raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
         sizes = platform.sizes(config)
         reader = find_reader(config, platform)
-        needs = _needs(shapes, platform, 0 if reader is None else reader.num_bytes)
+        needs = replace(
+            _needs(shapes, platform),
+            image_bytes=0 if reader is None else reader.num_bytes,
+            step_bytes=_step_bytes(shapes, platform, config, sizes),
+        )
         return cls(config, platform, shapes, sizes, reader, needs)
+
+    def before_measuring(self) -> "Blueprint":
+        """Without a step's memory if that will be measured: an estimate must not refuse what fits."""
+        is_known = not self.platform.measures_steps
+        return self if is_known else replace(self, needs=replace(self.needs, step_bytes=0))
 
     def fit(self, room: Room) -> MemoryPlan:
         """The memory plan for this room. Raises the errors of `plan_memory`."""
@@ -81,13 +90,13 @@ class Blueprint:
 
 
 def plan_model(
-    config: RunnerConfig, process_bytes: int, free: int | None = None, cache_share: float | None = None
+    config: RunnerConfig, imported: int, free: int | None = None, cache_share: float | None = None
 ) -> ModelNeeds:
     """What an engine process with these models will need. Reads no weights.
 
     Args:
         config: the configuration. A KV cache without a size gets the default of the platform.
-        process_bytes: host memory of an engine process without a model.
+        imported: private memory of a process that has only imported its modules, on the host.
         free: bytes that the process may take in all; None: what the device has free.
         cache_share: share of the memory that the weights leave free that goes to the cache; None: the platform's.
 
@@ -98,21 +107,19 @@ def plan_model(
     with refused(f"{config.model} cannot be served", ValueError, OSError):
         platform = choose_platform(config)
         blueprint = Blueprint.of(config, platform)
-        process_bytes = platform.process_bytes(process_bytes)
+        process_bytes = platform.process_bytes(imported, blueprint.shapes.target)
         room = platform.room()
         room = replace(
             room,
             free=room.free if free is None else free - process_bytes,
             cache_share=room.cache_share if cache_share is None else cache_share,
         )
-        step_bytes = blueprint.needs.step_bytes or platform.estimated_step(blueprint.shapes.target, blueprint.sizes)
-        blueprint = replace(blueprint, needs=replace(blueprint.needs, step_bytes=step_bytes))
         plan = blueprint.fit(room)
     return ModelNeeds(
         device=plan.device,
         weight_bytes=plan.weight_bytes,
         loading_bytes=blueprint.needs.loading_bytes,
-        step_bytes=step_bytes,
+        step_bytes=blueprint.needs.step_bytes,
         cache_bytes=plan.cache_bytes,
         image_bytes=plan.image_bytes,
         learning_bytes=plan.learning_bytes,
@@ -168,8 +175,18 @@ def _state_bytes(target: ModelShape, platform: Platform) -> StateBytes:
     return StateBytes(rows, page, scratch_bytes(*of_model) if platform.shares_scratch else rows)
 
 
-def _needs(shapes: Shapes, platform: Platform, image_bytes: int) -> Needs:
-    """The memory that all models need, before anything is loaded."""
+def _step_bytes(shapes: Shapes, platform: Platform, config: RunnerConfig, sizes: Sizes) -> int:
+    """Memory of the largest step, with a scratch block of each choice for each drafter that has a cache."""
+    drafters = [
+        *(() if shapes.draft is None else shapes.draft.kv),
+        *(kv for one in shapes.heads for kv in heads_kv(one)),
+    ]
+    scratch = sizes.max_num_seqs * config.block_size * sum(kv.num_bytes(platform.types.kv) for kv in drafters)
+    return platform.step_bytes(shapes.target, sizes) + scratch
+
+
+def _needs(shapes: Shapes, platform: Platform) -> Needs:
+    """What the models need at any time."""
     models, heads, learned = shapes.models(), shapes.heads, shapes.learned
     spare_bytes = 0 if learned is None else learned.spare_bytes
     of_heads = [kv for one in heads for kv in heads_kv(one)]
@@ -183,6 +200,5 @@ def _needs(shapes: Shapes, platform: Platform, image_bytes: int) -> Needs:
         max_model_len=shapes.target.max_model_len,
         states=_state_bytes(shapes.target, platform),
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
-        image_bytes=image_bytes,
         int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
     )

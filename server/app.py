@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from server import __version__
 from server.api.body_worker import WorkerPool
 from server.api.dialect import Dialect
-from server.api.dialects import DIALECTS, error_writers, short_paths, websocket_paths
+from server.api.dialects import DIALECTS, by_path, error_writers, short_paths, websocket_paths
 from server.api.jobs import Jobs
 from server.api.model_services import ModelParts, ModelServices
 from server.api.openapi import install_openapi
@@ -75,6 +75,7 @@ def create_app(
     )
     services = app.state.services = _services(app, models, settings, workers)
     app.state.dialects = dialects
+    app.state.dialect_of = by_path(dialects)
     app.state.websockets = dict.fromkeys(websocket_paths(dialects), services.bodies.max_bytes)
     app.add_middleware(RootPathMiddleware, root_path=settings.root_path)
     app.add_middleware(AuthMiddleware, accounts=services.accounts, open_paths=open_paths(settings))
@@ -102,13 +103,13 @@ def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, wor
     )
     traces = _traces(settings, keys)
     observers = [] if traces is None else [traces.observe]
-    models = ServedModels([ModelServices.make(one, workers, observers) for one in parts])
+    models = ServedModels([ModelServices.make(one, workers, observers, is_only=len(parts) == 1) for one in parts])
     bodies = IncomingBodies(settings.body_mib(takes_images=any(one.model.images is not None for one in models)))
     accounts = _accounts(settings, keys, UsageBook(storage))
     return Services(
         models=models,
         settings=settings,
-        metrics=ServerMetrics(settings.metrics_prefix),
+        metrics=ServerMetrics(settings.metrics_prefix, models.default.residence.budget),
         bodies=bodies,
         storage=storage,
         jobs=Jobs(),

@@ -161,7 +161,7 @@ class ModelOnEngine:
 
     engine: EngineClient
     settings: Settings
-    """Those of a server with this model alone."""
+    """The settings of a server with this model alone."""
     checkpoints: Checkpoints
     hosted: HostedModel | None = None
     """The same engine as one of several; None for the only one."""
@@ -173,7 +173,7 @@ def make_app(models: Sequence[ModelOnEngine], settings: Settings) -> "FastAPI":
     Raises StartError.
     """
     from server.api.body_worker import WorkerPool  # noqa: PLC0415
-    from server.api.model_services import PERMANENT, ModelParts  # noqa: PLC0415
+    from server.api.model_services import ModelParts  # noqa: PLC0415
     from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
     from server.text.chat_template import TemplateSources  # noqa: PLC0415
     from server.text.tokenizer import Tokenizer  # noqa: PLC0415
@@ -183,7 +183,7 @@ def make_app(models: Sequence[ModelOnEngine], settings: Settings) -> "FastAPI":
         replaced = None if checkpoints.chat_template is None else TemplateSources(checkpoints.chat_template)
         tokenizer = Tokenizer.from_folder(checkpoints.model.path, replaced)
         folders = checkpoints.model, checkpoints.aux_model
-        return ModelParts(model.engine, tokenizer, model.settings, *folders, model.hosted or PERMANENT)
+        return ModelParts(model.engine, tokenizer, model.settings, *folders, model.hosted)
 
     try:
         return create_app([parts_of(model) for model in models], settings, workers=WorkerPool())

@@ -9,6 +9,7 @@ ApiError
 │   ├── MediaTypeError           415
 │   └── UpgradeError             426  the path accepts only websockets
 ├── AuthenticationError          401
+├── ForbiddenError               403  the key may not do this
 ├── RateLimitError               429  the queue or the storage for background responses is full
 │   └── LimitError               429  a key has reached a limit: RequestLimitError, TokenLimitError, QuotaError
 ├── InternalError                500  a fault of the server
@@ -119,6 +120,12 @@ class AuthenticationError(ApiError):
     @property
     def headers(self) -> Mapping[str, str]:
         return {**super().headers, "WWW-Authenticate": "Bearer"}
+
+
+class ForbiddenError(ApiError):
+    """The request's key is known, and may not do this."""
+
+    status = 403
 
 
 class InternalError(ApiError):

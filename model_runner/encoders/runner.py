@@ -164,9 +164,7 @@ def _refuse_settings(config: RunnerConfig) -> None:
         )
 
 
-def plan_encoder(
-    config: RunnerConfig, folder: EncoderFolder, process_bytes: int, free: int | None = None
-) -> ModelNeeds:
+def plan_encoder(config: RunnerConfig, folder: EncoderFolder, imported: int, free: int | None = None) -> ModelNeeds:
     """What an engine process with an encoder will need. Reads no weights.
 
     Loading takes the most: packing the weights then frees more than a step takes.
@@ -174,7 +172,7 @@ def plan_encoder(
     Args:
         config: the configuration.
         folder: the model.
-        process_bytes: memory of an engine process without a model.
+        imported: private memory of a process that has only imported its modules.
         free: bytes that the process may take in all; None: what is free.
 
     Raises:
@@ -182,7 +180,7 @@ def plan_encoder(
     """
     _refuse_settings(config)
     platform = CpuPlatform(config)
-    process_bytes = platform.process_bytes(process_bytes)
+    process_bytes = platform.process_bytes(imported, None)
     loading = _loading_bytes(folder.path, platform.room().free if free is None else free - process_bytes)
     longest = _longest(config, folder, longest_text(folder))
     return ModelNeeds(

@@ -80,8 +80,8 @@ class GgufCheckpoint:
     def tensor(self, name: str) -> Tensor:
         parameter = self._parameters[name]
         if parameter.combine is not None:
-            parts = [self._whole(source).float().numpy() for source in parameter.sources]
-            return torch.from_numpy(parameter.combine(parts))
+            whole = [self._whole(source).float().numpy() for source in parameter.sources]
+            return torch.from_numpy(parameter.combine(whole))
         if self._num_experts(parameter) is not None:
             return torch.stack([torch.cat([m.read() for m in expert]).float() for expert in self.matrices(name)])
         parts = [self._whole(source) for source in parameter.sources]

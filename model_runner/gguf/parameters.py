@@ -78,9 +78,7 @@ def _find(names: dict[str, str], own: str) -> str | None:
     return f"{names[stem]}.{suffix}" if suffix in _SUFFIXES and stem in names else None
 
 
-def _source(
-    file: GgufFile, name: str, path: str, architecture: Architecture, config: Config
-) -> tuple[Source, Shape]:
+def _source(file: GgufFile, name: str, path: str, architecture: Architecture, config: Config) -> tuple[Source, Shape]:
     """A tensor as a part of a parameter, and the part's shape."""
     change = architecture.changes.get(_stem(name))
     if change is None:
@@ -96,9 +94,7 @@ def _source(
     return source, shape if change.shape is None else change.shape(config, shape)
 
 
-def _parameter(
-    path: str, parts: Sequence[tuple[Source, Shape]], architecture: Architecture
-) -> Parameter:
+def _parameter(path: str, parts: Sequence[tuple[Source, Shape]], architecture: Architecture) -> Parameter:
     sources, shapes = tuple(source for source, _ in parts), [shape for _, shape in parts]
     made = next((one for end, one in architecture.combinations.items() if path.endswith(end)), None)
     if made is None or len(parts) == 1:

@@ -32,9 +32,7 @@ def _plain(digits: str) -> str:
     return rf"{_ENDINGS}|{_BEFORE}\p{{L}}+|{digits}|{_MARKS}[\r\n]*|{_SPACES}"
 
 
-_WITH_ACCENTS = (
-    rf"{_ENDINGS}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
-)
+_WITH_ACCENTS = rf"{_ENDINGS}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 """Like the above, with every digit a piece, and combining marks as parts of words."""
 _IDEOGRAPHS, _KANA = r"\u4e00-\u9fa5", r"\u3040-\u309f\u30a0-\u30ff"
 _DEEPSEEK3 = (
@@ -105,7 +103,7 @@ _SPLITS: Mapping[str, Split] = {
     "tekken": _cased("", r"\p{N}"),
     "seed-coder": rf"{_ENDINGS}|{_BEFORE}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",
 }
-"""By `tokenizer.ggml.pre`: the expression that splits text, or several that split one after the other, or one of GPT-2's
+"""By `tokenizer.ggml.pre`: the expression that splits text, several that split one after the other, or one of GPT-2's
 two ways. From llama.cpp's vocabulary."""
 _WHOLE_PIECES = _LLAMA3_NAMES | {"tekken", "glm4", "glm5", "chatglm-bpe"}
 """Names of vocabularies where a piece that is a token is never split, whatever the merges say."""

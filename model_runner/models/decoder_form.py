@@ -427,7 +427,7 @@ def _read_by_key_head(hidden: int, channels: int, shape: RecurrentShape, own: Pa
     return _in_usual_order([stored, of_steps[0]], [sizes, of_steps[1]], shape)
 
 
-def _in_usual_order(inputs: Sequence[Linear], parts: Sequence[Sequence[int]], shape: RecurrentShape) -> list[Linear]:
+def _in_usual_order(inputs: Sequence[Linear], parts: Sequence[list[int]], shape: RecurrentShape) -> list[Linear]:
     """Linears that have stored the outputs of each key head together, with so many outputs of each part."""
     orders = [torch.arange(linear.outputs).view(shape.key_heads, -1) for linear in inputs]
     split = [

@@ -53,6 +53,11 @@ class ModelForm:
         """Weights of norms, biases and routers."""
         return self.norm.numel() + sum(one.numel() for layer in self.layers for one in _small_tensors(layer))
 
+    @property
+    def row_bytes(self) -> int:
+        """About what the kernels need for a row of a step: the row, and the outputs of all linears of one layer."""
+        return torch.float32.itemsize * (2 * self.embedding.shape[1] + max(map(_width, self.layers), default=0))
+
     def shape(self) -> ModelShape:
         """The sizes that decide how much memory the model needs."""
         *inner, _ = self.linears
@@ -156,6 +161,14 @@ def _linears(layer: DecoderForm) -> list[Linear]:
         latent = [experts.latent_output, experts.latent_input, layer.gate_up]
         mlp = [layer.down, *latent, *experts.gate_up, *experts.down]
     return [linear for linear in [*mixer, *mlp] if linear is not None]
+
+
+def _width(layer: DecoderForm) -> int:
+    """Numbers that a layer's linears and chosen experts give for a row."""
+    linears = [layer.mixer_input, layer.mixer_output, layer.gate_up, layer.down]
+    if (experts := layer.experts) is not None:
+        linears += [experts.gate_up[0], experts.down[0]] * experts.top_k
+    return sum(linear.outputs for linear in linears if linear is not None)
 
 
 def _small_tensors(layer: DecoderForm) -> list[Tensor]:

@@ -66,6 +66,7 @@ class CudaPlatform(Platform):
 
     presamples = True
     is_async = True
+    measures_steps = True
     kernels = f"triton {triton.__version__}"
 
     def __init__(
@@ -112,10 +113,10 @@ class CudaPlatform(Platform):
     def room(self) -> Room:
         return Room(str(self.device), torch.cuda.mem_get_info(self.device)[0], _CACHE_SHARE)
 
-    def process_bytes(self, of_host: int) -> int:
+    def process_bytes(self, imported: int, shape: ModelShape | None) -> int:
         return _CONTEXT_BYTES
 
-    def estimated_step(self, shape: ModelShape, sizes: Sizes) -> int:
+    def step_bytes(self, shape: ModelShape, sizes: Sizes) -> int:
         logits = shape.vocab_size * (self.types.compute.itemsize + torch.float32.itemsize)
         return sizes.max_num_batched_tokens * (logits + _HIDDEN_COPIES * shape.hidden * self.types.compute.itemsize)
 

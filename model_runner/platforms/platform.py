@@ -47,6 +47,8 @@ class Platform(ABC):
     """Whether the host can compute grammar masks and launch the next step while the device computes."""
     pick_allowed: PickAllowed | None = None
     """Samples tokens of rows with grammars; None if the general sampler is as fast."""
+    measures_steps = False
+    """Whether `measure` corrects `step_bytes` once the model is loaded."""
     max_model_len: int | None = None
     """The most tokens of a request by the settings; None is the most that the model supports."""
     rows: str
@@ -79,17 +81,18 @@ class Platform(ABC):
         """Peak memory while a model is loaded. By default, weights are packed after all of them were read."""
         return shape.num_parameters * self.types.compute.itemsize
 
+    @abstractmethod
     def step_bytes(self, shape: ModelShape, sizes: Sizes) -> int:
-        """Memory of the target's largest step, in addition to weights and cache; 0 where `measure` finds it."""
-        return 0
+        """About the memory of the target's largest step, in addition to weights and cache."""
 
-    def estimated_step(self, shape: ModelShape, sizes: Sizes) -> int:
-        """Roughly what `measure` will find, for plans that are made without loading."""
-        return 0
+    @abstractmethod
+    def process_bytes(self, imported: int, shape: ModelShape | None) -> int:
+        """Memory of the device that an engine process takes besides models and caches.
 
-    def process_bytes(self, of_host: int) -> int:
-        """Memory of the device that an engine process takes without a model; `of_host` is the host's."""
-        return of_host
+        Args:
+            imported: private memory of a process that has only imported its modules, on the host.
+            shape: the target's; None for an encoder.
+        """
 
     def int4_bytes(self, shape: ModelShape) -> int | None:
         """Memory of a model's weights with `--quantization int4`; None if not possible, or already the case."""

@@ -43,7 +43,7 @@ class FieldCapability(AnswerObject):
         ),
     ]
     required: Annotated[bool, doc("Whether a request must have the field.")]
-    default: Annotated[Any, doc("The field's default with the loaded model.")]
+    default: Annotated[Any, doc("The field's default with this model.")]
     values: Annotated[Mapping[str, Any], doc("JSON schema of the accepted values; null is the same as no field.")]
     description: Annotated[str | None, doc("The field's description.")]
     requires: Annotated[Sequence[str], doc("Fields that must also be on.")]
@@ -97,6 +97,8 @@ class ImageCapability(AnswerObject):
     max_bytes: Annotated[int, doc("The largest file in bytes.")]
     max_pixels: Annotated[int, doc("The most pixels of an image, its width times its height.")]
     max_aspect: Annotated[int, doc("The longer side at most divided by the shorter one.")]
+    low_detail: Annotated[bool, doc("Whether `detail` `low` shows an image in fewer tokens.")]
+    url_hosts: Annotated[Sequence[str], doc("Hosts of https URLs that images are fetched from.")]
 
 
 class Capabilities(AnswerObject):
@@ -133,10 +135,12 @@ class Capabilities(AnswerObject):
     ]
 
 
-@router.get("/v1/capabilities", responses=answers(Capabilities, 401, 503))
+@router.get("/v1/capabilities", responses=answers(Capabilities, 401, 404, 503))
 async def capabilities(request: Request, served: ModelDep) -> Response:
-    """The abilities of the server with the loaded model, and each field's range, default and exclusions."""
-    info = served.info()
+    """The abilities of the server with a model, and each field's range, default and exclusions. 503 before the first
+    load of the model.
+    """
+    info = served.described()
     template = served.tokenizer.chat_template
     method = served.planner().speculation.default_method
     max_tokens = served.model.defaults.max_tokens
@@ -185,8 +189,8 @@ async def capabilities(request: Request, served: ModelDep) -> Response:
 
 
 def _images(served: ModelServices) -> ImageCapability | None:
-    settings = served.settings
-    if served.tokenizer.chat_template is None or not served.planner().takes_images:
+    settings, layout = served.settings, served.model.images
+    if served.tokenizer.chat_template is None or layout is None or not served.planner().takes_images:
         return None
     return ImageCapability(
         formats=list(FORMATS),
@@ -194,6 +198,8 @@ def _images(served: ModelServices) -> ImageCapability | None:
         max_bytes=int(settings.max_image_mib * (1 << 20)),
         max_pixels=int(settings.max_image_megapixels * 1_000_000),
         max_aspect=MAX_ASPECT,
+        low_detail=layout.low is not None,
+        url_hosts=settings.image_hosts,
     )
 
 

@@ -4,7 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter
 
-from server.api import capabilities, files, invocations, models, probes, request_log, steps, tokens, usage
+from server.api import (
+    capabilities,
+    files,
+    invocations,
+    model_management,
+    models,
+    probes,
+    request_log,
+    steps,
+    tokens,
+    usage,
+)
 from server.api.batches import routes as batches
 from server.api.dialect import Dialect
 from server.api.llama_cpp import routes as llama_cpp
@@ -27,6 +38,7 @@ DIALECTS: Sequence[Dialect] = (
     ollama.DIALECT,
     about_ollama.DIALECT,
     pooling.DIALECT,
+    model_management.DIALECT,  # before the paths of models' names
     models.DIALECT,
     tokens.DIALECT,
     files.DIALECT,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -12,10 +12,10 @@ from pydantic import BaseModel
 
 from scheduler.interface import BACKGROUND, EngineRequest
 from server.api.body_worker import read_as
-from server.api.dialect import AnswerContext, GenerationApi, PlannedRequest, plan_body
+from server.api.dialect import AnswerContext, Dialect, GenerationApi, PlannedRequest, plan_body
 from server.api.image_files import uploaded_files
 from server.api.model_services import ModelServices
-from server.api.services import Services
+from server.api.services import Services, peek
 from server.errors import InvalidRequestError
 from server.generation.image_room import HeldImages
 from server.generation.notices import as_headers
@@ -23,6 +23,7 @@ from server.generation.planning.plan import Plan
 from server.generation.result import collect
 from server.generation.run import Run
 from server.http.event_stream import EventStream
+from server.http.loading_stream import LoadingStream
 from server.http.middleware import record_of, sender_of
 from server.http.responses import json_response, unless_gone
 from server.storage.usage import Used
@@ -55,13 +56,41 @@ class ModelRequest:
         return await self.served.body_worker.run(work, self.body, info, *args, sender=sender, files=files)
 
 
+async def named_model(request: Request, services: Services) -> ModelRequest:
+    """Read a request's body, and find the model that it names, which may have to be loaded first.
+
+    Raises ApiError and ClientDisconnect.
+    """
+    body = await services.bodies.read_json(request)
+    record = record_of(request)
+    served = services.models_of(record.client).of_body(body)
+    record.model = served.model.name
+    return ModelRequest(request, body, services, served)
+
+
+@asynccontextmanager
+async def loaded(served: ModelServices, request: Request, num_bytes: int) -> AsyncIterator[ModelServices]:
+    """Context in which the model is loaded, for a request with a body of this size. A client that leaves waits no more.
+
+    Entering it raises ApiError and ClientDisconnect.
+    """
+    use = served.residence.use(num_bytes, is_background=record_of(request).is_background)
+    if served.residence.is_open:
+        await use.__aenter__()
+    else:
+        await unless_gone(request, use.__aenter__())
+    try:
+        yield served
+    finally:
+        await use.__aexit__(None, None, None)
+
+
 @asynccontextmanager
 async def model_request(request: Request, services: Services) -> AsyncIterator[ModelRequest]:
     """Read a request's body, and keep the model that it names loaded. Raises ApiError and ClientDisconnect."""
-    body = await services.bodies.read_json(request)
-    served = services.models.of_body(body)
-    async with served.in_use(len(body), is_background=record_of(request).is_background):
-        yield ModelRequest(request, body, services, served)
+    asked = await named_model(request, services)
+    async with loaded(asked.served, request, len(asked.body)):
+        yield asked
 
 
 async def from_body(request: Request, services: Services, work: Callable[..., _T], *args: Any) -> _T:
@@ -73,14 +102,33 @@ async def from_body(request: Request, services: Services, work: Callable[..., _T
 async def body_as(schema: type[_Body], request: Request, services: Services) -> _Body:
     """Read a request's body and validate it; needs no engine. Raises ApiError and ClientDisconnect."""
     body = await services.bodies.read_json(request)
-    worker = services.models.default.body_worker
+    worker = next(iter(services.models)).body_worker
     return await worker.run(read_as, body, None, schema, sender=sender_of(request))
 
 
 async def respond(api: GenerationApi, request: Request, services: Services) -> Response:
     """Plan and run a request, and answer it, streamed or not. Raises ApiError and ClientDisconnect."""
-    async with model_request(request, services) as asked:
+    asked = await named_model(request, services)
+
+    async def work() -> Response:
         return await answer(api, await asked.run(plan_body, api), asked)
+
+    return await when_loaded(asked.served, request, services, asked.body, work)
+
+
+async def when_loaded(
+    served: ModelServices, request: Request, services: Services, body: bytes, work: Callable[[], Awaitable[Response]]
+) -> Response:
+    """The response that the work makes once the model is loaded.
+
+    If it will be a stream, and the load takes long, the stream begins meanwhile. Raises ApiError and ClientDisconnect.
+    """
+    if served.residence.is_open or not peek(body).streams:
+        async with loaded(served, request, len(body)):
+            return await work()
+    use = served.residence.use(len(body), is_background=record_of(request).is_background)
+    dialect: Dialect = request.app.state.dialect_of(request.scope["path"])
+    return await LoadingStream(use, work, services.settings.keepalive_s, dialect.stream_error).begin(request)
 
 
 async def answer(api: GenerationApi, planned: PlannedRequest, asked: ModelRequest) -> Response:

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect, GenerationApi, PlannedRequest, plan_body
-from server.api.endpoint import answer, model_request
+from server.api.endpoint import answer, named_model, when_loaded
 from server.api.openai.routes import CHAT, COMPLETIONS
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.pooling.routes import (
@@ -51,17 +51,21 @@ router = APIRouter(tags=["SageMaker"])
 )
 async def invoke(request: Request, services: ServicesDep) -> Response:
     """A chat completion, a completion, embeddings, classes, a ranking or scores, depending on the body's fields."""
-    async with model_request(request, services) as asked:
+    asked = await named_model(request, services)
+
+    async def work() -> Response:
         api, planned = await asked.run(plan_any_body)
         if isinstance(api, PoolingApi):
             return await answer_with_numbers(planned, asked)
         return await answer(api, planned, asked)
 
+    return await when_loaded(asked.served, request, services, asked.body, work)
+
 
 @router.get("/ping", responses=_READY)
-async def ping(services: ServicesDep) -> Response:
+async def ping(request: Request, services: ServicesDep) -> Response:
     """The same as GET /ready."""
-    return await ready(services)
+    return await ready(request, services)
 
 
 router.post("/ping", responses=_READY)(ping)

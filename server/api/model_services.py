@@ -1,9 +1,8 @@
 """The services of one model, for as long as the server runs."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from model_runner.models.repository import ModelFolder
 from model_runner.runner_interface import RunnerInfo
@@ -16,6 +15,7 @@ from server.generation.output_formats import ModelFormats
 from server.generation.planning.planner import Planner
 from server.generation.served_model import ServedModel
 from server.generation.settings import DRY_BREAKERS
+from server.models.residence import Permanent, Residence
 from server.telemetry.metrics import Metrics
 from server.telemetry.recent_requests import Observer, RecentRequests
 from server.text.tokenizer import Tokenizer
@@ -23,39 +23,9 @@ from server.text.tokenizer import Tokenizer
 _TAKES_WORK = frozenset({EngineState.READY, EngineState.RESTARTING})
 
 
-class Residence(Protocol):
-    """Decides how long a model stays loaded."""
-
-    def use(self, num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
-        """Context in which the model is loaded. See ModelServices.in_use."""
-        ...
-
-    def hold(self) -> Callable[[], None]:
-        """Keep the loaded model; returns the function that ends that, which may be called several times."""
-        ...
-
-
-class Permanent:
-    """The residence of a model that is loaded once and for all: nothing waits for it."""
-
-    @asynccontextmanager
-    async def use(self, num_bytes: int, *, is_background: bool) -> AsyncIterator[None]:
-        yield
-
-    def hold(self) -> Callable[[], None]:
-        return _nothing
-
-
-def _nothing() -> None:
-    """Ends a hold that kept nothing."""
-
-
-PERMANENT = Permanent()
-
-
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What the services of a model are made of."""
+    """The parts from which the services of a model are made."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -64,12 +34,13 @@ class ModelParts:
     folder: ModelFolder
     aux: ModelFolder | None = None
     """The auxiliary model."""
-    residence: Residence = PERMANENT
+    residence: Residence | None = None
+    """Decides how long the model stays loaded; None: for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelServices:
-    """What the server has for one of its models."""
+    """The engine of one model, and everything that serves it."""
 
     engine: EngineClient
     residence: Residence
@@ -84,8 +55,12 @@ class ModelServices:
     body_worker: BodyWorker
 
     @classmethod
-    def make(cls, parts: "ModelParts", workers: WorkerPool, observers: Sequence[Observer]) -> "ModelServices":
+    def make(
+        cls, parts: "ModelParts", workers: WorkerPool, observers: Sequence[Observer], *, is_only: bool
+    ) -> "ModelServices":
         """Read the model's folder. `workers` check costly bodies; `observers` see all requests that have ended.
+
+        The server has no other model if `is_only`.
 
         Raises OSError or ValueError if the model's configuration cannot be read.
         """
@@ -94,13 +69,19 @@ class ModelServices:
         formats = ModelFormats.of(tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)
         aux_name = None if aux is None else aux.name
         model = ServedModel.from_folder(
-            folder.path, tokenizer, *names, formats=formats, aux_model=aux_name, score_tokens=settings.score_tokens
+            folder.path,
+            tokenizer,
+            *names,
+            formats=formats,
+            aux_model=aux_name,
+            score_tokens=settings.score_tokens,
+            is_only=is_only,
         )
         tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # now, so that the first request does not wait
         metrics = Metrics(parts.engine, model.name, settings.metrics_prefix)
         return cls(
             engine=parts.engine,
-            residence=parts.residence,
+            residence=parts.residence or Permanent(parts.engine),
             tokenizer=tokenizer,
             model=model,
             settings=settings,
@@ -115,14 +96,48 @@ class ModelServices:
         """Whether the engine accepts requests."""
         return self.engine.state in _TAKES_WORK
 
-    @asynccontextmanager
-    async def in_use(self, num_bytes: int, *, is_background: bool) -> AsyncIterator["ModelServices"]:
-        """Context in which the model is loaded; entering it may wait for that. `num_bytes` are held meanwhile.
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether a request may have the model loaded."""
+        return not self.residence.is_permanent
 
-        Raises UnavailableError, and RateLimitError if too many requests wait.
-        """
-        async with self.residence.use(num_bytes, is_background=is_background):
-            yield self
+    @property
+    def known_info(self) -> RunnerInfo | None:
+        """The engine's information about the model, loaded or not; None before its first load."""
+        try:
+            return self.engine.info
+        except EngineUnavailableError:
+            return None
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have images. Before its first load, as far as its files and settings say."""
+        if self.model.images is None:
+            return False
+        return self.settings.images if (info := self.known_info) is None else info.takes_images
+
+    def check_loaded(self) -> None:
+        """Raise UnavailableError with the reason, unless a request would be answered right now."""
+        if self.engine.state is EngineState.UNLOADED:
+            failure = self.residence.status.failure
+            why = "is not loaded." if failure is None else f"is not available: {failure}"
+            raise UnavailableError(f"The model `{self.model.name}` {why}", code="model_unavailable")
+        self.check_ready()
+
+    def described(self) -> RunnerInfo:
+        """The same for the description of a model. Raises UnavailableError before the first load of the model."""
+        if not self.is_on_demand:
+            return self.info()
+        if (info := self.known_info) is None:
+            message = f"The model `{self.model.name}` has not been loaded since the server's start, so this is not "
+            message += "known yet. A request to the model loads it, and so does POST /v1/models/load."
+            raise UnavailableError(message, code="model_unavailable")
+        return info
+
+    def context_length(self) -> int:
+        """Maximum length of prompt and output together, in tokens. Raises UnavailableError while it is not known."""
+        length = self.residence.status.max_model_len if self.is_on_demand else self.info().max_model_len
+        return self.described().max_model_len if length is None else length
 
     def info(self) -> RunnerInfo:
         """The engine's information about the model. Raises UnavailableError while the engine accepts no work."""
@@ -139,15 +154,20 @@ class ModelServices:
         return self.engine.state is EngineState.READY and self.fingerprint.is_known
 
     def check_ready(self) -> None:
-        """Raise UnavailableError with the reason, unless `is_ready`."""
-        if self.engine.state is not EngineState.READY:
-            raise UnavailableError(f"The engine is {self.engine.state.value}. Please try again later.")
+        """Raise UnavailableError with the reason, unless `is_ready`, or the model was unloaded and can be loaded."""
+        status, name = self.residence.status, self.model.name
+        if self.is_on_demand and status.failure is not None:
+            message = f"The model `{name}` is not available: {status.failure}"
+            raise UnavailableError(message, code="model_unavailable")
+        if not self.residence.is_ready:
+            which = f"The model `{name}`" if self.is_on_demand else "The engine"
+            raise UnavailableError(f"{which} is {self.engine.state.value}. Please try again later.")
         if not self.fingerprint.is_known:
             raise UnavailableError("The server is starting: it hashes the model's files. Please try again later.")
 
     def planner(self) -> Planner:
-        """Plans generation requests. Raises UnavailableError while the engine accepts no work."""
-        return Planner(self.tokenizer, self.model, self.info(), self.settings)
+        """Plans generation requests. Raises UnavailableError as `described` does."""
+        return Planner(self.tokenizer, self.model, self.described(), self.settings)
 
     async def warm_up(self) -> None:
         """Start a worker process for costly bodies once the engine is ready."""

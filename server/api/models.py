@@ -14,14 +14,36 @@ from server.api.messages import errors as of_messages
 from server.api.model_services import ModelServices
 from server.api.openai import errors as of_openai
 from server.api.openapi import answers
-from server.api.services import ServicesDep
+from server.api.services import ModelsDep
 from server.errors import ApiError, InvalidRequestError, shorten
 from server.http.responses import json_response
+from server.models.residence import Standing
 
 _DEFAULT_LIMIT = 20
 _MAX_LIMIT = 1000
 
 router = APIRouter(tags=["OpenAI"])
+
+
+class StatusOfModel(AnswerObject):
+    """Whether a model is loaded, in the form of llama.cpp's router."""
+
+    value: Annotated[
+        Standing, doc("`loaded` until its memory is free again; a request to an `unloaded` model waits for its load.")
+    ]
+    failed: Annotated[bool, doc("Whether it could not be loaded, or its engine has failed.")]
+    error: Annotated[str | None, doc("Why; null if it has not failed.")]
+    progress: Annotated[
+        float | None,
+        doc("0 to 0.99: time that the load has taken, divided by that of the last load. Null if neither is known."),
+    ]
+    waiting: Annotated[int, doc("Requests that wait until the model is loaded.")]
+    memory_bytes: Annotated[
+        int | None, doc("Memory that it takes while it is loaded. Null with one model, and until it is known.")
+    ]
+
+
+_LENGTH = "Null only while the server works it out, which needs no load: seconds after the start."
 
 
 class Model(AnswerObject):
@@ -33,15 +55,20 @@ class Model(AnswerObject):
     owned_by: str = "samewise"
     root: Annotated[str, doc("Extension: the first of the model's names.")]
     parent: Annotated[None, doc("Extension: always null.")] = None
+    aliases: Annotated[Sequence[str], doc("Extension: the model's other names.")]
     permission: Annotated[Sequence[Any], doc("Extension: always empty.")] = ()
-    max_model_len: Annotated[int, doc("Extension: prompt and output together, in tokens.")]
+    max_model_len: Annotated[int | None, doc(f"Extension: prompt and output together, in tokens. {_LENGTH}")]
+    input_modalities: Annotated[
+        Sequence[Literal["text", "image"]], doc("Extension: what prompts may have; `/v1/capabilities` has the limits.")
+    ]
+    status: Annotated[StatusOfModel, doc("Extension: whether the model is loaded.")]
 
 
 class ModelList(AnswerObject):
     """Response schema for GET /v1/models."""
 
     object: Literal["list"] = "list"
-    data: Annotated[Sequence[Model], doc("The served model, once for each of its names.")]
+    data: Annotated[Sequence[Model], doc("The served models, loaded or not, once for each of their names.")]
 
 
 class ModelInfo(AnswerObject):
@@ -51,8 +78,8 @@ class ModelInfo(AnswerObject):
     id: Annotated[str, doc("The model's name in requests.")]
     display_name: Annotated[str, doc("Same as `id`.")]
     created_at: Annotated[str, doc("When the server started (RFC 3339).")]
-    max_input_tokens: Annotated[int, doc("Prompt and output together, in tokens.")]
-    max_tokens: Annotated[int, doc("Same as `max_input_tokens`.")]
+    max_input_tokens: Annotated[int | None, doc(f"Prompt and output together, in tokens. {_LENGTH}")]
+    max_tokens: Annotated[int | None, doc("Same as `max_input_tokens`.")]
     lifecycle: Literal["active"] = "active"
     capabilities: Annotated[None, doc("Always null; see `/v1/capabilities`.")] = None
 
@@ -60,49 +87,65 @@ class ModelInfo(AnswerObject):
 class ModelPage(AnswerObject):
     """A page of models, in Anthropic's format."""
 
-    data: Annotated[Sequence[ModelInfo], doc("The served model, once for each of its names.")]
+    data: Annotated[Sequence[ModelInfo], doc("The served models, once for each of their names.")]
     has_more: Annotated[bool, doc("Whether there are more models in the requested direction.")]
     first_id: Annotated[str | None, doc("Id of the first model in `data`, for `before_id`.")]
     last_id: Annotated[str | None, doc("Id of the last model in `data`, for `after_id`.")]
 
 
-@router.get("/v1/models", responses=answers((ModelList, ModelPage), 400, 401, 503))
+@router.get("/v1/models", responses=answers((ModelList, ModelPage), 400, 401))
 async def list_models(
     request: Request,
-    services: ServicesDep,
+    models: ModelsDep,
     limit: str | None = None,
     before_id: str | None = None,
     after_id: str | None = None,
 ) -> Response:
-    """The served model, under each of its names. With the header `anthropic-version`, the answer has Anthropic's
-    format; only then do `limit`, `before_id` and `after_id` apply.
+    """The served models that the key may use, loaded or not, under each of their names. With the header
+    `anthropic-version`, the answer has Anthropic's format; only then do `limit`, `before_id` and `after_id` apply.
     """
-    models = [(served, name) for served in services.models for name in served.model.names]
+    named = [(served, name) for served in models for name in served.model.names]
     if _is_from_anthropic(request.scope):
-        return json_response(_page_of([_info(*one) for one in models], limit, before_id, after_id))
-    return json_response(ModelList(data=[_card(*one) for one in models]))
+        return json_response(_page_of([_info(*one) for one in named], limit, before_id, after_id))
+    return json_response(ModelList(data=[card_of(*one) for one in named]))
 
 
-@router.get("/v1/models/{model:path}", responses=answers((Model, ModelInfo), 401, 404, 503))
-async def retrieve_model(request: Request, model: str, services: ServicesDep) -> Response:
-    """The served model, if this is one of its names."""
-    served = services.models.find(model)
-    return json_response(_info(served, model) if _is_from_anthropic(request.scope) else _card(served, model))
+@router.get("/v1/models/{model:path}", responses=answers((Model, ModelInfo), 401, 404))
+async def retrieve_model(request: Request, model: str, models: ModelsDep) -> Response:
+    """The served model with this name or alias, loaded or not."""
+    served = models.find(model)
+    return json_response(_info(served, model) if _is_from_anthropic(request.scope) else card_of(served, model))
 
 
-def _card(served: ModelServices, name: str) -> Model:
-    model = served.model
-    return Model(id=name, created=model.created, root=model.name, max_model_len=served.info().max_model_len)
+def card_of(served: ModelServices, name: str) -> Model:
+    """A model under one of its names."""
+    model, status = served.model, served.residence.status
+    return Model(
+        id=name,
+        created=model.created,
+        root=model.name,
+        aliases=model.aliases,
+        max_model_len=status.max_model_len,
+        input_modalities=("text", "image") if served.takes_images else ("text",),
+        status=StatusOfModel(
+            value=status.standing,
+            failed=status.failure is not None,
+            error=status.failure,
+            progress=status.progress,
+            waiting=status.num_waiting,
+            memory_bytes=status.num_bytes,
+        ),
+    )
 
 
 def _info(served: ModelServices, name: str) -> ModelInfo:
-    started = datetime.fromtimestamp(served.model.created, UTC)
+    started, length = datetime.fromtimestamp(served.model.created, UTC), served.residence.status.max_model_len
     return ModelInfo(
         id=name,
         display_name=name,
         created_at=started.isoformat().replace("+00:00", "Z"),
-        max_input_tokens=served.info().max_model_len,
-        max_tokens=served.info().max_model_len,
+        max_input_tokens=length,
+        max_tokens=length,
     )
 
 

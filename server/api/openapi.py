@@ -19,6 +19,7 @@ ERRORS = {
     "is unknown, out of range or not supported. During generation: its settings ruled out every token (code "
     "`no_token_left`).",
     401: "The server requires an API key, and the request has none or an unknown one.",
+    403: "The API key may not do this.",
     404: "There is no such model, path, or stored object.",
     405: "The path does not support this method.",
     413: "The body is larger than `max_body_mib`, or an uploaded file than `max_file_mib`.",

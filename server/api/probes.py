@@ -9,8 +9,9 @@ from server import __version__
 from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
 from server.api.openapi import answers, documented_errors
-from server.api.services import ServicesDep
-from server.http.auth import sees_all_usage
+from server.api.services import ModelQuery, ServicesDep
+from server.http.auth import key_in, owner_of, sees_all_usage
+from server.http.middleware import record_of
 from server.http.responses import json_response
 from server.telemetry.metrics import exposition
 
@@ -41,10 +42,19 @@ async def health() -> Response:
     return json_response(Status(status="ok"))
 
 
-@router.get("/ready", responses=answers(Status, 503))
-async def ready(services: ServicesDep) -> Response:
-    """The server answers requests. 503 while the engine is not ready or the model's files are being hashed."""
-    services.models.check_ready()
+@router.get("/ready", responses=answers(Status, 401, 404, 503))
+async def ready(request: Request, services: ServicesDep, model: ModelQuery = None) -> Response:
+    """The server answers requests. 503 while the engine is not ready or the model's files are being hashed.
+
+    Of several models, those that are loaded at the start count. With `model`: this one is loaded, and answers at once;
+    a server with API keys asks for one then.
+    """
+    if model is None:
+        services.models.check_ready()
+    else:
+        keys = services.accounts.keys
+        client = owner_of(key_in(request.headers), keys).name if keys else ""
+        services.models_of(client).find(model).check_loaded()
     return json_response(Status(status="ready"))
 
 
@@ -54,8 +64,11 @@ async def ready(services: ServicesDep) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **documented_errors(401)},
 )
 async def metrics(request: Request, services: ServicesDep) -> Response:
-    """Prometheus metrics. They include usage per key only for keys that may see all usage."""
-    content = exposition(services.collect(), of_tenants=sees_all_usage(request.headers, services.accounts.keys))
+    """Prometheus metrics of the models that the key may use. They include usage per key only for keys that may see all
+    usage.
+    """
+    models = services.models_of(record_of(request).client)
+    content = exposition(services.collect(models), of_tenants=sees_all_usage(request.headers, services.accounts.keys))
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
+from fastapi import Query as QueryParameter
 
 from scheduler.history import ChoiceHistory, MethodDrafts
 from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
 from server.api.openai.pages import ListQuery, query_of, select
 from server.api.openapi import answers
-from server.api.services import ServicesDep
+from server.api.services import OF_MODEL, ModelsDep, ServicesDep
 from server.errors import NotFoundError, shorten
 from server.http.middleware import record_of
 from server.http.responses import json_response
@@ -21,6 +22,7 @@ from server.telemetry.timeline import ChoiceTimeline, RequestTimeline
 _WAITED_AGAIN = "Time in the queue after preemptions; included in the times above."
 _CHUNKS = "Steps that computed a chunk of a prompt, or recomputed preempted tokens, up to the next token."
 _PREEMPTIONS = "Times that a choice was preempted: put back into the queue to make room for others."
+_MODEL = "Extension: only requests to the model of this name."
 _RESTARTS = "Unix times in seconds at which an engine died and the next one took over."
 
 
@@ -124,11 +126,14 @@ class RequestList(AnswerObject):
 router = APIRouter(tags=["Usage"])
 
 
-@router.get("/v1/requests", responses=answers(RequestList, 400, 401, 500))
-async def last(request: Request, services: ServicesDep) -> Response:
+@router.get("/v1/requests", responses=answers(RequestList, 400, 401, 404, 500))
+async def last(
+    request: Request, models: ModelsDep, model: Annotated[str | None, QueryParameter(description=_MODEL)] = None
+) -> Response:
     """The key's running and most recent requests, a page at a time. Lines of batches are not included."""
-    asked = query_of(ListQuery, request)
-    of_client = services.models.requests_of(record_of(request).client)
+    asked = query_of(ListQuery, request, but=OF_MODEL)
+    chosen_models = models if model is None else models.among(models.find(model).model.names)
+    of_client = chosen_models.requests_of(record_of(request).client)
     chosen, has_more = select(of_client, asked, lambda one: (one.request_id, one.answer_id))
     shown = [object_of(timeline_of(one)) for one in chosen]
     first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)

@@ -1,6 +1,7 @@
 """The services that endpoints share. `create_app` makes them once; FastAPI's dependencies pass them."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +12,11 @@ from prometheus_client.core import Metric
 from server.api.jobs import Jobs
 from server.api.model_services import ModelServices
 from server.config import Settings
-from server.errors import InvalidRequestError, unknown_model
+from server.errors import InvalidRequestError, NotFoundError, unknown_model
 from server.generation.image_room import ImageRoom
 from server.http.body import IncomingBodies
 from server.http.loopback import Loopback
+from server.http.middleware import record_of
 from server.storage.files import FileStore
 from server.storage.storage import Storage
 from server.telemetry.metrics import ServerMetrics, joined
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ServedModels:
-    """The models of a server, by all their names, in the order of the settings."""
+    """The models of a server that a client may use, by all their names, in the order of the settings."""
 
     def __init__(self, models: Sequence[ModelServices]) -> None:
         """The first model is the default."""
@@ -38,9 +40,21 @@ class ServedModels:
     def __iter__(self) -> Iterator[ModelServices]:
         return iter(self._models)
 
+    def among(self, names: Collection[str]) -> "ServedModels":
+        """The models that have one of these names."""
+        return ServedModels([one for one in self._models if not set(names).isdisjoint(one.model.names)])
+
+    @property
+    def names(self) -> Collection[str]:
+        """All names of the models."""
+        return self._by_name.keys()
+
     @property
     def default(self) -> ModelServices:
-        """The model of requests that name none."""
+        """The model of requests that name none. Raises NotFoundError if the client may use none at all."""
+        if not self._models:
+            message = "You do not have access to any model of this server."
+            raise NotFoundError(message, param="model", code="model_not_found")
         return self._models[0]
 
     def find(self, name: str) -> ModelServices:
@@ -49,13 +63,8 @@ class ServedModels:
             raise unknown_model(name)
         return self._by_name[name]
 
-    @property
-    def max_num_seqs(self) -> int:
-        """The most choices that one of the loaded models runs at a time."""
-        return max(one.engine.info.max_num_seqs for one in self._models if one.takes_work)
-
     def requests_of(self, client: str) -> Sequence[Traced]:
-        """The client's interactive requests to all models, oldest first."""
+        """The client's interactive requests to these models, oldest first."""
         found = [traced for one in self._models for traced in one.timelines.of_client(client)]
         return sorted(found, key=lambda traced: traced.started_unix)
 
@@ -67,17 +76,22 @@ class ServedModels:
         return None
 
     def check_open(self) -> None:
-        """Raise UnavailableError if no model takes requests."""
-        if not any(one.takes_work for one in self._models):
+        """Raise UnavailableError if no model takes requests, now or after a load."""
+        if not any(one.takes_work or one.is_on_demand for one in self._models):
             self.default.info()
 
     def check_ready(self) -> None:
-        """Raise UnavailableError with the reason, unless requests are answered right now."""
-        self.default.check_ready()
+        """Raise UnavailableError with the reason, unless the models that are loaded at the start are ready."""
+        for one in self._models:
+            if one.residence.is_needed:
+                one.check_ready()
 
     async def wait_open(self) -> None:
-        """Returns when requests are taken. Raises EngineUnavailableError if they will never be."""
-        await self.default.engine.wait_ready()
+        """Returns when each model that is loaded at the start is loaded or has failed.
+
+        Raises EngineUnavailableError if the only model has failed.
+        """
+        await asyncio.gather(*(one.residence.wait_settled() for one in self._models))
 
     def of_body(self, body: bytes) -> ModelServices:
         """The model that a JSON body names; the default model for a body without a name, or that is not valid.
@@ -86,15 +100,28 @@ class ServedModels:
         """
         if len(self._models) == 1:
             return self.default  # its planner checks the name together with the other fields
-        try:
-            name = msgspec.json.decode(body, type=_Named).model
-        except msgspec.DecodeError:
-            return self.default
+        name = peek(body).model
         return self.find(name) if isinstance(name, str) else self.default
 
 
-class _Named(msgspec.Struct):
+class Peeked(msgspec.Struct):
+    """Fields that decide where and how a body is answered."""
+
     model: str | None = None
+    stream: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is a stream."""
+        return bytes(self.stream) == b"true"
+
+
+def peek(body: bytes) -> Peeked:
+    """These fields of a JSON body; without values if they are not valid."""
+    try:
+        return msgspec.json.decode(body, type=Peeked)
+    except msgspec.DecodeError:
+        return Peeked()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +129,7 @@ class Services:
     """The services of one application that do not depend on the model."""
 
     models: ServedModels
+    """All of them; `models_of` has those of one client."""
     settings: Settings
     metrics: ServerMetrics
     bodies: IncomingBodies
@@ -116,9 +144,15 @@ class Services:
     traces: "Traces | None"
     """None if traces are not exported."""
 
-    def collect(self) -> Sequence[Metric]:
-        """The current metrics of the server and all its models."""
-        return [*self.metrics.collect(), *joined(metric for one in self.models for metric in one.metrics.collect())]
+    def models_of(self, client: str) -> ServedModels:
+        """The models that the client of this name may use."""
+        allowed = self.accounts.keys.named(client).models
+        return self.models if allowed is None else self.models.among(allowed)
+
+    def collect(self, models: ServedModels | None = None) -> Sequence[Metric]:
+        """The current metrics of the server and of these models, by default of all."""
+        of_models = (metric for one in models or self.models for metric in one.metrics.collect())
+        return [*self.metrics.collect(), *joined(of_models)]
 
 
 def services_of(request: Request) -> Services:
@@ -140,11 +174,20 @@ OF_MODEL = frozenset({"model"})
 _MODEL = "Extension: name of one of several models. By default the first."
 
 
-async def _model(
-    services: ServicesDep, model: Annotated[str | None, Query(description=_MODEL)] = None
-) -> ModelServices:
+ModelQuery = Annotated[str | None, Query(description=_MODEL)]
+
+
+async def _models(request: Request, services: ServicesDep) -> ServedModels:
+    """The models that the request's client may use."""
+    return services.models_of(record_of(request).client)
+
+
+ModelsDep = Annotated[ServedModels, Depends(_models)]
+
+
+async def _model(models: ModelsDep, model: ModelQuery = None) -> ModelServices:
     """The model that a query names, or the default one. Raises NotFoundError."""
-    return services.models.default if model is None else services.models.find(model)
+    return models.default if model is None else models.find(model)
 
 
 ModelDep = Annotated[ModelServices, Depends(_model)]

@@ -67,15 +67,18 @@ class StepList(AnswerObject):
     object: Literal["list"] = "list"
     data: Annotated[Sequence[StepObject], doc("The steps, oldest first.")]
     last_step: Annotated[int, doc("Number of the last step, for `after` in the next request; 0 before the first.")]
-    kv_cache: Annotated[KVCacheBlocks | None, doc("Null until the engine has been ready, and for encoders.")]
+    kv_cache: Annotated[KVCacheBlocks | None, doc("Null until the model has been loaded once, and for encoders.")]
 
 
 router = APIRouter(tags=["Operations"])
 
 
-@router.get("/v1/steps", responses=answers(StepList, 400, 401, 500))
+@router.get("/v1/steps", responses=answers(StepList, 400, 401, 404, 500))
 async def steps(request: Request, served: ModelDep) -> Response:
-    """Token counts of the engine's last 240 steps, and its current KV cache, over all keys."""
+    """Token counts of the engine's last 240 steps, and its current KV cache, over all keys.
+
+    A model that is not loaded has its last steps, of all its loads, and an empty cache.
+    """
     asked, log = query_of(StepsQuery, request, but=OF_MODEL), served.engine.steps
     if asked.after > log.num_steps:
         message = f"Invalid 'after': there has been no step {asked.after}, the last one is {log.num_steps}."

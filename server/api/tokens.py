@@ -6,9 +6,10 @@ from typing import Annotated, Self
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
+from model_runner.images.image import Image
 from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import LARGE_BYTES, BodyContext
 from server.api.dialect import Dialect
@@ -86,6 +87,13 @@ class TokenPiece(AnswerObject):
     piece: Annotated[str | Sequence[int], doc("The token's text, or its bytes if they are not whole characters.")]
 
 
+class ImagePlace(AnswerObject):
+    """An image in a prompt."""
+
+    start: Annotated[int, doc("Index of its first token in `tokens`.")]
+    num_tokens: Annotated[int, doc("Tokens at its places, without the text around them.")]
+
+
 class TokenizeResponse(AnswerObject):
     """Response schema for POST /tokenize."""
 
@@ -93,6 +101,7 @@ class TokenizeResponse(AnswerObject):
     max_model_len: Annotated[int, doc("Prompt and output together, in tokens.")]
     tokens: Annotated[Sequence[int | TokenPiece], doc("Ids of the tokens; with `with_pieces`, objects.")]
     token_strs: Annotated[Sequence[str | None] | None, doc("The vocabulary's spellings, with `return_token_strs`.")]
+    images: Annotated[Sequence[ImagePlace] | UnsetType, doc("The images of the messages, if there are any.")] = UNSET
     warnings: Warnings = UNSET
 
 
@@ -142,16 +151,19 @@ async def detokenize(request: Request, services: ServicesDep) -> Response:
     return json_response(*await from_body(request, services, detokenize_body))
 
 
-@router.get("/tokenizer_info", responses=answers(TokenizerInfo, 401, 503))
+@router.get("/tokenizer_info", responses=answers(TokenizerInfo, 401, 404, 503))
 async def tokenizer_info(served: ModelDep) -> Response:
-    """The tokenizer's configuration, for evaluation harnesses that use a remote tokenizer."""
+    """The tokenizer's configuration, for evaluation harnesses that use a remote tokenizer.
+
+    503 until the model's context is known.
+    """
     tokenizer = served.tokenizer
     special = tokenizer.special_tokens
     template = tokenizer.chat_template
     info = TokenizerInfo(
         tokenizer_class=tokenizer.tokenizer_class,
         vocab_size=tokenizer.vocab_size,
-        model_max_length=served.info().max_model_len,
+        model_max_length=served.context_length(),
         eos_token_ids=served.model.defaults.eos_token_ids,
         bos_token=special.get("bos_token"),
         eos_token=special.get("eos_token"),
@@ -167,13 +179,14 @@ def tokenize_body(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[str
     asked = context.validated(TokenizeRequest, body)
     if asked.model is not None:
         context.model.check_name(asked.model)
-    tokens, notices = _tokens(context, asked)
+    tokens, images, notices = _tokens(context, asked)
     tokenizer = context.tokenizer
     answer = TokenizeResponse(
         count=len(tokens),
         max_model_len=context.info.max_model_len,
         tokens=[_piece(tokenizer, token) for token in tokens] if asked.with_pieces else tokens,
         token_strs=[tokenizer.token_name(token) for token in tokens] if asked.return_token_strs else None,
+        images=[ImagePlace(start=image.start, num_tokens=image.num_rows) for image in images] or UNSET,
         warnings=notices or UNSET,
     )
     return msgspec.json.encode(answer), as_headers(notices)
@@ -191,8 +204,8 @@ def detokenize_body(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[s
     return msgspec.json.encode(answer), as_headers(notices)
 
 
-def _tokens(context: BodyContext, asked: TokenizeRequest) -> tuple[Sequence[int], Sequence[Notice]]:
-    """The tokens of the text or of the messages, with images, and notices of ignored parts."""
+def _tokens(context: BodyContext, asked: TokenizeRequest) -> tuple[Sequence[int], Sequence[Image], Sequence[Notice]]:
+    """The tokens of the text or of the messages, the images, and notices of ignored parts."""
     tokenizer, ignored = context.tokenizer, tuple(asked.ignored())
     tools = tuple(tool.tool(f"tools[{index}]").for_template() for index, tool in enumerate(asked.tools or ()))
     conversation = asked.conversation(opens_turn=True, tools=tools)
@@ -204,9 +217,9 @@ def _tokens(context: BodyContext, asked: TokenizeRequest) -> tuple[Sequence[int]
         return context.planner().tokenize(request)
     notices = to_report(ignored, strict=context.settings.strict)
     if asked.parse_special is not False:
-        return tokenizer.encode(asked.text, add_special_tokens=asked.adds_special), notices
+        return tokenizer.encode(asked.text, add_special_tokens=asked.adds_special), (), notices
     context.weigh(LARGE_BYTES)
-    return tokenizer.encode_as_text(asked.text, add_special_tokens=asked.adds_special), notices
+    return tokenizer.encode_as_text(asked.text, add_special_tokens=asked.adds_special), (), notices
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:

@@ -1,4 +1,4 @@
-"""What a server prints at its start: its address, its models and what they can do."""
+"""The lines that a server prints at its start: its address, its models and what they can do."""
 
 import time
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Announcer:
             self.say("Page", f"{address}/")
 
     def say_model(self, model: ModelOnEngine, served: "ModelServices") -> None:
-        """What the only model of a server can do."""
+        """Abilities and sizes of the only model of a server."""
         info, settings, names = model.engine.info, model.settings, ", ".join(served.model.names)
         self.say("Model", f"{names}, {info.dtype} weights and {info.rows} rows on {info.device}")
         self.say("Abilities", str(served.model.abilities))

@@ -48,17 +48,17 @@ def warm() -> int:
 
 
 def plan(asked: Plan) -> ModelNeeds:
-    """What an engine will need. Raises ValueError or OSError, with a message for the user, if it cannot be served."""
-    process_bytes = warm()
+    """Memory that an engine will need. Raises ValueError or OSError, whose message tells the user why it cannot run."""
+    imported = warm()
     runner = asked.config.runner
     encoder = find_encoder(runner.model)
     if encoder is None:
         from model_runner.planning import plan_model  # noqa: PLC0415
 
-        return plan_model(runner, process_bytes, asked.free_bytes, asked.cache_share)
+        return plan_model(runner, imported, asked.free_bytes, asked.cache_share)
     from model_runner.encoders.runner import plan_encoder  # noqa: PLC0415
 
-    return plan_encoder(runner, encoder, process_bytes, asked.free_bytes)
+    return plan_encoder(runner, encoder, imported, asked.free_bytes)
 
 
 def load(config: EngineConfig) -> LoadedEngine:

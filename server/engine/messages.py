@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
 
     config: EngineConfig
     free_bytes: int | None = None
-    """What the process may take in all; None: what the device has free."""
+    """Memory that the process may take in all; None: what the device has free."""
     cache_share: float | None = None
     """Share of the memory that the weights leave free that goes to a cache without a configured size; None: the
     platform's."""
@@ -111,7 +111,7 @@ class Warmed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
-    """What the engine will need."""
+    """Memory that the engine will need."""
 
     needs: ModelNeeds
 

@@ -1,4 +1,4 @@
-"""The served model: its names, defaults, output formats and abilities."""
+"""A served model: its names, defaults, output formats and abilities."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model that the server runs, under one or several names."""
+    """A model that the server runs, under one or several names."""
 
     name: str
     """The first of its names."""
@@ -36,6 +36,8 @@ class ServedModel:
     """The folder that it was read from."""
     model_type: str = "unknown"
     """The architecture that its config.json names."""
+    is_only: bool = True
+    """Whether the server has no other model."""
 
     @classmethod
     def from_folder(
@@ -46,6 +48,7 @@ class ServedModel:
         formats: ModelFormats | None = None,
         aux_model: str | None = None,
         score_tokens: Sequence[str] = (),
+        is_only: bool = True,
     ) -> "ServedModel":
         """Read a model folder. Raises OSError or ValueError if a file is invalid."""
         name, *aliases = names
@@ -54,7 +57,7 @@ class ServedModel:
         kind = str(read_json(folder / "config.json").get("model_type", "unknown"))
         defaults = load_defaults(folder, tokenizer)
         texts = defaults, formats, aux_model, abilities, tuple(aliases)
-        return cls(name, *texts, read_layout(folder), folder=folder, model_type=kind)
+        return cls(name, *texts, read_layout(folder), folder=folder, model_type=kind, is_only=is_only)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,7 +75,8 @@ class ServedModel:
         if needs_name:
             message = "Missing required parameter: 'model'."
             raise InvalidRequestError(message, param="model", code="missing_required_parameter")
-        notices.append(Notice("model", f"Missing; set to '{self.name}', the only model."))
+        which = "only" if self.is_only else "default"
+        notices.append(Notice("model", f"Missing; set to '{self.name}', the {which} model."))
         return self.name
 
     def check_name(self, name: str) -> None:

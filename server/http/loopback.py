@@ -8,8 +8,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.http.connection import new_request_id
 from server.telemetry.request_trace import RequestTrace
 
-_MAX_IN_FLIGHT = 64
-"""The most requests of one client in flight, so that other clients' requests do not wait for them."""
+MAX_IN_FLIGHT = 64
+"""The most requests of one client in flight to one model, so that other clients' requests do not wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,11 @@ class Loopback:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._slots: dict[str, asyncio.Semaphore] = {}  # by client
+        self._slots: dict[tuple[str, str], asyncio.Semaphore] = {}
+        """By client and group."""
 
-    async def post(self, path: str, body: bytes, client: str) -> LoopbackAnswer:
-        """Send a JSON body on behalf of this client."""
+    async def post(self, path: str, body: bytes, client: str, group: str = "") -> LoopbackAnswer:
+        """Send a JSON body on behalf of this client. Requests of one group never wait for those of another."""
         import httpx  # noqa: PLC0415  (takes time and memory, and few servers run batches)
 
         record = RequestTrace(new_request_id(), client=client, is_background=True)
@@ -42,7 +43,7 @@ class Loopback:
         request = httpx.Request(
             "POST", f"http://localhost{path}", content=body, headers={"content-type": "application/json"}
         )
-        async with self._slots.setdefault(client, asyncio.Semaphore(_MAX_IN_FLIGHT)):
+        async with self._slots.setdefault((client, group), asyncio.Semaphore(MAX_IN_FLIGHT)):
             response = await httpx.ASGITransport(app, client=("", 0)).handle_async_request(request)
         retry_after = response.headers.get("retry-after")
         wait_s = None if retry_after is None else float(retry_after)

@@ -135,6 +135,7 @@ def log_access(scope: Scope, route: str, record: RequestTrace) -> None:
             "route": route,
             "status": record.status,
             "stream_error": record.stream_error,
+            "model": record.model,
             "tokens_in": record.tokens_in,
             "tokens_out": record.tokens_out,
             "ttft_s": record.ttft_s,

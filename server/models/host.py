@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from server.engine.client import EngineState, EngineUnavailableError
 from server.errors import RateLimitError, UnavailableError
-from server.models.hosted_model import Failure, HostedModel, ModelSource, Phase, Residency, Waiter
+from server.models.hosted_model import Failure, HostedModel, Leaving, ModelSource, Phase, Residency, Waiter
 from server.models.ledger import Ledger
 from server.models.spare import PlanError
 
@@ -52,13 +52,20 @@ class ModelHost:
         self._waiting_bytes = 0
         self._decision: asyncio.Handle | None = None
         """The next call of `_decide`."""
-        self._is_closing = False
+        self._watchers: dict[object, Callable[[], None]] = {}
+        self.is_closing = False
+        """Whether the server stops."""
 
     def add(self, name: str, source: ModelSource, residency: Residency) -> HostedModel:
         """Add a model, which is not loaded yet."""
         model = HostedModel(name, source, residency, self)
         self.models.append(model)
         return model
+
+    @property
+    def budget(self) -> int:
+        """Bytes that all models together may take."""
+        return self._ledger.budget
 
     @property
     def state(self) -> EngineState:
@@ -89,7 +96,7 @@ class ModelHost:
 
         Raises UnavailableError if it cannot be loaded, or not in time, and RateLimitError if too many requests wait.
         """
-        if model.is_open and not self._is_closing:
+        if model.is_open and not self.is_closing:
             model.num_uses += 1
         else:
             await self._wait(model, num_bytes, is_background=is_background)
@@ -99,8 +106,20 @@ class ModelHost:
             model.num_uses -= 1
             self.released(model)
 
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` whenever the status of a model may have changed. Returns the function that ends that."""
+        key = object()
+        self._watchers[key] = wake
+
+        def end() -> None:
+            self._watchers.pop(key, None)
+
+        return end
+
     async def load(self, model: HostedModel) -> None:
         """Load the model, and return when it is loaded. Raises EngineUnavailableError if that fails."""
+        if model.phase is Phase.LOADED:
+            return
         model.failure = None
         model.wished_at = asyncio.get_running_loop().time()
         model.became_settled.clear()
@@ -114,16 +133,18 @@ class ModelHost:
 
         After `grace_s` they fail; with None they have as long as they need. New requests wait, and load it again.
         """
-        model.is_leaving = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while model.num_uses and model.phase is Phase.LOADED:
-                    model.became_idle.clear()
-                    await model.became_idle.wait()
-        if model.phase in (Phase.LOADED, Phase.LOADING):
-            await self._unload(model, "an operator unloaded it")
-        model.is_leaving = False
-        self._changed()
+        model.is_leaving, model.wished_at = True, None
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    while model.num_uses and model.phase is Phase.LOADED:
+                        model.became_idle.clear()
+                        await model.became_idle.wait()
+            if model.phase in (Phase.LOADED, Phase.LOADING):
+                await self._unload(model, Leaving.OPERATOR, "an operator unloaded it")
+        finally:
+            model.is_leaving = False
+            self._changed()
 
     def released(self, model: HostedModel) -> None:
         """The model is used less than before."""
@@ -148,14 +169,16 @@ class ModelHost:
         await self._spare.close()
 
     def _close(self) -> None:
-        self._is_closing = True
+        self.is_closing = True
+        self._wake_watchers()
         for model in self.models:
             _fail(model, UnavailableError(_SHUTTING_DOWN))
 
     async def _wait(self, model: HostedModel, num_bytes: int, *, is_background: bool) -> None:
         """Wait until the model is loaded, and count a use of it."""
         now = asyncio.get_running_loop().time()
-        self._check_waiting(model, num_bytes, now)
+        self._check_waiting(model, num_bytes, now, is_background=is_background)
+        num_bytes = 0 if is_background else num_bytes
         waiter = Waiter(asyncio.get_running_loop().create_future(), num_bytes, now, is_background)
         model.waiters.append(waiter)
         self._waiting_bytes += num_bytes
@@ -178,33 +201,41 @@ class ModelHost:
                 model.waiters.remove(waiter)
             self._changed()
 
-    def _check_waiting(self, model: HostedModel, num_bytes: int, now: float) -> None:
+    def _check_waiting(self, model: HostedModel, num_bytes: int, now: float, *, is_background: bool) -> None:
         """Raise ApiError if a request may not wait for the model."""
-        if self._is_closing:
+        if self.is_closing:
             raise UnavailableError(_SHUTTING_DOWN)
         failure = model.failure
         if failure is not None and now < failure.retry_at and model.phase is Phase.UNLOADED:
             wait_s = math.ceil(failure.retry_at - now)
             message = f"The model `{model.name}` is not available: {failure.reason} It is tried again after {wait_s} s."
             raise UnavailableError(message, code="model_unavailable")
-        if len(model.waiters) >= model.residency.max_waiting or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
-            message = f"The model `{model.name}` is not loaded, and {len(model.waiters)} requests wait for it. "
+        if is_background:
+            return  # their sender limits them
+        num_waiting = sum(not one.is_background for one in model.waiters)
+        if num_waiting >= model.residency.max_waiting or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+            message = f"The model `{model.name}` is not loaded, and {num_waiting} requests wait for it. "
             message += "Please retry later, or raise the server's setting max_waiting."
             raise RateLimitError(message, code="rate_limit_exceeded")
 
     def _changed(self, at: float | None = None) -> None:
         """Decide soon, or at this time."""
-        if self._is_closing:
+        self._wake_watchers()
+        if self.is_closing:
             return
         loop = asyncio.get_running_loop()
         if self._decision is not None:
             self._decision.cancel()
         self._decision = loop.call_soon(self._decide) if at is None else loop.call_at(at, self._decide)
 
+    def _wake_watchers(self) -> None:
+        for wake in tuple(self._watchers.values()):
+            wake()
+
     def _decide(self) -> None:
         """Serve who waits for loaded models, load what is wanted, and make room for it."""
         self._decision = None
-        if self._is_closing:
+        if self.is_closing:
             return
         now = asyncio.get_running_loop().time()
         wanted = sorted(filter(_is_wanted, self.models), key=lambda one: one.wanted_since or now)
@@ -246,7 +277,8 @@ class ModelHost:
             return True
         if not self._ledger.reserve(model.name, model.num_bytes):
             return False
-        model.phase = Phase.LOADING
+        model.phase, model.load_began = Phase.LOADING, asyncio.get_running_loop().time()
+        self._wake_watchers()
         self._spawn(self._load(model))
         return True
 
@@ -261,7 +293,7 @@ class ModelHost:
         free_to_go = [model for model in self.models if _may_go(model, now, waited)]
         victims = self._least(free_to_go, lacking, now)
         for model in victims:
-            self._begin_unload(model, f"{wanted.name} needs its memory")
+            self._begin_unload(model, Leaving.ROOM, f"{wanted.name} needs its memory")
         if victims or waited < YIELD_AFTER_S:
             return
         busy = [model for model in self.models if model.phase is Phase.LOADED and not model.residency.is_pinned]
@@ -292,7 +324,7 @@ class ModelHost:
     def _unload_unused(self, now: float) -> None:
         for model in self.models:
             if model.phase is Phase.LOADED and model.is_unused(now):
-                self._begin_unload(model, f"no request came for {model.residency.idle_s:g} s")
+                self._begin_unload(model, Leaving.IDLE, f"no request came for {model.residency.idle_s:g} s")
 
     async def _plan_all(self) -> None:
         """Plan every model, those that are loaded at the start first."""
@@ -324,32 +356,33 @@ class ModelHost:
 
     async def _load(self, model: HostedModel) -> None:
         """Run the model's engine, from its start until it is unloaded or has failed."""
-        start = asyncio.get_running_loop().time()
         _logger.info("Loading %s.", model.name)
         engine = model.engine = model.source.make_engine(model.steps)
         try:
             await engine.start()
             await engine.wait_ready()
             if model.phase is Phase.LOADING:
-                model.became_ready(start, asyncio.get_running_loop().time())
+                model.became_ready(asyncio.get_running_loop().time())
                 _logger.info("%s is loaded, after %.1f s.", model.name, model.load_s)
                 self._changed()
                 self._refill()
             reason = await engine.ended()
         except EngineUnavailableError as error:
             reason = str(error)
-        if model.phase in (Phase.LOADING, Phase.LOADED) and not self._is_closing:  # nobody ended it
-            await self._unload(model, reason)
+        if model.engine is engine and model.phase is not Phase.UNLOADING and not self.is_closing:  # nobody ended it
+            await self._unload(model, Leaving.FAILURE, reason)
             self._note_failure(model, reason)
 
-    def _begin_unload(self, model: HostedModel, reason: str) -> None:
+    def _begin_unload(self, model: HostedModel, leaving: Leaving, reason: str) -> None:
         model.phase = Phase.UNLOADING  # at once, so that no request begins to use it
-        self._spawn(self._unload(model, reason))
+        self._spawn(self._unload(model, leaving, reason))
 
-    async def _unload(self, model: HostedModel, reason: str) -> None:
+    async def _unload(self, model: HostedModel, leaving: Leaving, reason: str) -> None:
         """End the model's engine; its memory is free when this returns."""
         _logger.info("Unloading %s: %s.", model.name, reason.rstrip("."))
         model.phase = Phase.UNLOADING
+        model.unloads[leaving] += 1
+        self._wake_watchers()
         if model.engine is not None:
             await model.engine.stop(f"The model {model.name} was unloaded: {reason}")
         model.became_unloaded()

@@ -1,7 +1,7 @@
 """One of several models: its engine comes and goes, its name stays."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -15,6 +15,8 @@ from server.engine.client import EngineState, EngineUnavailableError, OutputStre
 from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
+from server.models.residence import ModelStatus, standing_of
+from server.models.total_stats import at_rest, total
 
 
 class Phase(StrEnum):
@@ -24,6 +26,17 @@ class Phase(StrEnum):
     LOADING = "loading"
     LOADED = "loaded"
     UNLOADING = "unloading"
+
+
+class Leaving(StrEnum):
+    """Why a model is unloaded."""
+
+    ROOM = "room"
+    """Another model needs its memory."""
+    IDLE = "idle"
+    OPERATOR = "operator"
+    FAILURE = "failure"
+    """Its engine did not start, or died for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,11 @@ class Failure:
 class ModelSource(Protocol):
     """Where a model's engine comes from."""
 
+    @property
+    def max_model_len(self) -> int | None:
+        """Maximum length of prompt and output together, in tokens; None until `plan` has found it out."""
+        ...
+
     async def plan(self) -> int:
         """The bytes that the model's engine takes. Raises PlanError if it cannot be served, and OSError."""
         ...
@@ -78,7 +96,17 @@ class ModelSource(Protocol):
 
 
 class Host(Protocol):
-    """What a model needs of its host."""
+    """The part of a host that its models call."""
+
+    @property
+    def budget(self) -> int:
+        """Bytes that all models together may take."""
+        ...
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the server stops."""
+        ...
 
     def use(self, model: "HostedModel", num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
         """Context in which the model is loaded."""
@@ -94,6 +122,10 @@ class Host(Protocol):
 
     def released(self, model: "HostedModel") -> None:
         """The model is used less than before."""
+        ...
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` whenever the status of a model may have changed. Returns the function that ends that."""
         ...
 
 
@@ -124,12 +156,17 @@ class HostedModel:
     """Whether it takes no new requests because another model needs its memory."""
     is_leaving: bool = False
     """Whether it takes no new requests because an operator unloads it."""
+    load_began: float = 0.0
+    """When its last load began, on the clock of the event loop, as the following times are."""
     loaded_at: float = 0.0
     load_s: float = 0.0
     """How long its last load took."""
     last_used: float = 0.0
     """When its last request ended, on the clock of the event loop."""
     num_loads: int = 0
+    loads_s: float = 0.0
+    """How long all its loads took together."""
+    unloads: Counter[Leaving] = field(default_factory=Counter)
     failure: Failure | None = None
     became_loaded: asyncio.Event = field(default_factory=asyncio.Event)
     became_settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -137,7 +174,7 @@ class HostedModel:
     became_idle: asyncio.Event = field(default_factory=asyncio.Event)
     steps: StepLog = field(default_factory=StepLog)
     _last_info: RunnerInfo | None = None
-    _last_stats: EngineStats = field(default_factory=EngineStats)
+    _earlier_stats: EngineStats = field(default_factory=EngineStats)
     _earlier_restarts: int = 0
 
     @property
@@ -169,32 +206,73 @@ class HostedModel:
         """Whether no request came for longer than the model stays then."""
         return self.unused_at is not None and now >= self.unused_at
 
-    def became_ready(self, started: float, now: float) -> None:
-        """Its engine, whose load began at `started`, is ready."""
+    def became_ready(self, now: float) -> None:
+        """Its engine is ready."""
         self.phase, self.failure, self.wished_at = Phase.LOADED, None, None
-        self.loaded_at, self.load_s = now, now - started
+        self.loaded_at, self.load_s = now, now - self.load_began
         self.num_loads += 1
+        self.loads_s += self.load_s
         self.became_loaded.set()
         self.became_settled.set()
 
     def became_unloaded(self) -> None:
-        """Its engine has ended; its last counts are kept."""
+        """Its engine has ended; its counts are kept."""
         self.phase, self.is_yielding = Phase.UNLOADED, False
         self.became_loaded.clear()
         self.became_idle.set()
         if self.engine is not None:
             self._last_info = self.last_info
-            self._last_stats = self.engine.stats.ended()
+            self._earlier_stats = at_rest(self.stats)
             self._earlier_restarts += self.engine.num_restarts
             self.engine = None
 
     @property
     def last_info(self) -> RunnerInfo | None:
-        """What is known of the model from its engine, or from the last one."""
+        """Facts about the model from its engine, or from the last one."""
         try:
             return self._last_info if self.engine is None else self.engine.info
         except EngineUnavailableError:
             return self._last_info
+
+    @property
+    def is_permanent(self) -> bool:
+        return False
+
+    @property
+    def is_needed(self) -> bool:
+        return self.residency.is_loaded_at_start
+
+    @property
+    def is_closed(self) -> bool:
+        return self.host.is_closing
+
+    @property
+    def is_ready(self) -> bool:
+        if self.phase is Phase.LOADED:
+            return self.state is EngineState.READY
+        return self.num_loads > 0 and self.failure is None
+
+    @property
+    def budget(self) -> int:
+        return self.host.budget
+
+    @property
+    def status(self) -> ModelStatus:
+        info = self.last_info
+        return ModelStatus(
+            standing_of(self.state),
+            None if self.failure is None else self.failure.reason,
+            self._progress,
+            self.num_bytes,
+            len(self.waiters),
+            self.source.max_model_len if info is None else info.max_model_len,
+        )
+
+    @property
+    def _progress(self) -> float | None:
+        if self.phase is not Phase.LOADING or not self.load_s:
+            return None
+        return round(min((asyncio.get_running_loop().time() - self.load_began) / self.load_s, 0.99), 2)
 
     def use(self, num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
         return self.host.use(self, num_bytes, is_background=is_background)
@@ -211,6 +289,19 @@ class HostedModel:
                 self.host.released(self)
 
         return release
+
+    async def wait_settled(self) -> None:
+        if self.residency.is_loaded_at_start:
+            await self.became_settled.wait()
+
+    async def load(self) -> None:
+        await self.host.load(self)
+
+    async def unload(self, *, grace_s: float | None) -> None:
+        await self.host.unload(self, grace_s=grace_s)
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        return self.host.watch(wake)
 
     @property
     def state(self) -> EngineState:
@@ -232,7 +323,7 @@ class HostedModel:
 
     @property
     def stats(self) -> EngineStats:
-        return self._last_stats if self.engine is None else self.engine.stats
+        return self._earlier_stats if self.engine is None else total(self._earlier_stats, self.engine.stats)
 
     @property
     def num_held(self) -> int:
@@ -248,7 +339,7 @@ class HostedModel:
         return self._earlier_restarts + (0 if self.engine is None else self.engine.num_restarts)
 
     async def start(self) -> None:
-        await self.host.load(self)
+        await self.load()
 
     async def wait_ready(self) -> None:
         await self.became_loaded.wait()
@@ -268,7 +359,7 @@ class HostedModel:
             self.engine.abort_choice(request_id, choice)
 
     async def drain(self, grace_s: float) -> None:
-        await self.host.unload(self, grace_s=grace_s)
+        await self.unload(grace_s=grace_s)
 
     async def stop(self) -> None:
-        await self.host.unload(self, grace_s=0.0)
+        await self.unload(grace_s=0.0)

@@ -10,6 +10,8 @@ from model_runner.processes import free_memory
 
 _MARGIN = 0.05
 """Share of the memory that is free at the start that is left to other programs and to the server itself."""
+_SPARE_BYTES = 180 << 20
+"""For the process that waits for the next load: 165 MiB measured."""
 
 
 class Ledger:
@@ -31,7 +33,7 @@ class Ledger:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody has reserved. Negative if `hold` took more than there was."""
+        """Bytes that nobody has reserved."""
         return self.budget - self.used
 
     def reserve(self, name: str, num_bytes: int) -> bool:
@@ -40,28 +42,20 @@ class Ledger:
         Raises:
             ValueError: if the name already has some, or the number is negative.
         """
-        self._check(name, num_bytes)
+        if name in self._reserved:
+            raise ValueError(f"{name} has reserved {self._reserved[name]:,} bytes already")
+        if num_bytes < 0:
+            raise ValueError(f"{name} wants {num_bytes:,} bytes")
         if num_bytes > self.free:
             return False
         self._reserved[name] = num_bytes
         return True
 
-    def hold(self, name: str, num_bytes: int) -> None:
-        """Note bytes that are in use already, even if fewer are free. Raises as `reserve` does."""
-        self._check(name, num_bytes)
-        self._reserved[name] = num_bytes
-
     def release(self, name: str) -> None:
         """Give back a name's bytes, if it has any: call it once its process is gone."""
         self._reserved.pop(name, None)
 
-    def _check(self, name: str, num_bytes: int) -> None:
-        if name in self._reserved:
-            raise ValueError(f"{name} has reserved {self._reserved[name]:,} bytes already")
-        if num_bytes < 0:
-            raise ValueError(f"{name} wants {num_bytes:,} bytes")
-
 
 def host_budget() -> int:
-    """The default budget of a host: its free memory, within the limit of its control group, less a margin."""
-    return int(free_memory() * (1 - _MARGIN))
+    """The default budget of a host: its free memory, within the limit of its control group, less what others take."""
+    return max(int(free_memory() * (1 - _MARGIN)) - _SPARE_BYTES, 0)

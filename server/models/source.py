@@ -23,7 +23,7 @@ class ProcessSource:
         cache_share: float | None,
         publish: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`budget` and `cache_share` are those of a `Plan`; `publish` receives KV events."""
+        """`budget` and `cache_share` are `free_bytes` and `cache_share` of a Plan; `publish` receives KV events."""
         self._config = config
         self._limits = limits
         self._spare = spare
@@ -31,7 +31,11 @@ class ProcessSource:
         self._cache_share = cache_share
         self._publish = publish
         self.needs: ModelNeeds | None = None
-        """What an engine takes, once that is planned."""
+        """The memory that an engine takes, once that is planned."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        return None if self.needs is None else self.needs.max_model_len
 
     async def plan(self) -> int:
         self.needs = await self._spare.plan(Plan(self._config, self._budget, self._cache_share))

@@ -61,7 +61,7 @@ class SpareWorker:
         return await self._open_link()
 
     async def plan(self, asked: Plan) -> ModelNeeds:
-        """What a model needs. The process that answers waits afterwards. Plans are made one at a time.
+        """Memory that a model needs. The process that answers waits afterwards. Plans are made one at a time.
 
         Raises:
             PlanError: if the model cannot be served, or if the process dies at each try.

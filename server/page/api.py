@@ -1,7 +1,7 @@
 """HTTP client for an OpenAI-compatible server and for Samewise's own endpoints."""
 
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -52,6 +52,19 @@ def can_be_sent(key: str) -> bool:
     return key.isascii() and key.isprintable()
 
 
+class ImageSize(msgspec.Struct):
+    """An image of a prompt."""
+
+    num_tokens: int
+
+
+class PromptSize(msgspec.Struct):
+    """The tokens of a prompt."""
+
+    count: int
+    images: Sequence[ImageSize] = ()
+
+
 class Api:
     """Client shared by all pages. Each call takes its page's key (empty for none) and may raise ApiError."""
 
@@ -88,6 +101,15 @@ class Api:
     async def get(self, path: str, key: str) -> dict[str, Any]:
         """The JSON object at a path below the base URL."""
         return await self._get(path, key, dict[str, Any])
+
+    async def prompt_size(self, body: Mapping[str, Any], key: str) -> PromptSize | None:
+        """The size of the prompt that a server makes of messages; None if it cannot tell."""
+        with _problems(self.server_url):
+            response = await self._client.post(f"{self.server_url}/tokenize", json=dict(body), headers=headers(key))
+        try:
+            return msgspec.json.decode(response.content, type=PromptSize) if response.status_code == 200 else None
+        except UNREADABLE:
+            return None
 
     async def version(self) -> str:
         """The server's version; empty if it does not report one."""

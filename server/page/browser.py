@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -97,8 +97,16 @@ class Browser:
         self._send("copy", text)
 
     def show_picture(self, element: Element, picture_id: str) -> None:
-        """Show a picture that this page has read in an `img`."""
+        """Show a picture that the browser has in an `img`."""
         self._send("showPicture", element.id, picture_id)
+
+    def remove_picture(self, picture_id: str) -> None:
+        """Delete a picture."""
+        self._send("removePicture", picture_id)
+
+    def ask_for_pictures(self, element: Element, picture_ids: Sequence[str]) -> None:
+        """Raise the event `wanted` at an element, with the ids of pictures that it shall send."""
+        self._send("askForPictures", element.id, list(picture_ids))
 
     def focus(self, element: Element) -> None:
         self._client.run_javascript(f"getHtmlElement({element.id})?.focus()")

@@ -23,7 +23,9 @@ from server.page.turn_view import TurnView
 _SAVED_EVERY_S = 3.0
 """Interval of saving a growing answer, so that a closed page does not lose it."""
 _FULL = "This conversation has reached the page's length limit. Start a new chat."
-_NO_PICTURES = "The images of this chat were lost when the page was loaded again. Start a new chat."
+_NO_PICTURES = (
+    "The browser does not have the images of this chat. Wait a moment if they are large, or start a new chat."
+)
 _LEFT = "The page was closed before the answer was complete."
 
 
@@ -100,6 +102,7 @@ class ChatView:
 
     async def ask(self, text: str) -> bool:
         """Send a message with the chosen pictures; returns whether it was accepted."""
+        await self._tray.wait()
         pictures = self._tray.chosen
         if not (text or pictures) or not self._can_send():
             return False
@@ -244,6 +247,7 @@ class ChatView:
         self.session.browser.follow()
 
     def _append(self, turn: Turn) -> None:
+        self._tray.bring_back(turn.pictures)
         with self._turns:
             view = TurnView(self.session, self.conversation, turn, self, is_growing=turn is self._growing)
         self._shown.append(view)

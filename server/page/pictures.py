@@ -1,9 +1,11 @@
 """Pictures for the next message: chosen, pasted or dropped, and shown above the text field.
 
 The browser sends a file's own bytes, in pieces that fit into its messages. They stay in this process until the page is
-closed; the browser's storage only keeps their names.
+closed. The browser keeps them in a database of its own, and sends them again when the page was loaded again.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,6 +20,9 @@ _MOST_CHARACTERS = 128 << 20
 """Base64 of all pictures of a page."""
 _ID_LENGTH, _NAME_LENGTH = 40, 100
 _RECEIVE = "(e) => window.samewise.readPictures(e, emit)"
+_RECEIVE_AGAIN = "(e) => window.samewise.sendKept(e.detail, emit)"
+_AGAIN_S = 10.0
+"""Seconds to wait for pictures that the browser sends again."""
 
 
 class PictureTray:
@@ -29,12 +34,17 @@ class PictureTray:
         self._chosen: list[PictureName] = []
         self._coming: dict[str, list[str]] = {}
         self._refused: set[str] = set()
+        self._wanted: set[str] = set()
+        """Ids of pictures that the browser has been asked for."""
+        self._all_here = asyncio.Event()
+        self._all_here.set()
         with ui.element("div").classes("tray").props('role=group aria-label="Images of the message"') as self._row:
             self._files = ui.element("input").props("type=file multiple hidden")
             self._thumbnails = ui.element("div").classes("thumbnails")
         if self._limits is not None:
             self._files.props["accept"] = ",".join(f"image/{form}" for form in self._limits.formats)
             self._files.on("change", self._receive, js_handler=_RECEIVE)
+            self._files.on("wanted", self._receive_again, js_handler=_RECEIVE_AGAIN)
         self._row.set_visibility(False)
 
     def take_from(self, row: ui.element) -> None:
@@ -58,6 +68,35 @@ class PictureTray:
         """Begin the next message."""
         self._chosen.clear()
         self._show()
+
+    def bring_back(self, pictures: Sequence[PictureName]) -> None:
+        """Ask the browser for pictures of a conversation that this process does not have."""
+        lacking = [one.id for one in pictures if one.id not in self._session.pictures and one.id not in self._wanted]
+        if self._limits is not None and lacking:
+            self._wanted.update(lacking)
+            self._all_here.clear()
+            self._session.browser.ask_for_pictures(self._files, lacking)
+
+    async def wait(self) -> None:
+        """Wait for the pictures that the browser has been asked for, but not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AGAIN_S):
+                await self._all_here.wait()
+
+    def _receive_again(self, event: GenericEventArguments) -> None:
+        """Take a piece of a wanted picture; an empty one if the browser does not have it."""
+        match event.args:
+            case [str(key), str(), str(piece), bool(is_last)] if key in self._wanted:
+                pieces = self._coming.setdefault(key, [])
+                held = sum(map(len, self._session.pictures.values())) + sum(map(len, pieces))
+                if held + len(piece) <= _MOST_CHARACTERS:
+                    pieces.append(piece)
+                if is_last:
+                    self._wanted.discard(key)
+                    if url := "".join(self._coming.pop(key)):
+                        self._session.pictures[key] = url
+                if not self._wanted:
+                    self._all_here.set()
 
     def _receive(self, event: GenericEventArguments) -> None:
         """Take a piece of a picture: its id, its name, a piece of its data URL, and whether that is the last."""
@@ -89,12 +128,14 @@ class PictureTray:
         del self._coming[key]
         if len(self._refused) < 1000:
             self._refused.add(key)
+        self._session.browser.remove_picture(key)
         with self._row:
             ui.notify(reason, type="negative")
 
     def _remove(self, picture: PictureName) -> None:
         self._chosen.remove(picture)
         self._session.pictures.pop(picture.id, None)
+        self._session.browser.remove_picture(picture.id)
         self._show()
 
     def _show(self) -> None:
@@ -107,7 +148,7 @@ class PictureTray:
 
 
 def show_picture(session: Session, picture: PictureName) -> ui.element:
-    """A thumbnail with name and size. It is empty if the page was loaded again since the picture was added."""
+    """A thumbnail with name and size. It is empty if the browser does not have the picture any more."""
     with ui.element("figure").classes("thumbnail") as figure:
         image = ui.element("img")
         image.props["alt"] = picture.name

@@ -27,7 +27,7 @@ class Session:
         self.capabilities: Capabilities | None = None
         """None if the server has no /v1/capabilities."""
         self.pictures: dict[str, str] = {}
-        """Data URLs of the tab's pictures, by id, until the page is closed or loaded again."""
+        """Data URLs of the tab's pictures, by id. The browser has more, which it sends when they are needed."""
         self._ask_key = ask_key
 
     @property

@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 from model_runner.runner_interface import ImageStats, LearningStats, RunnerInfo, SpeculationStats
 from scheduler.interface import STEP_TOKENS, EngineStats
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
+from server.models.hosted_model import HostedModel
+from server.telemetry.model_metrics import ResidenceCollector
 
 
 def exposition(metrics: Iterable[Metric], *, of_tenants: bool) -> bytes:
@@ -133,11 +135,17 @@ _CHOICES = (1, 2, 5, 10, 20, 50, 128)
 class ServerMetrics:
     """The metrics that belong to no model: HTTP requests, the process and its interpreter."""
 
-    def __init__(self, prefix: str) -> None:
-        """The names of HTTP metrics begin with the prefix and a colon."""
+    def __init__(self, prefix: str, model_bytes: int | None = None) -> None:
+        """The names of metrics of our own begin with the prefix and a colon.
+
+        `model_bytes` is the memory that all models together may take; None with one model.
+        """
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
+        if model_bytes is not None:
+            text = "Memory that all models together may take. Several models only."
+            Gauge(f"{prefix}:model_budget_bytes", text, registry=self._registry).set(model_bytes)
         self._http = HttpRequests(Families(prefix, ""), self._registry)
 
     def observe_http(self, method: str, handler: str, status: int) -> None:
@@ -169,6 +177,8 @@ class Metrics:
         """The model's name."""
         self._families = Families(prefix, model)
         self._registry.register(EngineCollector(engine, self._families))
+        if isinstance(engine, HostedModel):
+            self._registry.register(ResidenceCollector(engine, self._families))
         self.generated = GeneratedTokens(self._families)
         self._registry.register(self.generated)
         self._make_counters()
@@ -371,14 +381,20 @@ class EngineCollector(Collector):
         yield make.gauge("num_background_running", text, stats.num_background_running)
         text = "Waiting choices, without batches."
         yield make.gauge("num_requests_waiting", text, capacity + deferred)
-        text = "Waiting choices by reason: capacity (no free place), deferred (engine restarts), background (batches)."
+        text = (
+            "Waiting choices by reason: capacity (no free place), deferred (the engine starts), background (batches)."
+        )
         by_reason: dict[tuple[str, ...], float] = {
             ("capacity",): capacity,
             ("background",): background,
             ("deferred",): deferred,
         }
         yield make.gauges("num_requests_waiting_by_reason", text, ["reason"], by_reason)
-        yield make.gauge("num_requests_held", "Choices that wait for a restarting engine (deferred).", deferred)
+        yield make.gauge(
+            "num_requests_held",
+            "Choices that wait for an engine that starts, again or for one of several models (deferred).",
+            deferred,
+        )
 
 
 def _describe_cache(info: RunnerInfo) -> dict[str, str]:

@@ -37,6 +37,8 @@ class RequestTrace:
 
     request_id: str
     path: str = ""
+    model: str | None = None
+    """The model that it is for; None: it needs none, or none is chosen yet."""
     answer_id: str | None = None
     """Id of the answer; the ids of its requests in the engine's log begin with it."""
     client: str = ""

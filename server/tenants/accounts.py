@@ -84,7 +84,7 @@ class Account:
     """The reservation of one request, and the account that it is charged to."""
 
     def __init__(self, tenant: Tenant, reservation: Reservation, usage: UsageBook, metrics: Metrics) -> None:
-        """`metrics` are those of the model that the request is for."""
+        """`metrics` count for the model that the request names."""
         self.tenant = tenant
         self.headers = reservation.headers
         """Rate-limit headers for the response."""

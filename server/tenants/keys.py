@@ -48,6 +48,10 @@ class Tenant:
     """Name in metrics and traces: the operator's, or empty for an unnamed key."""
     sees_all_usage: bool = False
     """Whether its key may read the usage of all tenants in /metrics."""
+    manages: bool = False
+    """Whether its key may load and unload models."""
+    models: frozenset[str] | None = None
+    """Names of the models that it may use; None: all."""
 
 
 _NAME_LENGTH = 16
@@ -88,6 +92,8 @@ class KeysEntry(BaseModel):
     weight: float = Field(1.0, ge=0.001, le=1000, allow_inf_nan=False)
     priority: int = Field(0, ge=-1000, le=1000)
     metrics: bool = False
+    manage: bool = False
+    models: list[str] | None = Field(None, min_length=1)
     requests_per_minute: _Limit = None
     tokens_per_minute: _Limit = None
     tokens_per_day: _Limit = None
@@ -95,7 +101,16 @@ class KeysEntry(BaseModel):
 
     def tenant(self) -> Tenant:
         limits = TenantLimits(**{name: getattr(self, name) for name in _LIMITS})
-        return Tenant(self.name, self.weight, self.priority, limits, label=self.name, sees_all_usage=self.metrics)
+        return Tenant(
+            self.name,
+            self.weight,
+            self.priority,
+            limits,
+            label=self.name,
+            sees_all_usage=self.metrics,
+            manages=self.manage,
+            models=None if self.models is None else frozenset(self.models),
+        )
 
     def digests(self) -> list[bytes]:
         return [digest_of(key.get_secret_value()) for key in self.key] + [bytes.fromhex(one) for one in self.sha256]
@@ -193,7 +208,7 @@ class KeyRing:
             key = settings.api_key.get_secret_value().strip()
             if not key:
                 raise KeysError("The configured API key is empty.")
-            self._fixed = {digest_of(key): replace(unnamed(key), sees_all_usage=True)}
+            self._fixed = {digest_of(key): replace(unnamed(key), sees_all_usage=True, manages=True)}
         self._stamp = None if self._path is None else _stamp(self._path)
         self._checked = clock()
         self._tenants: Tenants = self._fixed if self._path is None else {**read_keys(self._path), **self._fixed}
@@ -219,6 +234,11 @@ class KeyRing:
     def named(self, name: str) -> Tenant:
         """The tenant of this name as configured now. A removed tenant has no limits any more."""
         return self._by_name.get(name) or Tenant(name)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """All names of models that a key is restricted to."""
+        return frozenset[str]().union(*(one.models or () for one in self._tenants.values()))
 
     def reload(self) -> None:
         """Read the file again. If it cannot be used, log an error and keep the current keys."""

@@ -28,8 +28,9 @@ SAID = "A picture."
 TEMPLATE = (
     "{% if tools %}<|start|>system\n{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}<|start|>"
     "{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{% if part.type == 'text' %}{{ part.text }}{% else %}PLACE{% endif %}{% endfor %}{% endif %}{% for call in m.tool_calls or [] %}"
-    "<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}<|end|>{% endfor %}<|start|>assistant\n"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}PLACE{% endif %}{% endfor %}{% endif %}"
+    "{% for call in m.tool_calls or [] %}<tool_call>\n"
+    "{{ call.function | tojson }}\n</tool_call>{% endfor %}<|end|>{% endfor %}<|start|>assistant\n"
 )
 Serve = Callable[..., str]
 

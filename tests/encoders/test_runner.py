@@ -13,7 +13,7 @@ from model_runner.config import RunnerConfig
 from model_runner.contract import Pooling, SamplingParams, StepPlan, StepResult
 from model_runner.encoders import model as encoder_model
 from model_runner.encoders.folder import MODEL_TYPES, find_encoder
-from model_runner.encoders.runner import EncoderRunner
+from model_runner.encoders.runner import EncoderRunner, plan_encoder
 from model_runner.models.refusal import UnsupportedModelError
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, SchedulerConfig
@@ -26,7 +26,12 @@ PAIRS = [(TEXTS[0], TEXTS[2]), ("a", "b"), (TEXTS[3], TEXTS[1]), (TEXTS[4], "dog
 def load(folder: Path, **settings: object) -> EncoderRunner:
     encoder = find_encoder(folder)
     assert encoder is not None
-    return EncoderRunner.load(RunnerConfig(folder, **{"quantization": "none", "threads": 1} | settings), encoder)
+    config = RunnerConfig(folder, **{"quantization": "none", "threads": 1} | settings)
+    needs = plan_encoder(config, encoder, imported=0)
+    runner = EncoderRunner.load(config, encoder)
+    assert (needs.max_model_len, needs.kv_cache_gib) == (runner.info.max_model_len, None)
+    assert needs.reserved_bytes > needs.loading_bytes > 0
+    return runner
 
 
 def engine(runner: EncoderRunner, chunk: int = 512) -> Engine:

@@ -171,6 +171,7 @@ def load(
                 rows=rows,
                 kv_cache_gib=0.3 if family == "embedded" else 0.08 if is_benched else 0.02,
                 max_num_seqs=34,
+                threads=None if family == "embedded" else 1,  # two would wait for each other in the steps of tiny ones
                 aux_model=None if family == "embedded" else tiny_model("qwen3", vocab_size),
             )
             made[key] = Harness(ModelRunner.load(config), has_aux_model=config.aux_model is not None)

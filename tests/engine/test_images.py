@@ -28,6 +28,8 @@ from tests.engine.conftest import Harness
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=2)
 SIZES = [(70, 50), (1, 1), (33, 90), (200, 3), (56, 56)]
+NUM_TOKENS = 20
+"""Generated in a crowd."""
 
 
 def picture(number: int, size: tuple[int, int] = (64, 48)) -> bytes:
@@ -120,6 +122,7 @@ def test_features_are_those_of_transformers(
         pixels = decode(picture(number, size))
         found = tower.features(pixels)
         assert found.shape[1] == model.layout.of(*size).num_rows
+        assert tower.features(pixels, "low").shape[1] == model.layout.at("low").of(*size).num_rows
         if family == "mistral3" and found.shape[1] == 1:
             continue  # transformers fails
         inputs = image_models.oracle_inputs(model.folder, family, [pixels])
@@ -216,14 +219,14 @@ def speculations() -> dict[str, Speculation]:
 )
 def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_images: Callable[..., Model]) -> None:
     model = load_images(family, quantization=quantization)
-    requests = [replace(request, max_tokens=40) for request in variants(model, "a")]
+    requests = [replace(request, max_tokens=NUM_TOKENS) for request in variants(model, "a")]
     alone = {}
     for request in requests:
         alone |= model.harness.run(model.harness.engine(prefix_caching=False), [request])
     assert len({alone[f"a-{i}", 0].logprobs[0] for i in range(4)}) == 4
     features = model.harness.runner.images
     assert features is not None
-    longest = max(len(request.prompt) for request in requests) + 40
+    longest = max(len(request.prompt) for request in requests) + NUM_TOKENS
     sees_images = model.harness.runner.info.sees_images
     chunk = max(image.num_rows for one in requests for image in one.images) + 5 if sees_images else 24
     few = 3 * -(-longest // 32)

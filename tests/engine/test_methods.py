@@ -67,7 +67,7 @@ def case(
     harness.forget()
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4, 16, None])
+@pytest.mark.parametrize("num_tokens", [1, 16, None])
 @pytest.mark.parametrize("method", METHODS)
 def test_answers_are_those_of_no_speculation(case: Case, method: str, num_tokens: int | None) -> None:
     requests = case.speculating(method, num_tokens)

@@ -14,7 +14,7 @@ MODELS = [
     *(("llama", "int8", rows) for rows in ("int8", "int16")),
     *((family, "int8") for family in ("qwen2", "qwen2_moe", "gemma3", "gpt_oss", "llama4")),
     ("llama", "int4"),
-    *((family, "none") for family in ("llama", "qwen2_moe", "gemma3")),
+    *((family, "none") for family in ("llama", "qwen2_moe")),
     *((family, "none") for family in ("jamba", "kimi_linear")),
     *((family, "int8") for family in ("falcon_h1", "lfm2_moe", "qwen3_5_text", "deepseek_v4")),
     pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),
@@ -77,7 +77,7 @@ def case(request: pytest.FixtureRequest, load: Callable[..., Harness]) -> "Case"
     family, quantization, *rows = request.param
     harness = load(family, quantization, rows=rows[0] if rows else "auto")
     small = family == "embedded"
-    requests = make_requests(harness, 6 if small else 12, 10 if small else 24, 90 if small else 300)
+    requests = make_requests(harness, 6 if small else 10, 10 if small else 18, 90 if small else 220)
     return Case(harness, requests)
 
 

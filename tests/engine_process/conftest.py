@@ -1,4 +1,4 @@
-"""Clients around the fake engine, in a process of its own or in a thread."""
+"""Clients around the fake engine, in a process of its own."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +15,6 @@ from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess, ProcessLink
 from server.engine.supervisor import EngineLimits, EngineSupervisor
 from tests.engine_process import fake_engine
-from tests.engine_process.inprocess import InProcessEngine
 from tests.engine_process.outputs import outputs_of
 
 MAX_NUM_SEQS = 64
@@ -32,22 +31,14 @@ def worker_finds_the_repository(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
-@pytest.fixture(params=["process", "thread"])
-def kind(request):
-    """Where the engine runs; a test overrides it to run with one kind only."""
-    return request.param
-
-
 @pytest.fixture
-def make(kind: str, tmp_path: Path) -> Make:
+def make(tmp_path: Path) -> Make:
     """A client that was not started. `loads` says how each start of the engine goes."""
 
     def build(loads: tuple[str, ...] = (), limits: EngineLimits = LIMITS) -> EngineSupervisor:
         (tmp_path / "loads").write_text("".join(f"{word}\n" for word in loads))
         config = EngineConfig(RunnerConfig(tmp_path, max_num_seqs=MAX_NUM_SEQS), log_level="critical")
-        if kind == "process":
-            return EngineProcess(config, limits, open_link=partial(ProcessLink.open, fake_engine.__name__))
-        return InProcessEngine(partial(fake_engine.load, config), limits)
+        return EngineProcess(config, limits, open_link=partial(ProcessLink.open, fake_engine.__name__))
 
     return build
 

@@ -1,4 +1,4 @@
-"""Guarantees of a client, with the engine in a process or in a thread."""
+"""Guarantees of a client, with the engine in a process."""
 
 import asyncio
 import time

@@ -24,11 +24,6 @@ LONG = 100_000
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def kind() -> str:
-    return "process"
-
-
 @pytest.fixture(autouse=True)
 def descriptors() -> Iterator[None]:
     """Whatever a test did, nothing stays open."""

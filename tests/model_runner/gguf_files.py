@@ -12,17 +12,37 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from tests import tiny_vocabulary
+from tests.model_runner import gguf_keys
+from tests.model_runner.gguf_tensors import Weights, tensors_of
 
-Weights = dict[str, np.ndarray]
 _CONTROL, _NORMAL = 3, 1
 _ARCHITECTURES = {
+    "cohere": "command-r",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "falcon_h1": "falcon-h1",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4",
+    "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
+    "granitemoehybrid": "granitehybrid",
     "granitemoeshared": "granitemoe",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "lfm2_moe": "lfm2moe",
+    "llama4_text": "llama4",
+    "minimax_m2": "minimax-m2",
+    "ministral3": "mistral3",
     "mistral": "llama",
     "mixtral": "llama",
+    "olmo3": "olmo2",
     "qwen2_moe": "qwen2moe",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35",
     "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
 }
 """llama.cpp's names, where they differ from transformers'."""
 
@@ -50,14 +70,27 @@ class Contents:
         return path
 
 
-def contents_of(config: PretrainedConfig, change: Callable[[Any], object] = lambda model: None) -> Contents:
-    """A random model of the configuration; `change` is given it before it is written."""
+def architecture_name(config: Any) -> str:
+    """llama.cpp's name of the architecture of such models."""
+    name = _ARCHITECTURES.get(config.model_type, config.model_type)
+    return "nemotron_h_moe" if name == "nemotron_h" and "moe" in config.layer_types else str(name)
+
+
+def contents_of(
+    config: PretrainedConfig, change: Callable[[Any], object] = lambda model: None, architecture: str = ""
+) -> Contents:
+    """A random model of the configuration; `change` is given it before it is written.
+
+    `architecture` is llama.cpp's name if it is not the usual one of the model's type.
+    """
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(config).eval()
     change(model)
-    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
-    keys = {f"{architecture}.{key}": value for key, value in (_sizes(config) | _more(config)).items()}
-    return Contents(architecture, {**keys, **vocabulary(config.vocab_size)}, _tensors(model, architecture))
+    config.allow_global_per_layer_attribute_access = True  # of Gemma 4's; from here on it is only read
+    architecture = architecture or architecture_name(config)
+    more = _more(config) | gguf_keys.OWN.get(config.model_type, lambda config: {})(config)
+    keys = {f"{architecture}.{key}": value for key, value in (_sizes(config) | more).items() if value is not None}
+    return Contents(architecture, {**keys, **vocabulary(config.vocab_size)}, tensors_of(model, architecture))
 
 
 def vocabulary(size: int, merges: Sequence[str] = ("a b", "ab c"), last: str = "<last>") -> dict[str, Any]:
@@ -76,7 +109,7 @@ def vocabulary(size: int, merges: Sequence[str] = ("a b", "ab c"), last: str = "
 
 def _sizes(config: Any) -> dict[str, Any]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {}
     sizes = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -86,8 +119,7 @@ def _sizes(config: Any) -> dict[str, Any]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "rope.freq_base": rope.get("full_attention", rope)["rope_theta"],
-        **_scaling(rope.get("full_attention", rope)),
+        **_rotary(rope.get("full_attention", rope), head_dim),
     }
     named = {key: getattr(config, name, None) for key, name in _NAMED.items()}
     return sizes | {key: value for key, value in named.items() if value}
@@ -112,6 +144,15 @@ _NAMED = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+
+
+def _rotary(rope: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    if not rope:
+        return {}
+    keys = {"rope.freq_base": rope["rope_theta"], **_scaling(rope)}
+    if (part := rope.get("partial_rotary_factor")) is not None and rope["rope_type"] == "default":
+        keys["rope.dimension_count"] = int(head_dim * part)
+    return keys
 
 
 def _scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,80 +183,6 @@ def _more(config: Any) -> dict[str, Any]:
     if config.model_type == "llama":
         return {"vocab_size": config.vocab_size, "rope.dimension_count": config.head_dim}
     return {}
-
-
-def _tensors(model: Any, architecture: str) -> Weights:
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
-    config = model.config
-    tensors = {}
-    for parameter_name, parameter in model.state_dict().items():
-        if parameter_name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        apart = _experts_apart if ".experts." in parameter_name and architecture == "gpt-oss" else _apart
-        for name, weight in apart(parameter_name, parameter.numpy()):
-            stem, _, suffix = name.rpartition(".")
-            if suffix == "sinks":
-                stem, suffix = name, "weight"
-            tensors[f"{names.get_name(stem)}.{suffix}"] = _stored(name, weight, architecture, config)
-    if (factors := _rope_factors(model)) is not None:
-        tensors["rope_freqs.weight"] = factors
-    for length in ("short", "long"):
-        if (values := config.rope_parameters.get(f"{length}_factor")) is not None:
-            tensors[f"rope_factors_{length}.weight"] = np.array(values, np.float32)
-    return tensors
-
-
-def _stored(name: str, weight: np.ndarray, architecture: str, config: Any) -> np.ndarray:
-    if architecture in PAIRS and ".q_proj" in name:
-        return _interleaved(weight, config.num_attention_heads)
-    if architecture in PAIRS and ".k_proj" in name:
-        return _interleaved(weight, config.num_key_value_heads)
-    return weight + 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else weight
-
-
-PAIRS = {"llama", "granite", "granitemoe", "smollm3"}
-"""Architectures whose queries and keys llama.cpp rotates in neighbouring pairs."""
-
-
-def _apart(name: str, weight: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Rows that the converter stores in tensors of their own, under the names that its table knows."""
-    name = name.replace("block_sparse_moe.router", "block_sparse_moe.gate").replace("block_sparse_moe", "mlp")
-    name = name.replace("shared_mlp.output_linear", "mlp.shared_experts.down_proj")
-    if name.endswith("experts.gate_up_proj") or "shared_mlp.input_linear" in name:
-        base = name.removesuffix(".weight").removesuffix(".gate_up_proj")
-        base = base.replace("shared_mlp.input_linear", "mlp.shared_experts")
-        gate, up = np.split(weight, 2, axis=-2)
-        return [(f"{base}.gate_proj.weight", gate), (f"{base}.up_proj.weight", up)]
-    if name.endswith("experts.down_proj"):
-        return [(f"{name}.weight", weight)]
-    return [(name.replace("e_score_correction_bias", "e_score_correction.bias"), weight)]
-
-
-def _experts_apart(name: str, weight: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """The same of gpt-oss's experts: inputs come before outputs, and rows of gate and up alternate."""
-    stem, suffix = (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
-    weight = weight if suffix == "bias" else weight.swapaxes(1, 2)
-    if stem.endswith("down_proj"):
-        return [(f"{stem}.{suffix}", weight)]
-    base = stem.removesuffix("gate_up_proj")
-    return [(f"{base}{part}_proj.{suffix}", weight[:, place::2]) for place, part in enumerate(("gate", "up"))]
-
-
-def _rope_factors(model: Any) -> np.ndarray | None:
-    """The divisor of each frequency in Llama 3's scaling, from the frequencies that transformers computed."""
-    rope = model.config.rope_parameters
-    if rope.get("rope_type") != "llama3":
-        return None
-    scaled = model.model.rotary_emb.inv_freq.double().numpy()
-    plain = rope["rope_theta"] ** (-np.arange(0, 2 * len(scaled), 2) / (2 * len(scaled)))
-    factors: np.ndarray = (plain / scaled).astype(np.float32)
-    return factors
-
-
-def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows in the order in which llama.cpp rotates them for this architecture."""
-    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM
 
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.gguf.checkpoint import GgufCheckpoint
@@ -23,123 +23,10 @@ from model_runner.gguf.tokenizer import end_tokens, read_vocabulary, split_text
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.refusal import UnsupportedModelError
-from tests.model_runner.gguf_files import Contents, contents_of, vocabulary
+from tests.model_runner.gguf_families import FAMILIES, WITH_IMAGES, make_config, stir
+from tests.model_runner.gguf_files import Contents, architecture_name, contents_of, vocabulary
 
 Change = Callable[[Contents], object]
-_SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 100,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.2,
-    "sliding_window": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 36}
-_GRANITE = {
-    "embedding_multiplier": 12.0,
-    "residual_multiplier": 0.22,
-    "attention_multiplier": 0.1,
-    "logits_scaling": 8.0,
-}
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 512,
-    "rope_theta": 500000.0,
-}
-_LONG = {
-    **{"rope_type": "longrope", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 64},
-    **{"short_factor": [1.0 + 0.125 * pair for pair in range(8)], "long_factor": [1.0 + pair for pair in range(8)]},
-}
-_LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
-_GEMMA = {"query_pre_attn_scalar": 16, "sliding_window": 40}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "dots1": (
-        "dots1",
-        {
-            **_EXPERTS,
-            "num_key_value_heads": 4,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "routed_scaling_factor": 2.5,
-            "norm_topk_prob": True,
-        },
-    ),
-    "exaone4": ("exaone4", {"layer_types": ["full_attention"] * 3}),
-    "gemma": ("gemma", {}),
-    "gemma2": ("gemma2", _GEMMA),
-    "gemma3": ("gemma3_text", {**_GEMMA, "num_hidden_layers": 7}),
-    "gemma3 with a factor": (
-        "gemma3_text",
-        {
-            **_GEMMA,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                "sliding_attention": _LOCAL,
-            },
-        },
-    ),
-    "gpt-oss": (
-        "gpt_oss",
-        {
-            **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 40},
-            "rope_parameters": {**_YARN, "truncate": False},
-        },
-    ),
-    "granite": ("granite", _GRANITE),
-    "granitemoe": (
-        "granitemoeshared",
-        {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 44},
-    ),
-    "llama": ("llama", {}),
-    "llama with a tied head": ("llama", {"tie_word_embeddings": True}),
-    "llama 3": ("llama", {"rope_parameters": _LLAMA3}),
-    "llama with linear scaling": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
-    ),
-    "mistral": ("mistral", {"sliding_window": 40}),
-    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "olmo2": ("olmo2", {}),
-    "phi3": ("phi3", {"sliding_window": 40}),
-    "phi3 with LongRoPE": ("phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 64}),
-    "qwen2": ("qwen2", {}),
-    "qwen2 with YaRN": ("qwen2", {"rope_parameters": _YARN}),
-    "qwen2moe": ("qwen2_moe", {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 44}),
-    "qwen3": ("qwen3", {"head_dim": 32}),
-    "qwen3moe": ("qwen3_moe", {**_EXPERTS, "num_experts": 4, "norm_topk_prob": True}),
-    "seed_oss": ("seed_oss", {"head_dim": 32}),
-    "smollm3": ("smollm3", {"num_hidden_layers": 5, "use_sliding_window": False}),
-    "starcoder2": ("starcoder2", {}),
-}
-"""Type and configuration of tiny models, at least one for each architecture."""
-
-
-def make_config(family: str) -> PretrainedConfig:
-    model_type, settings = FAMILIES[family]
-    config: PretrainedConfig = AutoConfig.for_model(model_type, **{**_SIZES, **settings})
-    return config
-
-
-def stir(model: Any) -> None:
-    """Weights that begin as ones or zeros, as norms and biases do, become others."""
-    with torch.no_grad():
-        for parameter in model.state_dict().values():
-            if parameter.dim() == 1 or not parameter.any():
-                parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 @pytest.fixture
@@ -147,7 +34,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     """Writes a file with what is changed in it."""
 
     def make(family: str = "llama", change: Change = lambda contents: None) -> Path:
-        contents = contents_of(make_config(family), stir)
+        contents = contents_of(make_config(family), stir, family if family in WITH_IMAGES else "")
         change(contents)
         return contents.write(tmp_path / "model.gguf")
 
@@ -197,8 +84,24 @@ def test_a_file_becomes_the_model_that_it_was_made_from(
     assert torch.allclose(logits_of(tmp_path / "converted", tokens), wanted, atol=1e-4 * float(wanted.abs().max()))
 
 
-def test_there_is_a_model_of_each_architecture(write: Callable[..., Path]) -> None:
-    assert {read_gguf(write(family)).architecture for family in FAMILIES} == ARCHITECTURES.keys()
+def test_text_of_models_with_images_and_layers_without_recurrences_may_have_their_keys(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Converters write sizes of recurrences for Granite 4's models that have none, and one number for each layer."""
+    sizes = dict.fromkeys(("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank"), 4)
+    hybrid = keys(**{f"granite__ssm__{name}": size for name, size in sizes.items()})
+    heads = keys(granite__attention__head_count_kv=[2, 2, 2], granite__expert_shared_feed_forward_length=100)
+    convert_gguf(write("granite", lambda contents: (hybrid(contents), heads(contents))), tmp_path / "granite")
+    images = keys(qwen3vl__rope__dimension_sections=[4, 2, 2, 0], qwen3vl__n_deepstack_layers=3)
+    convert_gguf(write("qwen3vl", images), tmp_path / "images")
+    config = json.loads((tmp_path / "images" / "config.json").read_text())
+    assert config["model_type"] == "qwen3"
+    assert "mrope_section" not in config["rope_parameters"]
+
+
+def test_there_is_a_model_of_each_architecture() -> None:
+    names = {family if family in WITH_IMAGES else architecture_name(make_config(family)) for family in FAMILIES}
+    assert names == ARCHITECTURES.keys()
 
 
 @torch.inference_mode()
@@ -256,6 +159,70 @@ def test_weights_are_those_that_llama_cpps_own_library_reads(kind: str, write: C
     for matrix, whole in ((up, expected), (query, halves)):
         matrix.drop(0, 64)
         assert np.array_equal(matrix.read(16, 48), whole[16:48], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "projection", "norm", "stored_more"),
+    [
+        ("qwen35", "mtp.fc", "mtp.pre_fc_norm_hidden", 1),
+        ("glm4moe", "model.layers.3.eh_proj", "model.layers.3.hnorm", 0),
+    ],
+)
+def test_a_module_for_prediction_has_its_published_names(
+    family: str, projection: str, norm: str, stored_more: int, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Files have it as one more layer."""
+
+    def predict(contents: Contents) -> None:
+        of_norm, of_layer = np.arange(64, dtype=np.float32), contents.tensors["blk.1.attn_k.weight"]
+        contents.tensors |= {
+            "blk.3.nextn.eh_proj.weight": np.ones((64, 128), np.float32),
+            "blk.3.nextn.hnorm.weight": of_norm + stored_more,
+            "blk.3.attn_k.weight": of_layer,
+        }
+        contents.keys |= {f"{family}.block_count": 4, f"{family}.nextn_predict_layers": 1}
+
+    path = write(family, predict)
+    convert_gguf(path, tmp_path / "converted")
+    assert load_config(tmp_path / "converted").num_hidden_layers == 3
+    checkpoint = GgufCheckpoint(path)
+    assert checkpoint.shapes[f"{projection}.weight"] == (64, 128)
+    assert checkpoint.tensor(f"{norm}.weight").tolist() == list(range(64))
+    layer = "mtp.layers.0" if projection.startswith("mtp") else "model.layers.3"
+    assert f"{layer}.self_attn.k_proj.weight" in checkpoint.shapes
+
+
+def test_keys_and_values_of_older_latent_attention_are_one_tensor(write: Callable[..., Path]) -> None:
+    def older(contents: Contents) -> None:
+        parts = [contents.tensors.pop(f"blk.0.attn_{name}_b.weight") for name in "kv"]
+        joined = np.concatenate([parts[0].swapaxes(1, 2), parts[1]], axis=1)
+        contents.tensors["blk.0.attn_kv_b.weight"] = joined.reshape(-1, joined.shape[-1])
+
+    names = [f"model.layers.{layer}.self_attn.kv_b_proj.weight" for layer in range(2)]
+    new, old = (weights_of(write("deepseek2", change)) for change in (lambda contents: None, older))
+    assert all(torch.equal(new[name], old[name]) for name in names)
+
+
+def test_inputs_are_in_order_where_columns_of_blocks_are_not(write: Callable[..., Path]) -> None:
+    """Qwen 3.5's value heads: files have the first one of each key head, then the second ones."""
+    block_format = gguf.GGMLQuantizationType.Q8_0
+    blocks = np.random.default_rng(3).integers(0, 120, (64, 34), np.uint8)
+
+    def quantise(contents: Contents) -> None:
+        contents.tensors["blk.0.ssm_out.weight"] = blocks
+        contents.raw["blk.0.ssm_out.weight"] = block_format
+
+    checkpoint = GgufCheckpoint(write("qwen35", quantise))
+    (output,) = checkpoint.matrices("model.layers.0.linear_attn.out_proj.weight")[0]
+    stored = gguf.dequantize(blocks, block_format)
+    expected = stored.reshape(64, 2, 2, 8).swapaxes(1, 2).reshape(64, 32)
+    assert np.array_equal(output.read(), expected)
+    kept = output.blocks()
+    assert kept is not None
+    assert kept.input_order is not None
+    placed = np.empty_like(stored)
+    placed[:, kept.input_order.numpy()] = stored
+    assert np.array_equal(placed, expected)
 
 
 def test_half_precision_is_kept(write: Callable[..., Path]) -> None:
@@ -428,8 +395,6 @@ def test_expressions_are_those_that_transformers_has() -> None:
     """In the versions of it that have them."""
     module = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
     for name, expression in getattr(module, "GGUF_PRE_TOKENIZER_SPLITS", {}).items():
-        if name == "qwen35":
-            continue  # its models are refused
         tokenizer = Tokenizer(models.BPE())
         split_text(name, tokenizer)
         assert json.loads(tokenizer.to_str())["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": expression}
@@ -504,6 +469,18 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "layers that differ": ("llama", keys(llama__feed_forward_length=[100, 100, 50]), r"differ in llama\.feed_forward"),
     "no number of layers": ("llama", keys(llama__block_count=None), r"lack llama\.block_count"),
     "a text for a number": ("llama", keys(llama__block_count="three"), r"llama\.block_count is 'three'"),
+    "no heads in some layers": (
+        "llama",
+        keys(llama__attention__head_count_kv=[2, 0, 2]),
+        r"differ in llama\.attention",
+    ),
+    "two modules for prediction": ("qwen35", keys(qwen35__nextn_predict_layers=2), r"2 modules for .* only one"),
+    "types of too few layers": (
+        "qwen35",
+        keys(qwen35__attention__recurrent_layers=[True, False]),
+        r"recurrent_layers has 2 entries for 3 layers",
+    ),
+    "scores of another kind": ("lfm2moe", keys(lfm2moe__expert_gating_func=1), r"expert_gating_func is 1; only 2"),
     "no heads": ("llama", keys(llama__attention__head_count=0), r"llama\.attention\.head_count is 0"),
     "groups of experts": ("dots1", keys(dots1__expert_group_count=4), r"expert_group_count is 4; only 1"),
     "softmax for sigmoid": ("dots1", keys(dots1__expert_gating_func=1), r"expert_gating_func is 1; only 2"),
@@ -513,11 +490,11 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "another architecture": (
         "llama",
         lambda contents: setattr(contents, "architecture", "mamba"),
-        r"architecture mamba cannot be read; these can: dots1, .*safetensors",
+        r"architecture mamba cannot be read; these can: arcee, .*safetensors",
     ),
-    "unknown splitting": ("llama", keys(tokenizer__ggml__pre="deepseek-llm"), r"pre = deepseek-llm\) is not known"),
+    "unknown splitting": ("llama", keys(tokenizer__ggml__pre="viking"), r"pre = viking\) is not known"),
     "splitting not named": ("llama", keys(tokenizer__ggml__pre=None), r"pre = nothing\) is not known"),
-    "another tokenizer": ("llama", keys(tokenizer__ggml__model="rwkv"), r"of the kind rwkv; gpt2 and llama"),
+    "another tokenizer": ("llama", keys(tokenizer__ggml__model="rwkv"), r"of the kind rwkv; gemma4, gpt2 and llama"),
     "no vocabulary": ("llama", keys(tokenizer__ggml__tokens=None), r"tokenizer\.ggml\.tokens is missing"),
     "merges of nothing": ("llama", keys(tokenizer__ggml__merges=["qq qq"]), r"vocabulary and merges do not fit"),
     "types for some tokens": ("llama", keys(tokenizer__ggml__token_type=[1, 1]), r"types for 2 of its 320 tokens"),

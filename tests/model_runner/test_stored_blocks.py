@@ -20,8 +20,8 @@ from model_runner.models.interleaved_experts import as_modules
 from model_runner.models.native_model import NativeModel
 from model_runner.platforms.cpu import CpuPlatform
 from tests.model_runner.batches import Chunk, make_batch
+from tests.model_runner.gguf_families import make_config
 from tests.model_runner.gguf_files import Contents, contents_of
-from tests.model_runner.test_gguf import make_config
 
 WIDE = {
     "hidden_size": 256,

@@ -27,7 +27,7 @@ Answers = Mapping[tuple[str, str], str]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """What to serve under each name."""
+    """The model to serve under each name."""
     parent = tmp_path_factory.mktemp("several")
     for name, kind in TINY.items():
         tiny_models.write_tiny_model(kind, parent / name)
@@ -54,7 +54,7 @@ def _answers(server: Server, model: str, name: str) -> dict[tuple[str, str], str
 
 @pytest.fixture(scope="module")
 def several(folders: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    lines = ["memory_gib: 3.4", "models:", *(f"  - {{name: {name}, path: {path}}}" for name, path in folders.items())]
+    lines = ["memory_gib: 0.95", "models:", *(f"  - {{name: {name}, path: {path}}}" for name, path in folders.items())]
     settings = tmp_path_factory.mktemp("settings") / "several.yaml"
     settings.write_text("\n".join(lines))
     server = Server("--config", str(settings))
@@ -90,7 +90,7 @@ async def _complete(client: openai.AsyncOpenAI, name: str, prompt: str, *, is_st
 
 
 async def test_killing_all_engines_changes_no_stream(several: Server) -> None:
-    """They are those of two models, and perhaps the process that waits for the next load."""
+    """Two of them run models; a third may wait for the next load."""
     prompts = PROMPTS[:4]
     undisturbed = [await stream_texts(several, name, prompts, LONG) for name in TINY]
     begun = [asyncio.Event() for _ in TINY]

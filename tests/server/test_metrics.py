@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from model_runner.contract import Failure
 from scheduler.interface import STEP_TOKENS, EngineStats
 from server.engine.client import EngineState
-from server.telemetry.metrics import Metrics
+from server.telemetry.metrics import Metrics, exposition
 from server.telemetry.recent_requests import RecentRequests
 from server.telemetry.request_trace import RequestTrace
 from tests.server.fake_engine import FakeEngine
@@ -131,7 +131,7 @@ def measured(*, is_background: bool = False, arrivals: dict[tuple[int, int], lis
     for prompt in (0, 1):
         counts = [sum(count for count, _ in tokens) for choice, tokens in arrivals.items() if choice[0] == prompt]
         trace.prompt_end(prompt, counts)
-    return samples_of(metrics.render(of_tenants=True).decode())
+    return samples_of(exposition(metrics.collect(), of_tenants=True).decode())
 
 
 ARRIVALS = {
@@ -161,7 +161,7 @@ def test_the_phases_of_requests():
     metrics = Metrics(FakeEngine(), "m", "samewise")
     for queue, prefill, decode in ((0.0, 0.25, 2.0), (4.0, 0.75, 0.0)):
         metrics.observe_phases(queue, prefill, decode)
-    seen = samples_of(metrics.render(of_tenants=True).decode())
+    seen = samples_of(exposition(metrics.collect(), of_tenants=True).decode())
     sums = [seen[f"samewise:request_{name}_time_seconds_sum",] for name in ("queue", "prefill", "decode", "inference")]
     assert sums == pytest.approx([4.0, 1.0, 2.0, 3.0])
     assert seen["samewise:request_queue_time_seconds_bucket", "0.001"] == 1

@@ -1,5 +1,7 @@
 """Architectures of GGUF files whose layers have attention and one MLP."""
 
+import numpy as np
+
 from model_runner.gguf.base_config import layer_types, window_pattern
 from model_runner.gguf.layout import PAIRS, Architecture, experts
 from model_runner.gguf.metadata import Config, Metadata
@@ -45,7 +47,7 @@ def _qwen3(keys: Metadata, base: Config) -> Config:
 
 
 def without_images(config: Config, keys: Metadata) -> Config:
-    """The configuration of a model's text: its positions are those of a model without images."""
+    """The configuration of a model's text, which counts positions as a model without images does."""
     keys.get("rope.dimension_sections")
     keys.get("n_deepstack_layers")
     return config
@@ -144,6 +146,30 @@ def _ernie(keys: Metadata, base: Config) -> Config:
     return {"use_bias": keys.has_tensor("attn_q.bias")}
 
 
+def _nemotron(keys: Metadata, base: Config) -> Config:
+    return {
+        "norm_eps": keys.require("attention.layer_norm_epsilon"),
+        "hidden_act": "relu2",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def _olmo(keys: Metadata, base: Config) -> Config:
+    keys.expect("attention.layer_norm_epsilon", float(np.float32(1e-5)))
+    return {"attention_bias": False, "clip_qkv": keys.get("attention.clamp_kqv") or None}
+
+
+def _stablelm(keys: Metadata, base: Config) -> Config:
+    keys.get("use_parallel_residual")  # llama.cpp sees it from the norms
+    return {
+        "layer_norm_eps": keys.require("attention.layer_norm_epsilon"),
+        "use_qkv_bias": keys.has_tensor("attn_q.bias"),
+        "qk_layernorm": keys.has_tensor("attn_q_norm.weight"),
+        "use_parallel_residual": not keys.has_tensor("ffn_norm.weight"),
+    }
+
+
 def _arcee(keys: Metadata, base: Config) -> Config:
     return {"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}
 
@@ -168,6 +194,10 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
+_STABLELM = {
+    "attn_q_norm.weight": "self_attn.q_layernorm.norms.{}.weight",
+    "attn_k_norm.weight": "self_attn.k_layernorm.norms.{}.weight",
+}
 HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 
 DENSE = {
@@ -181,6 +211,8 @@ DENSE = {
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _biased, HUNYUAN),
     "llama": Architecture("llama", "LlamaForCausalLM", _llama, experts(), changes=PAIRS),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _mistral3, changes=PAIRS),
+    "nemotron": Architecture("nemotron", "NemotronForCausalLM", _nemotron, norm_adds_one=True),
+    "olmo": Architecture("olmo", "OlmoForCausalLM", _olmo, changes=PAIRS),
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _olmo2, POST_NORMS),
     "phi3": Architecture(
         "phi3", "Phi3ForCausalLM", _phi3, {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
@@ -193,6 +225,7 @@ DENSE = {
         "seed_oss", "SeedOssForCausalLM", _seed_oss, {"post_attention_norm": "post_attention_layernorm"}
     ),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _smollm3, changes=PAIRS),
+    "stablelm": Architecture("stablelm", "StableLmForCausalLM", _stablelm, _STABLELM),
     "starcoder2": Architecture(
         "starcoder2", "Starcoder2ForCausalLM", _starcoder2, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
     ),

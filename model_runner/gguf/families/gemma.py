@@ -126,9 +126,7 @@ def _gemma4(keys: Metadata, base: Config) -> Config:
         "global_head_dim": global_dim,
         "num_key_value_heads": local_heads,
         "num_global_key_value_heads": None if global_heads == local_heads else global_heads,
-        "attention_k_eq_v": any(
-            layer not in with_values and not windows[layer] for layer in range(layers - shared)
-        ),
+        "attention_k_eq_v": any(layer not in with_values and not windows[layer] for layer in range(layers - shared)),
         "intermediate_size": widths[0],
         "use_double_wide_mlp": widths[-1] == 2 * widths[0],
         "sliding_window": keys.require("attention.sliding_window"),
@@ -165,6 +163,8 @@ GEMMAS = {
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _gemma2, _SANDWICH, norm_adds_one=True),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _gemma3, _SANDWICH, norm_adds_one=True),
     "gemma3n": Architecture("gemma3n_text", "Gemma3nForCausalLM", _gemma3n, _GEMMA3N, _AROUND_GEMMA3N),
-    "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", _gemma4, _GEMMA4, _AROUND_PER_LAYER, own_keys=_GEMMA4_KEYS),
+    "gemma4": Architecture(
+        "gemma4_text", "Gemma4ForCausalLM", _gemma4, _GEMMA4, _AROUND_PER_LAYER, own_keys=_GEMMA4_KEYS
+    ),
 }
 """By `general.architecture`."""

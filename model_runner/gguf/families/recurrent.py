@@ -23,7 +23,7 @@ from model_runner.gguf.metadata import Config, Metadata
 from model_runner.gguf.weights import Array
 from model_runner.models.refusal import UnsupportedModelError
 
-# -- gated delta nets ---------------------------------------------------------------------------------------------------
+# -- gated delta nets --------------------------------------------------------------------------------------------------
 
 
 def _delta_net(keys: Metadata, base: Config) -> Config:

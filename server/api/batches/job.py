@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from msgspec import to_builtins
 
-from server.api.batches.lines import Line, batch_error, check_lines, read_lines, result_of
+from server.api.batches.lines import Line, batch_error, check_lines, groups_in, read_lines, result_of
 from server.api.batches.objects import OPEN, BatchError, BatchErrors, Status
 from server.api.batches.results import ResultWriter, StorageRetry, give_up_lines, write_outputs
-from server.api.services import Services
+from server.api.services import ServedModels, Services
 from server.engine.client import EngineUnavailableError
-from server.errors import RETRY_AFTER_S
-from server.http.loopback import Loopback
+from server.errors import RETRY_AFTER_S, NotFoundError
+from server.http.loopback import MAX_IN_FLIGHT, Loopback
 from server.storage.batches import Batch, BatchTable, LineResult
 from server.storage.files import FileStore
 
@@ -93,8 +93,21 @@ class BatchJob:
     async def _run_lines(self, path: Path) -> None:
         """Run until all lines have results, the batch is cancelled, or it expires."""
         done = await self._stored(lambda table: table.done(self._batch.id))
-        run = LinesRun(self._batch, read_lines(path, but=done), len(done), self._services.loopback)
-        lines = asyncio.create_task(run.run(self._writer, self._services.models.max_num_seqs))
+        groups = ModelGroups(self._services.models_of(self.client))
+        names = await self._files.in_turn(groups_in, path, groups.of) if groups.are_several else [""]
+        run = LinesRun(self._batch, len(done), self._services.loopback)
+
+        def of_group(name: str) -> Iterator[Line]:
+            lines = read_lines(path, but=done)
+            return (line for line in lines if groups.of(line.body) == name) if groups.are_several else lines
+
+        async def run_all() -> None:
+            """Side by side, since the lines of a model that is not loaded may wait long for free memory."""
+            async with asyncio.TaskGroup() as tasks:
+                for name in names:
+                    tasks.create_task(run.run(of_group(name), self._writer, groups.num_at_a_time(name), name))
+
+        lines = asyncio.create_task(run_all())
         cancelled = asyncio.create_task(self._is_cancelled.wait())
         left_s = max(0.0, self._batch.fields["expires_at"] - time.time())
         try:
@@ -168,19 +181,42 @@ _PROGRESS = 10
 """The number of times that the log reports a batch's progress."""
 
 
+class ModelGroups:
+    """The lines of a batch by the models that answer them."""
+
+    def __init__(self, models: ServedModels) -> None:
+        """`models` are those that the batch's client may use."""
+        self._models = models
+        self._count = len(list(models))
+        self.are_several = self._count > 1
+
+    def of(self, body: bytes) -> str:
+        """The name of the model that a body needs; empty if there is none, and the line's answer is an error."""
+        try:
+            return self._models.of_body(body).model.name
+        except NotFoundError:
+            return ""
+
+    def num_at_a_time(self, name: str) -> int:
+        """How many lines of a group run at a time: as many as its model can compute."""
+        if not name and self._count != 1:
+            return 1
+        info = (self._models.find(name) if name else self._models.default).known_info
+        return MAX_IN_FLIGHT if info is None else info.max_num_seqs
+
+
 class LinesRun:
     """Runs the lines of a batch that have no results yet, with idle capacity."""
 
-    def __init__(self, batch: Batch, lines: Iterator[Line], num_done: int, loopback: Loopback) -> None:
+    def __init__(self, batch: Batch, num_done: int, loopback: Loopback) -> None:
         self._batch = batch
-        self._unread = lines
         self._loopback = loopback
         self._num_done = num_done
-
-    async def run(self, writer: ResultWriter, num_at_a_time: int) -> None:
-        """Run all lines; returns when their results are stored."""
         self._log()
-        lines = self._lines()
+
+    async def run(self, unread: Iterator[Line], writer: ResultWriter, num_at_a_time: int, group: str = "") -> None:
+        """Run these lines, which are a group of the batch's; returns when their results are stored."""
+        lines = _lines(unread)
         turn = asyncio.Lock()
 
         async def work() -> None:
@@ -189,31 +225,17 @@ class LinesRun:
                     line = await anext(lines, None)
                 if line is None:
                     return
-                await writer.write(await self._result(line))
+                await writer.write(await self._result(line, group))
                 self._count()
 
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as tasks:
             for _ in range(num_at_a_time):
-                group.create_task(work())
+                tasks.create_task(work())
 
-    async def _lines(self) -> AsyncIterator[Line]:
-        while page := await asyncio.to_thread(self._page):
-            for line in page:
-                yield line
-
-    def _page(self) -> Sequence[Line]:
-        """The next lines; none at the end."""
-        page: list[Line] = []
-        num_bytes = 0
-        while num_bytes < _READ_BYTES and (line := next(self._unread, None)) is not None:
-            page.append(line)
-            num_bytes += len(line.body)
-        return page
-
-    async def _result(self, line: Line) -> LineResult:
+    async def _result(self, line: Line, group: str) -> LineResult:
         """The result of a line, which is retried while the server refuses it for now."""
         while True:
-            answer = await self._loopback.post(self._batch.fields["endpoint"], line.body, self._batch.client)
+            answer = await self._loopback.post(self._batch.fields["endpoint"], line.body, self._batch.client, group)
             if answer.retry_after_s is None:
                 return result_of(self._batch.id, line, answer)
             await asyncio.sleep(min(max(answer.retry_after_s, RETRY_AFTER_S), _LONGEST_WAIT_S))
@@ -227,3 +249,19 @@ class LinesRun:
     def _log(self) -> None:
         total = self._batch.fields["request_counts"]["total"]
         _logger.info("batch %s: %d of %d lines are done", self._batch.id, self._num_done, total)
+
+
+async def _lines(unread: Iterator[Line]) -> AsyncIterator[Line]:
+    while page := await asyncio.to_thread(_page, unread):
+        for line in page:
+            yield line
+
+
+def _page(unread: Iterator[Line]) -> Sequence[Line]:
+    """The next lines; none at the end."""
+    page: list[Line] = []
+    num_bytes = 0
+    while num_bytes < _READ_BYTES and (line := next(unread, None)) is not None:
+        page.append(line)
+        num_bytes += len(line.body)
+    return page

@@ -1,7 +1,7 @@
 """The lines of a batch's input file, and their results."""
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -94,6 +94,11 @@ def check_lines(path: Path, endpoint: str, most_lines: int, max_body_bytes: int)
     if not number and not errors:
         errors.append(batch_error("empty_file", "The file has no lines."))
     return Checked(number, errors)
+
+
+def groups_in(path: Path, group_of: Callable[[bytes], str]) -> Sequence[str]:
+    """The groups of the bodies of a checked file, in the order in which they first occur. Raises OSError."""
+    return list(dict.fromkeys(group_of(line.body) for line in read_lines(path)))
 
 
 def read_lines(path: Path, but: Collection[int] = ()) -> Iterator[Line]:

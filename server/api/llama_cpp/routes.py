@@ -30,6 +30,7 @@ from server.generation.prompt import render
 from server.generation.request import Conversation
 from server.http.middleware import record_of
 from server.http.responses import json_response
+from server.models.residence import Standing
 from server.telemetry.recent_requests import Traced, timeline_of
 from server.telemetry.timeline import RequestTimeline
 
@@ -138,13 +139,13 @@ class LlamaProps(AnswerObject):
     bos_token: Annotated[str, doc("The token that begins a text; empty if there is none.")]
     eos_token: Annotated[str, doc("The token that ends a text; empty if there is none.")]
     build_info: Annotated[str, doc("The server's name and version.")]
-    is_sleeping: Annotated[bool, doc("Always false: the model stays loaded.")] = False
+    is_sleeping: Annotated[bool, doc("Whether the model is unloaded, and the next request loads it.")]
 
 
-@router.get("/props", responses=answers(LlamaProps, 401, 500, 503, error_body=LlamaErrorBody))
+@router.get("/props", responses=answers(LlamaProps, 401, 404, 500, 503, error_body=LlamaErrorBody))
 async def props(served: ModelDep) -> Response:
-    """Properties of the server and its model, for llama.cpp's clients."""
-    info, tokenizer, name = served.info(), served.tokenizer, served.model.name
+    """Properties of the server and a model, for llama.cpp's clients. 503 before the first load of the model."""
+    info, tokenizer, name = served.described(), served.tokenizer, served.model.name
     special, template = tokenizer.special_tokens, tokenizer.chat_template
     answer = LlamaProps(
         default_generation_settings=DefaultSettings(
@@ -159,6 +160,7 @@ async def props(served: ModelDep) -> Response:
         bos_token=special.get("bos_token", ""),
         eos_token=special.get("eos_token", ""),
         build_info=f"samewise-{__version__}",
+        is_sleeping=served.residence.status.standing is Standing.UNLOADED,
     )
     return json_response(answer)
 
@@ -197,10 +199,12 @@ class LlamaSlot(AnswerObject):
 _IDLE = NextToken(has_next_token=False, n_remain=-1, n_decoded=0)
 
 
-@router.get("/slots", responses=answers(Sequence[LlamaSlot], 400, 401, 503, error_body=LlamaErrorBody))
+@router.get("/slots", responses=answers(Sequence[LlamaSlot], 400, 401, 404, 503, error_body=LlamaErrorBody))
 async def slots(request: Request, served: ModelDep) -> Response:
-    """Running completions of the key, as llama.cpp's slots; completions of other keys are not shown."""
-    asked, info = query_of(SlotsQuery, request, but=OF_MODEL), served.info()
+    """Running completions of the key, as llama.cpp's slots; completions of other keys are not shown. A model that is
+    not loaded has empty slots; 503 before its first load.
+    """
+    asked, info = query_of(SlotsQuery, request, but=OF_MODEL), served.described()
     stats = served.engine.stats
     if asked.fails and stats.num_running - stats.num_background_running >= info.max_num_seqs:
         raise UnavailableError(f"No slot is available: {info.max_num_seqs} completions are being computed.")

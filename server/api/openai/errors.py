@@ -11,6 +11,7 @@ from server.api.answer_object import AnswerObject, doc
 from server.errors import (
     ApiError,
     AuthenticationError,
+    ForbiddenError,
     InvalidRequestError,
     QuotaError,
     RateLimitError,
@@ -20,6 +21,7 @@ from server.errors import (
 
 _TYPES: dict[type[ApiError], str] = {
     InvalidRequestError: "invalid_request_error",
+    ForbiddenError: "invalid_request_error",
     AuthenticationError: "invalid_request_error",
     RequestLimitError: "requests",
     TokenLimitError: "tokens",

@@ -33,7 +33,7 @@ _Item = TypeVar("_Item")
 
 
 def query_of(schema: type[_Query], request: Request, but: Collection[str] = ()) -> _Query:
-    """The query of a request, validated, but for these parameters. Raises InvalidRequestError."""
+    """The query of a request, validated, except these parameters. Raises InvalidRequestError."""
     values: dict[str, Any] = {}
     for key, value in request.query_params.multi_items():
         name = key.removesuffix("[]")

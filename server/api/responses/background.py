@@ -18,7 +18,7 @@ from server.api.responses.references import IncomingBody, RequestMeta
 from server.api.responses.response_builder import ResponseBuilder, response_failure
 from server.api.responses.store import Found, Origin
 from server.api.responses.stream import EventReplay, ResponseStream
-from server.api.services import Services
+from server.api.services import Services, peek
 from server.engine.client import EngineUnavailableError
 from server.errors import RETRY_AFTER_S, ApiError, RateLimitError, UnavailableError
 from server.generation.run import Run
@@ -176,6 +176,15 @@ async def _generate_again(rows: Sequence[Row], services: Services) -> None:
         await services.models.wait_open()
     except EngineUnavailableError:
         return
+    by_model: dict[str | None, list[Row]] = {}
+    for row in rows:
+        pending = msgspec.json.decode(row.body, type=_PendingJob)
+        by_model.setdefault(peek(pending.body.encode()).model, []).append(row)
+    # Side by side: a model that is not loaded may have to wait for free memory.
+    await asyncio.gather(*(_resume_all(of_model, services) for of_model in by_model.values()))
+
+
+async def _resume_all(rows: Sequence[Row], services: Services) -> None:
     for row in rows:
         try:
             await _resume(row, services)
@@ -193,7 +202,10 @@ async def _resume(row: Row, services: Services) -> None:
         except RateLimitError:
             await asyncio.sleep(RETRY_AFTER_S)
             continue
-        except UnavailableError:
+        except UnavailableError as error:
+            if error.code == "model_unavailable" and await _is_pending(row, services):
+                await asyncio.sleep(RETRY_AFTER_S)  # the model is tried again
+                continue
             return  # the server is stopping
         except Exception as error:  # noqa: BLE001 - stored as the response's error
             await _give_up(row, report_of(error, record), services)
@@ -210,8 +222,8 @@ async def _start_again(row: Row, record: RequestTrace, services: Services) -> No
     meta = RequestMeta(row.id, row.client, pending.created, Sender(row.client), pending.seed)
     files = {name: _file_in(url) for name, url in pending.files.items()}
     incoming = IncomingBody(pending.body.encode(), meta, pending.stored or Found(), files)
-    served = services.models.of_body(incoming.body)
-    async with served.in_use(len(incoming.body), is_background=True):
+    served = incoming.served(services, record)
+    async with served.residence.use(len(incoming.body), is_background=True):
         planned = await incoming.check(plan_response, services, served)
         if not await _is_pending(row, services):
             return

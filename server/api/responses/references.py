@@ -4,7 +4,6 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -142,10 +141,11 @@ class IncomingBody:
         """The items of the conversation so far, in stored form."""
         return () if isinstance(self.found, InvalidRequestError) else self.found.context
 
-    def model(self, services: Services, record: RequestTrace) -> AbstractAsyncContextManager[ModelServices]:
-        """Context in which the model that the body names is loaded. Entering it raises ApiError."""
-        served = services.models.of_body(self.body)
-        return served.in_use(len(self.body), is_background=record.is_background)
+    def served(self, services: Services, record: RequestTrace) -> ModelServices:
+        """The model that the body names. Raises NotFoundError."""
+        served = services.models_of(self.meta.client).of_body(self.body)
+        record.model = served.model.name
+        return served
 
     async def check(self, work: Callable[..., _T], services: Services, served: ModelServices | None, *args: Any) -> _T:
         """Run `work(context, body, meta, found, *args)` in the body worker; `served` is None for work without a model.
@@ -153,7 +153,7 @@ class IncomingBody:
         Raises ApiError.
         """
         info = None if served is None else served.info()
-        served = served or services.models.default
+        served = served or next(iter(services.models))
         num_bytes = len(self.body) + (0 if isinstance(self.found, InvalidRequestError) else self.found.num_bytes)
         uploaded = await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services, served)
         return await served.body_worker.run(

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.dialect import Dialect
-from server.api.endpoint import check_whole, start_run
+from server.api.endpoint import check_whole, loaded, start_run, when_loaded
 from server.api.openai.pages import query_of
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.responses import store
@@ -47,14 +47,18 @@ async def create_response(request: Request, services: ServicesDep) -> Response:
     """Answer a text or the items of a conversation."""
     incoming = await incoming_body(request, services, ResponseNames)
     record = record_of(request)
-    async with incoming.model(services, record) as served:
+    served = incoming.served(services, record)
+
+    async def work() -> Response:
         planned = await incoming.check(plan_response, services, served)
         check_whole(record, stream=planned.plan.stream, background=planned.is_background)
         run, builder = await start_response(planned, record, services, served)
-    answer = _Answer(request, services, planned, incoming.context, builder, run)
-    if planned.is_background:
-        return await answer.in_background(lambda: encode_job(incoming, planned))
-    return answer.streamed() if planned.plan.stream else await answer.whole()
+        answer = _Answer(request, services, planned, incoming.context, builder, run)
+        if planned.is_background:
+            return await answer.in_background(lambda: encode_job(incoming, planned))
+        return answer.streamed() if planned.plan.stream else await answer.whole()
+
+    return await when_loaded(served, request, services, incoming.body, work)
 
 
 @router.get(_ALL, responses=documented_errors(401, 426, 503))
@@ -65,7 +69,7 @@ async def open_websocket(request: Request, services: ServicesDep) -> Response:
             "GET /v1/responses accepts only websocket handshakes, and this request is none, or a proxy removed its "
             "Upgrade header. Use POST for plain HTTP."
         )
-    services.models.check_open()
+    services.models_of(record_of(request).client).check_open()
     return Session(request, services.websockets)
 
 
@@ -77,7 +81,8 @@ async def open_websocket(request: Request, services: ServicesDep) -> Response:
 async def count_input_tokens(request: Request, services: ServicesDep) -> Response:
     """Count the tokens of an input, after the chat template."""
     incoming = await incoming_body(request, services, ResponseNames)
-    async with incoming.model(services, record_of(request)) as served:
+    served = incoming.served(services, record_of(request))
+    async with loaded(served, request, len(incoming.body)):
         return json_response(*await incoming.check(count_tokens, services, served))
 
 
@@ -90,7 +95,8 @@ async def compact_response(request: Request, services: ServicesDep) -> Response:
     """Summarize a conversation with the model, as an item with which to continue it."""
     incoming = await incoming_body(request, services, CompactNames)
     record = record_of(request)
-    async with incoming.model(services, record) as served:
+    served = incoming.served(services, record)
+    async with loaded(served, request, len(incoming.body)):
         plan = await incoming.check(plan_compaction, services, served)
         run = await start_run(plan, record, services, served)
     try:

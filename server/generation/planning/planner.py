@@ -169,11 +169,11 @@ class Planner:
 
     def count(self, request: GenerationRequest) -> tuple[int, Sequence[Notice]]:
         """Count the tokens of a request's only prompt, as `tokenize` returns them."""
-        tokens, notices = self.tokenize(request)
+        tokens, _, notices = self.tokenize(request)
         return len(tokens), notices
 
-    def tokenize(self, request: GenerationRequest) -> tuple[Sequence[int], Sequence[Notice]]:
-        """The tokens of a request's only prompt, after truncation, even if they do not fit; returns notices, too.
+    def tokenize(self, request: GenerationRequest) -> tuple[Sequence[int], Sequence[Image], Sequence[Notice]]:
+        """The tokens and images of a request's only prompt, after truncation, even if they do not fit, and notices.
 
         Raises the same errors as `plan` for such a prompt.
         """
@@ -181,9 +181,9 @@ class Planner:
         self._named(request, notices)
         (prompt,) = request.prompts
         assert isinstance(prompt, TextPrompt | Conversation), "only these prompts are counted"
-        tokens = self._tokens(prompt, request, notices, is_cut=True).tokens
+        encoded = self._tokens(prompt, request, notices, is_cut=True)
         room = TokenBudget(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)
-        return room.cut(tokens), to_report(notices, strict=self._settings.strict)
+        return room.cut(encoded.tokens), encoded.images, to_report(notices, strict=self._settings.strict)
 
     def _named(self, request: GenerationRequest, notices: list[Notice]) -> str:
         """The model's name in the answer. Raises the errors of `ServedModel.named`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from server.client.openai_answers import Chunk
 from server.page.answer import STOPPED, MeasuredAnswer, common_prefix_length, count
+from server.page.api import PromptSize
 from server.page.capabilities import Fields
 from server.page.conversation import Turn
 from server.page.inside.tokens import Tokens
@@ -57,6 +58,23 @@ class Proof:
     said: str
     notes: Sequence[str] = ()
     """Fingerprints, or possible reasons for a difference."""
+
+
+def describe_prompt(size: PromptSize) -> str:
+    """The tokens of a prompt with images, each image in one piece."""
+    num_of_images = [image.num_tokens for image in size.images]
+    images = [f"image {index}, {count(number, 'token')}" for index, number in enumerate(num_of_images, 1)]
+    return " · ".join([f"Prompt: {count(size.count - sum(num_of_images), 'token')} of text", *images])
+
+
+async def prompt_of(session: Session, turn: Turn, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The description of an answer's prompt; empty if it has no images, or the server cannot tell."""
+    fields = {} if session.capabilities is None else session.capabilities.endpoints.get("/tokenize", {})
+    if not any(isinstance(message["content"], list) for message in messages) or not fields:
+        return ""
+    body = {name: value for name, value in turn.request_body(messages).items() if name in fields}
+    size = await session.with_key(lambda key: session.api.prompt_size(body, key))
+    return describe_prompt(size) if size is not None and size.images else ""
 
 
 def was_cut_short(turn: Turn) -> bool:

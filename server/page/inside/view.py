@@ -14,7 +14,7 @@ from server.page.answer import token_bytes
 from server.page.api import ApiError
 from server.page.conversation import Turn
 from server.page.elements import icon_button
-from server.page.inside.replay import Replayed, proof_of, replay
+from server.page.inside.replay import Replayed, prompt_of, proof_of, replay
 from server.page.inside.tokens import Token, TokenStatistics, percent, probability, source_name, spelled, surprise
 from server.page.session import Session
 from server.page.throttle import throttled
@@ -104,6 +104,7 @@ class _Panel:
         with ui.element("div").classes("proof"):
             self._verdict = ui.label().props("role=status")
             self._notes = ui.element("ul")
+        self._prompt = ui.label().classes("quiet summary")
         self._summary = ui.label().classes("quiet summary")
         with ui.element("div").classes("colours"):
             colours = ui.toggle({"probability": "Probability", "source": "Source"}, value="probability")
@@ -134,6 +135,7 @@ class _Panel:
 
         problem = ""
         try:
+            self._prompt.set_text(await prompt_of(self._session, self._turn, self._messages))
             async with throttled(show) as more:
                 await replay(self._session, self._messages, replayed, more)
         except ApiError as error:

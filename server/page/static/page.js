@@ -80,8 +80,61 @@ window.samewise = (() => {
   }
 
   const SENT = 500000; // characters of a picture sent at once
-  const pictures = new Map(); // data URLs by id, until the page is loaded again
+  const DAY_MS = 86400000;
+  const SHELF = "pictures";
+  const pictures = new Map(); // data URLs by id; the browser's database keeps them when the page is loaded again
+  const database = new Promise((resolve) => {
+    const asked = indexedDB.open("samewise", 1);
+    asked.onupgradeneeded = () => asked.result.createObjectStore(SHELF);
+    asked.onsuccess = () => resolve(asked.result);
+    asked.onerror = () => resolve(null); // some private windows have none
+  });
   let numPictures = 0;
+
+  async function onShelf(mode, work) {
+    // The result of a request to the database; undefined if it fails, as when it is full.
+    const opened = await database;
+    if (!opened) return undefined;
+    return new Promise((resolve) => {
+      const asked = work(opened.transaction(SHELF, mode).objectStore(SHELF));
+      asked.onsuccess = () => resolve(asked.result);
+      asked.onerror = () => resolve(undefined);
+    });
+  }
+
+  async function pictureOf(id) {
+    if (!pictures.has(id)) {
+      const kept = await onShelf("readonly", (shelf) => shelf.get(id));
+      if (kept) pictures.set(id, kept);
+    }
+    return pictures.get(id);
+  }
+
+  function removePicture(id) {
+    pictures.delete(id);
+    onShelf("readwrite", (shelf) => shelf.delete(id));
+  }
+
+  async function sweepPictures(gone = "") {
+    // Removes the pictures in the text of a conversation that is gone, and old ones that no conversation has.
+    const texts = Object.keys(localStorage)
+      .filter((key) => key.startsWith(CONVERSATION))
+      .map((key) => localStorage.getItem(key));
+    for (const id of (await onShelf("readonly", (shelf) => shelf.getAllKeys())) || []) {
+      const isOld = Number(id.split("-")[0]) < Date.now() - DAY_MS; // newer ones may not have been sent yet
+      if ((isOld || gone.includes(id)) && !texts.some((text) => text.includes(id))) removePicture(id);
+    }
+  }
+
+  function sendPicture(id, name, url, send) {
+    for (let at = 0; at < Math.max(url.length, 1); at += SENT) {
+      send(id, name, url.slice(at, at + SENT), at + SENT >= url.length);
+    }
+  }
+
+  async function sendKept(ids, send) {
+    for (const id of ids) sendPicture(id, "", (await pictureOf(id)) || "", send);
+  }
 
   function readPictures(event, send) {
     // Sends the files that were chosen, pasted or dropped: their own bytes, unchanged.
@@ -95,18 +148,18 @@ window.samewise = (() => {
       reader.onload = () => {
         const url = reader.result;
         pictures.set(id, url);
-        for (let at = 0; at < url.length; at += SENT) {
-          send(id, file.name || "image", url.slice(at, at + SENT), at + SENT >= url.length);
-        }
+        onShelf("readwrite", (shelf) => shelf.put(url, id));
+        sendPicture(id, file.name || "image", url, send);
       };
       reader.readAsDataURL(file);
     }
     if (event.type === "change") event.target.value = ""; // so that the same file can be chosen again
   }
 
-  function showPicture(element, id, tries = 20) {
+  async function showPicture(element, id, tries = 20) {
+    const url = await pictureOf(id);
     const image = getHtmlElement(element);
-    if (image && pictures.has(id)) image.src = pictures.get(id);
+    if (image && url) image.src = url;
     else if (!image && tries) requestAnimationFrame(() => showPicture(element, id, tries - 1));
   }
 
@@ -125,14 +178,17 @@ window.samewise = (() => {
     copy,
     follow,
     conversations,
-    begin: () => ({
-      conversations: conversations(),
-      key: sessionStorage.getItem(KEY) || "",
-      current: sessionStorage.getItem(CURRENT),
-      theme: stored("theme"),
-      settings: stored("settings"),
-      system: stored("system"),
-    }),
+    begin() {
+      sweepPictures();
+      return {
+        conversations: conversations(),
+        key: sessionStorage.getItem(KEY) || "",
+        current: sessionStorage.getItem(CURRENT),
+        theme: stored("theme"),
+        settings: stored("settings"),
+        system: stored("system"),
+      };
+    },
     load(id, from = 0) {
       const text = localStorage.getItem(CONVERSATION + id);
       if (text === null) return null;
@@ -140,12 +196,19 @@ window.samewise = (() => {
       return text.slice(from, from + PIECE - (isHalf ? 1 : 0));
     },
     save: (id, text) => keep(CONVERSATION + id, text),
-    remove: (id) => localStorage.removeItem(CONVERSATION + id),
+    remove(id) {
+      const gone = localStorage.getItem(CONVERSATION + id);
+      localStorage.removeItem(CONVERSATION + id);
+      sweepPictures(gone || "");
+    },
     remember: (name, value) => keep(`samewise.${name}`, JSON.stringify(value)),
     rememberKey: (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)),
     setCurrent: (id) => sessionStorage.setItem(CURRENT, id),
     readPictures,
     showPicture,
+    removePicture,
+    sendKept,
+    askForPictures: (element, ids) => getHtmlElement(element)?.dispatchEvent(new CustomEvent("wanted", { detail: ids })),
     toEnd: () => document.querySelector(".log")?.dispatchEvent(new Event("toend")),
   };
 })();

@@ -19,7 +19,6 @@ from tests.model_runner.triton.interpreted_cuda import interpreted_runner
 PROMPT = [1, 17, 203, 5, 88, 9, 140]
 GREEDY = SamplingParams(temperature=0.0)
 NUM_TOKENS = 4
-FAMILIES = ["llama", "gemma3", "mixtral", "qwen3_moe"]
 
 
 def generate(runner: ModelRunner, prompt: list[int], num_tokens: int, sampling: SamplingParams = GREEDY) -> list[int]:
@@ -55,7 +54,7 @@ def test_a_model_without_attention(tmp_path: Path) -> None:
     assert generate(runner, PROMPT, NUM_TOKENS) == answers(model, PROMPT)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])  # which others run
+@pytest.mark.parametrize("family", ["gemma3", "mixtral"])  # others run Llama and Qwen3
 def test_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     torch.manual_seed(0)
     config = tiny_config(family)

@@ -30,11 +30,10 @@ def forward(harness: Harness, chunks: Sequence[Chunk]) -> Tensor:
 
 
 STORED = {  # settings, and how far the distributions of next tokens may be from those in bfloat16, in nats
-    "weights in fp8": ({"quantization": "fp8"}, 0.06),
     "weights in int4": ({"quantization": "int4"}, 0.2),
     "experts in fp8": ({"quantization": "fp8"}, 0.06),
-    "keys and values in fp8": ({"kv_cache_dtype": "fp8"}, 0.01),
     "keys and values in int8": ({"kv_cache_dtype": "int8"}, 0.001),
+    "weights, keys and values in fp8": ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, 0.07),
 }
 
 

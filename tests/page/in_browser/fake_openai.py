@@ -26,6 +26,8 @@ class FakeOpenAI:
         self.status = 200
         self.capabilities: dict[str, Any] | None = None
         self.bodies: list[dict[str, Any]] = []
+        self.prompt_size: dict[str, Any] = {}
+        """Answer to `/tokenize`."""
 
 
 @contextmanager
@@ -56,7 +58,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, "text/plain", "There is no such thing.")
 
     def do_POST(self) -> None:
-        self.fake.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == "/tokenize":
+            self._send(200, "application/json", json.dumps(self.fake.prompt_size))
+            return
+        self.fake.bodies.append(body)
         text = self.fake.answer
         deltas = [{"content": text[at : at + _PIECE]} for at in range(0, len(text), _PIECE)]
         chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]

@@ -25,12 +25,20 @@ BRING = """([selector, event, kind, name, data]) => {
   const at = document.querySelector(selector);
   at.dispatchEvent(new make(event, { bubbles: true, cancelable: true, ...given }));
 }"""
+KEPT = """() => new Promise((resolve) => {
+  indexedDB.open("samewise", 1).onsuccess = (event) => {
+    const asked = event.target.result.transaction("pictures").objectStore("pictures").count();
+    asked.onsuccess = () => { event.target.result.close(); resolve(asked.result); };
+  };
+})"""
+"""Number of pictures that the browser keeps."""
 PNG, JPEG, GIF = (file_of(picture(60, 40, seed), form) for seed, form in enumerate(("PNG", "JPEG", "GIF")))
 
 
 @pytest.fixture
 def takes_images(lone_page: LonePage) -> Iterator[LonePage]:
-    lone_page.server.capabilities = {"endpoints": {}, "images": IMAGES}
+    lone_page.server.capabilities = {"endpoints": {"/tokenize": {"messages": {}}}, "images": IMAGES}
+    lone_page.server.prompt_size = {"count": 330, "tokens": [], "images": [{"num_tokens": 256}, {"num_tokens": 64}]}
     lone_page.server.answer = "Seen."
     yield lone_page
     lone_page.server.capabilities = None
@@ -77,10 +85,21 @@ async def test_pictures(takes_images: LonePage, visits: Visits, tmp_path: Path) 
         await page.set_viewport_size({"width": 400, "height": 800})
         await page.screenshot(path=f"{folder}/pictures-dark.png")
 
+    await chat.answers.get_by_role("button", name="Look inside").click()
+    shown = page.get_by_text("Prompt: 10 tokens of text · image 1, 256 tokens · image 2, 64 tokens")
+    await expect(shown).to_be_visible()
     await page.reload()
-    await expect(chat.questions).to_have_count(1)
+    for image in await chat.questions.locator("img").all():
+        await expect(image).to_have_js_property("naturalWidth", 60)
     await chat.ask("And now?")
-    await expect(page.get_by_text("were lost when the page was loaded again")).to_be_visible()
+    await chat.wait_for_answers(2)
+    assert takes_images.server.bodies[-1]["messages"][0] == takes_images.server.bodies[-2]["messages"][0]
+    assert await page.evaluate(KEPT) == 2
+    await page.evaluate("indexedDB.deleteDatabase('samewise')")
+    await page.reload()
+    await expect(chat.questions).to_have_count(2)
+    await chat.ask("Still there?")
+    await expect(page.get_by_text("does not have the images of this chat")).to_be_visible()
 
 
 async def test_too_large(takes_images: LonePage, visits: Visits) -> None:

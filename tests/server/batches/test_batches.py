@@ -567,10 +567,10 @@ async def test_a_bug_ends_a_batch_and_says_so(
     app = make_batches()
     post = app.state.services.loopback.post
 
-    async def fail(path: str, body: bytes, client: str) -> Any:
+    async def fail(path: str, body: bytes, client: str, group: str) -> Any:
         if b'"seed": 3' in body:
             raise RuntimeError("a bug")
-        return await post(path, body, client)
+        return await post(path, body, client, group)
 
     monkeypatch.setattr(type(app.state.services.loopback), "post", lambda self, *arguments: fail(*arguments))
     async with client_of(app) as client:

@@ -116,6 +116,28 @@ async def test_several_forms_of_one_image(image_client: Client, engine: FakeEngi
     assert lower.json()["warnings"][0]["path"] == "messages[0].content[0].image_url.detail"
 
 
+async def test_low_resolution(image_client: Client, engine: FakeEngine):
+    """It has fewer tokens and another digest, in each API with `detail`; where there is no choice, it is reported."""
+    details = ("low", "auto", "high", "original")
+    parts = [image_part(picture(200, 100), detail=detail) for detail in details]
+    async with image_client("idefics3", LISTS) as client:
+        request = await asked(client, engine, user(*parts))
+        url = parts[0]["image_url"]["url"]
+        item = {"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "low"}]}
+        response = await client.post("/v1/responses", json={"model": "tiny", "input": [item], "max_output_tokens": 16})
+        assert "warnings" not in response.json()
+        found = (await client.post("/tokenize", json={"messages": [user(*parts)]})).json()
+        text = (await client.post("/tokenize", json={"messages": [user(text_part("a"))]})).json()
+    low, *others = request.images
+    places = [{"start": image.start, "num_tokens": image.num_rows} for image in request.images]
+    assert (found["tokens"], found["images"]) == (list(request.prompt), places)
+    assert "images" not in text
+    assert (low.detail, low.num_rows) == ("low", 4)
+    assert engine.requests[-1].images[0].digest == low.digest
+    assert {(image.detail, image.num_rows, image.digest) for image in others} == {("", 12, others[0].digest)}
+    assert low.digest != others[0].digest
+
+
 async def test_typed_placeholders_stay_text(image_client: Client, engine: FakeEngine):
     """A typed placeholder takes no image's place, with and without images, in any part of the conversation."""
     typed = "see <image> here"

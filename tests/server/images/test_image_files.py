@@ -91,8 +91,9 @@ async def test_capabilities(
 ):
     assert (await client.get("/v1/capabilities")).json()["images"] is None
     assert (await client.get("/props")).json()["modalities"]["vision"] is False
-    async with client_of(make_app(image_folder(), max_images=7)) as images:
+    async with client_of(make_app(image_folder(), max_images=7, image_hosts=("a.example",))) as images:
         found = (await images.get("/v1/capabilities")).json()["images"]
+        assert (await images.get("/v1/models")).json()["data"][0]["input_modalities"] == ["text", "image"]
         assert (await images.get("/props")).json()["modalities"]["vision"] is True
     assert found == {
         "formats": ["png", "jpeg", "gif", "webp"],
@@ -100,4 +101,6 @@ async def test_capabilities(
         "max_bytes": 20 << 20,
         "max_pixels": 50_000_000,
         "max_aspect": 200,
+        "low_detail": False,
+        "url_hosts": ["a.example"],
     }

@@ -23,7 +23,7 @@ from tests.engine_process.fake_engine import expected
 from tests.waiting import until
 
 _NEEDED = 1000
-"""More than the fake plan of one model, and less than that of two."""
+"""Memory for the fake plan of a model."""
 Hosted = tuple[ModelHost, dict[str, HostedModel]]
 
 

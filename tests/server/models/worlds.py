@@ -87,6 +87,7 @@ class FakeSource:
     def __init__(self, num_bytes: int, load_s: float = 1.0, failures: Sequence[str] = (), refusal: str = "") -> None:
         """The first loads fail with these `failures`; `refusal` fails the plan."""
         self.num_bytes = num_bytes
+        self.max_model_len: int | None = None
         self.engines: list[LoadableEngine] = []
         self._load_s = load_s
         self._failures = list(failures)

@@ -1,0 +1,159 @@
+r"""Compare what the ledger reserves for a model with what its engine process takes at its peak.
+
+    python -m bench.ledger                                  # the embedded model
+    python -m bench.ledger --kv-cache-gib 0.1 folder other
+
+An engine process is started for each model. It plans and loads the model, and then fills the cache: with prompts, with
+as many choices as can run, each with penalties and logprobs, with logprobs of every token of a prompt, and with drafts
+in full steps. Its memory is what no file backs, and the packed weights that are mapped from the cache folder.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.engine_run import run
+from bench.local_server import environment
+from model_runner.config import RunnerConfig
+from model_runner.contract import SamplingParams, Speculation
+from model_runner.models.repository import resolve_model
+from model_runner.processes import private_memory
+from scheduler.interface import ChoiceState, EngineRequest
+from server.engine import building
+from server.engine.environment import engine_environment
+from server.engine.loop import LoadedEngine
+from server.engine.messages import EngineConfig, Plan
+
+_POLL_S = 0.005
+_PROMPTS = 8
+"""Prompts that fill the cache."""
+_LONG = 2048
+"""Most tokens of a prompt; longer ones take more time, and no more memory."""
+_FREE_BYTES = 64 << 30
+"""What the ledger may give. The size of the cache is configured, so it does not follow from this."""
+_SEED = 1
+
+
+class _Peak:
+    """Watches this process from a thread."""
+
+    def __init__(self) -> None:
+        self.private = 0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ends.wait(_POLL_S):
+            self.private = max(self.private, private_memory())
+
+    def end(self) -> int:
+        """The peak in bytes."""
+        self._ends.set()
+        self._thread.join()
+        return self.private
+
+
+def mapped_weights() -> int:
+    """Bytes of packed weights that are mapped into this process."""
+    total, is_packed = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        first, *words = line.split()
+        if not first.endswith(":"):
+            is_packed = bool(words) and words[-1].endswith(".packed")
+        elif is_packed and first == "Rss:":
+            total += int(words[0]) * 1024
+    return total
+
+
+def workload(loaded: LoadedEngine) -> Iterator[list[EngineRequest]]:
+    """Requests that together take the most memory, in rounds."""
+    info, numbers = loaded.info, random.Random(_SEED)
+
+    def prompt(length: int) -> tuple[int, ...]:
+        return tuple(numbers.randrange(info.vocab_size) for _ in range(length))
+
+    num_tokens = info.num_blocks * info.block_size
+    longest = min(info.max_model_len - 8, _LONG)
+    length = min(longest, num_tokens // _PROMPTS)
+    yield [
+        EngineRequest(f"fill{index}", prompt(length), SamplingParams(seed=index), 4)
+        for index in range(-(-num_tokens // length))
+    ]
+    crowd = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=20)
+    short = min(32, longest)
+    yield [EngineRequest(f"crowd{index}", prompt(short), crowd, 8) for index in range(info.max_num_seqs)]
+    every = SamplingParams(temperature=0.0, prompt_logprobs=5)
+    yield [EngineRequest("every", prompt(min(longest, info.max_num_batched_tokens + 8)), every, 1)]
+    repeated = prompt(8) * 4
+    yield [
+        EngineRequest(
+            f"draft{index}",
+            repeated[:short],
+            SamplingParams(temperature=0.0),
+            16,
+            (ChoiceState(0),),
+            speculation=Speculation("prediction", 15, prediction=repeated),
+        )
+        for index in range(info.max_num_seqs)
+    ]
+
+
+def measure(folder: Path, kv_cache_gib: float) -> dict[str, Any]:
+    """Plan, load and run a model in this process. Returns what was planned, and what was taken, in bytes."""
+    config = EngineConfig(RunnerConfig(folder, device="cpu", kv_cache_gib=kv_cache_gib), log_level="error")
+    needs = building.plan(Plan(config, _FREE_BYTES))
+    peak = _Peak()
+    loaded = building.load(config)
+    loading = peak.private
+    for requests in workload(loaded):
+        run(loaded.engine, requests)  # type: ignore[arg-type]
+    taken = peak.end() + mapped_weights()
+    kinds = {"process": needs.process_bytes, **needs.running}
+    return {"reserved": needs.reserved_bytes, "loading": loading, "taken": taken, "kinds": kinds}
+
+
+def measure_apart(folder: Path, kv_cache_gib: float) -> dict[str, Any]:
+    """`measure` in a process with the environment of engines."""
+    command = [sys.executable, "-m", "bench.ledger", "--child", "--kv-cache-gib", str(kv_cache_gib), str(folder)]
+    variables = engine_environment() | environment()
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):,.0f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the models that the arguments name, and print a table."""
+    parser = argparse.ArgumentParser(description="Compare reserved memory with memory that is taken.")
+    parser.add_argument("models", nargs="*", default=[""], help="folders, GGUF files or hub names; default: embedded")
+    parser.add_argument("--kv-cache-gib", type=float, default=0.25)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    folders = [resolve_model(model or None, Console(stderr=True)).path for model in asked.models]
+    if asked.child:
+        print(json.dumps(measure(folders[0], asked.kv_cache_gib)))
+        return
+    table = Table("model", "reserved MiB", "taken MiB", "taken of reserved", "after loading MiB", "by kind MiB")
+    for folder in folders:
+        found = measure_apart(folder, asked.kv_cache_gib)
+        kinds = ", ".join(f"{name} {_mib(size)}" for name, size in found["kinds"].items() if size)
+        share = f"{found['taken'] / found['reserved']:.2f}"
+        table.add_row(folder.name, _mib(found["reserved"]), _mib(found["taken"]), share, _mib(found["loading"]), kinds)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

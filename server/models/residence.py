@@ -1,0 +1,174 @@
+"""What the API knows of a model's stay in memory, and what it can ask for."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from server.engine.client import EngineClient, EngineState, EngineUnavailableError
+
+
+class Standing(StrEnum):
+    """Whether a model is loaded, in the words of llama.cpp's router."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+
+
+_STANDINGS = {
+    EngineState.UNLOADED: Standing.UNLOADED,
+    EngineState.STARTING: Standing.LOADING,
+    EngineState.FAILED: Standing.UNLOADED,
+}
+"""All other states are LOADED."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """Where a model stands now."""
+
+    standing: Standing
+    failure: str | None = None
+    """Why it could not be loaded, or has failed."""
+    progress: float | None = None
+    """Share of a load that is over, as far as the last load tells; None: it is not loading, or was never loaded."""
+    num_bytes: int | None = None
+    """Memory that it takes while it is loaded; None: not known."""
+    num_waiting: int = 0
+    """Requests that wait until it is loaded."""
+    max_model_len: int | None = None
+    """Maximum length of prompt and output together, in tokens; None: not known yet."""
+
+
+def standing_of(state: EngineState) -> Standing:
+    """Whether a model is loaded whose engine is in this state."""
+    return _STANDINGS.get(state, Standing.LOADED)
+
+
+class Residence(Protocol):
+    """Decides how long a model stays loaded."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `use` does not wait."""
+        ...
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether the model can never be unloaded."""
+        ...
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the server is only ready when this model is."""
+        ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the model will never be loaded again, because the server stops."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model is ready, or was ready once and has been unloaded since."""
+        ...
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that all models together may take; None for the only model."""
+        ...
+
+    @property
+    def status(self) -> ModelStatus: ...
+
+    def use(self, num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
+        """Context in which the model is loaded. Entering it may wait for that, with a body of `num_bytes` in memory.
+
+        Raises UnavailableError, and RateLimitError if too many requests wait.
+        """
+        ...
+
+    def hold(self) -> Callable[[], None]:
+        """Keep the loaded model; returns the function that ends that, which may be called several times."""
+        ...
+
+    async def wait_settled(self) -> None:
+        """Returns when the model, if it is loaded at the start, is loaded or has failed."""
+        ...
+
+    async def load(self) -> None:
+        """Load the model, and return when it is loaded. Raises EngineUnavailableError if that fails."""
+        ...
+
+    async def unload(self, *, grace_s: float | None) -> None:
+        """Let requests in flight finish for `grace_s` (None: as long as they need), and unload the model."""
+        ...
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` whenever a status may have changed. Returns the function that ends that."""
+        ...
+
+
+class Permanent:
+    """The residence of the only model of a server, which is loaded once and for all: nothing waits for it."""
+
+    is_open = True
+    is_permanent = True
+    is_needed = True
+    budget = None
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    @property
+    def is_closed(self) -> bool:
+        return self._engine.state in (EngineState.DRAINING, EngineState.FAILED)
+
+    @property
+    def is_ready(self) -> bool:
+        return self._engine.state is EngineState.READY
+
+    @property
+    def status(self) -> ModelStatus:
+        has_failed = self._engine.state is EngineState.FAILED
+        max_model_len = None
+        with suppress(EngineUnavailableError):
+            max_model_len = self._engine.info.max_model_len
+        failure = "The engine failed." if has_failed else None
+        return ModelStatus(standing_of(self._engine.state), failure, max_model_len=max_model_len)
+
+    @asynccontextmanager
+    async def use(self, num_bytes: int, *, is_background: bool) -> AsyncIterator[None]:
+        yield
+
+    def hold(self) -> Callable[[], None]:
+        return _nothing
+
+    async def wait_settled(self) -> None:
+        await self._engine.wait_ready()
+
+    async def load(self) -> None:
+        await self._engine.wait_ready()
+
+    async def unload(self, *, grace_s: float | None) -> None:
+        raise NotImplementedError("the only model of a server stays loaded")
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        task = asyncio.get_running_loop().create_task(self._wake_when_ready(wake))
+
+        def end() -> None:
+            task.cancel()
+
+        return end
+
+    async def _wake_when_ready(self, wake: Callable[[], None]) -> None:
+        with suppress(EngineUnavailableError):
+            await self._engine.wait_ready()
+        wake()
+
+
+def _nothing() -> None:
+    """Ends a hold that kept nothing."""
