@@ -240,6 +240,10 @@ class CpuPlatform(Platform):
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         return ReferenceAttention(cache) if self._kernels is None else NativeAttention(self._kernels, cache)
 
+    @property
+    def shares_scratch(self) -> bool:
+        return self._kernels is not None
+
     def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
         return ReferenceRecurrence(states) if self._kernels is None else NativeRecurrence(self._kernels, states)
 
