@@ -157,6 +157,11 @@ class Platform(ABC):
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         """Attention to a cache."""
 
+    @property
+    def shares_scratch(self) -> bool:
+        """Whether the recurrences and convolutions of all layers have their scratch blocks in the same memory."""
+        return False
+
     @abstractmethod
     def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
         """Recurrences and convolutions on the states of a model."""
