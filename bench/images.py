@@ -32,12 +32,14 @@ from model_runner.contract import SamplingParams
 from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import Layout, read_layout
 from model_runner.images.tower import Tower
+from model_runner.kernels.library import WeightKind
 from model_runner.kernels.memory import return_freed_memory
 from model_runner.models.repository import resolve_model
 from model_runner.platforms.cpu import CpuPlatform
 from scheduler.interface import EngineRequest
 
 MIB = 1 << 20
+_KINDS: tuple[WeightKind, ...] = ("int8_rotated", "int8")
 _STREAMS = 8
 _STEPS = 40
 """Steps of a turn."""
@@ -170,7 +172,7 @@ def _resident(name: str) -> int:
 
 
 @torch.inference_mode()
-def quality(folder: Path, console: Console, kinds: tuple[str, ...] = ("int8_rotated", "int8")) -> None:
+def quality(folder: Path, console: Console) -> None:
     """Compare a tower in int8 with the same one in float32, by features and by the next token's probabilities."""
     platform = CpuPlatform(RunnerConfig(folder, device="cpu"))
     layout, packer = read_layout(folder), platform.packer
@@ -183,7 +185,7 @@ def quality(folder: Path, console: Console, kinds: tuple[str, ...] = ("int8_rota
         return Tower(folder, platform.read_config(folder), layout, torch.device("cpu"), torch.float32)
 
     exact = [load().features(one) for one in pixels]
-    for kind in kinds:
+    for kind in _KINDS:
         tower = load()
         tower.pack(replace(packer, kind=kind))
         found = [tower.features(one) for one in pixels]
