@@ -18,7 +18,7 @@ from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import GIB, MemoryPlan, Needs, Room, plan_memory
 from model_runner.platforms.platform import Platform
-from model_runner.recurrence.backend import BLOCK, state_bytes
+from model_runner.recurrence.backend import BLOCK, scratch_bytes, state_bytes
 from model_runner.speculative.heads import heads_bytes, heads_kv, method_of
 
 logger = logging.getLogger("samewise.runner")
@@ -66,11 +66,10 @@ class Blueprint:
             raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
         sizes = platform.sizes(config)
         reader = find_reader(config, platform)
-        needs = replace(
-            _needs(shapes, platform),
-            image_bytes=0 if reader is None else reader.num_bytes,
-            step_bytes=_step_bytes(shapes, platform, config, sizes),
-        )
+        needs = replace(_needs(shapes, platform), step_bytes=_step_bytes(shapes, platform, config, sizes))
+        if reader is not None:
+            loading_bytes = max(needs.loading_bytes, needs.model_bytes + reader.loading_bytes)
+            needs = replace(needs, image_bytes=reader.num_bytes, loading_bytes=loading_bytes)
         return cls(config, platform, shapes, sizes, reader, needs)
 
     def before_measuring(self) -> "Blueprint":
@@ -169,6 +168,13 @@ def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | 
     return shape
 
 
+def _state_bytes(target: ModelShape, platform: Platform) -> StateBytes:
+    """The memory of the target's recurrent states."""
+    of_model = target.recurrences, target.convolutions, target.scans
+    rows, page = state_bytes(*of_model)
+    return StateBytes(rows, page, scratch_bytes(*of_model) if platform.shares_scratch else rows)
+
+
 def _step_bytes(shapes: Shapes, platform: Platform, config: RunnerConfig, sizes: Sizes) -> int:
     """Memory of the largest step, with a scratch block of each choice for each drafter that has a cache."""
     drafters = [
@@ -192,7 +198,7 @@ def _needs(shapes: Shapes, platform: Platform) -> Needs:
         weights_name=platform.weights_name(shapes.target),
         kv=(*shapes.target.kv, *(replace(kv, window=None) for model in models[1:] for kv in model.kv), *of_heads),
         max_model_len=shapes.target.max_model_len,
-        states=StateBytes(*state_bytes(shapes.target.recurrences, shapes.target.convolutions, shapes.target.scans)),
+        states=_state_bytes(shapes.target, platform),
         learning_bytes=learned.planned_bytes if learned is not None and platform.device.type == "cpu" else 0,
         int4_bytes=None if None in in_int4 else sum(filter(None, in_int4)),
     )

@@ -257,6 +257,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         learn_memory_gib=settings.learn_memory,
         aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
         images=settings.images,
+        max_image_pixels=int(settings.max_image_megapixels * 1_000_000),
         image_cache_gib=settings.image_cache_gib,
     )
     return EngineConfig(

@@ -171,8 +171,8 @@ class CpuPlatform(Platform):
         with cached(self._packer, form, listing, cache_folder()) as packer:
             return NativeModel(packer, form)
 
-    def inspect_tower(self, folder: Path) -> "TowerShape":
-        shape = super().inspect_tower(folder)
+    def inspect_tower(self, folder: Path, layout: Layout) -> "TowerShape":
+        shape = super().inspect_tower(folder, layout)
         return shape if self._packer is None else replace(shape, packed_as=self._packer.in_int8.kind)
 
     def load_tower(self, folder: Path, layout: Layout) -> "Tower":
@@ -239,6 +239,10 @@ class CpuPlatform(Platform):
 
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         return ReferenceAttention(cache) if self._kernels is None else NativeAttention(self._kernels, cache)
+
+    @property
+    def shares_scratch(self) -> bool:
+        return self._kernels is not None
 
     def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
         return ReferenceRecurrence(states) if self._kernels is None else NativeRecurrence(self._kernels, states)

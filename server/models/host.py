@@ -11,14 +11,13 @@ from server.engine.client import EngineState, EngineUnavailableError
 from server.errors import RateLimitError, UnavailableError
 from server.models.hosted_model import Failure, HostedModel, Leaving, ModelSource, Phase, Residency, Waiter
 from server.models.ledger import Ledgers
+from server.models.residence import Wish, no_wish
 from server.models.spare import PlanError
 
 _logger = logging.getLogger("samewise.models")
 
 YIELD_AFTER_S = 5.0
 """A request that has waited for so long makes a busy model take no new requests."""
-RESIDENCE_LOADS = 3.0
-"""A model stays for so many times the duration of its load, unless a request has waited longer than that."""
 MAX_WAITING_BYTES = 256 << 20
 """Bodies of requests that wait for models, all together."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 5.0, 300.0
@@ -91,7 +90,9 @@ class ModelHost:
                     raise EngineUnavailableError(f"{model.name}: {model.failure.reason}")
 
     @asynccontextmanager
-    async def use(self, model: HostedModel, num_bytes: int, *, is_background: bool) -> AsyncIterator[None]:
+    async def use(
+        self, model: HostedModel, num_bytes: int, *, is_background: bool, wish: Wish = no_wish
+    ) -> AsyncIterator[None]:
         """Context in which the model is loaded; entering it waits for that, with a body of `num_bytes` in memory.
 
         Raises UnavailableError if it cannot be loaded, or not in time, and RateLimitError if too many requests wait.
@@ -104,7 +105,7 @@ class ModelHost:
             yield
         finally:
             model.num_uses -= 1
-            self.released(model)
+            self.released(model, wish())
 
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` whenever the status of a model may have changed. Returns the function that ends that."""
@@ -146,10 +147,12 @@ class ModelHost:
             model.is_leaving = False
             self._changed()
 
-    def released(self, model: HostedModel) -> None:
-        """The model is used less than before."""
+    def released(self, model: HostedModel, wish_s: float | None) -> None:
+        """The model is used less than before; who used it wants it to stay for so long."""
+        now = asyncio.get_running_loop().time()
+        model.stays_until = max(model.stays_until, now + model.stay_bounds.stay_of(wish_s))
         if not model.num_uses:
-            model.last_used = asyncio.get_running_loop().time()
+            model.last_used = now
             model.became_idle.set()
             self._changed()
 
@@ -193,7 +196,7 @@ class ModelHost:
         except asyncio.CancelledError:
             if waiter.granted.done() and not waiter.granted.cancelled() and waiter.granted.exception() is None:
                 model.num_uses -= 1
-                self.released(model)
+                self.released(model, None)
             raise
         finally:
             self._waiting_bytes -= num_bytes
@@ -265,8 +268,8 @@ class ModelHost:
             since = wanted[0].wanted_since or now
             loaded = [model for model in self.models if model.phase is Phase.LOADED]
             times += [since + YIELD_AFTER_S]
-            times += [max(model.loaded_at, 0) + RESIDENCE_LOADS * model.load_s for model in loaded]
-            times += [since + RESIDENCE_LOADS * model.load_s for model in loaded]
+            times += [max(model.loaded_at, 0) + model.residence_s for model in loaded]
+            times += [since + model.residence_s for model in loaded]
         return min((time for time in times if time > now), default=None)
 
     def _begin_load(self, model: HostedModel) -> bool:
@@ -322,7 +325,8 @@ class ModelHost:
     def _unload_unused(self, now: float) -> None:
         for model in self.models:
             if model.phase is Phase.LOADED and model.is_unused(now):
-                self._begin_unload(model, Leaving.IDLE, f"no request came for {model.residency.idle_s:g} s")
+                unused_s = now - max(model.last_used, model.loaded_at)
+                self._begin_unload(model, Leaving.IDLE, f"no request came for {unused_s:.0f} s")
 
     async def _plan_all(self) -> None:
         """Plan every model, those that are loaded at the start first."""
@@ -424,8 +428,7 @@ def _may_go(model: HostedModel, now: float, waited: float) -> bool:
         return False
     if model.phase is Phase.LOADING:
         return model.is_idle and model.wished_at is None
-    residence = RESIDENCE_LOADS * model.load_s
-    has_stayed = now - model.loaded_at >= residence or waited >= residence
+    has_stayed = now - model.loaded_at >= model.residence_s or waited >= model.residence_s
     return model.phase is Phase.LOADED and (model.is_yielding or (has_stayed and model.is_idle))
 
 
