@@ -15,7 +15,7 @@ from server.page.settings import SettingsPanel, new_seed
 
 _SETTINGS, _SAMPLES, _BEAMS = "Several settings", "Several answers", "Beam search"
 _SAYS = {
-    _SETTINGS: "Answers one question with several settings. All use the same seed, so only the settings differ.",
+    _SETTINGS: "Answers one question with several settings or models. All use the same seed.",
     _SAMPLES: "Returns several answers to one request with the same settings.",
     _BEAMS: "Finds the most probable answers, and shows them as a tree of their common beginnings.",
 }
