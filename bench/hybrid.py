@@ -78,7 +78,7 @@ class Memory:
     model: str
     planned: float
     taken: float
-    """Growth of the server's processes while all blocks are filled once."""
+    """Growth of the server's processes while all blocks are filled once. A first prompt would already take some."""
     tokens: int
     """Tokens that the blocks hold."""
 
@@ -119,7 +119,6 @@ async def measure_memory(model: str, command: Sequence[str], vocab_size: int) ->
     """Fill the caches of a server with prompts, and one more."""
     sizes = ["--kv-cache-gib", str(MEMORY_GIB), "--max-num-seqs", str(MEMORY_SEQS)]
     async with local_server([*command, *sizes]) as server:
-        await ask(server.url, random_prompt(0, PREFILL, vocab_size))
         before, tokens = _resident(server), await _capacity(server.url)
         prompts = (random_prompt(seed, FILLING, vocab_size) for seed in range(1, tokens // FILLING + 2))
         for prompt in prompts:

@@ -51,8 +51,8 @@ full. If a symptom has no status, such as a server that does not start, see
 
 {statuses}
 An unknown path gets 404 and a wrong method 405, on every path. A host or an origin that is not allowed gets 403, too:
-see [browsers](../how-to/operate.md#browsers). A 503 says nothing about the request itself: send it again. A 500 is a bug of
-the server, which the same request may meet again.
+see [browsers](../how-to/operate.md#browsers). A 503 says nothing about the request itself: send it again. A 500 is a
+bug of the server, which the same request may meet again.
 
 ## Codes
 
@@ -118,7 +118,10 @@ CODES: Mapping[str, tuple[str, str]] = {
     "unsupported_value": ("This server does not support the value.", "Send another; the message lists them if it can."),
     "unsupported_model": ("The model cannot do this task.",
         "Serve a model that can: [models](models.md#embedding-and-scoring-models)."),
-    "model_not_found": ("No model of this name is served, or the key may not use it.", "Use a name of `GET /v1/models`, or remove `model`."),
+    "model_not_found": (
+        "No model of this name is served, or the key may not use it.",
+        "Use a name of `GET /v1/models`, or remove `model`.",
+    ),
     "invalid_image_format": ("The file is not an image, or of another format.", "Send PNG, JPEG, WebP or GIF."),
     "invalid_image_url": ("The image cannot be fetched from its URL.",
         "Check that the URL answers without a redirect, or send a data URL. The server's log has the reason."),

@@ -44,7 +44,7 @@ def render_metrics() -> str:
     metrics = [
         *Metrics(idle, "model", PREFIX).collect(),
         *ResidenceCollector(one_of_several, Families(PREFIX, "model")).collect(),
-        *ServerMetrics(PREFIX, 0).collect(),
+        *ServerMetrics(PREFIX, lambda: 0).collect(),
     ]
     rows = []
     for family in text_string_to_metric_families(exposition(metrics, of_tenants=True).decode()):

@@ -243,9 +243,12 @@ def _make_states(
     if "rows" not in sizes:
         return None, None
     (number, num_rows), (_, num_pages) = sizes["rows"], sizes["page"]
-    num_rows += plan.num_scratch
+    if not platform.shares_scratch:
+        num_rows += plan.num_scratch
     of_model = shape.recurrences, shape.convolutions
     states = StateCache(*of_model, num_rows, num_pages, platform.device, number, shape.scans)
+    if platform.shares_scratch:
+        states.add_scratch(plan.num_scratch)
     return states, platform.recurrence(states)
 
 

@@ -107,6 +107,7 @@ def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, wor
     traces = _traces(settings, keys)
     observers = [] if traces is None else [traces.observe]
     models = ServedModels([ModelServices.make(one, workers, observers, is_only=len(parts) == 1) for one in parts])
+    residence = models.default.residence
     bodies = IncomingBodies(settings.body_mib(takes_images=any(one.model.images is not None for one in models)))
     accounts = _accounts(settings, keys, UsageBook(storage))
     if unknown := keys.models.difference(models.names):
@@ -114,7 +115,9 @@ def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, wor
     return Services(
         models=models,
         settings=settings,
-        metrics=ServerMetrics(settings.metrics_prefix, models.default.residence.budget),
+        metrics=ServerMetrics(
+            settings.metrics_prefix, None if residence.budget is None else lambda: residence.budget or 0
+        ),
         bodies=bodies,
         storage=storage,
         jobs=Jobs(),

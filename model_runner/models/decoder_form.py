@@ -82,7 +82,7 @@ class ExpertsForm:
     scale: float
     """Factor on all weights, after normalisation."""
     sum_eps: float
-    """What the sum that normalises the weights has in addition."""
+    """A small number that is added to the sum that normalises the weights."""
     choice_bias: Tensor | None  # [experts], added to the scores only to choose experts
     mlp_gate: Tensor | None  # [hidden]: the sigmoid of its product with a row scales the MLP's output
     router_bias: Tensor | None = None  # [experts], added to the router's logits
@@ -142,15 +142,15 @@ class DecoderForm:
         x = x + residual_scale * post_norm(mixer_output(mixer(mixer_input(norm(x)))))
         x = x + residual_scale * post_norm(down(activation(gate(norm(x))) * up(norm(x))))
 
-    The mixer takes a token's row and what it keeps of earlier tokens. A recurrent mixer may be beside the attention;
-    then the outputs of both are added. With experts, their sum is added to the MLP's output. A layer with experts may
-    have no MLP.
+    The mixer takes a token's row and what it keeps of earlier tokens. Next to the attention, a layer may have a
+    recurrent mixer on the same rows; then the outputs of both are added. With experts, their sum is added to the MLP's
+    output. A layer with experts may have no MLP.
     """
 
     hidden: int
     """Width of the residual stream."""
     mixer: AttentionForm | RecurrentForm | None
-    mixer_input: Linear | None  # outputs: those of `mixer`, those of `beside`
+    mixer_input: Linear | None  # outputs of `mixer`, then of `parallel`
     mixer_output: Linear | None
     gate_up: Linear | None  # outputs: gate, up
     down: Linear | None
@@ -158,16 +158,16 @@ class DecoderForm:
     activation: Activation
     residual_scale: float
     experts: ExpertsForm | None = None
-    beside: RecurrentForm | None = None
-    """The recurrent mixer beside the attention."""
-    beside_output: Linear | None = None
+    parallel: RecurrentForm | None = None
+    """The recurrent mixer next to the attention."""
+    parallel_output: Linear | None = None
     returns_tuple: bool = False
     """Whether the model's modules expect of the layer a tuple with its rows."""
 
     @property
     def recurrent(self) -> RecurrentForm | None:
         """The recurrent mixer, if there is one."""
-        return self.mixer if isinstance(self.mixer, RecurrentForm) else self.beside
+        return self.mixer if isinstance(self.mixer, RecurrentForm) else self.parallel
 
     @property
     def uses_rotary(self) -> bool:
@@ -229,8 +229,8 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
         activation=activation,
         residual_scale=family.residual_scale(config),
         experts=experts,
-        beside=mixing.beside,
-        beside_output=mixing.beside_output,
+        parallel=mixing.parallel,
+        parallel_output=mixing.parallel_output,
         returns_tuple=family.returns_tuple,
     )
 
@@ -242,8 +242,8 @@ class _Mixing:
     mixer: AttentionForm | RecurrentForm | None
     input: Linear | None
     output: Linear | None
-    beside: RecurrentForm | None = None
-    beside_output: Linear | None = None
+    parallel: RecurrentForm | None = None
+    parallel_output: Linear | None = None
 
 
 _NO_MIXER = _Mixing(None, None, None)
@@ -254,14 +254,14 @@ def _read_mixer(family: LayerFamily, config: Config, layer: int, parameters: Par
     recurrent = family.recurrent
     if recurrent is not None and (family.is_side_by_side or config.layer_types[layer] in recurrent.kinds):
         mixing = _read_recurrent(recurrent, config, family.norm_eps(config), parameters)
-        return _beside_attention(family, config, layer, mixing, parameters) if family.is_side_by_side else mixing
+        return _side_by_side(family, config, layer, mixing, parameters) if family.is_side_by_side else mixing
     return _read_attention(family, config, layer, parameters) if family.attends(config, layer) else None
 
 
-def _beside_attention(
+def _side_by_side(
     family: LayerFamily, config: Config, layer: int, mixing: _Mixing | None, parameters: Parameters
 ) -> _Mixing | None:
-    """Attention with Mamba 2 beside it, each with the family's factors."""
+    """Attention and Mamba 2 on the same rows, each with the family's factors."""
     if mixing is None:
         return None
     attention = _read_attention(family, config, layer, parameters)
@@ -431,8 +431,7 @@ def _in_usual_order(inputs: Sequence[Linear], parts: Sequence[list[int]], shape:
     """Linears that have stored the outputs of each key head together, with so many outputs of each part."""
     orders = [torch.arange(linear.outputs).view(shape.key_heads, -1) for linear in inputs]
     split = [
-        [part.flatten() for part in torch.split(order, list(sizes), 1)]
-        for order, sizes in zip(orders, parts, strict=True)
+        [part.flatten() for part in torch.split(order, sizes, 1)] for order, sizes in zip(orders, parts, strict=True)
     ]
     return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
 

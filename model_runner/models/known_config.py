@@ -45,7 +45,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "lfm2_moe": _TIED,
     "nemotron_h": {"mamba_hidden_act": "silu"},
 }
-"""What transformers has for entries that published files lack, by model type."""
+"""Transformers' values for entries that published files lack, by model type."""
 _OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "lfm2": {"tie_embedding": "tie_word_embeddings"},
     "lfm2_moe": {"tie_embedding": "tie_word_embeddings"},

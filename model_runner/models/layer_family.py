@@ -1,4 +1,4 @@
-"""What the table of model families can say about a decoder layer (families.py)."""
+"""Descriptions of decoder layers for the table of model families (families.py)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Mixture:
     normalised: Callable[[Config], bool] = lambda config: True
     scale: Callable[[Config], float] = lambda config: 1.0
     sum_eps: float = 0.0
-    """What the sum that normalises weights has in addition."""
+    """A small number that is added to the sum that normalises weights."""
     choice_bias: str | None = None
     """Path of the bias that is added to the scores to choose experts."""
     has_choice_bias: Callable[[Config], bool] = lambda config: True
@@ -86,7 +86,7 @@ class DeltaNet:
     norm_eps: float | None = None
     """If it is not the layers'."""
     convolutions: Sequence[str] = ()
-    """What checkpoints may have instead of one convolution: those of q, k and v."""
+    """Convolutions of q, k and v, which checkpoints may have instead of one."""
     gain: Callable[[Config], float] = lambda config: 1.0
     """Factor on beta."""
 

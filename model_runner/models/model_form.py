@@ -152,7 +152,7 @@ def _use_unneeded(family: ModelFamily, config: Any, parameters: Parameters) -> N
 
 def _linears(layer: DecoderForm) -> list[Linear]:
     """The linear layers and experts, without the router, in the order in which they are packed."""
-    mixer, experts = [layer.mixer_input, layer.mixer_output, layer.beside_output], layer.experts
+    mixer, experts = [layer.mixer_input, layer.mixer_output, layer.parallel_output], layer.experts
     if experts is None:
         mlp = [layer.gate_up, layer.down]
     elif experts.latent_input is None:  # the MLP's gate and up take the experts' rows

@@ -140,7 +140,7 @@ class FusedDecoderLayer(nn.Module):
             for name, linear in (
                 ("mixer_input", form.mixer_input),
                 ("mixer_output", form.mixer_output),
-                ("beside_output", form.beside_output),
+                ("parallel_output", form.parallel_output),
                 ("gate_up", form.gate_up if form.experts is None else None),
                 ("down", form.down),
             )

@@ -203,8 +203,9 @@ class ScaledMatrix:
 
 def scaled(linear: Linear, factors: Tensor, of_inputs: float = 1.0) -> Linear:
     """A linear layer whose outputs are multiplied by factors [outputs], and whose inputs by `of_inputs`."""
-    if len(factors) != linear.outputs:
-        return linear  # the shape of its weight is noted as a fault
+    is_faulty = len(factors) != linear.outputs  # which is noted
+    if is_faulty or (of_inputs == 1 and bool((factors == 1).all())):
+        return linear
     parts = torch.split(factors, [matrix.shape[0] for matrix in linear.matrices])
     matrices = [ScaledMatrix(matrix, part * of_inputs) for matrix, part in zip(linear.matrices, parts, strict=True)]
     return Linear(matrices, None if linear.bias is None else linear.bias.float() * factors)

@@ -82,7 +82,7 @@ def _found(layer: nn.Module, name: str) -> Any:
 
 
 def _is_special(form: DecoderForm) -> bool:
-    is_plain = isinstance(form.mixer, AttentionForm) and not form.mixer.is_gated and form.beside is None
+    is_plain = isinstance(form.mixer, AttentionForm) and not form.mixer.is_gated and form.parallel is None
     return form.experts is not None or not is_plain or form.norms.heads_together
 
 

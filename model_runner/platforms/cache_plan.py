@@ -29,6 +29,8 @@ class StateBytes:
     rows: int = 0
     """A rows block, for all layers together."""
     page: int = 0
+    scratch: int = 0
+    """A rows block for what a step computes and folds, which layers may share."""
 
 
 NO_STATES = StateBytes()
@@ -120,8 +122,9 @@ class CacheDivider:
 
     def _running_bytes(self, seqs: int) -> int:
         """Memory of the states of so many running choices."""
-        rows = self._held("rows", seqs) + self._scratch
-        return rows * self._states.rows + self._held("page", seqs) * self._states.page
+        states = self._states
+        rows = self._held("rows", seqs) * states.rows + self._scratch * states.scratch
+        return rows + self._held("page", seqs) * states.page
 
     def _held(self, kind: Literal["window", "rows", "page"], seqs: int, window: int = 0) -> int:
         return CacheGroup(kind, 0, window).most_held(

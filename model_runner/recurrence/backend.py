@@ -227,6 +227,7 @@ class StateCache:
         rows_bytes, page_bytes = state_bytes(recurrences, convolutions, scans)
         self._rows = _zeros(num_rows_blocks, rows_bytes, device)
         self._pages = _zeros(num_pages, page_bytes, device)
+        self._scratch = _zeros(0, scratch_bytes(recurrences, convolutions, scans), device)
         rows, pages = _Pieces(self._rows), _Pieces(self._pages)
         self._groups = {shape: self._take(shape, recurrences.count(shape), rows, pages) for shape in set(recurrences)}
         self._scan_groups = {shape: self._take_scans(shape, scans.count(shape), rows, pages) for shape in set(scans)}
@@ -255,6 +256,19 @@ class StateCache:
         """Memory of each convolution."""
         layers = self.convolutions
         return [self._conv_groups[shape].layer(layers[:index].count(shape)) for index, shape in enumerate(layers)]
+
+    def add_scratch(self, count: int) -> None:
+        """Allocate scratch blocks, which follow the rows blocks. Only native kernels take them."""
+        width = scratch_bytes(self.recurrences, self.convolutions, self.scans)
+        self._scratch = _zeros(count, width, self.device)
+
+    def scratch(self, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Parts [num_scratch, *shape] of the scratch blocks, whose memory every recurrence and convolution uses.
+
+        A step writes all rows of a scratch block in a layer before it reads any.
+        """
+        pieces = _Pieces(self._scratch)
+        return [pieces.take(*shape) for shape in shapes]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy rows blocks. No destination may be a source."""
@@ -303,7 +317,7 @@ class _Pieces:
 
 def _zeros(count: int, num_bytes: int, device: torch.device) -> Tensor:
     """[count, num_bytes / 4] float32; on CPU from zero pages, which take memory only when they are written."""
-    if device.type == "cpu":
+    if device.type == "cpu" and count:
         return huge_pages(count * num_bytes).view(torch.float32).view(count, num_bytes // torch.float32.itemsize)
     return torch.zeros(count, num_bytes // torch.float32.itemsize, device=device)
 
@@ -314,6 +328,14 @@ def state_bytes(
     """Memory of a rows block and of a page."""
     shapes: list[RecurrentShape | ConvShape | ScanShape] = [*recurrences, *convolutions, *scans]
     return sum(shape.rows_bytes for shape in shapes), sum(shape.page_bytes for shape in shapes)
+
+
+def scratch_bytes(
+    recurrences: Sequence[RecurrentShape], convolutions: Sequence[ConvShape], scans: Sequence[ScanShape] = ()
+) -> int:
+    """Memory of a scratch block, which has the rows of one layer, the largest."""
+    shapes: list[RecurrentShape | ConvShape | ScanShape] = [*recurrences, *convolutions, *scans]
+    return max((shape.rows_bytes for shape in shapes), default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,9 +177,8 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
             channels=shape.channels,
             kernel=shape.kernel,
             silu=has_silu(activation),
-            rows_stride=memory.inputs.stride(0),
             page_stride=memory.last.stride(0),
-            inputs=_address(memory.inputs),
+            inputs=self._rows(memory.inputs)[0],
             last=_address(memory.last),
             weight=pointer(weights, shape.kernel, shape.channels),
             bias=CPU.ffi.NULL if biases is None else pointer(biases, shape.channels),
@@ -189,16 +188,13 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
     def _scan(self, index: int, a: Tensor) -> tuple[CData, object]:
         """An SwScan, and the memory that it needs."""
         shape, memory = self.cache.scans[index], self.cache.scan[index]
-        decays = _padded(a.T)
+        decays, rows = _padded(a.T), self._rows(memory.steps, memory.values, memory.inputs)
         struct = CPU.new(
             "SwScan",
             channels=padded(shape.channels),
             num_states=shape.states,
-            rows_stride=memory.steps.stride(0),
             page_stride=memory.states.stride(0),
-            steps=_address(memory.steps),
-            values=_address(memory.values),
-            inputs=_address(memory.inputs),
+            **dict(zip(("steps", "values", "inputs"), rows, strict=True)),
             states=_address(memory.states),
             decays=pointer(decays, *shape.state),
         )
@@ -206,6 +202,7 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
 
     def _recurrence(self, index: int) -> CData:
         shape, memory = self.cache.recurrences[index], self.cache.recurrent[index]
+        rows = self._rows(memory.keys, memory.decays, memory.updates)
         return CPU.new(
             "SwRecurrence",
             heads=shape.heads,
@@ -213,13 +210,25 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
             key_dim=padded(shape.key_dim),
             value_dim=padded(shape.value_dim),
             per_channel=shape.per_channel,
-            rows_stride=memory.keys.stride(0),
             page_stride=memory.states.stride(0),
-            keys=_address(memory.keys),
-            decays=_address(memory.decays),
-            updates=_address(memory.updates),
             states=_address(memory.states),
+            **dict(zip(("keys", "decays", "updates"), rows, strict=True)),
         )
+
+    def _rows(self, *parts: Tensor) -> list[CData]:
+        """An SwRows of each part [blocks, ...] of a layer's rows."""
+        scratch = self.cache.scratch([part.shape[1:] for part in parts])
+        return [
+            CPU.new(
+                "SwRows",
+                blocks=_address(part),
+                scratch=_address(piece),
+                stride=part.stride(0),
+                scratch_stride=piece.stride(0),
+                num_blocks=len(part),
+            )[0]
+            for part, piece in zip(parts, scratch, strict=True)
+        ]
 
 
 def _address(memory: Tensor) -> CData:

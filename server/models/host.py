@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from server.engine.client import EngineState, EngineUnavailableError
 from server.errors import RateLimitError, UnavailableError
 from server.models.hosted_model import Failure, HostedModel, Leaving, ModelSource, Phase, Residency, Waiter
-from server.models.ledger import Ledger
+from server.models.ledger import Ledgers
 from server.models.residence import Wish, no_wish
 from server.models.spare import PlanError
 
@@ -42,10 +42,10 @@ class ModelHost:
     All decisions are made by `_decide`, on the event loop, after every change and when a time has come.
     """
 
-    def __init__(self, ledger: Ledger, spare: Spare) -> None:
+    def __init__(self, ledgers: Ledgers, spare: Spare) -> None:
         self.models: list[HostedModel] = []
         """In the order of the settings."""
-        self._ledger = ledger
+        self._ledgers = ledgers
         self._spare = spare
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
@@ -64,7 +64,7 @@ class ModelHost:
     @property
     def budget(self) -> int:
         """Bytes that all models together may take."""
-        return self._ledger.budget
+        return self._ledgers.total
 
     @property
     def state(self) -> EngineState:
@@ -278,7 +278,7 @@ class ModelHost:
             if not model.is_planning:
                 self._spawn(self._plan(model))
             return True
-        if not self._ledger.reserve(model.name, model.num_bytes):
+        if not model.source.ledger.reserve(model.name, model.num_bytes):
             return False
         model.phase, model.load_began = Phase.LOADING, asyncio.get_running_loop().time()
         self._wake_watchers()
@@ -288,18 +288,20 @@ class ModelHost:
     def _make_room(self, wanted: HostedModel, now: float) -> None:
         """Unload idle models, or make busy ones idle, so that the wanted one fits."""
         assert wanted.num_bytes is not None, "its load was refused"
-        leaving = sum(self._held(one) for one in self.models if one.phase is Phase.UNLOADING)
-        lacking = wanted.num_bytes - self._ledger.free - leaving
+        ledger = wanted.source.ledger
+        beside = [model for model in self.models if model.num_bytes is not None and model.source.ledger is ledger]
+        leaving = sum(_held(one) for one in beside if one.phase is Phase.UNLOADING)
+        lacking = wanted.num_bytes - ledger.free - leaving
         if lacking <= 0:
             return
         waited = now - (wanted.wanted_since or now)
-        free_to_go = [model for model in self.models if _may_go(model, now, waited)]
+        free_to_go = [model for model in beside if _may_go(model, now, waited)]
         victims = self._least(free_to_go, lacking, now)
         for model in victims:
             self._begin_unload(model, Leaving.ROOM, f"{wanted.name} needs its memory")
         if victims or waited < YIELD_AFTER_S:
             return
-        busy = [model for model in self.models if model.phase is Phase.LOADED and not model.residency.is_pinned]
+        busy = [model for model in beside if model.phase is Phase.LOADED and not model.residency.is_pinned]
         for model in self._least(busy, lacking, now):
             if not model.is_yielding:
                 _logger.info("%s takes no new requests until it is idle: %s needs its memory.", model.name, wanted.name)
@@ -311,18 +313,14 @@ class ModelHost:
         for model in sorted(models, key=lambda one: (not one.is_unused(now), one.last_used)):
             if lacking > 0:
                 chosen.append(model)
-                lacking -= self._held(model)
+                lacking -= _held(model)
         if lacking > 0:
             return []
         for model in chosen.copy():
-            if lacking + self._held(model) <= 0:
+            if lacking + _held(model) <= 0:
                 chosen.remove(model)
-                lacking += self._held(model)
+                lacking += _held(model)
         return chosen
-
-    def _held(self, model: HostedModel) -> int:
-        """The bytes that the model has reserved."""
-        return self._ledger.reserved.get(model.name, 0)
 
     def _unload_unused(self, now: float) -> None:
         for model in self.models:
@@ -346,9 +344,9 @@ class ModelHost:
         model.is_planning = True
         try:
             num_bytes = await model.source.plan()
-            if num_bytes > self._ledger.budget:
+            if num_bytes > model.source.ledger.budget:
                 reason = f"It needs {num_bytes / (1 << 30):.2f} GiB, and all models together may take "
-                reason += f"{self._ledger.budget / (1 << 30):.2f} GiB (memory_gib)."
+                reason += f"{model.source.ledger.budget / (1 << 30):.2f} GiB (memory_gib)."
                 self._note_failure(model, reason)
             else:
                 model.num_bytes = num_bytes
@@ -390,7 +388,7 @@ class ModelHost:
         if model.engine is not None:
             await model.engine.stop(f"The model {model.name} was unloaded: {reason}")
         model.became_unloaded()
-        self._ledger.release(model.name)
+        model.source.ledger.release(model.name)
         self._changed()
 
     def _note_failure(self, model: HostedModel, reason: str) -> None:
@@ -417,6 +415,11 @@ class ModelHost:
 
 def _is_wanted(model: HostedModel) -> bool:
     return model.wanted_since is not None
+
+
+def _held(model: HostedModel) -> int:
+    """The bytes that the model has reserved."""
+    return model.source.ledger.reserved.get(model.name, 0)
 
 
 def _may_go(model: HostedModel, now: float, waited: float) -> bool:

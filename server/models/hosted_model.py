@@ -16,6 +16,7 @@ from server.engine.client import EngineState, EngineUnavailableError, OutputStre
 from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
+from server.models.ledger import Ledger
 from server.models.residence import ModelStatus, StayBounds, Wish, no_wish, standing_of
 from server.models.total_stats import at_rest, total
 
@@ -84,6 +85,11 @@ class Failure:
 
 class ModelSource(Protocol):
     """Where a model's engine comes from."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the engine's device, which is known once the engine is planned."""
+        ...
 
     @property
     def max_model_len(self) -> int | None:

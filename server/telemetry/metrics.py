@@ -135,17 +135,17 @@ _CHOICES = (1, 2, 5, 10, 20, 50, 128)
 class ServerMetrics:
     """The metrics that belong to no model: HTTP requests, the process and its interpreter."""
 
-    def __init__(self, prefix: str, model_bytes: int | None = None) -> None:
+    def __init__(self, prefix: str, model_bytes: Callable[[], int] | None = None) -> None:
         """The names of metrics of our own begin with the prefix and a colon.
 
-        `model_bytes` is the memory that all models together may take; None with one model.
+        `model_bytes` gives the memory that all models together may take; None with one model.
         """
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         if model_bytes is not None:
             text = "Memory that all models together may take. Several models only."
-            Gauge(f"{prefix}:model_budget_bytes", text, registry=self._registry).set(model_bytes)
+            Gauge(f"{prefix}:model_budget_bytes", text, registry=self._registry).set_function(model_bytes)
         self._http = HttpRequests(Families(prefix, ""), self._registry)
 
     def observe_http(self, method: str, handler: str, status: int) -> None:

@@ -49,7 +49,7 @@ class Answer:
 
 
 RECURRENT = ("falcon_h1", "jamba", "kimi_linear", "lfm2_moe", "mamba", "qwen3_5_text")
-"""Families with recurrent layers: Mamba 2 beside attention, Mamba with and without attention, KDA, short convolutions
+"""Families with recurrent layers: Mamba 2 next to attention, Mamba with and without attention, KDA, short convolutions
 with experts, delta nets."""
 INDEXED = ("deepseek_v32", "deepseek_v4", "minimax_m3_vl_text", "qwen4_exp_text")
 """Families with indexers: of latents, of compressed entries, by blocks for each key-value head, and by blocks of pooled

@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 
+#include "rows.h"
 #include "runtime.h"
 #include "samewise.h"
 #include "simd.h"
@@ -38,7 +39,7 @@ class ConvolutionRun {
 
  private:
   float *row(int64_t slot) const {
-    return layer_.inputs + slot / kRowsOfBlock * layer_.rows_stride + slot % kRowsOfBlock * channels_;
+    return rows_of_block(layer_.inputs, slot / kRowsOfBlock) + slot % kRowsOfBlock * channels_;
   }
 
   float *last(int64_t index) const {

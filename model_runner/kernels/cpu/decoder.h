@@ -116,7 +116,7 @@ class LayerRun {
     MixerRun(pool_, layer_, *step_.states)
         .run({scratch_.wide + recurrent_start(layer_), scratch_.wide_stride},
              {scratch_.narrow, scratch_.narrow_stride}, scratch_.of_mixer);
-    add_mixed(attends ? layer_.beside_output : layer_.mixer_output, input, output);
+    add_mixed(attends ? layer_.parallel_output : layer_.mixer_output, input, output);
   }
 
   // output = input + the projection of a mixer's output, which is in `narrow`.

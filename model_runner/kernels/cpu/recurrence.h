@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "rounding.h"
+#include "rows.h"
 #include "runtime.h"
 #include "samewise.h"
 #include "simd.h"
@@ -248,14 +249,26 @@ class RecurrenceUnit {
     return layer_.states + index * layer_.page_stride + head_ * key_dim_ * value_dim_;
   }
 
-  void set_row(BlockRows &rows, int64_t i, int64_t block, int64_t offset) const {
-    const int64_t start = block * layer_.rows_stride, row = head_ * kRows + offset;
-    rows.keys[i] = layer_.keys + start + (key_head_ * kRows + offset) * key_dim_;
-    rows.decays[i] = layer_.decays + start + row * (kPerChannel ? key_dim_ : 1);
-    rows.updates[i] = layer_.updates + start + row * value_dim_;
+  struct Block {
+    const float *keys;
+    const float *decays;
+    float *updates;
+  };
+
+  Block block_at(int64_t index) const {
+    return {rows_of_block(layer_.keys, index), rows_of_block(layer_.decays, index),
+            rows_of_block(layer_.updates, index)};
   }
 
-  BlockRows rows_of(int64_t block) const {
+  void set_row(BlockRows &rows, int64_t i, const Block &block, int64_t offset) const {
+    const int64_t row = head_ * kRows + offset;
+    rows.keys[i] = block.keys + (key_head_ * kRows + offset) * key_dim_;
+    rows.decays[i] = block.decays + row * (kPerChannel ? key_dim_ : 1);
+    rows.updates[i] = block.updates + row * value_dim_;
+  }
+
+  BlockRows rows_of(int64_t index) const {
+    const Block block = block_at(index);
     BlockRows rows;
     for (int64_t i = 0; i < kRows; ++i) set_row(rows, i, block, i);
     return rows;
@@ -263,7 +276,7 @@ class RecurrenceUnit {
 
   BlockRows rows_at(const int32_t *slots, int64_t count) const {
     BlockRows rows;
-    for (int64_t i = 0; i < count; ++i) set_row(rows, i, slots[i] / kRows, slots[i] % kRows);
+    for (int64_t i = 0; i < count; ++i) set_row(rows, i, block_at(slots[i] / kRows), slots[i] % kRows);
     return rows;
   }
 
@@ -460,14 +473,15 @@ inline void store_exp(const float *x, int64_t n, float *to, int64_t stride) {
 // Writes a token's key and decays to its row.
 inline void write_row(const SwRecurrence &layer, const SwStatePlan &plan, int64_t token, const float *key,
                       const float *log_decay) {
-  const int64_t start = plan.slots[token] / kRows * layer.rows_stride, offset = plan.slots[token] % kRows;
+  const int64_t block = plan.slots[token] / kRows, offset = plan.slots[token] % kRows;
+  float *keys = rows_of_block(layer.keys, block), *decays = rows_of_block(layer.decays, block);
   for (int64_t head = 0; head < layer.key_heads; ++head)
-    std::memcpy(layer.keys + start + (head * kRows + offset) * layer.key_dim, key + head * layer.key_dim,
+    std::memcpy(keys + (head * kRows + offset) * layer.key_dim, key + head * layer.key_dim,
                 layer.key_dim * sizeof(float));
-  if (!layer.per_channel) return store_exp(log_decay, layer.heads, layer.decays + start + offset, kRows);
+  if (!layer.per_channel) return store_exp(log_decay, layer.heads, decays + offset, kRows);
   for (int64_t head = 0; head < layer.heads; ++head)
     store_exp(log_decay + head * layer.key_dim, layer.key_dim,
-              layer.decays + start + (head * kRows + offset) * layer.key_dim, 1);
+              decays + (head * kRows + offset) * layer.key_dim, 1);
 }
 
 template <bool kDelta, bool kPerChannel>

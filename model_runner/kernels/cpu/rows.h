@@ -1,4 +1,5 @@
-// Arithmetic on rows of floats: RMS norms and scaled sums; and how rows are shared between threads.
+// Arithmetic on rows of floats: RMS norms and scaled sums; how rows are shared between threads; where recurrent layers
+// have theirs.
 //
 // A sum over a row has kLanes partial sums, whatever the instruction set.
 #pragma once
@@ -8,6 +9,7 @@
 #include <cstring>
 
 #include "runtime.h"
+#include "samewise.h"
 #include "simd.h"
 
 namespace SW_ISA {
@@ -45,6 +47,11 @@ inline void add_scaled(const float *x, const float *added, float scale, int64_t 
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store(y + i, fma(load(added + i), broadcast(scale), load(x + i)));
   for (; i < n; ++i) y[i] = fma(added[i], scale, x[i]);
+}
+
+inline float *rows_of_block(const SwRows &rows, int64_t block) {
+  return block < rows.num_blocks ? rows.blocks + block * rows.stride
+                                 : rows.scratch + (block - rows.num_blocks) * rows.scratch_stride;
 }
 
 // Calls work(row) for each row, shared between the threads.

@@ -211,7 +211,7 @@ int64_t sw_size_of(const char *name) {
       SIZE_OF(SwKvCache), SIZE_OF(SwStep), SIZE_OF(SwAttention), SIZE_OF(SwIndexer), SIZE_OF(SwWeight), SIZE_OF(SwExperts),
       SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwEmbedding), SIZE_OF(SwModel), SIZE_OF(SwPass),
       SIZE_OF(SwPick), SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
-      SIZE_OF(SwMove), SIZE_OF(SwSegment), SIZE_OF(SwStatePlan), SIZE_OF(SwRecurrence), SIZE_OF(SwConvolution),
+      SIZE_OF(SwMove), SIZE_OF(SwSegment), SIZE_OF(SwStatePlan), SIZE_OF(SwRows), SIZE_OF(SwRecurrence), SIZE_OF(SwConvolution),
       SIZE_OF(SwGatedDeltaNet), SIZE_OF(SwMamba2), SIZE_OF(SwScan)};
 #undef SIZE_OF
   for (const auto &[struct_name, size] : sizes)

@@ -115,30 +115,38 @@ typedef struct SwStatePlan {
   const int32_t *const *sources;
 } SwStatePlan;
 
-// Rows and pages of a recurrence, in float32. Strides between blocks and between pages count floats.
+// One kind of a layer's rows, in float32. A block from num_blocks on is scratch, whose memory layers share: all rows of
+// such a block are tokens of the step. Strides between blocks, and below between pages, count floats.
+typedef struct SwRows {
+  float *blocks;   // the first block
+  float *scratch;  // the first scratch block
+  int64_t stride;
+  int64_t scratch_stride;
+  int32_t num_blocks;
+} SwRows;
+
+// Rows and pages of a recurrence.
 typedef struct SwRecurrence {
   int32_t heads;
   int32_t key_heads;    // consecutive heads share a key
   int32_t key_dim;      // a multiple of 16
   int32_t value_dim;    // a multiple of 16
   int32_t per_channel;  // whether each channel of a key has a decay
-  int64_t rows_stride;
   int64_t page_stride;
-  float *keys;          // of the first block: [key_heads, 32, key_dim]
-  float *decays;        // [heads, 32], per channel [heads, 32, key_dim]
-  float *updates;       // [heads, 32, value_dim]
+  SwRows keys;          // [key_heads, 32, key_dim]
+  SwRows decays;        // [heads, 32], per channel [heads, 32, key_dim]
+  SwRows updates;       // [heads, 32, value_dim]
   float *states;        // of the first page: [heads, key_dim, value_dim]
 } SwRecurrence;
 
-// Rows and pages of a selective scan, in float32, and its A. Strides between blocks and between pages count floats.
+// Rows and pages of a selective scan, and its A.
 typedef struct SwScan {
   int32_t channels;     // a multiple of 16
   int32_t num_states;   // of a channel
-  int64_t rows_stride;
   int64_t page_stride;
-  float *steps;         // of the first block: [32, channels]
-  float *values;        // [32, channels] inputs times their steps
-  float *inputs;        // [32, num_states]
+  SwRows steps;         // [32, channels]
+  SwRows values;        // [32, channels] inputs times their steps
+  SwRows inputs;        // [32, num_states]
   float *states;        // of the first page: [num_states, channels]
   const float *decays;  // [num_states, channels], not positive
 } SwScan;
@@ -148,9 +156,8 @@ typedef struct SwConvolution {
   int32_t channels;
   int32_t kernel;        // at most 33
   int32_t silu;          // whether the outputs x become x / (1 + e^-x)
-  int64_t rows_stride;
   int64_t page_stride;
-  float *inputs;         // of the first block: [32, channels]
+  SwRows inputs;         // [32, channels]
   float *last;           // of the first page: [kernel - 1, channels]
   const float *weight;   // [kernel, channels], for the newest input last
   const float *bias;     // [channels]; null for none
@@ -260,7 +267,7 @@ typedef struct SwExperts {
   int32_t normalised;  // whether a row's weights are divided by their sum
   int32_t gates_mlp;   // whether the sigmoid of one more router output scales the MLP's output
   float scale;         // factor on the weights
-  float sum_eps;       // what the sum that divides the weights has in addition
+  float sum_eps;       // added to the sum that divides the weights
   float gate_alpha;    // SW_CLAMPED_SILU: (up + 1) * gate * sigmoid(gate_alpha * gate), with gate at most gate_limit
   float gate_limit;    // and up from -gate_limit to gate_limit
   const float *router;       // [outputs / 16, hidden, 16], outputs padded to a multiple of 16
@@ -277,8 +284,8 @@ typedef struct SwExperts {
 // With experts, their sum is added to the MLP's output on the same rows. Then gate_up takes the rows of the experts, or
 // of latent_input, and has 0 outputs if the layer has no MLP.
 //
-// A layer may have one of three recurrent mixers in the place of the attention, or beside it on the same rows. Then the
-// outputs of both are added. With a short convolution, the mixer is c times the convolution of b times x. If mixer_input
+// A layer may have one of three recurrent mixers in the place of the attention, or next to it on the same rows. Then
+// the outputs of both are added. With a short convolution, the mixer is c times the convolution of b times x. If mixer_input
 // has 0 outputs, the layer is an MLP with its norm; without an MLP and experts it is a mixer with its norm.
 typedef struct SwDecoderLayer {
   int32_t hidden;
@@ -295,10 +302,10 @@ typedef struct SwDecoderLayer {
   const SwMamba2 *mamba2;
   const SwConvolution *short_convolution;
   // Outputs for attention: heads of queries, keys, values and gates; delta net: qkv, z, b, a; Mamba 2: gate, x, B, C, step;
-  // short convolution: b, c, x. A mixer beside the attention follows it.
+  // short convolution: b, c, x. A mixer next to the attention follows it.
   SwWeight mixer_input;
   SwWeight mixer_output;
-  SwWeight beside_output;  // of the recurrent mixer beside the attention
+  SwWeight parallel_output;  // of the recurrent mixer next to the attention
   SwWeight gate_up;       // outputs: gate, then up; up alone for SW_RELU_SQUARED
   SwWeight down;
   const float *attention_norm;       // [hidden] before the attention; null for none

@@ -95,10 +95,10 @@ class ScanUnit {
 
   // h = the states after the row at a slot.
   void take_up(int64_t slot, float *h) const {
-    const int64_t start = slot / kRows * layer_.rows_stride, row = slot % kRows;
-    const float *steps = layer_.steps + start + row * layer_.channels + first_;
-    const float *values = layer_.values + start + row * layer_.channels + first_;
-    const float *b = layer_.inputs + start + row * num_states_, *decays = layer_.decays + first_;
+    const int64_t block = slot / kRows, row = slot % kRows;
+    const float *steps = rows_of_block(layer_.steps, block) + row * layer_.channels + first_;
+    const float *values = rows_of_block(layer_.values, block) + row * layer_.channels + first_;
+    const float *b = rows_of_block(layer_.inputs, block) + row * num_states_, *decays = layer_.decays + first_;
     for (int64_t c = 0; c < count_; c += kWidth) {
       const Vec step = load(steps + c), value = load(values + c);
       for (int64_t n = 0; n < num_states_; ++n) {
@@ -131,10 +131,13 @@ class ScanUnit {
 inline void scan(samewise::ThreadPool &pool, const SwScan &layer, const SwStatePlan &plan, const ScanStep &step) {
   const int64_t channels = layer.channels, num_states = layer.num_states;
   pool.for_each(plan.num_tokens, [&](int64_t token) {
-    const int64_t start = plan.slots[token] / kRows * layer.rows_stride, row = plan.slots[token] % kRows;
-    std::memcpy(layer.steps + start + row * channels, step.steps + token * channels, channels * sizeof(float));
-    std::memcpy(layer.values + start + row * channels, step.values + token * channels, channels * sizeof(float));
-    std::memcpy(layer.inputs + start + row * num_states, step.b + token * num_states, num_states * sizeof(float));
+    const int64_t block = plan.slots[token] / kRows, row = plan.slots[token] % kRows;
+    const auto write = [&](const SwRows &rows, const float *from, int64_t width) {
+      std::memcpy(rows_of_block(rows, block) + row * width, from + token * width, width * sizeof(float));
+    };
+    write(layer.steps, step.steps, channels);
+    write(layer.values, step.values, channels);
+    write(layer.inputs, step.b, num_states);
   });
   const int64_t slices = (channels + kScanned - 1) / kScanned;
   pool.for_each(plan.num_choices * slices, [&](int64_t unit) {

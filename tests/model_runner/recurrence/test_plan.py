@@ -86,6 +86,10 @@ def test_rows_of_the_group_are_copied_and_moved() -> None:
     assert not cache.scan[0].steps.any()
     total = sum(shape.rows_bytes for shape in (GDN, GDN, scan, scan, conv))
     assert cache._rows.nbytes == 3 * total
+    cache.add_scratch(2)
+    shapes = [tensor.shape[1:] for tensor in (memory.keys, memory.decays, memory.updates)]
+    assert [part.shape for part in cache.scratch(shapes)] == [(2, *shape) for shape in shapes]
+    assert cache._scratch.nbytes == 2 * max(shape.rows_bytes for shape in (GDN, scan, conv))
 
 
 def test_refuses_other_convolutions() -> None:
