@@ -33,7 +33,7 @@ class ModelPicker:
             try:
                 await self._session.refresh()
             except ApiError:
-                return  # whoever asks something is told
+                return  # the next message shows it
             self.show()
             notice.show()
 

@@ -37,6 +37,8 @@ class ModelCard(msgspec.Struct, frozen=True):
         if not self.is_unloaded:
             progress = self._status.get("progress")
             return f"loading {100 * progress:.0f} %" if isinstance(progress, int | float) else "loading"
+        if self._status.get("waiting"):
+            return "waiting"
         return "failed" if self._status.get("failed") else "not loaded"
 
     @property
@@ -46,11 +48,13 @@ class ModelCard(msgspec.Struct, frozen=True):
 
     @property
     def advice(self) -> str:
-        """A sentence about its state for whoever wants to ask it; empty if it is loaded."""
+        """A sentence about its state for somebody who wants to ask it; empty if it is loaded."""
         if self.is_loaded:
             return ""
         if not self.is_unloaded:
             return f"{self.id} is {self.state}."
+        if self._status.get("waiting"):
+            return f"{self.id} waits to be loaded."
         if not self._status.get("failed"):
             return f"{self.id} is not loaded. Your next message loads it."
         return f"{self.id} could not be loaded: {self._status.get('error') or 'the server does not say why.'}"

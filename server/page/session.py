@@ -27,7 +27,7 @@ class Session:
         self.models: list[ModelCard] = []
         self.model = ""
         self.capabilities: Capabilities | None = None
-        """Of the model; None if the server has no /v1/capabilities, or cannot tell before the model is loaded."""
+        """The chosen model's; None if the server has no /v1/capabilities, or cannot tell before the model is loaded."""
         self._are_known = True
         self._listeners: list[Callable[[], None]] = []
         self.pictures: dict[str, str] = {}

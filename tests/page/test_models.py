@@ -24,6 +24,7 @@ SEES = Capabilities({}, images=ImageLimits(("png",), 1, 1 << 20))
         ({"value": "loading", "progress": 0.4}, "m · loading 40 %", "m is loading 40 %."),
         ({"value": "loading", "progress": {"current": "text_model"}}, "m · loading", "m is loading."),  # llama.cpp's
         ({"value": "unloaded", "failed": True, "error": "No room."}, "m · failed", "m could not be loaded: No room."),
+        (UNLOADED | {"waiting": 2}, "m · waiting", "m waits to be loaded."),
         ("odd", "m", ""),
     ],
 )
