@@ -1,8 +1,8 @@
 """Measures how the engine computes images, with models of random weights.
 
 python -m bench.images gaps       # steps of 8 streams, in turns with and without an image being encoded
-python -m bench.images memory     # a tower's memory for the largest image, beside the memory plan
-python -m bench.images quality    # features and answers of a tower in int8, beside the same one in float32
+python -m bench.images memory     # a tower's memory for the largest image, and the memory plan
+python -m bench.images quality    # features and answers of a tower in int8 and in float32
 """
 
 import argparse
@@ -96,16 +96,16 @@ def gaps(folder: Path, turns: int, console: Console) -> None:
             features.wait(1.0)
         time.sleep(0.2)
     stats = features.stats()
-    console.print(f"{stats.encoded} images encoded beside steps or before them, in {stats.encode_s:.1f} s")
+    console.print(f"{stats.encoded} images encoded, in {stats.encode_s:.1f} s")
     table = Table("steps", "mean ms", "median ms", "99th of 100 ms")
-    for with_images, name in ((False, "alone"), (True, "beside an image")):
+    for with_images, name in ((False, "alone"), (True, "with an image")):
         every = sorted(1000 * step for steps in found[with_images] for step in steps)
         numbers = statistics.mean(every), statistics.median(every), every[int(0.99 * len(every))]
         table.add_row(name, *(f"{number:.1f}" for number in numbers))
     console.print(table)
     pairs = zip(found[True], found[False], strict=True)
     ratios = [statistics.mean(beside) / statistics.mean(alone) for beside, alone in pairs]
-    console.print(f"mean step beside an image / alone, by turns: median {statistics.median(ratios):.3f}, {ratios}")
+    console.print(f"mean step with an image / alone, by turns: median {statistics.median(ratios):.3f}, {ratios}")
 
 
 def _encode_s(features: Any, layout: Layout, data: bytes) -> float:
@@ -138,27 +138,29 @@ def memory(folder: Path, console: Console) -> None:
     platform = CpuPlatform(RunnerConfig(folder, device="cpu"))
     layout = read_layout(folder)
     assert layout is not None
-    shape = platform.inspect_tower(folder)
+    shape, dtype = platform.inspect_tower(folder, layout), platform.types.compute
+    return_freed_memory()  # of writing the model
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
     start = _resident("VmRSS")
     tower = platform.load_tower(folder, layout)
     loading, loaded = _resident("VmHWM") - start, _resident("VmRSS") - start
-    planned, weights = (count(platform.types.compute) / MIB for count in (shape.num_bytes, shape.weight_bytes))
+    weights = shape.weight_bytes(dtype)
     console.print(
-        f"{folder.name}: loaded {loaded / MIB:.0f} MiB, at most {loading / MIB:.0f} meanwhile; planned {weights:.0f} "
-        f"and {planned - weights:.0f} for computing"
+        f"{folder.name}: loaded {loaded / MIB:.0f} MiB, at most {loading / MIB:.0f} meanwhile; planned "
+        f"{weights / MIB:.0f}"
     )
     for num_pixels in (_LARGEST // 50, _LARGEST):
         size = largest_image(layout, num_pixels)
         data = image_file(*size)
+        return_freed_memory()
         before = _resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
+        Path("/proc/self/clear_refs").write_text("5")
         seconds = _timed(partial(tower.encode, make_image(layout, data, size, 1)))
         peak = _resident("VmHWM") - before
         console.print(
             f"{folder.name}: {size[0]} x {size[1]} pixels, {layout.of(*size).num_rows} rows: {peak / MIB:.0f} MiB more "
-            f"at most, {seconds:.1f} s"
+            f"at most; planned {(shape.num_bytes(dtype, num_pixels) - weights) / MIB:.0f}; {seconds:.1f} s"
         )
-        return_freed_memory()
 
 
 def _resident(name: str) -> int:
@@ -175,7 +177,7 @@ def quality(folder: Path, console: Console, kinds: tuple[str, ...] = ("int8_rota
     assert layout is not None
     assert packer is not None
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    pixels = [Pixels.open(io.BytesIO(image_file(300 + 70 * seed, 240, seed))) for seed in range(4)]
+    pixels = [Pixels.open(io.BytesIO(image_file(300 + 70 * seed, 240, seed))) for seed in range(2)]
 
     def load() -> Tower:
         return Tower(folder, platform.read_config(folder), layout, torch.device("cpu"), torch.float32)

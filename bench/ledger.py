@@ -38,8 +38,8 @@ _PROMPTS = 8
 """Prompts that fill the cache."""
 _LONG = 2048
 """Most tokens of a prompt; longer ones take more time, and no more memory."""
-_FREE_BYTES = 64 << 30
-"""What the ledger may give. The size of the cache is configured, so it does not follow from this."""
+_BUDGET = 64 << 30
+"""Memory that the ledger may give. The size of the cache is configured, so it does not follow from this."""
 _SEED = 1
 
 
@@ -111,7 +111,7 @@ def workload(loaded: LoadedEngine) -> Iterator[list[EngineRequest]]:
 def measure(folder: Path, kv_cache_gib: float) -> dict[str, Any]:
     """Plan, load and run a model in this process. Returns what was planned, and what was taken, in bytes."""
     config = EngineConfig(RunnerConfig(folder, device="cpu", kv_cache_gib=kv_cache_gib), log_level="error")
-    needs = building.plan(Plan(config, _FREE_BYTES))
+    needs = building.plan(Plan(config, {"cpu": _BUDGET}))
     peak = _Peak()
     loaded = building.load(config)
     loading = peak.private

@@ -12,7 +12,7 @@ from server.api.fields.structured import StructuredFields
 from server.api.fields.tools import ToolFields
 from server.api.llama_cpp.schema import LlamaFields
 from server.api.messages.schema import MessagesFields
-from server.api.ollama.schema import KeptFields, OllamaFields
+from server.api.ollama.schema import KeptFields, NamedFields, OllamaFields
 from server.api.pooling.schema import PoolingFields, ScoringFields, TextFields
 from server.api.responses.schema import HistoryFields, InputFields
 
@@ -120,6 +120,7 @@ GROUPS = (
     FieldGroup("Every message", MessagesFields, "Fields that messages and their token counts share."),
     FieldGroup("Every llama.cpp completion", LlamaFields, "Fields that `/completion` and `/infill` share."),
     FieldGroup("Every Ollama request", KeptFields, "Fields that all requests to Ollama's paths for a model share."),
+    FieldGroup("Every name for Ollama", NamedFields, "Fields of requests that load no model."),
     FieldGroup("Every Ollama answer", OllamaFields, "Fields that `/api/chat` and `/api/generate` share."),
     FieldGroup("Every request for numbers", PoolingFields, "Fields of embeddings, scores, rankings and classes."),
     FieldGroup("Numbers of single texts", TextFields, "Fields that embeddings and classes share."),

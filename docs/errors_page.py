@@ -50,9 +50,9 @@ full. If a symptom has no status, such as a server that does not start, see
 ## Statuses
 
 {statuses}
-An unknown path gets 404 and a wrong method 405, on every path. A host or an origin that is not allowed gets 403: see
-[browsers](../how-to/operate.md#browsers). A 503 says nothing about the request itself: send it again. A 500 is a bug of
-the server, which the same request may meet again.
+An unknown path gets 404 and a wrong method 405, on every path. A host or an origin that is not allowed gets 403, too:
+see [browsers](../how-to/operate.md#browsers). A 503 says nothing about the request itself: send it again. A 500 is a
+bug of the server, which the same request may meet again.
 
 ## Codes
 
@@ -69,7 +69,7 @@ lines that were not answered.
 
 An error before the first token has its own status, also for a stream. There is one exception: after `--keepalive-s`
 ({keepalive:g} seconds by default) without a token, a stream begins with a comment line and status 200, so that
-proxies keep it open.
+proxies keep it open. While one of several models is being loaded, these lines are `: loading`.
 
 A stream that has begun ends with `data: {{"error": ...}}` and `data: [DONE]`. In Anthropic's API it ends with an event
 `error`, and a response ends with the event `response.failed`. Its `error.code` is `rate_limit_exceeded`,
@@ -78,6 +78,7 @@ A stream that has begun ends with `data: {{"error": ...}}` and `data: [DONE]`. I
 ACTIONS: Mapping[tuple[int, str], str] = {
     (400, "invalid_request_error"): "Correct the field in `param`. The code says what is wrong with it.",
     (401, "invalid_request_error"): "Send `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+    (403, "invalid_request_error"): "Use a key that may, or give this one the right in the keys file.",
     (404, "invalid_request_error"): "Check the path against the [endpoints](api/index.md#endpoints), the model against "
     "`GET /v1/models`, and the id.",
     (405, "invalid_request_error"): "Use a method of the header `Allow`.",
@@ -117,7 +118,10 @@ CODES: Mapping[str, tuple[str, str]] = {
     "unsupported_value": ("This server does not support the value.", "Send another; the message lists them if it can."),
     "unsupported_model": ("The model cannot do this task.",
         "Serve a model that can: [models](models.md#embedding-and-scoring-models)."),
-    "model_not_found": ("No model of this name is served.", "Use a name of `GET /v1/models`, or remove `model`."),
+    "model_not_found": (
+        "No model of this name is served, or the key may not use it.",
+        "Use a name of `GET /v1/models`, or remove `model`.",
+    ),
     "invalid_image_format": ("The file is not an image, or of another format.", "Send PNG, JPEG, WebP or GIF."),
     "invalid_image_url": ("The image cannot be fetched from its URL.",
         "Check that the URL answers without a redirect, or send a data URL. The server's log has the reason."),
@@ -130,12 +134,14 @@ CODES: Mapping[str, tuple[str, str]] = {
         "Send the whole input. `--max-stored-mib` limits what is kept, and only `--data-dir` keeps it over a restart."),
     "unknown_url": ("The path does not exist.", "See the [endpoints](api/index.md#endpoints)."),
     "invalid_api_key": ("The API key is missing or wrong.", "Send a key of `--api-key` or `--api-keys-file`."),
+    "not_permitted": ("The API key may not load and unload models.",
+        "Give it `manage: true` in the keys file: [tenants](../how-to/tenants.md#models)."),
     "rate_limit_exceeded": ("The queue is full, or a limit of the key is reached.",
         "Retry after `Retry-After`; see the statuses above."),
     "insufficient_quota": ("The key has used its tokens for the day.", "Wait for the next day, or raise the quota."),
     "model_loading": ("The model was not loaded within `load_timeout_s`.",
         "Retry after `Retry-After`. Raise `--load-timeout-s` or `--memory-gib`, or serve fewer models."),
-    "model_unavailable": ("The model cannot be loaded; the message says why.",
+    "model_unavailable": ("The model cannot be loaded, or was never loaded; the message says why.",
         "Correct the cause. After `Retry-After`, a request tries again: "
         "[several models](../how-to/several-models.md)."),
     "no_token_left": ("The request's settings rule out every token.",

@@ -9,8 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scheduler.interface import EngineStats
 from server.engine.client import EngineState
 from server.models.hosted_model import HostedModel, Residency
-from server.telemetry.metrics import Families, Metrics, ServerMetrics, exposition
-from server.telemetry.model_metrics import ResidenceCollector
+from server.telemetry.metrics import Families, Metrics, ResidenceCollector, ServerMetrics, exposition
 
 PREFIX = "samewise"
 PAGE = """\
@@ -45,12 +44,12 @@ def render_metrics() -> str:
     metrics = [
         *Metrics(idle, "model", PREFIX).collect(),
         *ResidenceCollector(one_of_several, Families(PREFIX, "model")).collect(),
-        *ServerMetrics(PREFIX, 0).collect(),
+        *ServerMetrics(PREFIX, lambda: 0).collect(),
     ]
     rows = []
     for family in text_string_to_metric_families(exposition(metrics, of_tenants=True).decode()):
         if family.name.startswith(f"{PREFIX}:") and not family.name.endswith("_created"):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             rows.append((f"`{name}`", family.type, family.documentation))
-    rendered = table(("metric", "type", "description"), rows)
-    return PAGE.format(prefix=f"{PREFIX}:", metrics=rendered)
+    listed = table(("metric", "type", "description"), rows)
+    return PAGE.format(prefix=f"{PREFIX}:", metrics=listed)

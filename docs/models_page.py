@@ -86,8 +86,8 @@ disk, and the log names them at startup.
 ## Images
 
 These types take [images](../how-to/images.md), from safetensors files: {image_types}. Types that transformers can only
-process with torchvision or with other packages are served for their text. So are `gemma3` and `gemma4` on CUDA, where
-the attention kernel cannot let the rows of an image see later ones. The tower computes in float32 on CPU.
+process with torchvision or with other packages are served for their text. On a CPU, the tower's linear layers are int8
+unless `--quantization none` is set, and the rest is float32.
 
 ## LongRoPE
 

@@ -80,6 +80,8 @@ class RunnerConfig:
     """Memory of the training process; None uses what these heads need, and 0.25 GiB for training examples."""
     images: bool = True
     """Whether prompts may have images, if the model takes them. Otherwise its tower is not loaded."""
+    max_image_pixels: int = 50_000_000
+    """Pixels of the largest image, for the memory plan."""
     image_cache_gib: float = 0.5
     """Memory for features of images. Features that were evicted are computed again when they are needed."""
     aux_model: Path | None = None

@@ -238,9 +238,8 @@ class KVCache:
                 self.keys.append(zeros((count, *key_shape), dtype))
             value_shape = self._layout.value_shape(shape.num_heads, shape.value_dim, block_size)
             self.values.append(zeros((count, *value_shape), dtype))
-            if dtype in LARGEST:
-                self.key_scales.append(zeros((*heads, block_size), torch.float32))
-                self.value_scales.append(zeros((*heads, block_size), torch.float32))
+            for scales in (self.key_scales, self.value_scales) if dtype in LARGEST else ():
+                scales.append(zeros((*heads, block_size), torch.float32))
         self._groups = {number: _LayersOfGroup(self, number, kernels) for number in set(self.group_of)}
 
     def write(self, layer: int, key: Tensor, value: Tensor, block_of: Tensor, offset_of: Tensor) -> None:

@@ -10,6 +10,8 @@ class ModelNeeds:
 
     device: str
     """Name of the device whose memory this is."""
+    free_bytes: int
+    """Free memory of the device when this was planned, which is no part of the plan."""
     weight_bytes: int
     """Weights of all models and heads, as they are stored."""
     loading_bytes: int

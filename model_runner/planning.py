@@ -1,7 +1,7 @@
 """Plans a runner's memory from the models' files, before any weights are read."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,11 +66,10 @@ class Blueprint:
             raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
         sizes = platform.sizes(config)
         reader = find_reader(config, platform)
-        needs = replace(
-            _needs(shapes, platform),
-            image_bytes=0 if reader is None else reader.num_bytes,
-            step_bytes=_step_bytes(shapes, platform, config, sizes),
-        )
+        needs = replace(_needs(shapes, platform), step_bytes=_step_bytes(shapes, platform, config, sizes))
+        if reader is not None:
+            loading_bytes = max(needs.loading_bytes, needs.model_bytes + reader.loading_bytes)
+            needs = replace(needs, image_bytes=reader.num_bytes, loading_bytes=loading_bytes)
         return cls(config, platform, shapes, sizes, reader, needs)
 
     def before_measuring(self) -> "Blueprint":
@@ -90,14 +89,14 @@ class Blueprint:
 
 
 def plan_model(
-    config: RunnerConfig, imported: int, free: int | None = None, cache_share: float | None = None
+    config: RunnerConfig, imported: int, budgets: Mapping[str, int], cache_share: float | None = None
 ) -> ModelNeeds:
-    """What an engine process with these models will need. Reads no weights.
+    """Plan the memory of an engine process with these models. Reads no weights.
 
     Args:
         config: the configuration. A KV cache without a size gets the default of the platform.
         imported: private memory of a process that has only imported its modules, on the host.
-        free: bytes that the process may take in all; None: what the device has free.
+        budgets: bytes that the process may take in all, by the kind of its device; without an entry, what is free.
         cache_share: share of the memory that the weights leave free that goes to the cache; None: the platform's.
 
     Raises:
@@ -108,15 +107,16 @@ def plan_model(
         platform = choose_platform(config)
         blueprint = Blueprint.of(config, platform)
         process_bytes = platform.process_bytes(imported, blueprint.shapes.target)
-        room = platform.room()
-        room = replace(
+        room, budget = platform.room(), budgets.get(platform.device.type)
+        given = replace(
             room,
-            free=room.free if free is None else free - process_bytes,
+            free=room.free if budget is None else budget - process_bytes,
             cache_share=room.cache_share if cache_share is None else cache_share,
         )
-        plan = blueprint.fit(room)
+        plan = blueprint.fit(given)
     return ModelNeeds(
         device=plan.device,
+        free_bytes=room.free,
         weight_bytes=plan.weight_bytes,
         loading_bytes=blueprint.needs.loading_bytes,
         step_bytes=blueprint.needs.step_bytes,
@@ -186,7 +186,7 @@ def _step_bytes(shapes: Shapes, platform: Platform, config: RunnerConfig, sizes:
 
 
 def _needs(shapes: Shapes, platform: Platform) -> Needs:
-    """What the models need at any time."""
+    """The needs of all models, but not what steps and images need."""
     models, heads, learned = shapes.models(), shapes.heads, shapes.learned
     spare_bytes = 0 if learned is None else learned.spare_bytes
     of_heads = [kv for one in heads for kv in heads_kv(one)]

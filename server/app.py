@@ -2,6 +2,7 @@
 
 import asyncio
 import http
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ _DESCRIPTION = (
     "An OpenAI-compatible API. Every parameter is honoured exactly, or refused with an error that names it. Hints that "
     "do not apply are ignored and reported. The same request gives the same answer, whatever else the server is doing."
 )
+
+_logger = logging.getLogger("samewise.keys")
 
 if TYPE_CHECKING:
     from server.telemetry.traces import Traces
@@ -104,12 +107,17 @@ def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, wor
     traces = _traces(settings, keys)
     observers = [] if traces is None else [traces.observe]
     models = ServedModels([ModelServices.make(one, workers, observers, is_only=len(parts) == 1) for one in parts])
+    residence = models.default.residence
     bodies = IncomingBodies(settings.body_mib(takes_images=any(one.model.images is not None for one in models)))
     accounts = _accounts(settings, keys, UsageBook(storage))
+    if unknown := keys.models.difference(models.names):
+        _logger.warning("The keys file names models that are not served: %s.", ", ".join(sorted(unknown)))
     return Services(
         models=models,
         settings=settings,
-        metrics=ServerMetrics(settings.metrics_prefix, models.default.residence.budget),
+        metrics=ServerMetrics(
+            settings.metrics_prefix, None if residence.budget is None else lambda: residence.budget or 0
+        ),
         bodies=bodies,
         storage=storage,
         jobs=Jobs(),

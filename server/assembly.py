@@ -20,7 +20,7 @@ from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
 from server.models.host import ModelHost
 from server.models.hosted_model import HostedModel, Residency
-from server.models.ledger import Ledger, host_budget
+from server.models.ledger import Ledgers
 from server.models.source import ProcessSource
 from server.models.spare import SpareWorker
 
@@ -116,12 +116,15 @@ def limits_of(settings: Settings) -> EngineLimits:
     return EngineLimits(settings.max_waiting, settings.engine_timeout_s)
 
 
-def budget_of(settings: Settings) -> int:
-    """Bytes that all models together may take. Warns if this machine has less than the settings allow."""
+def budget_of(settings: Settings) -> int | None:
+    """Bytes that the models on a device may take together; None: most of what is free there.
+
+    Warns if this machine has less than the settings allow.
+    """
     if settings.memory_gib is None:
-        return host_budget()
+        return None
     budget, free = int(settings.memory_gib * (1 << 30)), free_memory()
-    if budget > free:
+    if budget > free and all(_is_on_cpu(settings.of_model(entry)) for entry in settings.models):
         _logger.warning(
             "memory_gib is %g, but only %.1f GiB are free: loading models may run out of memory. Lower memory_gib.",
             settings.memory_gib,
@@ -136,13 +139,13 @@ def host_models(
     publish: Sequence[Callable[[bytes], None] | None],
 ) -> tuple[ModelHost, "list[ModelOnEngine]"]:
     """Make the host of several models, without starting it; each of `publish` receives the KV events of a model."""
-    budget = budget_of(settings)
+    ledgers = Ledgers(budget_of(settings))
     spare = SpareWorker()
-    host = ModelHost(Ledger(budget), spare)
+    host = ModelHost(ledgers, spare)
     models = []
     for entry, (own, checkpoints), events in zip(settings.models, found, publish, strict=True):
         share = _CACHE_SHARE / len(found) if own.kv_cache_gib is None else None
-        source = ProcessSource(engine_config(own, checkpoints), limits_of(own), spare, budget, share, events)
+        source = ProcessSource(engine_config(own, checkpoints), limits_of(own), spare, ledgers, share, events)
         residency = Residency(
             is_loaded_at_start=entry.load == "start",
             is_pinned=entry.pinned,
@@ -254,6 +257,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         learn_memory_gib=settings.learn_memory,
         aux_model=None if checkpoints.aux_model is None else checkpoints.aux_model.path,
         images=settings.images,
+        max_image_pixels=int(settings.max_image_megapixels * 1_000_000),
         image_cache_gib=settings.image_cache_gib,
     )
     return EngineConfig(

@@ -98,8 +98,8 @@ class Settings(BaseSettings):
     memory_gib: float | None = Field(
         None,
         gt=0,
-        description="Memory for all models together in GiB. By default 95 % of what is free when the server starts. It "
-        "needs several models.",
+        description="Memory in GiB for all models on one device together. By default most of what is free there when "
+        "the server starts. It needs several models.",
     )
     load_timeout_s: float = Field(
         600.0,

@@ -165,7 +165,7 @@ def _refuse_settings(config: RunnerConfig) -> None:
 
 
 def plan_encoder(config: RunnerConfig, folder: EncoderFolder, imported: int, free: int | None = None) -> ModelNeeds:
-    """What an engine process with an encoder will need. Reads no weights.
+    """Plan the memory of an engine process with an encoder. Reads no weights.
 
     Loading takes the most: packing the weights then frees more than a step takes.
 
@@ -181,10 +181,12 @@ def plan_encoder(config: RunnerConfig, folder: EncoderFolder, imported: int, fre
     _refuse_settings(config)
     platform = CpuPlatform(config)
     process_bytes = platform.process_bytes(imported, None)
-    loading = _loading_bytes(folder.path, platform.room().free if free is None else free - process_bytes)
+    free_now = platform.room().free
+    loading = _loading_bytes(folder.path, free_now if free is None else free - process_bytes)
     longest = _longest(config, folder, longest_text(folder))
     return ModelNeeds(
         device="cpu",
+        free_bytes=free_now,
         weight_bytes=loading,
         loading_bytes=loading,
         step_bytes=0,

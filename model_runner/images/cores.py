@@ -116,4 +116,4 @@ def pack_tower(model: nn.Module, packer: NativePacker, cores: TowerCores) -> Non
     for linear in linears_of(model):
         weight = linear._parameters.pop("weight")
         assert weight is not None, "linear layers have weights"
-        linear.weight = PackedWeight(weight.data, pack)  # type: ignore[assignment]
+        linear.weight = PackedWeight(weight.data, pack)

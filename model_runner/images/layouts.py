@@ -293,7 +293,7 @@ def _on_canvas(
 
 
 def _num_tiles(tile: tuple[int, int], most: tuple[int, int], height: int, width: int) -> int:
-    """Tiles beside the whole image; 0 if one would be the whole."""
+    """Tiles in addition to the whole image; 0 if one would be the whole."""
     lines, columns = sizes.tiled_canvas(height, width, tile, *most) if most[1] > 1 else (1, 1)
     return lines * columns if lines * columns > 1 else 0
 
@@ -308,9 +308,10 @@ def _aya_vision(files: _Files) -> Layout:
         processor.get("start_of_img_token", "<|START_OF_IMG|>"),
         processor.get("end_of_img_token", "<|END_OF_IMG|>"),
         (_side(size, "height"), _side(size, "width")),
-        (settings.get("min_patches", 1), settings.get("max_patches", 12)),
     )
-    return files.layout(processor.get("image_token", "<image>"), arrange, crop_to_patches=True)
+    tiled = partial(arrange, (settings.get("min_patches", 1), settings.get("max_patches", 12)))
+    low = partial(arrange, (1, 1)), {"crop_to_patches": False}
+    return files.layout(processor.get("image_token", "<image>"), tiled, low=low, crop_to_patches=True)
 
 
 def _numbered(

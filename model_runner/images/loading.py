@@ -42,6 +42,8 @@ class ImageReader:
     """Memory of the tower and of all features."""
     limit: int
     """Memory of all features."""
+    loading_bytes: int
+    """Memory that loading the tower takes in addition to `num_bytes`, after the models were loaded."""
 
     def load(self, config: RunnerConfig, platform: "Platform") -> "LoadedReader | None":
         """Load the tower; None, with a warning, if its weights are not what transformers expects."""
@@ -75,9 +77,12 @@ def find_reader(config: RunnerConfig, platform: "Platform") -> ImageReader | Non
     layout = layout_of(config.model) if config.images else None
     if layout is None:
         return None
-    shape = platform.inspect_tower(config.model)
+    shape = platform.inspect_tower(config.model, layout)
     limit = int(config.image_cache_gib * _GIB)
-    return ImageReader(layout, shape, shape.num_bytes(platform.types.compute) + limit, limit)
+    pixels = config.max_image_pixels if platform.device.type == "cpu" else 0  # otherwise not in the planned memory
+    dtype = platform.types.compute
+    num_bytes = shape.num_bytes(dtype, pixels) + limit
+    return ImageReader(layout, shape, num_bytes, limit, max(shape.loading_bytes(dtype) - num_bytes, 0))
 
 
 def layout_of(folder: Path) -> Layout | None:

@@ -74,7 +74,7 @@ def tiled_canvas(height: int, width: int, tile: tuple[int, int], least: int, mos
 
 
 def best_canvas(height: int, width: int, canvases: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """LLaVA-NeXT: the canvas on which an image has most of its pixels, and of those the one with the least waste."""
+    """LLaVA-NeXT: the canvas on which an image keeps the most of its pixels, and among those the smallest."""
 
     def rank(canvas: tuple[int, int]) -> tuple[int, int]:
         scale = min(canvas[1] / width, canvas[0] / height)

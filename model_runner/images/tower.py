@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import PIL.Image
 import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, PretrainedConfig
@@ -36,10 +37,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("samewise.runner")
 
 _ATTENTION = "sdpa"
-_PATCHES = 5000
-"""Patches of a large image."""
-_NUMBERS_PER_PATCH = 20
+_NUMBERS_PER_PATCH = 21
 """Numbers that a layer of a tower has in memory at a time for each patch, as a multiple of the width."""
+_NUMBERS_WITH_FRAMES = 29
+"""The same for towers with frames, which turn queries and keys by rotary positions (Qwen, GLM)."""
+_BYTES_PER_PIXEL = 17
+"""Memory of decoding and scaling a large image, by any image processor on Pillow and numpy."""
+_PROBED = (640, 480)
+_ASPECTS = (1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
+"""Aspects of images, of which some have the most feature rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,10 @@ class TowerShape:
 
     widest: int
     """Width of the tower's hidden states."""
+    num_patches: int
+    """Patches of the largest image."""
+    numbers_per_patch: int
+    """Numbers in memory at a time for each patch, as a multiple of the width."""
     sees_images: bool
     """Whether the rows of an image see each other in the decoder."""
     packed_as: WeightKind | None = None
@@ -66,9 +76,14 @@ class TowerShape:
         """Memory of a feature row."""
         return (1 + self.levels) * self.hidden * dtype.itemsize
 
-    def num_bytes(self, dtype: torch.dtype) -> int:
-        """Memory of the weights, and about what the tower needs while it computes."""
-        return self.weight_bytes(dtype) + _PATCHES * self.widest * _NUMBERS_PER_PATCH * dtype.itemsize
+    def num_bytes(self, dtype: torch.dtype, max_pixels: int) -> int:
+        """Memory of the weights, and about what is needed to decode an image of so many pixels, and then for it."""
+        numbers = self.num_patches * self.widest * self.numbers_per_patch
+        return self.weight_bytes(dtype) + max(numbers * dtype.itemsize, max_pixels * _BYTES_PER_PIXEL)
+
+    def loading_bytes(self, dtype: torch.dtype) -> int:
+        """Memory at most while the weights are loaded: they are packed after all of them were read."""
+        return self.num_parameters * dtype.itemsize + (self.weight_bytes(dtype) if self.packed_as else 0)
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Memory of the weights."""
@@ -78,7 +93,7 @@ class TowerShape:
         return (self.num_parameters - self.num_multiplied) * dtype.itemsize + packed
 
 
-def inspect_tower(config: PretrainedConfig) -> TowerShape:
+def inspect_tower(folder: Path, config: PretrainedConfig, layout: Layout) -> TowerShape:
     """The sizes of a model's tower, before its weights are read."""
     with torch.device("meta"):
         model = _make_class(config)._from_config(_tower_config(config), attn_implementation=_ATTENTION)
@@ -88,11 +103,41 @@ def inspect_tower(config: PretrainedConfig) -> TowerShape:
     sees_images = getattr(text, "use_bidirectional_attention", None) == "vision" or config.model_type == "gemma3"
     num_parameters = sum(one.numel() for one in model.parameters())
     multiplied = [linear.weight for linear in linears_of(model)]
-    num_multiplied = sum(weight.numel() for weight in multiplied)
-    num_rotated = sum(rotated(weight.numel(), weight.shape[-1]) for weight in multiplied)
     return TowerShape(
-        num_parameters, num_multiplied, num_rotated, text.hidden_size, levels_of(config), widest, sees_images
+        num_parameters=num_parameters,
+        num_multiplied=sum(weight.numel() for weight in multiplied),
+        num_rotated=sum(rotated(weight.numel(), weight.shape[-1]) for weight in multiplied),
+        hidden=text.hidden_size,
+        levels=levels_of(config),
+        widest=widest,
+        num_patches=_most_patches(folder, config, layout),
+        numbers_per_patch=_numbers_per_patch(config),
+        sees_images=sees_images,
     )
+
+
+def _numbers_per_patch(config: Any) -> int:
+    vision = config.vision_config
+    if hasattr(vision, "temporal_patch_size"):
+        return _NUMBERS_WITH_FRAMES
+    keeps_all = hasattr(config, "vision_feature_layer")  # the hidden states of all layers, to choose from
+    return _NUMBERS_PER_PATCH + (int(vision.num_hidden_layers) + 1 if keeps_all else 0)
+
+
+def _most_patches(folder: Path, config: Any, layout: Layout) -> int:
+    """Patches of the largest image, from the patches and feature rows of a small one."""
+    size = getattr(config.vision_config, "patch_size", 1)
+    height, width = (size, size) if isinstance(size, int) else size
+    frames = getattr(config.vision_config, "temporal_patch_size", 1)
+    inputs = _processor_of(folder)(images=[PIL.Image.new("RGB", _PROBED)], return_tensors="pt", **layout.call)
+    num_patches: int = inputs["pixel_values"].numel() // (3 * height * width * frames)
+    most = max(layout.of(round(6000 * aspect), 6000).num_rows for aspect in _ASPECTS)
+    return -(-num_patches * most // layout.of(*_PROBED).num_rows)
+
+
+def _processor_of(folder: Path) -> Any:
+    loaded: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")  # type: ignore[no-untyped-call]
+    return loaded
 
 
 def levels_of(config: Any) -> int:
@@ -110,7 +155,7 @@ class Tower:
         self._model: Any = _load(folder, config, dtype, device)
         if config.model_type == "mistral3":
             self._model.base_model.multi_modal_projector.register_forward_hook(_with_batch)
-        self._processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")  # type: ignore[no-untyped-call]
+        self._processor = _processor_of(folder)
         self._layout = layout
         self._levels = levels_of(config)
         is_cuda = device.type == "cuda"
@@ -135,17 +180,27 @@ class Tower:
         """
         if self.cores is not None:
             self.cores.take()
-        rows = self.features(decode(image.data), image.detail)
+        rows = self._encode(self._read(image))
         if rows.shape[1] != image.num_rows:
             raise ValueError(f"an image has {rows.shape[1]} feature rows, but {image.num_rows} places in its prompt")
         return rows
 
-    @torch.inference_mode()
     def features(self, pixels: "Pixels", detail: str = "") -> Tensor:
         """The feature rows [1 + levels, n, hidden] of an RGB image in this detail."""
+        return self._encode(self._processed(pixels, detail))
+
+    def _read(self, image: Image) -> dict[str, Any]:
+        """The tower's inputs for an image. The pixels, of which there may be many, are not kept."""
+        return self._processed(decode(image.data), image.detail)
+
+    def _processed(self, pixels: "Pixels", detail: str) -> dict[str, Any]:
         inputs = self._processor(images=[pixels], return_tensors="pt", **self._layout.at(detail).call)
+        return {name: value for name, value in inputs.items() if name in self._names}
+
+    @torch.inference_mode()
+    def _encode(self, inputs: Mapping[str, Any]) -> Tensor:
         with self._device():
-            rows = self._run({name: value for name, value in inputs.items() if name in self._names})
+            rows = self._run(inputs)
         if self._stream is not None:
             self._stream.synchronize()
         return rows

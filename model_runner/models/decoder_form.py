@@ -431,8 +431,7 @@ def _in_usual_order(inputs: Sequence[Linear], parts: Sequence[list[int]], shape:
     """Linears that have stored the outputs of each key head together, with so many outputs of each part."""
     orders = [torch.arange(linear.outputs).view(shape.key_heads, -1) for linear in inputs]
     split = [
-        [part.flatten() for part in torch.split(order, list(sizes), 1)]
-        for order, sizes in zip(orders, parts, strict=True)
+        [part.flatten() for part in torch.split(order, sizes, 1)] for order, sizes in zip(orders, parts, strict=True)
     ]
     return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
 

@@ -27,7 +27,7 @@ from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature
 from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.interleaved_experts import with_usual_experts
-from model_runner.models.known_config import MissingEntryError, read_known_config
+from model_runner.models.known_config import KnownConfig, MissingEntryError, read_known_config
 from model_runner.models.loading import ModelShape, open_checkpoint
 from model_runner.models.model_form import ModelForm, read_model_form
 from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, embedding_bytes
@@ -58,11 +58,11 @@ _CACHE_LIMIT = 4 * GIB
 """Upper limit of the KV cache's default size: other programs need memory, too."""
 _CACHE_SHARE = 0.5
 _RUNNING_BYTES = 20 << 20
-"""What a process takes besides tensors once it has run steps: 17 MiB measured with a tiny model."""
+"""Memory of a process besides tensors once it has run steps: 17 MiB measured with a tiny model."""
 _TRANSFORMERS_BYTES = 160 << 20
-"""What it takes in addition with transformers imported: 157 MiB measured."""
-_TOKEN_BYTES = 720
-"""Of the vocabulary for grammars: 34 MiB measured with 49,152 tokens."""
+"""Memory in addition with transformers imported: 157 MiB measured."""
+_TOKEN_BYTES = 850
+"""Memory of a token in the vocabulary for grammars: 34 MiB measured with 49,152 tokens, 222 MiB with 262,144."""
 _LOGITS_COPIES = 7
 """Logits of the rows that are sampled, in the longest way: with penalties, truncation and logprobs."""
 _HIDDEN_COPIES = 24
@@ -127,7 +127,8 @@ class CpuPlatform(Platform):
         return _weight_bytes(shape, None if self._packer is None else self._packer.kind)
 
     def process_bytes(self, imported: int, shape: ModelShape | None) -> int:
-        needs_transformers = shape is None or shape.form is None
+        form = None if shape is None else shape.form
+        needs_transformers = form is None or not isinstance(form.config, KnownConfig)
         vocabulary = 0 if shape is None else shape.vocab_size * _TOKEN_BYTES
         return imported + _RUNNING_BYTES + vocabulary + (_TRANSFORMERS_BYTES if needs_transformers else 0)
 
@@ -170,8 +171,8 @@ class CpuPlatform(Platform):
         with cached(self._packer, form, listing, cache_folder()) as packer:
             return NativeModel(packer, form)
 
-    def inspect_tower(self, folder: Path) -> "TowerShape":
-        shape = super().inspect_tower(folder)
+    def inspect_tower(self, folder: Path, layout: Layout) -> "TowerShape":
+        shape = super().inspect_tower(folder, layout)
         return shape if self._packer is None else replace(shape, packed_as=self._packer.in_int8.kind)
 
     def load_tower(self, folder: Path, layout: Layout) -> "Tower":

@@ -137,11 +137,11 @@ class Platform(ABC):
         """A copy of a loaded model for another cache. It shares the weights' memory."""
         return cast("LoadedModel", twin(cast("nn.Module", loaded)))
 
-    def inspect_tower(self, folder: Path) -> "TowerShape":
+    def inspect_tower(self, folder: Path, layout: Layout) -> "TowerShape":
         """The sizes of the part of a model that reads images, before its weights are read."""
         from model_runner.images.tower import inspect_tower  # noqa: PLC0415 - transformers takes seconds
 
-        return inspect_tower(self.read_config(folder))
+        return inspect_tower(folder, self.read_config(folder), layout)
 
     def load_tower(self, folder: Path, layout: Layout) -> "Tower":
         """Load the part of a model that reads images.

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from server.api.body_worker import read_as
 from server.api.dialect import AnswerContext, Dialect, GenerationApi, PlannedRequest, plan_body
 from server.api.image_files import uploaded_files
 from server.api.model_services import ModelServices
-from server.api.services import Services, peek
+from server.api.services import Finder, Services, peek
 from server.errors import InvalidRequestError
 from server.generation.image_room import HeldImages
 from server.generation.notices import as_headers
@@ -23,7 +23,7 @@ from server.generation.planning.plan import Plan
 from server.generation.result import collect
 from server.generation.run import Run
 from server.http.event_stream import EventStream
-from server.http.loading_stream import LoadingStream
+from server.http.loading_stream import LoadingStream, Waiting
 from server.http.middleware import record_of, sender_of
 from server.http.responses import json_response, unless_gone
 from server.storage.usage import Used
@@ -56,14 +56,15 @@ class ModelRequest:
         return await self.served.body_worker.run(work, self.body, info, *args, sender=sender, files=files)
 
 
-async def named_model(request: Request, services: Services) -> ModelRequest:
-    """Read a request's body, and find the model that it names, which may have to be loaded first.
+async def named_model(request: Request, services: Services, find: Finder | None = None) -> ModelRequest:
+    """Read a request's body, and find the model that it names, which may have to be loaded first; `find` is as in
+    ServedModels.of_body.
 
     Raises ApiError and ClientDisconnect.
     """
     body = await services.bodies.read_json(request)
     record = record_of(request)
-    served = services.models_of(record.client).of_body(body)
+    served = services.models_of(record.client).of_body(body, find)
     record.model = served.model.name
     return ModelRequest(request, body, services, served)
 
@@ -74,7 +75,7 @@ async def loaded(served: ModelServices, request: Request, num_bytes: int) -> Asy
 
     Entering it raises ApiError and ClientDisconnect.
     """
-    use = served.residence.use(num_bytes, is_background=record_of(request).is_background)
+    use = _use(served, request, num_bytes)
     if served.residence.is_open:
         await use.__aenter__()
     else:
@@ -85,10 +86,20 @@ async def loaded(served: ModelServices, request: Request, num_bytes: int) -> Asy
         await use.__aexit__(None, None, None)
 
 
+def _use(served: ModelServices, request: Request, num_bytes: int) -> AbstractAsyncContextManager[None]:
+    record = record_of(request)
+    return served.residence.use(num_bytes, is_background=record.is_background, wish=lambda: record.keep_s)
+
+
 @asynccontextmanager
-async def model_request(request: Request, services: Services) -> AsyncIterator[ModelRequest]:
-    """Read a request's body, and keep the model that it names loaded. Raises ApiError and ClientDisconnect."""
-    asked = await named_model(request, services)
+async def model_request(
+    request: Request, services: Services, find: Finder | None = None
+) -> AsyncIterator[ModelRequest]:
+    """Read a request's body, and keep the model that it names loaded; `find` is as in ServedModels.of_body.
+
+    Raises ApiError and ClientDisconnect.
+    """
+    asked = await named_model(request, services, find)
     async with loaded(asked.served, request, len(asked.body)):
         yield asked
 
@@ -117,18 +128,26 @@ async def respond(api: GenerationApi, request: Request, services: Services) -> R
 
 
 async def when_loaded(
-    served: ModelServices, request: Request, services: Services, body: bytes, work: Callable[[], Awaitable[Response]]
+    served: ModelServices,
+    request: Request,
+    services: Services,
+    body: bytes,
+    work: Callable[[], Awaitable[Response]],
+    waiting: Waiting | None = None,
 ) -> Response:
     """The response that the work makes once the model is loaded.
 
-    If it will be a stream, and the load takes long, the stream begins meanwhile. Raises ApiError and ClientDisconnect.
+    If it will be a stream, and the load takes long, the stream begins meanwhile, as `waiting` says; by default, streams
+    are of events, and have `stream: true`. Raises ApiError and ClientDisconnect.
     """
-    if served.residence.is_open or not peek(body).streams:
+    waiting = waiting or Waiting(streams=peek(body).streams)
+    if served.residence.is_open or not waiting.streams:
         async with loaded(served, request, len(body)):
             return await work()
-    use = served.residence.use(len(body), is_background=record_of(request).is_background)
+    use = _use(served, request, len(body))
     dialect: Dialect = request.app.state.dialect_of(request.scope["path"])
-    return await LoadingStream(use, work, services.settings.keepalive_s, dialect.stream_error).begin(request)
+    stream = LoadingStream(use, work, services.settings.keepalive_s, dialect.stream_error, waiting)
+    return await stream.begin(request)
 
 
 async def answer(api: GenerationApi, planned: PlannedRequest, asked: ModelRequest) -> Response:
@@ -192,7 +211,7 @@ async def _run(plan: Plan, account: Account, images: HeldImages, record: Request
     trace = served.timelines.begin(record)
     timeout_s = _BACKGROUND_TIMEOUT_S if record.is_background else settings.request_timeout_s
 
-    release = served.residence.hold()
+    release = served.residence.hold(lambda: record.keep_s)
 
     def close(used: Used) -> None:
         release()

@@ -101,9 +101,8 @@ router.add_api_route("/v1/models/sse", events, include_in_schema=False)  # the n
 
 
 def _check_right(request: Request, services: Services) -> None:
-    """Raise ForbiddenError unless the key may manage models. Without keys, everyone may who can use the server."""
-    keys = services.accounts.keys
-    if keys and not keys.named(record_of(request).client).manages:
+    """Raise ForbiddenError unless the key may manage models."""
+    if not services.may_manage(record_of(request).client):
         message = "This API key may not manage models. Give it `manage: true` in the keys file."
         raise ForbiddenError(message, code="not_permitted")
 

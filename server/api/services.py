@@ -1,7 +1,7 @@
 """The services that endpoints share. `create_app` makes them once; FastAPI's dependencies pass them."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,15 +93,19 @@ class ServedModels:
         """
         await asyncio.gather(*(one.residence.wait_settled() for one in self._models))
 
-    def of_body(self, body: bytes) -> ModelServices:
+    def of_body(self, body: bytes, find: "Finder | None" = None) -> ModelServices:
         """The model that a JSON body names; the default model for a body without a name, or that is not valid.
 
-        Raises NotFoundError.
+        An API in which names mean more than one spelling has its own `find`. Raises NotFoundError.
         """
         if len(self._models) == 1:
             return self.default  # its planner checks the name together with the other fields
         name = peek(body).model
-        return self.find(name) if isinstance(name, str) else self.default
+        return (find or ServedModels.find)(self, name) if isinstance(name, str) else self.default
+
+
+Finder = Callable[[ServedModels, str], ModelServices]
+"""Finds the model that a name means. Raises NotFoundError."""
 
 
 class Peeked(msgspec.Struct):
@@ -129,7 +133,7 @@ class Services:
     """The services of one application that do not depend on the model."""
 
     models: ServedModels
-    """All of them; `models_of` has those of one client."""
+    """All of them; `models_of` returns the ones that a client may use."""
     settings: Settings
     metrics: ServerMetrics
     bodies: IncomingBodies
@@ -148,6 +152,11 @@ class Services:
         """The models that the client of this name may use."""
         allowed = self.accounts.keys.named(client).models
         return self.models if allowed is None else self.models.among(allowed)
+
+    def may_manage(self, client: str) -> bool:
+        """Whether the client of this name may load and unload models. Without keys, everyone may."""
+        keys = self.accounts.keys
+        return not keys or keys.named(client).manages
 
     def collect(self, models: ServedModels | None = None) -> Sequence[Metric]:
         """The current metrics of the server and of these models, by default of all."""

@@ -55,10 +55,10 @@ def plan(asked: Plan) -> ModelNeeds:
     if encoder is None:
         from model_runner.planning import plan_model  # noqa: PLC0415
 
-        return plan_model(runner, imported, asked.free_bytes, asked.cache_share)
+        return plan_model(runner, imported, asked.budgets, asked.cache_share)
     from model_runner.encoders.runner import plan_encoder  # noqa: PLC0415
 
-    return plan_encoder(runner, encoder, imported, asked.free_bytes)
+    return plan_encoder(runner, encoder, imported, asked.budgets.get("cpu"))
 
 
 def load(config: EngineConfig) -> LoadedEngine:

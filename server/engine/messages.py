@@ -64,8 +64,9 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
     """Find out what an engine will need; only before `Load`. Answered by `Planned` or `PlanFailed`."""
 
     config: EngineConfig
-    free_bytes: int | None = None
-    """Memory that the process may take in all; None: what the device has free."""
+    budgets: dict[str, int] = {}
+    """Memory that the process may take in all, by the kind of its device ("cpu", "cuda"); without an entry, what the
+    device has free."""
     cache_share: float | None = None
     """Share of the memory that the weights leave free that goes to a cache without a configured size; None: the
     platform's."""

@@ -5,6 +5,7 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
 from model_runner.hub.choice import INDEX, Wanted, choose_small, choose_weights
@@ -47,6 +48,17 @@ class Fingerprint:
     async def of_files(self) -> str:
         """The SHA-256 of the files alone, in hexadecimal. Raises OSError if one of them cannot be read."""
         return self._digest.result() if self._digest.done() else await asyncio.wrap_future(self._digest)
+
+    def digest_now(self) -> str:
+        """The same if it is known; before, a SHA-256 of the files' names, sizes and times."""
+        if self.is_known:
+            return self._digest.result()
+        digest = hashlib.sha256()
+        for index, path in self._files:
+            with suppress(OSError):
+                found = path.stat()
+                digest.update(f"{index}\n{path.name}\n{found.st_size}\n{found.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
 
     async def of(self, info: RunnerInfo) -> str:
         """The fingerprint, which changes whenever the answer to the same request may.

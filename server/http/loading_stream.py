@@ -3,20 +3,35 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
 from fastapi import Request, Response
 from sse_starlette import EventSourceResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
+from server.http.event_stream import EVENT_STREAM
 from server.http.middleware import record_in, report
 from server.http.responses import StreamErrorWriter
 
-_COMMENT = b": loading\n\n"
+
+def _comment() -> bytes:
+    return b": loading\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How the client of a model that is being loaded waits."""
+
+    streams: bool
+    """Whether its answer is a stream."""
+    piece: Callable[[], bytes] = _comment
+    """Makes a piece of the stream that says nothing but that it goes on."""
+    media_type: str = EVENT_STREAM
 
 
 class LoadingStream(EventSourceResponse):
-    """A stream of comments until a model is loaded, and then the frames of the response.
+    """A stream of empty pieces until a model is loaded, and then the frames of the response.
 
     The status is sent before the response is known, so all later errors end the stream, and the response's own headers
     are lost. `begin` therefore waits a while first.
@@ -28,9 +43,11 @@ class LoadingStream(EventSourceResponse):
         respond: Callable[[], Awaitable[Response]],
         keepalive_s: float,
         write_error: StreamErrorWriter,
+        waiting: Waiting,
     ) -> None:
         """Entering `use` waits for the model. `respond` is called in it, and makes a response that is a stream."""
-        super().__init__(iter(()), ping=0, sep="\n")
+        super().__init__(iter(()), ping=0, sep="\n", headers={"content-type": waiting.media_type})
+        self._waiting = waiting
         self._use = use
         self._respond = respond
         self._keepalive_s = keepalive_s
@@ -52,7 +69,7 @@ class LoadingStream(EventSourceResponse):
         try:
             is_loaded = False
             while not is_loaded:
-                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+                await send({"type": "http.response.body", "body": self._waiting.piece(), "more_body": True})
                 is_loaded = await self._wait(receive)
             response = await self._response()
             await response(scope, receive, send_rest)
@@ -75,7 +92,7 @@ class LoadingStream(EventSourceResponse):
     async def _wait(self, receive: Receive) -> bool:
         """Wait for the load, but not for long. Returns whether it is over; raises ClientDisconnect if the client left.
 
-        Whoever leaves does not wait for the model any more.
+        A client that has left does not wait for the model any more.
         """
         gone = asyncio.ensure_future(_disconnected(receive))
         try:

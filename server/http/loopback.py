@@ -32,7 +32,7 @@ class Loopback:
         """By client and group."""
 
     async def post(self, path: str, body: bytes, client: str, group: str = "") -> LoopbackAnswer:
-        """Send a JSON body on behalf of this client. Requests of one group never wait for those of another."""
+        """Send a JSON body on behalf of this client. Requests of different groups never wait for each other."""
         import httpx  # noqa: PLC0415  (takes time and memory, and few servers run batches)
 
         record = RequestTrace(new_request_id(), client=client, is_background=True)

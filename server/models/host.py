@@ -10,15 +10,14 @@ from typing import Any, Protocol
 from server.engine.client import EngineState, EngineUnavailableError
 from server.errors import RateLimitError, UnavailableError
 from server.models.hosted_model import Failure, HostedModel, Leaving, ModelSource, Phase, Residency, Waiter
-from server.models.ledger import Ledger
+from server.models.ledger import Ledgers
+from server.models.residence import Wish, no_wish
 from server.models.spare import PlanError
 
 _logger = logging.getLogger("samewise.models")
 
 YIELD_AFTER_S = 5.0
 """A request that has waited for so long makes a busy model take no new requests."""
-RESIDENCE_LOADS = 3.0
-"""A model stays for so many times the duration of its load, unless a request has waited longer than that."""
 MAX_WAITING_BYTES = 256 << 20
 """Bodies of requests that wait for models, all together."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 5.0, 300.0
@@ -43,10 +42,10 @@ class ModelHost:
     All decisions are made by `_decide`, on the event loop, after every change and when a time has come.
     """
 
-    def __init__(self, ledger: Ledger, spare: Spare) -> None:
+    def __init__(self, ledgers: Ledgers, spare: Spare) -> None:
         self.models: list[HostedModel] = []
         """In the order of the settings."""
-        self._ledger = ledger
+        self._ledgers = ledgers
         self._spare = spare
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
@@ -65,7 +64,7 @@ class ModelHost:
     @property
     def budget(self) -> int:
         """Bytes that all models together may take."""
-        return self._ledger.budget
+        return self._ledgers.total
 
     @property
     def state(self) -> EngineState:
@@ -91,7 +90,9 @@ class ModelHost:
                     raise EngineUnavailableError(f"{model.name}: {model.failure.reason}")
 
     @asynccontextmanager
-    async def use(self, model: HostedModel, num_bytes: int, *, is_background: bool) -> AsyncIterator[None]:
+    async def use(
+        self, model: HostedModel, num_bytes: int, *, is_background: bool, wish: Wish = no_wish
+    ) -> AsyncIterator[None]:
         """Context in which the model is loaded; entering it waits for that, with a body of `num_bytes` in memory.
 
         Raises UnavailableError if it cannot be loaded, or not in time, and RateLimitError if too many requests wait.
@@ -104,7 +105,7 @@ class ModelHost:
             yield
         finally:
             model.num_uses -= 1
-            self.released(model)
+            self.released(model, wish())
 
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` whenever the status of a model may have changed. Returns the function that ends that."""
@@ -146,10 +147,12 @@ class ModelHost:
             model.is_leaving = False
             self._changed()
 
-    def released(self, model: HostedModel) -> None:
-        """The model is used less than before."""
+    def released(self, model: HostedModel, wish_s: float | None) -> None:
+        """The model is used less than before; who used it wants it to stay for so long."""
+        now = asyncio.get_running_loop().time()
+        model.stays_until = max(model.stays_until, now + model.stay_bounds.stay_of(wish_s))
         if not model.num_uses:
-            model.last_used = asyncio.get_running_loop().time()
+            model.last_used = now
             model.became_idle.set()
             self._changed()
 
@@ -193,7 +196,7 @@ class ModelHost:
         except asyncio.CancelledError:
             if waiter.granted.done() and not waiter.granted.cancelled() and waiter.granted.exception() is None:
                 model.num_uses -= 1
-                self.released(model)
+                self.released(model, None)
             raise
         finally:
             self._waiting_bytes -= num_bytes
@@ -265,8 +268,8 @@ class ModelHost:
             since = wanted[0].wanted_since or now
             loaded = [model for model in self.models if model.phase is Phase.LOADED]
             times += [since + YIELD_AFTER_S]
-            times += [max(model.loaded_at, 0) + RESIDENCE_LOADS * model.load_s for model in loaded]
-            times += [since + RESIDENCE_LOADS * model.load_s for model in loaded]
+            times += [max(model.loaded_at, 0) + model.residence_s for model in loaded]
+            times += [since + model.residence_s for model in loaded]
         return min((time for time in times if time > now), default=None)
 
     def _begin_load(self, model: HostedModel) -> bool:
@@ -275,7 +278,7 @@ class ModelHost:
             if not model.is_planning:
                 self._spawn(self._plan(model))
             return True
-        if not self._ledger.reserve(model.name, model.num_bytes):
+        if not model.source.ledger.reserve(model.name, model.num_bytes):
             return False
         model.phase, model.load_began = Phase.LOADING, asyncio.get_running_loop().time()
         self._wake_watchers()
@@ -285,18 +288,20 @@ class ModelHost:
     def _make_room(self, wanted: HostedModel, now: float) -> None:
         """Unload idle models, or make busy ones idle, so that the wanted one fits."""
         assert wanted.num_bytes is not None, "its load was refused"
-        leaving = sum(self._held(one) for one in self.models if one.phase is Phase.UNLOADING)
-        lacking = wanted.num_bytes - self._ledger.free - leaving
+        ledger = wanted.source.ledger
+        beside = [model for model in self.models if model.num_bytes is not None and model.source.ledger is ledger]
+        leaving = sum(_held(one) for one in beside if one.phase is Phase.UNLOADING)
+        lacking = wanted.num_bytes - ledger.free - leaving
         if lacking <= 0:
             return
         waited = now - (wanted.wanted_since or now)
-        free_to_go = [model for model in self.models if _may_go(model, now, waited)]
+        free_to_go = [model for model in beside if _may_go(model, now, waited)]
         victims = self._least(free_to_go, lacking, now)
         for model in victims:
             self._begin_unload(model, Leaving.ROOM, f"{wanted.name} needs its memory")
         if victims or waited < YIELD_AFTER_S:
             return
-        busy = [model for model in self.models if model.phase is Phase.LOADED and not model.residency.is_pinned]
+        busy = [model for model in beside if model.phase is Phase.LOADED and not model.residency.is_pinned]
         for model in self._least(busy, lacking, now):
             if not model.is_yielding:
                 _logger.info("%s takes no new requests until it is idle: %s needs its memory.", model.name, wanted.name)
@@ -308,23 +313,20 @@ class ModelHost:
         for model in sorted(models, key=lambda one: (not one.is_unused(now), one.last_used)):
             if lacking > 0:
                 chosen.append(model)
-                lacking -= self._held(model)
+                lacking -= _held(model)
         if lacking > 0:
             return []
         for model in chosen.copy():
-            if lacking + self._held(model) <= 0:
+            if lacking + _held(model) <= 0:
                 chosen.remove(model)
-                lacking += self._held(model)
+                lacking += _held(model)
         return chosen
-
-    def _held(self, model: HostedModel) -> int:
-        """The bytes that the model has reserved."""
-        return self._ledger.reserved.get(model.name, 0)
 
     def _unload_unused(self, now: float) -> None:
         for model in self.models:
             if model.phase is Phase.LOADED and model.is_unused(now):
-                self._begin_unload(model, Leaving.IDLE, f"no request came for {model.residency.idle_s:g} s")
+                unused_s = now - max(model.last_used, model.loaded_at)
+                self._begin_unload(model, Leaving.IDLE, f"no request came for {unused_s:.0f} s")
 
     async def _plan_all(self) -> None:
         """Plan every model, those that are loaded at the start first."""
@@ -342,9 +344,9 @@ class ModelHost:
         model.is_planning = True
         try:
             num_bytes = await model.source.plan()
-            if num_bytes > self._ledger.budget:
+            if num_bytes > model.source.ledger.budget:
                 reason = f"It needs {num_bytes / (1 << 30):.2f} GiB, and all models together may take "
-                reason += f"{self._ledger.budget / (1 << 30):.2f} GiB (memory_gib)."
+                reason += f"{model.source.ledger.budget / (1 << 30):.2f} GiB (memory_gib)."
                 self._note_failure(model, reason)
             else:
                 model.num_bytes = num_bytes
@@ -386,7 +388,7 @@ class ModelHost:
         if model.engine is not None:
             await model.engine.stop(f"The model {model.name} was unloaded: {reason}")
         model.became_unloaded()
-        self._ledger.release(model.name)
+        model.source.ledger.release(model.name)
         self._changed()
 
     def _note_failure(self, model: HostedModel, reason: str) -> None:
@@ -415,14 +417,18 @@ def _is_wanted(model: HostedModel) -> bool:
     return model.wanted_since is not None
 
 
+def _held(model: HostedModel) -> int:
+    """The bytes that the model has reserved."""
+    return model.source.ledger.reserved.get(model.name, 0)
+
+
 def _may_go(model: HostedModel, now: float, waited: float) -> bool:
     """Whether the model may be unloaded for a request that has waited for so long."""
     if model.residency.is_pinned or model.num_uses:
         return False
     if model.phase is Phase.LOADING:
         return model.is_idle and model.wished_at is None
-    residence = RESIDENCE_LOADS * model.load_s
-    has_stayed = now - model.loaded_at >= residence or waited >= residence
+    has_stayed = now - model.loaded_at >= model.residence_s or waited >= model.residence_s
     return model.phase is Phase.LOADED and (model.is_yielding or (has_stayed and model.is_idle))
 
 

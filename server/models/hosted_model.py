@@ -1,6 +1,7 @@
 """One of several models: its engine comes and goes, its name stays."""
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,8 +16,12 @@ from server.engine.client import EngineState, EngineUnavailableError, OutputStre
 from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
-from server.models.residence import ModelStatus, standing_of
+from server.models.ledger import Ledger
+from server.models.residence import ModelStatus, StayBounds, Wish, no_wish, standing_of
 from server.models.total_stats import at_rest, total
+
+RESIDENCE_LOADS = 3.0
+"""A model stays for so many times the duration of its load."""
 
 
 class Phase(StrEnum):
@@ -82,6 +87,11 @@ class ModelSource(Protocol):
     """Where a model's engine comes from."""
 
     @property
+    def ledger(self) -> Ledger:
+        """The ledger of the engine's device, which is known once the engine is planned."""
+        ...
+
+    @property
     def max_model_len(self) -> int | None:
         """Maximum length of prompt and output together, in tokens; None until `plan` has found it out."""
         ...
@@ -108,7 +118,9 @@ class Host(Protocol):
         """Whether the server stops."""
         ...
 
-    def use(self, model: "HostedModel", num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
+    def use(
+        self, model: "HostedModel", num_bytes: int, *, is_background: bool, wish: Wish
+    ) -> AbstractAsyncContextManager[None]:
         """Context in which the model is loaded."""
         ...
 
@@ -120,8 +132,8 @@ class Host(Protocol):
         """Let the requests in flight finish for `grace_s` (None: as long as they need), and unload the model."""
         ...
 
-    def released(self, model: "HostedModel") -> None:
-        """The model is used less than before."""
+    def released(self, model: "HostedModel", wish_s: float | None) -> None:
+        """The model is used less than before; who used it wants it to stay for so long."""
         ...
 
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
@@ -163,6 +175,8 @@ class HostedModel:
     """How long its last load took."""
     last_used: float = 0.0
     """When its last request ended, on the clock of the event loop."""
+    stays_until: float = 0.0
+    """When it is unloaded if no request comes, by the wish of a request that ends last."""
     num_loads: int = 0
     loads_s: float = 0.0
     """How long all its loads took together."""
@@ -198,9 +212,9 @@ class HostedModel:
     @property
     def unused_at(self) -> float | None:
         """When it is unloaded if no request comes; None for never."""
-        if self.residency.idle_s is None or self.phase is not Phase.LOADED or not self.is_idle:
+        if self.phase is not Phase.LOADED or not self.is_idle or math.isinf(self.stays_until):
             return None
-        return max(self.last_used, self.loaded_at) + self.residency.idle_s
+        return self.stays_until
 
     def is_unused(self, now: float) -> bool:
         """Whether no request came for longer than the model stays then."""
@@ -210,6 +224,7 @@ class HostedModel:
         """Its engine is ready."""
         self.phase, self.failure, self.wished_at = Phase.LOADED, None, None
         self.loaded_at, self.load_s = now, now - self.load_began
+        self.stays_until = now + self.stay_bounds.stay_of(0.0 if self.waiters else None)  # waiters have wishes
         self.num_loads += 1
         self.loads_s += self.load_s
         self.became_loaded.set()
@@ -266,6 +281,27 @@ class HostedModel:
             self.num_bytes,
             len(self.waiters),
             self.source.max_model_len if info is None else info.max_model_len,
+            self._stays_s,
+        )
+
+    @property
+    def _stays_s(self) -> float | None:
+        if self.phase is not Phase.LOADED:
+            return None
+        stays_s = self.stay_bounds.most_s if self.num_uses else self.stays_until - asyncio.get_running_loop().time()
+        return None if math.isinf(stays_s) else max(stays_s, 0.0)
+
+    @property
+    def residence_s(self) -> float:
+        """Seconds that it stays after a load, unless a request for another model has waited longer than that."""
+        return RESIDENCE_LOADS * self.load_s
+
+    @property
+    def stay_bounds(self) -> StayBounds:
+        if self.residency.is_pinned:
+            return StayBounds(fixed="it is pinned")
+        return StayBounds(
+            least_s=self.residence_s, most_s=math.inf if self.residency.idle_s is None else self.residency.idle_s
         )
 
     @property
@@ -274,10 +310,10 @@ class HostedModel:
             return None
         return round(min((asyncio.get_running_loop().time() - self.load_began) / self.load_s, 0.99), 2)
 
-    def use(self, num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
-        return self.host.use(self, num_bytes, is_background=is_background)
+    def use(self, num_bytes: int, *, is_background: bool, wish: Wish = no_wish) -> AbstractAsyncContextManager[None]:
+        return self.host.use(self, num_bytes, is_background=is_background, wish=wish)
 
-    def hold(self) -> Callable[[], None]:
+    def hold(self, wish: Wish = no_wish) -> Callable[[], None]:
         self.num_uses += 1
         is_held = True
 
@@ -286,7 +322,7 @@ class HostedModel:
             if is_held:
                 is_held = False
                 self.num_uses -= 1
-                self.host.released(self)
+                self.host.released(self, wish())
 
         return release
 

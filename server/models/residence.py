@@ -1,6 +1,7 @@
-"""What the API knows of a model's stay in memory, and what it can ask for."""
+"""The interface to the part that decides how long a model stays in memory, and its status."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -41,6 +42,33 @@ class ModelStatus:
     """Requests that wait until it is loaded."""
     max_model_len: int | None = None
     """Maximum length of prompt and output together, in tokens; None: not known yet."""
+    stays_s: float | None = None
+    """Seconds until it is unloaded if no request comes; None: it stays until its memory is needed, or for ever."""
+
+
+Wish = Callable[[], float | None]
+"""Called when a request has ended. Returns for how many seconds its model shall stay; None: as the operator has set."""
+
+
+def no_wish() -> None:
+    """The wish of a request that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StayBounds:
+    """How far a request may decide how long its model stays loaded after it."""
+
+    fixed: str | None = None
+    """Why requests decide nothing."""
+    least_s: float = 0.0
+    most_s: float = math.inf
+    """Infinite: until its memory is needed."""
+
+    def stay_of(self, wish_s: float | None) -> float:
+        """Seconds that the model stays for a request with this wish."""
+        if wish_s is None or self.fixed is not None:
+            return self.most_s
+        return min(max(wish_s, self.least_s), self.most_s)
 
 
 def standing_of(state: EngineState) -> Standing:
@@ -84,14 +112,19 @@ class Residence(Protocol):
     @property
     def status(self) -> ModelStatus: ...
 
-    def use(self, num_bytes: int, *, is_background: bool) -> AbstractAsyncContextManager[None]:
+    @property
+    def stay_bounds(self) -> StayBounds: ...
+
+    def use(self, num_bytes: int, *, is_background: bool, wish: Wish = no_wish) -> AbstractAsyncContextManager[None]:
         """Context in which the model is loaded. Entering it may wait for that, with a body of `num_bytes` in memory.
+
+        The model then stays as the `wish` says: of all requests, the wish that ends last counts.
 
         Raises UnavailableError, and RateLimitError if too many requests wait.
         """
         ...
 
-    def hold(self) -> Callable[[], None]:
+    def hold(self, wish: Wish = no_wish) -> Callable[[], None]:
         """Keep the loaded model; returns the function that ends that, which may be called several times."""
         ...
 
@@ -119,6 +152,7 @@ class Permanent:
     is_permanent = True
     is_needed = True
     budget = None
+    stay_bounds = StayBounds(fixed="this server has one model")
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
@@ -141,10 +175,10 @@ class Permanent:
         return ModelStatus(standing_of(self._engine.state), failure, max_model_len=max_model_len)
 
     @asynccontextmanager
-    async def use(self, num_bytes: int, *, is_background: bool) -> AsyncIterator[None]:
+    async def use(self, num_bytes: int, *, is_background: bool, wish: Wish = no_wish) -> AsyncIterator[None]:
         yield
 
-    def hold(self) -> Callable[[], None]:
+    def hold(self, wish: Wish = no_wish) -> Callable[[], None]:
         return _nothing
 
     async def wait_settled(self) -> None:

@@ -8,6 +8,7 @@ from server.engine.messages import EngineConfig, Plan
 from server.engine.process import EngineProcess
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineLimits, EngineSupervisor
+from server.models.ledger import Ledger, Ledgers
 from server.models.spare import SpareWorker
 
 
@@ -19,26 +20,33 @@ class ProcessSource:
         config: EngineConfig,
         limits: EngineLimits,
         spare: SpareWorker,
-        budget: int | None,
+        ledgers: Ledgers,
         cache_share: float | None,
         publish: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`budget` and `cache_share` are `free_bytes` and `cache_share` of a Plan; `publish` receives KV events."""
+        """`cache_share` is that of a `Plan`; `publish` receives KV events."""
         self._config = config
         self._limits = limits
         self._spare = spare
-        self._budget = budget
+        self._ledgers = ledgers
         self._cache_share = cache_share
+        self._ledger: Ledger | None = None
         self._publish = publish
         self.needs: ModelNeeds | None = None
-        """The memory that an engine takes, once that is planned."""
+        """The memory that an engine takes, once it is planned."""
+
+    @property
+    def ledger(self) -> Ledger:
+        assert self._ledger is not None, "it is planned first"
+        return self._ledger
 
     @property
     def max_model_len(self) -> int | None:
         return None if self.needs is None else self.needs.max_model_len
 
     async def plan(self) -> int:
-        self.needs = await self._spare.plan(Plan(self._config, self._budget, self._cache_share))
+        self.needs = await self._spare.plan(Plan(self._config, self._ledgers.budgets, self._cache_share))
+        self._ledger = self._ledgers.of(self.needs)
         return self.needs.reserved_bytes
 
     def make_engine(self, steps: StepLog) -> EngineSupervisor:

@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 from model_runner.runner_interface import ImageStats, LearningStats, RunnerInfo, SpeculationStats
 from scheduler.interface import STEP_TOKENS, EngineStats
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
-from server.models.hosted_model import HostedModel
-from server.telemetry.model_metrics import ResidenceCollector
+from server.models.hosted_model import HostedModel, Leaving
+from server.models.residence import Standing
 
 
 def exposition(metrics: Iterable[Metric], *, of_tenants: bool) -> bytes:
@@ -135,17 +135,17 @@ _CHOICES = (1, 2, 5, 10, 20, 50, 128)
 class ServerMetrics:
     """The metrics that belong to no model: HTTP requests, the process and its interpreter."""
 
-    def __init__(self, prefix: str, model_bytes: int | None = None) -> None:
+    def __init__(self, prefix: str, model_bytes: Callable[[], int] | None = None) -> None:
         """The names of metrics of our own begin with the prefix and a colon.
 
-        `model_bytes` is the memory that all models together may take; None with one model.
+        `model_bytes` gives the memory that all models together may take; None with one model.
         """
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         if model_bytes is not None:
             text = "Memory that all models together may take. Several models only."
-            Gauge(f"{prefix}:model_budget_bytes", text, registry=self._registry).set(model_bytes)
+            Gauge(f"{prefix}:model_budget_bytes", text, registry=self._registry).set_function(model_bytes)
         self._http = HttpRequests(Families(prefix, ""), self._registry)
 
     def observe_http(self, method: str, handler: str, status: int) -> None:
@@ -395,6 +395,29 @@ class EngineCollector(Collector):
             "Choices that wait for an engine that starts, again or for one of several models (deferred).",
             deferred,
         )
+
+
+class ResidenceCollector(Collector):
+    """Collects what the host of several models knows of one: its loads, who waits for it and its memory."""
+
+    def __init__(self, model: HostedModel, families: Families) -> None:
+        self._model = model
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        make, model = self._families, self._model
+        yield make.counter("model_loads", "Times that the model was loaded. Several models only.", model.num_loads)
+        text = "Time that these loads took. Several models only."
+        yield make.counter("model_load_seconds", text, model.loads_s)
+        text = "Times that the model was unloaded, or could not be loaded, by reason. Several models only."
+        reasons: dict[tuple[str, ...], float] = {(reason.value,): model.unloads[reason] for reason in Leaving}
+        yield make.counters("model_unloads", text, ["reason"], reasons)
+        text = "Requests that wait until the model is loaded. Several models only."
+        yield make.gauge("model_requests_waiting", text, len(model.waiters))
+        status = model.status
+        reserved = status.num_bytes if status.standing is not Standing.UNLOADED else 0
+        text = "Memory that is reserved for the model, 0 while it is not loaded. Several models only."
+        yield make.gauge("model_reserved_bytes", text, reserved or 0)
 
 
 def _describe_cache(info: RunnerInfo) -> dict[str, str]:

@@ -45,6 +45,8 @@ class RequestTrace:
     """Name of the client's API key (no secret); empty on a server without keys."""
     is_background: bool = False
     """Whether the server sent the request to itself, so that no client waits for this answer."""
+    keep_s: float | None = None
+    """For how many seconds the model shall stay loaded afterwards; None: as the operator has set."""
     headers: dict[str, str] = field(default_factory=dict)
     """Headers that the response gets, whether it succeeds or fails."""
     trace_context: Mapping[str, str] = field(default_factory=dict)

@@ -136,6 +136,7 @@ def break_down(prompt: tuple[int, ...]) -> None:
 
 
 WARM_BYTES = 123
+CACHE_BYTES = 1000
 
 
 def warm() -> int:
@@ -143,7 +144,8 @@ def warm() -> int:
 
 
 def plan(asked: Plan) -> ModelNeeds:
-    """Does what the model's name says; needs as many bytes as it gets."""
+    """Does what the model's name says; needs as many bytes as it gets, up to CACHE_BYTES."""
+    cache = min(asked.budgets.get("cpu", 4), CACHE_BYTES)
     name = asked.config.runner.model.name
     match name:
         case "refused":
@@ -154,7 +156,7 @@ def plan(asked: Plan) -> ModelNeeds:
             os.kill(os.getpid(), signal.SIGKILL)
         case "slow":
             time.sleep(1000)
-    return ModelNeeds("cpu", 1, 2, 3, asked.free_bytes or 4, 5, 6, os.getpid(), 1024, 2048, kv_cache_gib=0.1)
+    return ModelNeeds("cpu", 0, 1, 2, 3, cache, 5, 6, os.getpid(), 1024, 2048, kv_cache_gib=0.1)
 
 
 def load(config: EngineConfig) -> LoadedEngine:

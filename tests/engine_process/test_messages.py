@@ -103,7 +103,7 @@ SCORED = replace(OUTPUT, beam=BeamScore(-0.5, -2.0), sampler_state=0.25, pooled=
         Load(EngineConfig(RunnerConfig(Path("/m"), aux_model=Path("/a"), learn=True, learn_threads=2))),
         Submit(replace(REQUEST, learn=False)),
         Load(EngineConfig(RunnerConfig(Path("/m")), kv_events=True)),
-        Plan(EngineConfig(RunnerConfig(Path("/m"), kv_cache_gib=(12345678901 + 1) / (1 << 30))), 2**40, 0.3),
+        Plan(EngineConfig(RunnerConfig(Path("/m"), kv_cache_gib=(12345678901 + 1) / (1 << 30))), {"cpu": 2**40}, 0.3),
         Abort("x"),
         Abort("x", 3),
         Explain("x"),
@@ -120,7 +120,7 @@ def test_messages_to_the_engine(message):
         Ready(RunnerInfo(1, 2, 3, 4, 5, 6, "cpu", "float32", "float32", "none")),
         LoadFailed("too large"),
         Warmed(123),
-        Planned(ModelNeeds("cpu", 1, 2, 3, 4, 5, 6, 7, 8, 9, 0.1 + 0.2)),
+        Planned(ModelNeeds("cpu", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.1 + 0.2)),
         PlanFailed("too large"),
         StepDone((), EngineStats()),
         StepDone(

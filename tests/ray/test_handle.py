@@ -117,7 +117,7 @@ async def test_the_end_of_a_replica_is_told(make: Callable[[], Exception], befor
     got, error, handle = await said(*before, make())
     assert got == list(before)
     assert isinstance(error, UnavailableError)
-    assert "has ended" in error.message
+    assert "has stopped" in error.message
     assert handle.response.is_cancelled
 
 

@@ -54,7 +54,7 @@ def _answers(server: Server, model: str, name: str) -> dict[tuple[str, str], str
 
 @pytest.fixture(scope="module")
 def several(folders: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    lines = ["memory_gib: 0.95", "models:", *(f"  - {{name: {name}, path: {path}}}" for name, path in folders.items())]
+    lines = ["memory_gib: 3.4", "models:", *(f"  - {{name: {name}, path: {path}}}" for name, path in folders.items())]
     settings = tmp_path_factory.mktemp("settings") / "several.yaml"
     settings.write_text("\n".join(lines))
     server = Server("--config", str(settings))

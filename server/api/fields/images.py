@@ -22,7 +22,7 @@ URL = "A data URL with a PNG, JPEG, WebP or GIF file in base64, or an https URL 
 """Description of fields with an image's URL."""
 DETAIL = (
     "How finely the model sees the image: `auto`, `high` and `original` at the model's own resolution, `low` in fewer "
-    "tokens. A model whose images have one size ignores `low`, and reports it."
+    "tokens. `low` is reported if the model's image processor has no choice."
 )
 """Description of fields `detail`."""
 

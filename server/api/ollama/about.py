@@ -1,35 +1,35 @@
-"""GET /api/version, /api/tags and /api/ps, POST /api/show: the server and its model for Ollama's clients."""
+"""GET /api/version, /api/tags and /api/ps, POST /api/show: the server and its models for Ollama's clients."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, Any, Self
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
-from pydantic import Field, model_validator
+from msgspec import UNSET, UnsetType
 
 from server import __version__
 from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect
-from server.api.endpoint import from_body
-from server.api.fields.rules import RequestModel, hint, problem, related
+from server.api.fields.rules import hint
 from server.api.model_services import ModelServices
 from server.api.ollama.errors import OllamaErrorBody, error_response
 from server.api.ollama.options import NATIVE
-from server.api.ollama.schema import MODEL
-from server.api.ollama.served import capabilities, described, listed_name, served_name
+from server.api.ollama.schema import NamedFields
+from server.api.ollama.served import capabilities, described, find_model, listed_name, served_name
 from server.api.openapi import answers, takes
-from server.api.services import ServicesDep
+from server.api.services import ModelsDep, ServicesDep
 from server.generation.notices import Notice, as_headers, to_report
+from server.http.middleware import sender_of
 from server.http.responses import json_response
 
 OLLAMA_VERSION = "0.32.0"
 """The version of Ollama whose API this follows; clients parse it as numbers, and ask for a least one."""
 NEVER = "9999-12-31T23:59:59Z"
+_DIGEST = "SHA-256 of the model's files; until they are read for the first time, of their names, sizes and times."
 _NOT_REPLACED = "The model is shown as it is served."
 
 router = APIRouter(tags=["Ollama"])
@@ -51,8 +51,13 @@ class OllamaDetails(AnswerObject):
     families: Annotated[Sequence[str], doc("Same as `family`.")]
     parameter_size: Annotated[str, doc("How many weights the model has, such as `134.52M`.")]
     quantization_level: Annotated[str, doc("Type in which most weights are stored.")]
-    context_length: Annotated[int, doc("Prompt and output together, in tokens.")]
-    embedding_length: Annotated[int, doc("Size of a token's hidden state.")]
+    context_length: Annotated[
+        int | UnsetType,
+        doc("Prompt and output together, in tokens. Missing until known: seconds after the start."),
+    ]
+    embedding_length: Annotated[
+        int | UnsetType, doc("Size of a token's hidden state. Missing until the model has been loaded once.")
+    ]
 
 
 class OllamaListed(AnswerObject):
@@ -62,7 +67,7 @@ class OllamaListed(AnswerObject):
     model: Annotated[str, doc("Same as `name`.")]
     modified_at: Annotated[str, doc("When the server started (RFC 3339).")]
     size: Annotated[int, doc("Bytes of the files with weights.")]
-    digest: Annotated[str, doc("SHA-256 of the model's files.")]
+    digest: Annotated[str, doc(_DIGEST)]
     details: OllamaDetails
     capabilities: Annotated[
         Sequence[str], doc("What it can do: `completion`, `tools`, `insert`, `thinking`, `vision`, `embedding`.")
@@ -72,7 +77,7 @@ class OllamaListed(AnswerObject):
 class OllamaTags(AnswerObject):
     """Response schema for GET /api/tags."""
 
-    models: Annotated[Sequence[OllamaListed], doc("The served model, once for each of its names.")]
+    models: Annotated[Sequence[OllamaListed], doc("The models, loaded or not, once for each of their names.")]
 
 
 class OllamaRunning(AnswerObject):
@@ -80,10 +85,10 @@ class OllamaRunning(AnswerObject):
 
     name: Annotated[str, doc("The model's name, with the tag `latest` if it has none.")]
     model: Annotated[str, doc("Same as `name`.")]
-    size: Annotated[int, doc("Bytes of the files with weights.")]
-    digest: Annotated[str, doc("SHA-256 of the model's files.")]
+    size: Annotated[int, doc("Bytes of memory reserved for it; with one model, of the files with weights.")]
+    digest: Annotated[str, doc(_DIGEST)]
     details: OllamaDetails
-    expires_at: Annotated[str, doc("Always far away: the model stays loaded.")] = NEVER
+    expires_at: Annotated[str, doc("When it is unloaded if no request comes (RFC 3339); the year 9999 if it stays.")]
     size_vram: Annotated[int, doc("The bytes on a GPU.")]
     context_length: Annotated[int, doc("Prompt and output together, in tokens.")]
 
@@ -91,24 +96,16 @@ class OllamaRunning(AnswerObject):
 class OllamaProcesses(AnswerObject):
     """Response schema for GET /api/ps."""
 
-    models: Annotated[Sequence[OllamaRunning], doc("The served model.")]
+    models: Annotated[Sequence[OllamaRunning], doc("The loaded models.")]
 
 
-class OllamaShowRequest(RequestModel):
+class OllamaShowRequest(NamedFields):
     """Request schema for POST /api/show."""
 
-    model: str | None = Field(None, description=f"{MODEL} Either this or `name` is required.")
-    name: str | None = Field(None, description="Older name for `model`.", json_schema_extra=related(excludes=["model"]))
     verbose: bool | None = hint("Whether to list all tensors and tokens.", "Tensors and tokens are not listed.")
     system: str | None = hint("A system prompt to show.", _NOT_REPLACED)
     template: str | None = hint("A template to show.", _NOT_REPLACED)
     options: dict[str, Any] | None = hint("Parameters to show.", _NOT_REPLACED)
-
-    @model_validator(mode="after")
-    def _check_model(self) -> Self:
-        if self.model is None and self.name is None:
-            raise problem("missing_required_parameter", "Missing required parameter: 'model'.", "model")
-        return self
 
 
 class OllamaShown(AnswerObject):
@@ -139,43 +136,48 @@ async def version() -> Response:
     return json_response(OllamaVersion())
 
 
-@router.get("/api/tags", responses=answers(OllamaTags, 401, 503, error_body=OllamaErrorBody))
-async def tags(services: ServicesDep) -> Response:
-    """List the models: the served one, under each of its names."""
-    served = services.models.default
-    files = await _read_files(served)
-    can = capabilities(served.model, served.tokenizer, takes_images=served.planner().takes_images)
-    models = [
-        OllamaListed(
-            name=name,
-            model=name,
-            modified_at=_started(served),
-            size=files.size,
-            digest=files.digest,
-            details=files.details,
-            capabilities=can,
-        )
-        for name in map(listed_name, served.model.names)
-    ]
-    return json_response(OllamaTags(models=models))
+@router.get("/api/tags", responses=answers(OllamaTags, 401, error_body=OllamaErrorBody))
+async def tags(models: ModelsDep) -> Response:
+    """List the models that the key may use, loaded or not, under each of their names."""
+    listed: list[OllamaListed] = []
+    for served in models:
+        files = await _read_files(served)
+        listed += [
+            OllamaListed(
+                name=name,
+                model=name,
+                modified_at=_started(served),
+                size=files.size,
+                digest=files.digest,
+                details=files.details,
+                capabilities=_capabilities(served),
+            )
+            for name in map(listed_name, served.model.names)
+        ]
+    return json_response(OllamaTags(models=listed))
 
 
-@router.get("/api/ps", responses=answers(OllamaProcesses, 401, 503, error_body=OllamaErrorBody))
-async def processes(services: ServicesDep) -> Response:
-    """List the loaded models: the served one."""
-    served = services.models.default
+@router.get("/api/ps", responses=answers(OllamaProcesses, 401, error_body=OllamaErrorBody))
+async def processes(models: ModelsDep) -> Response:
+    """List the loaded models."""
+    return json_response(OllamaProcesses(models=[await _running(one) for one in models if one.takes_work]))
+
+
+async def _running(served: ModelServices) -> OllamaRunning:
     files, name = await _read_files(served), listed_name(served.model.name)
-    info = served.info()
-    running = OllamaRunning(
+    info, status = served.engine.info, served.residence.status
+    size = files.size if status.num_bytes is None else status.num_bytes
+    expires = NEVER if status.stays_s is None else _written(datetime.now(UTC) + timedelta(seconds=status.stays_s))
+    return OllamaRunning(
         name=name,
         model=name,
-        size=files.size,
+        size=size,
         digest=files.digest,
         details=files.details,
-        size_vram=0 if info.device == "cpu" else files.size,
+        expires_at=expires,
+        size_vram=0 if info.device == "cpu" else size,
         context_length=info.max_model_len,
     )
-    return json_response(OllamaProcesses(models=[running]))
 
 
 @router.post(
@@ -183,19 +185,23 @@ async def processes(services: ServicesDep) -> Response:
     responses=answers(OllamaShown, 400, 401, 404, 413, 415, 429, 500, 503, error_body=OllamaErrorBody),
     openapi_extra=takes(OllamaShowRequest),
 )
-async def show(request: Request, services: ServicesDep) -> Response:
-    """Describe a model: its template, its own defaults, its context and what it can do."""
-    name, notices = await from_body(request, services, read_show)
-    served = services.models.find(name)
+async def show(request: Request, services: ServicesDep, models: ModelsDep) -> Response:
+    """Describe a model, loaded or not: its template, its own defaults, its context and what it can do."""
+    body = await services.bodies.read_json(request)
+    body_worker = next(iter(services.models)).body_worker
+    asked, notices = await body_worker.run(read_show, body, None, sender=sender_of(request))
+    served = find_model(models, asked)
+    length = served.context_length()
     details = (await _read_files(served)).details
+    name = served_name(served.model, asked)
     parameters = "\n".join(f"{key:<30} {value}" for key, value in _parameters(served))
     shown = OllamaShown(
         modelfile="\n".join([f"FROM {name}", *(f"PARAMETER {key} {value}" for key, value in _parameters(served))]),
         parameters=parameters,
         template=_template(served),
         details=details,
-        model_info=_model_info(served, details),
-        capabilities=capabilities(served.model, served.tokenizer, takes_images=served.planner().takes_images),
+        model_info=_model_info(served, details, length),
+        capabilities=_capabilities(served),
         modified_at=_started(served),
         warnings=notices or UNSET,
     )
@@ -203,10 +209,9 @@ async def show(request: Request, services: ServicesDep) -> Response:
 
 
 def read_show(context: BodyContext, body: bytes) -> tuple[str, Sequence[Notice]]:
-    """The served name of the model to show, and notices. Raises ApiError."""
+    """The name of the model to show, and notices. Raises ApiError."""
     asked = context.validated(OllamaShowRequest, body)
-    name = served_name(context.model, asked.model or asked.name or "")
-    return name, to_report(asked.ignored(), strict=context.settings.strict)
+    return asked.named, to_report(asked.ignored(), strict=context.settings.strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,19 +224,19 @@ class _ModelFiles:
 
 
 async def _read_files(served: ModelServices) -> _ModelFiles:
-    """Describe the model's files. Raises UnavailableError while the engine accepts no work."""
-    info, folder = served.info(), served.model.folder
-    description = await asyncio.to_thread(described, folder)
+    """Describe the model by its files, and by what is known from its engine or its last one."""
+    info, length = served.known_info, served.residence.status.max_model_len
+    description = await asyncio.to_thread(described, served.model.folder)
     details = OllamaDetails(
         format=description.format.lower(),
         family=served.model.model_type,
         families=[served.model.model_type],
         parameter_size=_count(description.parameters),
         quantization_level=next(iter(description.types), "unknown"),
-        context_length=info.max_model_len,
-        embedding_length=info.hidden_size,
+        context_length=UNSET if length is None else length,
+        embedding_length=UNSET if info is None else info.hidden_size,
     )
-    return _ModelFiles(details, description.size, await served.fingerprint.of_files())
+    return _ModelFiles(details, description.size, served.fingerprint.digest_now())
 
 
 def _count(number: int) -> str:
@@ -243,12 +248,20 @@ def _count(number: int) -> str:
 
 
 def _started(served: ModelServices) -> str:
-    return datetime.fromtimestamp(served.model.created, UTC).isoformat().replace("+00:00", "Z")
+    return _written(datetime.fromtimestamp(served.model.created, UTC))
+
+
+def _written(time: datetime) -> str:
+    return time.isoformat().replace("+00:00", "Z")
+
+
+def _capabilities(served: ModelServices) -> Sequence[str]:
+    return capabilities(served.model, served.tokenizer, takes_images=served.takes_images)
 
 
 def _parameters(served: ModelServices) -> Iterator[tuple[str, str]]:
     """The context, and the defaults that the model's files set, by Ollama's names."""
-    yield "num_ctx", str(served.info().max_model_len)
+    yield "num_ctx", str(served.context_length())
     defaults = served.model.defaults
     for name, native in NATIVE.items():
         if native in defaults.values:
@@ -265,15 +278,15 @@ def _template(served: ModelServices) -> str:
     return source if served.tokenizer.fill_in is None else "{#- This model takes .Suffix: it fills gaps. -#}" + source
 
 
-def _model_info(served: ModelServices, details: OllamaDetails) -> Mapping[str, Any]:
-    info, kind = served.info(), details.family
+def _model_info(served: ModelServices, details: OllamaDetails, length: int) -> Mapping[str, Any]:
+    info, kind = served.known_info, details.family
+    known = {} if info is None else {"embedding_length": info.hidden_size, "vocab_size": info.vocab_size}
     return {
         "general.architecture": kind,
         "general.basename": served.model.name,
         "general.parameter_count": described(served.model.folder).parameters,
-        f"{kind}.context_length": info.max_model_len,
-        f"{kind}.embedding_length": info.hidden_size,
-        f"{kind}.vocab_size": info.vocab_size,
+        f"{kind}.context_length": length,
+        **{f"{kind}.{name}": value for name, value in known.items()},
     }
 
 

@@ -62,14 +62,15 @@ class OllamaLine(AnswerObject):
     created_at: Annotated[str, doc("When the line was written (RFC 3339).")]
     done: Annotated[bool, doc("Whether this is the whole answer or the end of its stream.")]
     done_reason: Annotated[
-        Literal["stop", "length", "load"] | UnsetType, doc("`load`: the request had no prompt; the model is loaded.")
+        Literal["stop", "length", "load", "unload"] | UnsetType,
+        doc("`load`: the request had no prompt, and the model is loaded. `unload`: it is not loaded any more."),
     ] = UNSET
     logprobs: Annotated[Sequence[TokenLogprob] | UnsetType, doc("With `logprobs`.")] = UNSET
     total_duration: Annotated[int | UnsetType, doc("Nanoseconds from the request's arrival to the last token.")] = UNSET
-    load_duration: Annotated[int | UnsetType, doc("Always 0: the model is loaded.")] = UNSET
+    load_duration: Annotated[int | UnsetType, doc("Nanoseconds until the model was loaded.")] = UNSET
     prompt_eval_count: Annotated[int | UnsetType, doc("Prompt tokens, with those in the prefix cache.")] = UNSET
     prompt_eval_duration: Annotated[
-        int | UnsetType, doc("Nanoseconds from the request's arrival to the first token.")
+        int | UnsetType, doc("Nanoseconds from the request's arrival to the first token, without `load_duration`.")
     ] = UNSET
     eval_count: Annotated[int | UnsetType, doc("Output tokens.")] = UNSET
     eval_duration: Annotated[int | UnsetType, doc("Nanoseconds from the first token to the last.")] = UNSET
@@ -103,6 +104,10 @@ class OllamaReports:
     """The model's name, as the client wrote it."""
     logprobs: bool
     is_chat: bool
+    keep_s: float | None
+    """For how many seconds the model shall stay loaded afterwards."""
+    load_s: float = 0.0
+    """How long the request waited until the model was loaded."""
 
 
 @dataclass(slots=True)
@@ -121,9 +126,16 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def loaded_answer(model: str, *, is_chat: bool, warnings: Sequence[Notice]) -> OllamaLine:
-    """The answer to a request without a prompt: the model is loaded."""
-    envelope: dict[str, Any] = {"model": model, "created_at": now(), "done": True, "done_reason": "load"}
+def empty_line(model: str, *, is_chat: bool) -> bytes:
+    """A line of a stream that says nothing but that it goes on."""
+    return _encoded(_line(is_chat, "", UNSET, UNSET, model=model, created_at=now(), done=False))
+
+
+def loaded_answer(
+    model: str, reason: Literal["load", "unload"], *, is_chat: bool, warnings: Sequence[Notice]
+) -> OllamaLine:
+    """The answer to a request without a prompt."""
+    envelope: dict[str, Any] = {"model": model, "created_at": now(), "done": True, "done_reason": reason}
     return _line(is_chat, "", UNSET, UNSET, warnings=warnings or UNSET, **envelope)
 
 
@@ -198,6 +210,7 @@ class OllamaAnswer:
     ) -> OllamaLine:  # fmt: skip
         """The whole answer, or the last line of a stream."""
         before_s, after_s = self._run.seconds_of(0, 0)
+        load_s = self._reports.load_s
         usage = self._run.usage
         warnings, self._warnings = self._warnings, UNSET
         return _line(
@@ -210,9 +223,9 @@ class OllamaAnswer:
             done=True,
             done_reason="length" if reason == "length" else "stop",
             total_duration=int((before_s + after_s) * _NANOSECONDS),
-            load_duration=0,
+            load_duration=int(load_s * _NANOSECONDS),
             prompt_eval_count=usage.prompt_tokens,
-            prompt_eval_duration=int(before_s * _NANOSECONDS),
+            prompt_eval_duration=int((before_s - load_s) * _NANOSECONDS),
             eval_count=usage.completion_tokens,
             eval_duration=int(after_s * _NANOSECONDS),
             seed=self._run.plan.seed,

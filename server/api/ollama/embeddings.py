@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -16,9 +16,9 @@ from server.api.body_worker import BodyContext
 from server.api.dialect import PlannedRequest
 from server.api.endpoint import model_request
 from server.api.fields.rules import RequestModel, related, shape
-from server.api.ollama.planning import capped_context, explained_cap
+from server.api.ollama.planning import LoadRequest, capped_context, explained_cap
 from server.api.ollama.schema import KeptFields
-from server.api.ollama.served import served_name
+from server.api.ollama.served import find_model, served_name
 from server.api.pooling.answer import floats_of
 from server.api.pooling.routes import answer_with_numbers
 from server.api.pooling.schema import MAX_TEXTS
@@ -30,6 +30,7 @@ from server.generation.run import Run
 from server.generation.served_model import ServedModel
 from server.http.middleware import record_of
 from server.http.responses import json_response
+from server.models.residence import StayBounds
 
 _NANOSECONDS = 1_000_000_000
 Texts = Annotated[
@@ -92,7 +93,7 @@ class OllamaEmbedded(AnswerObject):
     model: Annotated[str, doc("The model's name, as in the request.")]
     embeddings: Annotated[Sequence[Sequence[float]], doc("A vector of length 1 for each text, in their order.")]
     total_duration: Annotated[int, doc("Nanoseconds from the request's arrival.")]
-    load_duration: Annotated[int, doc("Always 0: the model is loaded.")] = 0
+    load_duration: Annotated[int, doc("Always 0; `total_duration` has the time until the model was loaded.")] = 0
     prompt_eval_count: Annotated[int, doc("Tokens of all texts.")]
     warnings: Warnings = UNSET
 
@@ -102,14 +103,6 @@ class OllamaEmbedding(AnswerObject):
 
     embedding: Annotated[Sequence[float], doc("The vector, whose length is not made 1.")]
     warnings: Warnings = UNSET
-
-
-@dataclass(frozen=True, slots=True)
-class NothingToEmbed:
-    """A request without texts, which only loads the model."""
-
-    model: str
-    notices: Sequence[Notice]
 
 
 def embed_intent(body: EmbeddingFields, model: str) -> PoolingRequest:
@@ -125,31 +118,37 @@ def embed_intent(body: EmbeddingFields, model: str) -> PoolingRequest:
     )
 
 
-def plan_embedding(context: BodyContext, body: bytes, schema: type[RequestModel]) -> PlannedRequest | NothingToEmbed:
+def plan_embedding(
+    context: BodyContext, body: bytes, schema: type[RequestModel], bounds: StayBounds
+) -> PlannedRequest | LoadRequest:
     """Validate a body and plan its request. Raises ApiError and HeavyError."""
     asked: EmbeddingFields = context.validated(schema, body)  # type: ignore[assignment]
     name = served_name(context.model, asked.model)
     capped, notices = capped_context(context, asked.set_options)
+    notices = [*asked.kept(bounds), *notices]
     if not asked.texts:
-        return NothingToEmbed(asked.model, to_report([*asked.ignored(), *notices], strict=context.settings.strict))
+        all_notices = to_report([*asked.ignored(), *notices], strict=context.settings.strict)
+        return LoadRequest(asked.model, all_notices, asked.keep_s)
     request = embed_intent(asked, name)
     context.weigh(request.asks.num_bytes)
     with explained_cap(context, capped):
         plan = capped.pooling().plan(replace(request, notices=(*request.notices, *notices)))
-    return PlannedRequest(plan, asked.model)
+    return PlannedRequest(plan, LoadRequest(asked.model, (), asked.keep_s))
 
 
 async def embed(
     schema: type[RequestModel], make: Callable[..., AnswerObject], request: Request, services: Services
 ) -> Response:
     """Answer a request for embeddings; `make` makes the answer. Raises ApiError and ClientDisconnect."""
-    async with model_request(request, services) as asked:
-        planned = await asked.run(plan_embedding, schema)
-        started = record_of(request).started
-        if isinstance(planned, NothingToEmbed):
-            content = make((), 0, planned.model, started, planned.notices)
+    async with model_request(request, services, find_model) as asked:
+        planned = await asked.run(plan_embedding, schema, asked.served.residence.stay_bounds)
+        record = record_of(request)
+        sent = planned if isinstance(planned, LoadRequest) else planned.options
+        record.keep_s = sent.keep_s
+        if isinstance(planned, LoadRequest):
+            content = make((), 0, planned.model, record.started, planned.notices)
             return json_response(content, as_headers(planned.notices))
-        write = partial(_written, make=make, model=planned.options, started=started)
+        write = partial(_written, make=make, model=sent.model, started=record.started)
         return await answer_with_numbers(PlannedRequest(planned.plan, write), asked)
 
 

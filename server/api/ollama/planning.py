@@ -12,32 +12,46 @@ from server.api.ollama.schema import OllamaChatRequest, OllamaFields, for_model
 from server.api.ollama.served import served_name
 from server.errors import ContextLengthError
 from server.generation.notices import Notice, to_report
+from server.models.residence import StayBounds
 
 _NUM_CTX = "options.num_ctx"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A request that only asks for the model to be loaded."""
+    """A request that only asks for the model to be loaded or unloaded."""
 
     model: str
     """The model's name, as the client wrote it."""
     notices: Sequence[Notice]
+    keep_s: float | None
+    """For how many seconds the model shall stay loaded."""
 
 
-def plan_ollama(context: BodyContext, body: bytes, api: GenerationApi) -> PlannedRequest | LoadRequest:
+def read_unload(context: BodyContext, body: bytes, schema: type[OllamaFields]) -> LoadRequest | None:
+    """What a body says that only asks for the model to be unloaded; None for other bodies. Raises ApiError."""
+    asked = context.validated(schema, body)
+    if not asked.only_loads or asked.keep_s != 0:
+        return None
+    return LoadRequest(asked.model, to_report(asked.ignored(), strict=context.settings.strict), 0.0)
+
+
+def plan_ollama(
+    context: BodyContext, body: bytes, api: GenerationApi, bounds: StayBounds
+) -> PlannedRequest | LoadRequest:
     """Validate a body of POST /api/chat or /api/generate and plan its request. Raises ApiError."""
     asked: OllamaFields = context.validated(api.schema, body)  # type: ignore[assignment]
     capped, notices = capped_context(context, asked.set_options)
+    notices = [*asked.kept(bounds), *notices]
     if asked.only_loads:
         served_name(context.model, asked.model)
         all_notices = to_report([*asked.ignored(), *notices], strict=context.settings.strict)
-        return LoadRequest(asked.model, all_notices)
+        return LoadRequest(asked.model, all_notices, asked.keep_s)
     with refused_constraints(), explained_cap(context, capped):
         request = for_model(api.intent(asked), context.model, context.tokenizer)
         plan = capped.planner().plan(replace(request, notices=(*request.notices, *notices)))
     is_chat = isinstance(asked, OllamaChatRequest)
-    return PlannedRequest(plan, OllamaReports(asked.model, bool(asked.logprobs), is_chat))
+    return PlannedRequest(plan, OllamaReports(asked.model, bool(asked.logprobs), is_chat, asked.keep_s))
 
 
 def capped_context(context: BodyContext, options: OllamaOptions) -> tuple[BodyContext, Sequence[Notice]]:

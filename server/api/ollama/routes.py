@@ -1,11 +1,20 @@
 """POST /api/chat, /api/generate, /api/embed and /api/embeddings, GET /, and the routes that change models."""
 
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
+from pydantic import Field
 
+from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect, GenerationApi
-from server.api.endpoint import answer, model_request
-from server.api.ollama.answer import OllamaAnswer, OllamaChatAnswer, OllamaGenerateAnswer, loaded_answer
+from server.api.endpoint import ModelRequest, answer, body_as, named_model, when_loaded
+from server.api.fields.rules import no_effect
+from server.api.ollama.answer import OllamaAnswer, OllamaChatAnswer, OllamaGenerateAnswer, empty_line, loaded_answer
 from server.api.ollama.embeddings import (
     OllamaEmbedded,
     OllamaEmbedding,
@@ -16,21 +25,33 @@ from server.api.ollama.embeddings import (
     embedding,
 )
 from server.api.ollama.errors import OllamaErrorBody, error_response, stream_error
-from server.api.ollama.planning import LoadRequest, plan_ollama
-from server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, chat_intent, generate_intent
+from server.api.ollama.planning import LoadRequest, plan_ollama, read_unload
+from server.api.ollama.schema import (
+    NamedFields,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    chat_intent,
+    generate_intent,
+    seconds_of,
+)
+from server.api.ollama.served import find_model
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
-from server.api.services import Services, ServicesDep
-from server.errors import NotImplementedHereError
-from server.generation.notices import as_headers
-from server.http.event_stream import NDJSON
-from server.http.responses import json_response
+from server.api.services import ModelsDep, Services, ServicesDep
+from server.errors import NotFoundError, NotImplementedHereError
+from server.generation.notices import Notice, as_headers, to_report
+from server.http.event_stream import NDJSON, ascii_json
+from server.http.loading_stream import Waiting
+from server.http.middleware import record_of, sender_of
+from server.http.responses import json_response, unless_gone
+from server.models.residence import Standing
 
 CHAT = GenerationApi(OllamaChatRequest, chat_intent, OllamaAnswer, media_type=NDJSON)
 GENERATE = GenerationApi(OllamaGenerateRequest, generate_intent, OllamaAnswer, media_type=NDJSON)
-_ONE_MODEL = (
-    "This server has one model, which `samewise serve MODEL` loads; it cannot add, change or remove models by its API. "
-    "`samewise pull MODEL` downloads one."
+_NOT_HERE = (
+    "This server's API cannot add, change or remove models: its operator chooses them. `samewise pull MODEL` downloads "
+    "one, and `samewise rm MODEL` removes it."
 )
+_MAY_NOT = "The model stays loaded: this API key may not unload models (`manage: true` in the keys file)."
 
 router = APIRouter(tags=["Ollama"])
 
@@ -66,12 +87,68 @@ async def generate(request: Request, services: ServicesDep) -> Response:
 
 
 async def _respond(api: GenerationApi, request: Request, services: Services) -> Response:
-    async with model_request(request, services) as asked:
-        planned = await asked.run(plan_ollama, api)
+    asked = await named_model(request, services, find_model)
+    peeked, residence = _peek(asked.body), asked.served.residence
+    is_open, started = residence.is_open, time.perf_counter()
+    if peeked.may_unload and not residence.is_permanent:
+        body_worker, sender = asked.served.body_worker, sender_of(request)
+        unload = await body_worker.run(read_unload, asked.body, None, api.schema, sender=sender)
+        if unload is not None:
+            return await _unload(unload, asked, is_chat=api is CHAT)
+
+    async def work() -> Response:
+        planned = await asked.run(plan_ollama, api, residence.stay_bounds)
         if isinstance(planned, LoadRequest):
-            loaded = loaded_answer(planned.model, is_chat=api is CHAT, warnings=planned.notices)
-            return json_response(loaded, as_headers(planned.notices))
-        return await answer(api, planned, asked)
+            record_of(request).keep_s = planned.keep_s
+            return _loaded(planned, "load", is_chat=api is CHAT)
+        record_of(request).keep_s = planned.options.keep_s
+        load_s = 0.0 if is_open else time.perf_counter() - started
+        return await answer(api, replace(planned, options=replace(planned.options, load_s=load_s)), asked)
+
+    piece = partial(empty_line, peeked.model or "", is_chat=api is CHAT)
+    waiting = Waiting(peeked.streams, piece, NDJSON)
+    return await when_loaded(asked.served, request, services, asked.body, work, waiting)
+
+
+class _Peeked(msgspec.Struct):
+    """Fields that decide how a body is answered."""
+
+    model: str | None = None
+    stream: bool | None = None
+    keep_alive: float | str | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    @property
+    def may_unload(self) -> bool:
+        """Whether this asks to unload the model, if there is no prompt."""
+        return self.keep_alive is not None and seconds_of(self.keep_alive) == 0
+
+
+def _peek(body: bytes) -> _Peeked:
+    try:
+        return msgspec.json.decode(body, type=_Peeked)
+    except msgspec.DecodeError:
+        return _Peeked()
+
+
+async def _unload(unload: LoadRequest, asked: ModelRequest, *, is_chat: bool) -> Response:
+    """Unload a model once it is idle. If the key may not do that, the model stays, and the answer says so."""
+    residence, client = asked.served.residence, record_of(asked.http).client
+    if residence.status.standing is not Standing.UNLOADED:
+        if not asked.services.may_manage(client):
+            notices = [*unload.notices, Notice("keep_alive", _MAY_NOT)]
+            reported = to_report(notices, strict=asked.services.settings.strict)
+            return _loaded(replace(unload, notices=reported), "load", is_chat=is_chat)
+        await unless_gone(asked.http, residence.unload(grace_s=None))
+    return _loaded(unload, "unload", is_chat=is_chat)
+
+
+def _loaded(asked: LoadRequest, reason: Literal["load", "unload"], *, is_chat: bool) -> Response:
+    line = loaded_answer(asked.model, reason, is_chat=is_chat, warnings=asked.notices)
+    return json_response(line, as_headers(asked.notices))
 
 
 @router.post(
@@ -94,13 +171,50 @@ async def create_embedding(request: Request, services: ServicesDep) -> Response:
     return await embed(OllamaEmbeddingsRequest, embedding, request, services)
 
 
+class OllamaPullRequest(NamedFields):
+    """Request schema for POST /api/pull."""
+
+    stream: bool | None = Field(
+        None, description="Answer with a JSON object a line; on by default.", json_schema_extra={"x-default": True}
+    )
+    insecure: bool | None = no_effect("Whether to accept any certificate.")
+    username: str | None = no_effect("Name at the registry.")
+    password: str | None = no_effect("Password at the registry.")
+
+
+class OllamaProgress(AnswerObject):
+    """Response schema for POST /api/pull, and for each line of its stream."""
+
+    status: Annotated[str, doc("`success` in the end.")]
+
+
+@router.post(
+    "/api/pull",
+    responses=answers(
+        OllamaProgress, 400, 401, 404, 413, 415, 429, 500, events=OllamaProgress, stream=NDJSON,
+        error_body=OllamaErrorBody,
+    ),
+    openapi_extra=takes(OllamaPullRequest),
+)  # fmt: skip
+async def pull(request: Request, services: ServicesDep, models: ModelsDep) -> Response:
+    """Say that a model is here. Nothing is downloaded: other models get 404."""
+    asked = await body_as(OllamaPullRequest, request, services)
+    try:
+        find_model(models, asked.named)
+    except NotFoundError as error:
+        raise NotFoundError(f"{error.message}. {_NOT_HERE}", param="model", code="model_not_found") from None
+    if asked.stream is False:
+        return json_response(OllamaProgress(status="success"))
+    lines = [ascii_json(OllamaProgress(status=status)) + b"\n" for status in ("pulling manifest", "success")]
+    return Response(b"".join(lines), media_type=NDJSON)
+
+
 async def change_models() -> Response:
-    """Refused: the server has one model, which is chosen at its start."""
-    raise NotImplementedHereError(_ONE_MODEL, code="not_implemented")
+    """Refused: the operator of the server chooses its models."""
+    raise NotImplementedHereError(_NOT_HERE, code="not_implemented")
 
 
 CHANGES = {
-    "/api/pull": "POST",
     "/api/create": "POST",
     "/api/copy": "POST",
     "/api/push": "POST",
@@ -123,6 +237,7 @@ DIALECT = Dialect(
         "/api/generate": OllamaGenerateRequest,
         "/api/embed": OllamaEmbedRequest,
         "/api/embeddings": OllamaEmbeddingsRequest,
+        "/api/pull": OllamaPullRequest,
     },
     below=("/api",),
 )

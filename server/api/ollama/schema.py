@@ -1,5 +1,6 @@
 """Request schemas of POST /api/chat and /api/generate, and their conversion to generation requests."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,11 +20,13 @@ from server.generation.notices import Notice
 from server.generation.request import Conversation, FillIn, GenerationRequest, Prompt, TextPrompt
 from server.generation.sent_images import SentImages
 from server.generation.served_model import ServedModel
+from server.models.residence import StayBounds
 from server.text.tokenizer import Tokenizer
 
 MODEL = "Name of the served model, in any case, with or without `:latest`."
 _DURATION = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h))+|[+-]?0")
-_STAYS = "The model stays loaded: this server has one model."
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NO_OPTIONS = OllamaOptions()
 _PATHS = {
     "prompt": "messages",
@@ -41,6 +44,15 @@ def _check_duration(value: float | str) -> float | str:
     if isinstance(value, str) and not _DURATION.fullmatch(value):
         raise problem("invalid_value", "Invalid '{path}': expected seconds, or a duration such as '5m' or '-1s'.")
     return value
+
+
+def seconds_of(duration: float | str) -> float:
+    """The seconds of a valid duration; infinite if it is negative."""
+    if not isinstance(duration, str):
+        return math.inf if duration < 0 else duration
+    if duration.startswith("-"):
+        return math.inf
+    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(duration))
 
 
 KeepAlive = Annotated[
@@ -61,20 +73,50 @@ class KeptFields(RequestModel):
     options: OllamaOptions | None = Field(None, description="Settings by Ollama's names.")
     keep_alive: KeepAlive | None = Field(
         None,
-        description="How long the model stays loaded after the request: seconds, or a duration. Negative: for ever, as "
-        "it does here; other values are reported.",
+        description="How long the model stays loaded after the request: seconds, or a duration. Negative: for ever. "
+        "The longest wish of all requests counts, within what the operator has set; reported where it has no effect.",
         json_schema_extra={"x-support": "hint"},
     )
 
-    def ignored(self, path: str = "") -> Iterator[Notice]:
-        yield from super().ignored(path)
-        if self.keep_alive is not None and not str(self.keep_alive).startswith("-"):
-            yield Notice("keep_alive", _STAYS)
+    @property
+    def keep_s(self) -> float | None:
+        """`keep_alive` in seconds; infinite for ever."""
+        return None if self.keep_alive is None else seconds_of(self.keep_alive)
+
+    def kept(self, bounds: StayBounds) -> Iterator[Notice]:
+        """A notice if the model stays for another time than `keep_alive` says."""
+        if self.keep_s is None or (stay_s := bounds.stay_of(self.keep_s)) == self.keep_s:
+            return
+        if bounds.fixed is not None:
+            yield Notice("keep_alive", f"The model stays loaded: {bounds.fixed}.")
+        elif stay_s < self.keep_s:
+            yield Notice("keep_alive", f"The model stays loaded for at most {stay_s:g} s after a request (idle_s).")
+        else:
+            reason = f"The model stays loaded for at least {stay_s:.3g} s, so that it is not loaded again all the time."
+            yield Notice("keep_alive", reason)
 
     @property
     def set_options(self) -> OllamaOptions:
         """The options, or none."""
         return self.options or _NO_OPTIONS
+
+
+class NamedFields(RequestModel):
+    """The model of a request that does not use it, by one of two fields."""
+
+    model: str | None = Field(None, description=f"{MODEL} Either this or `name` is required.")
+    name: str | None = Field(None, description="Older name for `model`.", json_schema_extra=related(excludes=["model"]))
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        if self.model is None and self.name is None:
+            raise problem("missing_required_parameter", "Missing required parameter: 'model'.", "model")
+        return self
+
+    @property
+    def named(self) -> str:
+        """The name in the request."""
+        return self.model or self.name or ""
 
 
 class OllamaFields(KeptFields):

@@ -1,11 +1,13 @@
 """The served model as Ollama's clients see it: its names, its abilities and its files."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
 from model_runner.hub.access import ModelNotFoundError
 from model_runner.hub.description import Description, describe
+from server.api.model_services import ModelServices
+from server.api.services import ServedModels
 from server.errors import NotFoundError, shorten
 from server.generation.parsing.choose import FULL_OUTPUT_FORMATS
 from server.generation.served_model import ServedModel
@@ -20,9 +22,17 @@ def served_name(model: ServedModel, asked: str) -> str:
 
     Raises NotFoundError, in Ollama's words, if no model has this name.
     """
-    if asked in model.names:
-        return asked
-    found = next((name for name in model.names if _compared(name) == _compared(asked)), None)
+    return asked if asked in model.names else _spelled(model.names, asked)
+
+
+def find_model(models: ServedModels, asked: str) -> ModelServices:
+    """The model that a request means, as `served_name` has it. Raises NotFoundError."""
+    return models.find(asked if asked in models.names else _spelled(models.names, asked))
+
+
+def _spelled(names: Collection[str], asked: str) -> str:
+    """The one of the names that this one means. Raises NotFoundError."""
+    found = next((name for name in names if _compared(name) == _compared(asked)), None)
     if found is None:
         message = f"model '{shorten(asked)}' not found"
         raise NotFoundError(message, param="model", code="model_not_found")

@@ -178,10 +178,17 @@ async def _generate_again(rows: Sequence[Row], services: Services) -> None:
         return
     by_model: dict[str | None, list[Row]] = {}
     for row in rows:
-        pending = msgspec.json.decode(row.body, type=_PendingJob)
-        by_model.setdefault(peek(pending.body.encode()).model, []).append(row)
+        by_model.setdefault(_model_of(row), []).append(row)
     # Side by side: a model that is not loaded may have to wait for free memory.
     await asyncio.gather(*(_resume_all(of_model, services) for of_model in by_model.values()))
+
+
+def _model_of(row: Row) -> str | None:
+    """The model that a pending response names; None if it names none, or is damaged."""
+    try:
+        return peek(msgspec.json.decode(row.body, type=_PendingJob).body.encode()).model
+    except (msgspec.DecodeError, UnicodeError):
+        return None
 
 
 async def _resume_all(rows: Sequence[Row], services: Services) -> None:

@@ -146,6 +146,17 @@ async def test_typed_placeholders_stay_text(image_client: Client, engine: FakeEn
         assert IMAGE not in plain.prompt
         request = await asked(client, engine, user(text_part(typed), image_part(), text_part("<image><image>")))
         as_string = await asked(client, engine, {"role": "user", "content": typed})
+        call = {"id": "c", "type": "function", "function": {"name": "see", "arguments": "{}"}}
+        told = (
+            {"role": "system", "content": typed},
+            user(text_part("Go.")),
+            {"role": "assistant", "content": typed, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": typed},
+        )
+        assert IMAGE not in (await asked(client, engine, *told)).prompt
+        completion = await client.post("/v1/completions", json={"model": "tiny", "prompt": typed, "max_tokens": 2})
+        assert completion.status_code == 200
+        assert not engine.requests[-1].images
         response = await client.post("/tokenize", json={"messages": [{"role": "user", "content": typed}]})
     assert as_string.prompt == plain.prompt == tuple(response.json()["tokens"])
     tokenizer = tokenizer_of("llava", "<|start|>", "<|end|>")
@@ -246,6 +257,17 @@ async def test_combinations(image_client: Client, engine: FakeEngine):
         assert applied.status_code == 400
         request = await asked(client, engine, *messages, guidance={"scale": 2})
         assert len(request.images) == 1
+        tool = {"type": "function", "function": {"name": "see", "parameters": {"type": "object"}}}
+        for fields in (
+            {"n": 4},
+            {"use_beam_search": True, "n": 2, "temperature": 0},
+            {"tools": [tool]},
+            {"response_format": {"type": "json_object"}},
+            {"prediction": {"type": "content", "content": "x"}},
+        ):
+            other = await asked(client, engine, *messages, **fields)
+            assert [image.digest for image in other.images] == [image.digest for image in request.images]
+            check_runs(other)
         echoed = await client.post(CHAT, json=chat(messages=messages, continue_final_message=True, echo=True))
         assert echoed.json()["choices"][0]["message"]["content"].startswith("x")
         count = (await client.post("/tokenize", json={"messages": messages})).json()["count"]

@@ -52,7 +52,9 @@ async def spare() -> AsyncIterator[SpareWorker]:
 def plan_of(tmp_path: Path) -> Callable[..., Plan]:
     """A plan of a model whose name says what planning does."""
 
-    def make(name: str, free: int | None = None) -> Plan:
-        return Plan(EngineConfig(RunnerConfig(tmp_path / name), log_level="critical"), free)
+    def make(name: str, budget: int | None = None) -> Plan:
+        return Plan(
+            EngineConfig(RunnerConfig(tmp_path / name), log_level="critical"), {} if budget is None else {"cpu": budget}
+        )
 
     return make

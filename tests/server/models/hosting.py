@@ -21,7 +21,7 @@ from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
 from server.models.host import ModelHost
 from server.models.hosted_model import HostedModel, Residency
-from server.models.ledger import Ledger
+from server.models.ledger import Ledger, Ledgers
 from server.models.spare import PlanError
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
@@ -66,6 +66,7 @@ class ComingEngine(FakeEngine):
 class FakeSource:
     """A ModelSource. Its engines wait for `may_load`, which is set unless the test clears it."""
 
+    ledger: Ledger
     num_bytes: int = 1
     length: int = 256
     broken: str | None = None
@@ -172,11 +173,12 @@ def host_of(
     **settings: Any,
 ) -> Hosting:  # fmt: skip
     """Models by name, each with fields of its Residency, and `aliases`, in `room` bytes."""
-    host = ModelHost(Ledger(room), NoSpare())
+    ledgers = Ledgers(room)
+    host = ModelHost(ledgers, NoSpare())
     sources, parts = {}, []
     server = Settings(**settings)
     for name, fields in models.items():
-        source = sources[name] = FakeSource()
+        source = sources[name] = FakeSource(ledgers.host)
         source.may_load.set()
         residency = Residency(**{key: value for key, value in fields.items() if key != "aliases"})
         hosted = host.add(name, source, residency)

@@ -15,27 +15,26 @@ from server.engine.process import EngineProcess
 from server.errors import UnavailableError
 from server.models.host import ModelHost
 from server.models.hosted_model import HostedModel, Phase, Residency
-from server.models.ledger import Ledger
+from server.models.ledger import Ledgers
 from server.models.source import ProcessSource
 from server.models.spare import SpareWorker
 from tests.engine_process.conftest import LIMITS, collect, request
 from tests.engine_process.fake_engine import expected
 from tests.waiting import until
 
-_NEEDED = 1000
-"""Memory for the fake plan of a model."""
 Hosted = tuple[ModelHost, dict[str, HostedModel]]
 
 
 @pytest.fixture
 async def hosted(spare: SpareWorker, tmp_path: Path) -> AsyncIterator[Hosted]:
     """A host of two models that fit together."""
-    host = ModelHost(Ledger(1 << 40), spare)
+    ledgers = Ledgers(1 << 40)
+    host = ModelHost(ledgers, spare)
     models = {}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         config = EngineConfig(RunnerConfig(tmp_path / name), log_level="critical")
-        models[name] = host.add(name, ProcessSource(config, LIMITS, spare, _NEEDED, None), Residency())
+        models[name] = host.add(name, ProcessSource(config, LIMITS, spare, ledgers, None), Residency())
     await host.start()
     yield host, models
     await host.stop()

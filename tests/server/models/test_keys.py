@@ -68,6 +68,12 @@ async def test_lists_and_defaults_are_the_keys_own(several: Hosting):
         assert 'model_name="a"' in (await client.get("/metrics", headers=ANNA)).text
 
 
+def test_a_name_that_no_model_has_is_a_warning(several: Hosting, caplog: pytest.LogCaptureFixture):
+    """The fixture has made the application, so the warning comes before the test."""
+    (warning,) = caplog.get_records("setup")
+    assert warning.getMessage() == "The keys file names models that are not served: gone."
+
+
 async def test_a_line_of_a_batch_may_not_use_it_either(several: Hosting):
     line = {"custom_id": "1", "method": "POST", "url": CHAT, "body": chat(model="a")}
     async with several.running(), client_of(several.app) as client:

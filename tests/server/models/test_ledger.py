@@ -1,10 +1,14 @@
 """The ledger: what is reserved is never given twice."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from server.models.ledger import Ledger, host_budget
+from model_runner.model_needs import ModelNeeds
+from server.models.ledger import Ledger, Ledgers, host_budget
+
+NEEDS = ModelNeeds("cpu", 1000, *(0,) * 9)
 
 
 def test_a_reservation_that_does_not_fit_changes_nothing() -> None:
@@ -43,5 +47,16 @@ def test_random_turns_never_exceed_the_budget() -> None:
 def test_a_budget_by_default_leaves_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.models.ledger.free_memory", lambda: 4 << 30)
     assert 0.9 < host_budget() / (4 << 30) < 0.95
+    assert Ledgers(None).budgets == {"cpu": host_budget()}
     monkeypatch.setattr("server.models.ledger.free_memory", lambda: 1000)
     assert host_budget() == 0
+
+
+def test_each_device_has_its_own_ledger_once_a_plan_finds_it() -> None:
+    ledgers = Ledgers(None)
+    on_cpu, on_gpu = (replace(NEEDS, device=device) for device in ("cpu", "cuda:0"))
+    assert ledgers.of(on_gpu).budget == 920
+    assert ledgers.of(replace(on_gpu, free_bytes=5)) is ledgers.of(on_gpu) is not ledgers.of(on_cpu)
+    assert ledgers.budgets["cuda"] == 920
+    assert Ledgers(7).budgets == {"cpu": 7, "cuda": 7}
+    assert Ledgers(7).of(on_gpu).budget == 7

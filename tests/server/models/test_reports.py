@@ -1,4 +1,4 @@
-"""What a server with several models tells of them: readiness, descriptions and metrics."""
+"""Readiness, descriptions and metrics of a server with several models, and its batches."""
 
 import json
 from collections.abc import Callable
@@ -143,7 +143,7 @@ def test_counters_go_on_and_the_rest_begins_again():
 
 
 async def test_lines_of_a_batch_go_to_models_that_are_loaded(hosting: Make, tmp_path: Path):
-    """A batch never makes others go: its lines of b wait, and those of a and of nobody do not wait for them."""
+    """A batch never makes others go: its lines of b wait, and its other lines do not wait for them."""
     several = hosting(room=1, data_dir=tmp_path)
     names = ["b", "a", "b", "nobody", "a"]
     lines = [{"custom_id": str(number), "method": "POST", "url": CHAT, "body": chat(model=name, max_tokens=2)}

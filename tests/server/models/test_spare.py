@@ -10,6 +10,7 @@ import pytest
 
 from server.engine.messages import Plan
 from server.engine.process import EngineProcess, ProcessLink
+from server.models.ledger import Ledgers
 from server.models.source import ProcessSource
 from server.models.spare import PlanError, SpareWorker
 from tests.engine_process.conftest import LIMITS, QUICK, collect, request
@@ -93,7 +94,7 @@ async def test_models_that_cannot_be_served_are_named(spare: SpareWorker, plan_o
     for name, reason in answers.items():
         with pytest.raises(PlanError, match=reason):
             await spare.plan(plan_of(name, 10))
-    good = ProcessSource(plan_of("good").config, LIMITS, spare, 10, None)
+    good = ProcessSource(plan_of("good").config, LIMITS, spare, Ledgers(10), None)
     assert await good.plan() == good.needs.reserved_bytes
     assert good.needs.cache_bytes == 10
 

@@ -1,6 +1,5 @@
 """Requests that wait for a load, streamed and whole, and who may wait for what."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -62,18 +61,6 @@ async def test_a_load_that_fails_soon_has_its_own_status(hosting: Make):
         failed = await client.post(CHAT, json=chat(model="b", stream=True))
         assert error_of(failed, 503, "server_error")["code"] == "model_unavailable"
         assert failed.headers["retry-after"]
-
-
-async def test_headers_of_a_stream_of_lines_wait_for_the_load(hosting: Make):
-    several = hosting(keepalive_s=0.01)
-    several.sources["b"].may_load.clear()
-    async with several.running():
-        call = Call(several.app, "/api/chat", {"model": "b", "messages": [{"role": "user", "content": "hi"}]})
-        await several.until(lambda: bool(several.models["b"].waiters))
-        await asyncio.sleep(0.03)  # longer than a stream of events would wait
-        assert call.status is None
-        several.sources["b"].may_load.set()
-        assert b'"done":true' in await call.end()
 
 
 @pytest.mark.parametrize("streams", [False, True])

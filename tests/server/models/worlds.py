@@ -11,7 +11,7 @@ from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
 from server.models.host import ModelHost
 from server.models.hosted_model import HostedModel, Residency
-from server.models.ledger import Ledger
+from server.models.ledger import Ledger, Ledgers
 from server.models.spare import PlanError
 from tests.server.fake_engine import FakeEngine
 
@@ -87,6 +87,7 @@ class FakeSource:
     def __init__(self, num_bytes: int, load_s: float = 1.0, failures: Sequence[str] = (), refusal: str = "") -> None:
         """The first loads fail with these `failures`; `refusal` fails the plan."""
         self.num_bytes = num_bytes
+        self.ledger = Ledger(0)
         self.max_model_len: int | None = None
         self.engines: list[LoadableEngine] = []
         self._load_s = load_s
@@ -116,7 +117,10 @@ def host_of(
     budget: int, sources: Mapping[str, FakeSource], residency: Callable[[str], Residency] = lambda _: Residency()
 ) -> tuple[ModelHost, dict[str, HostedModel]]:
     """A host of these models, not started."""
-    host = ModelHost(Ledger(budget), NoSpare())
+    ledgers = Ledgers(budget)
+    host = ModelHost(ledgers, NoSpare())
+    for source in sources.values():
+        source.ledger = ledgers.host
     return host, {name: host.add(name, source, residency(name)) for name, source in sources.items()}
 
 

@@ -152,6 +152,6 @@ def test_errors(official: ollama.Client, engine: FakeEngine, stream: bool) -> No
     assert refused(-1 if stream else 504) == "Too slow."
     with pytest.raises(ollama.ResponseError, match="cannot add, change or remove models") as raised:
         list(official.pull("phi", stream=stream))
-    assert raised.value.status_code == 501
+    assert raised.value.status_code == 404
     official._client.headers["authorization"] = "Bearer wrong"
     assert refused(401) == "Incorrect API key provided."

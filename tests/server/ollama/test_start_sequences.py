@@ -1,5 +1,6 @@
 """The first requests of programs that use Ollama, and the parts of the answers that they read."""
 
+import json
 import re
 from collections.abc import Callable
 from datetime import datetime
@@ -88,7 +89,9 @@ async def test_home_assistant(client: httpx.AsyncClient, engine: FakeEngine):
     lines = lines_of(await client.post(CHAT, json=asked))
     assert "".join(line["message"]["content"] for line in lines) == '{"c": "red"}'
     assert [warning["path"] for warning in lines[0]["warnings"]] == ["options.num_ctx"]
-    assert (await client.post("/api/pull", json={"model": "phi"})).status_code == 501
+    assert (await client.post("/api/pull", json={"model": "phi"})).status_code == 404
+    pulled = await client.post("/api/pull", json={"model": model["model"]})
+    assert [json.loads(line)["status"] for line in pulled.text.splitlines()] == ["pulling manifest", "success"]
 
 
 async def test_chat_ollama(client: httpx.AsyncClient, engine: FakeEngine):
@@ -137,7 +140,7 @@ async def test_what_a_model_can(make_app: Callable[..., FastAPI], thinking_folde
 async def test_models_cannot_be_changed(client: httpx.AsyncClient, path: str):
     response = await client.request(CHANGES[path], path.format(digest="sha256:0"), json={"model": "tiny"})
     assert response.status_code == 501
-    assert response.json()["error"].startswith("This server has one model")
+    assert response.json()["error"].startswith("This server's API cannot add, change")
 
 
 async def test_unknown_paths_have_errors_of_the_same_form(client: httpx.AsyncClient):
@@ -150,9 +153,10 @@ async def test_unknown_paths_have_errors_of_the_same_form(client: httpx.AsyncCli
 async def test_before_the_engine_is_there(client: httpx.AsyncClient, engine: FakeEngine):
     engine.state = EngineState.STARTING
     assert (await client.get("/")).text == "Ollama is running"
-    for path in ("/api/tags", "/api/ps"):
-        response = await client.get(path)
-        assert (response.status_code, response.json()["error"][:10]) == (503, "The engine")
+    assert [model["name"] for model in (await client.get("/api/tags")).json()["models"]] == ["tiny:latest"]
+    assert (await client.get("/api/ps")).json() == {"models": []}
+    response = await client.post("/api/show", json={"model": "tiny"})
+    assert (response.status_code, response.json()["error"][:10]) == (503, "The engine")
 
 
 async def test_who_needs_a_key(make_app: Callable[..., FastAPI]):
