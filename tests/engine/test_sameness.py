@@ -16,7 +16,7 @@ MODELS = [
     ("llama", "int4"),
     *((family, "none") for family in ("llama", "qwen2_moe")),
     *((family, "none") for family in ("jamba", "kimi_linear")),
-    *((family, "int8") for family in ("falcon_h1", "lfm2_moe", "qwen3_5_text", "deepseek_v4")),
+    *((family, "int8") for family in ("falcon_h1", "qwen3_5_text", "deepseek_v4")),
     pytest.param(("embedded", "int8"), marks=pytest.mark.embedded),
 ]
 """Model families with types of weights and, optionally, of rows."""
