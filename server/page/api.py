@@ -4,6 +4,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -19,6 +20,7 @@ from server.client.openai_answers import (
     without_password,
 )
 from server.page.capabilities import Capabilities
+from server.page.models import ModelCard, ModelCards
 
 _CONNECT_S = 10.0
 _SHORT_S = 10.0
@@ -83,14 +85,21 @@ class Api:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def models(self, key: str) -> list[str]:
-        """Names of the models that the server lists."""
-        return [model.id for model in (await self._get("/models", key, _Models)).data or ()]
+    async def models(self, key: str) -> list[ModelCard]:
+        """The models that the server lists, under each of their names."""
+        return (await self._get("/models", key, ModelCards)).data or []
 
-    async def capabilities(self, key: str) -> Capabilities | None:
+    async def load(self, model: str, key: str) -> None:
+        """Load a model; returns when it is loaded."""
+        with _problems(self.server_url):
+            body = {"model": model}
+            _accepted(await self._client.post(f"{self.base_url}/models/load", json=body, headers=headers(key)))
+
+    async def capabilities(self, key: str, model: str | None = None) -> Capabilities | None:
         """The answer of /v1/capabilities; None if the server has no such endpoint, or a different one."""
+        query = "" if model is None else f"?{urlencode({'model': model})}"
         try:
-            return await self._get("/capabilities", key, Capabilities)
+            return await self._get(f"/capabilities{query}", key, Capabilities)
         except UnexpectedAnswerError:
             return None
         except ApiError as problem:
@@ -170,14 +179,6 @@ def _refusal(status: int, body: bytes) -> ApiError:
     except UNREADABLE:
         param = None
     return ApiError(error_message(body), status, param)
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model] | None = None
 
 
 class _Version(msgspec.Struct):

@@ -153,6 +153,11 @@ def has_fields(descriptions: Fields, names: Iterable[str]) -> bool:
     return all(name in descriptions and descriptions[name].is_known for name in names)
 
 
+def known_names(descriptions: Fields) -> frozenset[str]:
+    """The fields that the server supports, as far as it describes them."""
+    return frozenset(name for name, one in descriptions.items() if one.is_known)
+
+
 def fields_of(descriptions: Fields, also: Collection[str] = ()) -> dict[str, Field]:
     """The form's fields, the most common first; without descriptions, OpenAI's.
 

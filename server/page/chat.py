@@ -14,6 +14,7 @@ from server.page.browser import ConversationStore
 from server.page.conversation import Conversation, Turn, name_of_call
 from server.page.elements import Composer, icon_button
 from server.page.inside.view import InsideView
+from server.page.model_picker import ModelNotice
 from server.page.pictures import PictureTray
 from server.page.session import Session
 from server.page.settings import SettingsPanel, new_seed
@@ -43,10 +44,11 @@ class ChatView:
         with ui.element("section").classes("chat").props('aria-label="Chat"'):
             log = ui.element("div").classes("log").props('role=log aria-label="Conversation" aria-live=off tabindex=0')
             with log, ui.element("div"):
-                self._welcome = _make_welcome(session.model)
+                self._welcome = _make_welcome(session)
                 self._turns = ui.element("div").classes("turns")
             self._status = ui.label().classes("unseen").props("role=status")
             self._tray = PictureTray(session)
+            self.model_notice = ModelNotice(session)
             self._composer = Composer(self.ask, self.stop)
         self._tray.take_from(self._composer.row)
         with self._composer.row:
@@ -298,8 +300,9 @@ def _new_conversation() -> Conversation:
     return Conversation(id=secrets.token_hex(8))
 
 
-def _make_welcome(model: str) -> ui.element:
+def _make_welcome(session: Session) -> ui.element:
     with ui.column().classes("welcome") as welcome:
-        ui.label(f"Chat with {model}" if model else "This server has no model").classes("title")
+        title = ui.label().classes("title")
+        title.bind_text_from(session, "model", lambda name: f"Chat with {name}" if name else "This server has no model")
         ui.label("Your messages are stored in this browser and sent only to this server.").classes("quiet")
     return welcome

@@ -12,6 +12,7 @@ from functools import partial
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
+from server.page.capabilities import ImageLimits
 from server.page.conversation import PictureName
 from server.page.elements import icon_button
 from server.page.session import Session
@@ -30,7 +31,7 @@ class PictureTray:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._limits = None if session.capabilities is None else session.capabilities.images
+        self._button: ui.button | None = None
         self._chosen: list[PictureName] = []
         self._coming: dict[str, list[str]] = {}
         self._refused: set[str] = set()
@@ -41,23 +42,40 @@ class PictureTray:
         with ui.element("div").classes("tray").props('role=group aria-label="Images of the message"') as self._row:
             self._files = ui.element("input").props("type=file multiple hidden")
             self._thumbnails = ui.element("div").classes("thumbnails")
+        self._files.on("change", self._receive, js_handler=_RECEIVE)
+        self._files.on("wanted", self._receive_again, js_handler=_RECEIVE_AGAIN)
+        self._row.set_visibility(False)
+        session.on_model(self._fit_model)
+
+    @property
+    def _limits(self) -> ImageLimits | None:
+        capabilities = self._session.capabilities
+        return None if capabilities is None else capabilities.images
+
+    @property
+    def _may_take(self) -> bool:
+        """Whether this model takes images, or another one may."""
+        return self._limits is not None or self._session.has_several
+
+    def _fit_model(self) -> None:
+        """Offer what the chosen model takes."""
+        if self._button is not None:
+            self._button.set_visibility(self._limits is not None)
         if self._limits is not None:
             self._files.props["accept"] = ",".join(f"image/{form}" for form in self._limits.formats)
-            self._files.on("change", self._receive, js_handler=_RECEIVE)
-            self._files.on("wanted", self._receive_again, js_handler=_RECEIVE_AGAIN)
-        self._row.set_visibility(False)
 
     def take_from(self, row: ui.element) -> None:
         """Add the button to a row, and take pictures that are pasted or dropped into it."""
-        if self._limits is None:
+        if not self._may_take:
             return
         for event in ("paste", "drop"):
             row.on(event, self._receive, js_handler=_RECEIVE)
         row.on("dragover", js_handler="(e) => e.preventDefault()")
         with row:
-            button = icon_button("add_photo_alternate", "Add images")
-        button.on("click", js_handler=f"() => getHtmlElement({self._files.id}).click()")
-        button.move(target_index=0)
+            self._button = icon_button("add_photo_alternate", "Add images")
+        self._button.on("click", js_handler=f"() => getHtmlElement({self._files.id}).click()")
+        self._button.move(target_index=0)
+        self._fit_model()
 
     @property
     def chosen(self) -> Sequence[PictureName]:
@@ -72,7 +90,7 @@ class PictureTray:
     def bring_back(self, pictures: Sequence[PictureName]) -> None:
         """Ask the browser for pictures of a conversation that this process does not have."""
         lacking = [one.id for one in pictures if one.id not in self._session.pictures and one.id not in self._wanted]
-        if self._limits is not None and lacking:
+        if self._may_take and lacking:
             self._wanted.update(lacking)
             self._all_here.clear()
             self._session.browser.ask_for_pictures(self._files, lacking)
@@ -105,7 +123,6 @@ class PictureTray:
                 self._take(key, name[:_NAME_LENGTH], piece, is_last=is_last)
 
     def _take(self, key: str, name: str, piece: str, *, is_last: bool) -> None:
-        assert self._limits is not None, "otherwise there is no handler"
         pieces = self._coming.setdefault(key, [])
         pieces.append(piece)
         length = sum(map(len, pieces))
@@ -113,6 +130,8 @@ class PictureTray:
         others = sum(len(one) for other, given in self._coming.items() if other != key for one in given)
         if key in self._refused:
             del self._coming[key]
+        elif self._limits is None:
+            self._refuse(key, f"{self._session.model} takes no images.")
         elif length * 3 // 4 > self._limits.max_bytes + 100:
             self._refuse(key, f"{name} is larger than {self._limits.max_bytes >> 20} MiB.")
         elif held + others + length > _MOST_CHARACTERS:

@@ -8,8 +8,10 @@ from server.client.openai_answers import Chunk
 from server.page.api import Api, ApiError, can_be_sent
 from server.page.browser import Browser, StoredState
 from server.page.capabilities import Capabilities, Fields, has_fields
+from server.page.models import ModelCard, are_several
 
 _CHAT = "/chat/completions"
+_UNAVAILABLE = 503
 T = TypeVar("T")
 
 
@@ -22,10 +24,12 @@ class Session:
         self.browser = browser
         self.stored = StoredState()
         self.key = ""
-        self.models: list[str] = []
+        self.models: list[ModelCard] = []
         self.model = ""
         self.capabilities: Capabilities | None = None
-        """None if the server has no /v1/capabilities."""
+        """The chosen model's; None if the server has no /v1/capabilities, or cannot tell before the model is loaded."""
+        self._are_known = True
+        self._listeners: list[Callable[[], None]] = []
         self.pictures: dict[str, str] = {}
         """Data URLs of the tab's pictures, by id. The browser has more, which it sends when they are needed."""
         self._ask_key = ask_key
@@ -45,9 +49,61 @@ class Session:
         if can_be_sent(self.stored.key):
             self.key = self.stored.key
         self.models = await self.with_key(self.api.models)
-        self.capabilities = await self.with_key(self.api.capabilities)
-        if self.model not in self.models:
-            self.model = self.models[0] if self.models else ""
+        if self.card is None:
+            first = next((card for card in self.models if card.is_loaded), next(iter(self.models), None))
+            self.model = "" if first is None else first.id
+        await self._read_capabilities()
+
+    @property
+    def has_several(self) -> bool:
+        """Whether the server has more than one model."""
+        return are_several(self.models)
+
+    @property
+    def card(self) -> ModelCard | None:
+        """The chosen model; None if the server lists none of that name."""
+        return next((card for card in self.models if card.id == self.model), None)
+
+    def on_model(self, listener: Callable[[], None]) -> None:
+        """Call this when another model is chosen, and when more becomes known of the chosen one."""
+        self._listeners.append(listener)
+
+    async def choose(self, model: str) -> None:
+        """Use this model from now on. Raises ApiError."""
+        self.model = model
+        try:
+            await self._read_capabilities()
+        finally:
+            self._tell()
+
+    async def refresh(self) -> None:
+        """Read the models' states again. Raises ApiError."""
+        self.models = await self.api.models(self.key)
+        if not self._are_known and self.card is not None and self.card.is_loaded:
+            await self._read_capabilities()
+            self._tell()
+
+    async def load_model(self) -> None:
+        """Have the chosen model loaded; returns when it is. Raises ApiError."""
+        model = self.model
+        await self.with_key(lambda key: self.api.load(model, key))
+
+    async def _read_capabilities(self) -> None:
+        model = self.model
+        several = self.has_several
+        found, are_known = None, True
+        try:
+            found = await self.with_key(lambda key: self.api.capabilities(key, model if several else None))
+        except ApiError as problem:
+            if problem.status != _UNAVAILABLE or not several:
+                raise
+            are_known = False
+        if model == self.model:  # another one may have been chosen meanwhile
+            self.capabilities, self._are_known = found, are_known
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     async def with_key(self, call: Callable[[str], Awaitable[T]]) -> T:
         """Call with the key. If the server refuses it, ask for another key and retry. Raises ApiError."""

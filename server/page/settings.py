@@ -212,6 +212,7 @@ class SettingsPanel:
             self._system.props("outlined autogrow dense").classes("wide").on_value_change(self._remember_system)
             self._place = ui.element("div").classes("wide")
         self._show(session.stored.settings or {})
+        session.on_model(lambda: self._show(self._form.values))
 
     @property
     def system(self) -> str:

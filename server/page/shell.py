@@ -15,6 +15,7 @@ from server.page.conversation_list import ConversationList
 from server.page.elements import icon_button, name_button
 from server.page.load.poller import SharedPollers
 from server.page.load.view import LoadView
+from server.page.model_picker import ModelPicker
 from server.page.session import Session
 from server.page.settings import SettingsPanel
 
@@ -67,8 +68,7 @@ class Shell:
                 self._chat_tab = ui.tab("Chat")
                 self._compare_tab = ui.tab("Compare")
                 self._server_tab = ui.tab("Server")
-            self._models = ui.select([], on_change=self._choose_model).props("outlined dense options-dense")
-            self._models.props('aria-label="Model"').classes("model")
+            self._models = ModelPicker(self._session)
             ui.space()
             self._theme = ThemeButton(self._browser)
             icon_button("tune", "Settings", self._right.toggle)
@@ -96,7 +96,7 @@ class Shell:
 
     async def _show(self) -> None:
         self._theme.set(self._session.stored.theme)
-        self._models.set_options(self._session.models, value=self._session.model or None)
+        self._models.show()
         with self._right:
             settings = SettingsPanel(self._session)
         with self._main:
@@ -108,6 +108,7 @@ class Shell:
             self._make_when_chosen(self._compare_tab, lambda: CompareView(self._session, settings))
         with panels, ui.tab_panel(self._server_tab):
             self._make_when_chosen(self._server_tab, self._make_load_view)
+        self._models.keep_up(chat.model_notice)
         try:
             await chat.reopen()
         except TimeoutError:
@@ -135,9 +136,6 @@ class Shell:
         view = LoadView(self._session, self._pollers)
         self._tabs.on_value_change(lambda event: view.set_chosen(event.value == self._server_tab.props["name"]))
         view.set_chosen(True)
-
-    def _choose_model(self) -> None:
-        self._session.model = self._models.value or ""
 
 
 class ThemeButton:

@@ -38,7 +38,7 @@ class TurnView:
         name = _NAMES.get(turn.role, turn.role)
         self.article = ui.element("article").classes(f"turn {turn.role}").props(f'aria-label="{name}" tabindex=-1')
         with self.article:
-            ui.label(name).classes("role").props("role=heading aria-level=3")
+            ui.label(self._speaker(name)).classes("role").props("role=heading aria-level=3")
             if turn.role == "assistant":
                 self._answer = AnswerText()
                 self.grow()
@@ -49,6 +49,11 @@ class TurnView:
             self._end = ui.element("div").classes("end-of-turn")
         if not is_growing:
             self.finish()
+
+    def _speaker(self, name: str) -> str:
+        """The name of the role; of several models, the name of the one that answers."""
+        model = (self.turn.request or {}).get("model") if self._session.has_several else None
+        return str(model or name)
 
     def grow(self) -> None:
         """Show the text that was added since the last call."""

@@ -132,7 +132,7 @@ async def test_a_key_that_is_wanted_is_known_by_its_refusal() -> None:
         with pytest.raises(ApiError, match=r"Incorrect API key\.") as refused:
             await api.models("wrong")
         assert refused.value.wants_key
-        assert await api.models("right") == ["fake-1"]
+        assert [model.id for model in await api.models("right")] == ["fake-1"]
         assert await api.capabilities("right") is None
         await api.close()
         gone = Api(base_url)

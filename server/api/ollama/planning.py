@@ -29,7 +29,7 @@ class LoadRequest:
 
 
 def read_unload(context: BodyContext, body: bytes, schema: type[OllamaFields]) -> LoadRequest | None:
-    """What a body says that only asks for the model to be unloaded; None for other bodies. Raises ApiError."""
+    """The request of a body that only asks for the model to be unloaded; None for other bodies. Raises ApiError."""
     asked = context.validated(schema, body)
     if not asked.only_loads or asked.keep_s != 0:
         return None

@@ -62,7 +62,7 @@ async def ask(
     on_more: Callable[[], None],
 ) -> None:
     """Fill the answers with one request's choices. An error or a stop is recorded in each answer."""
-    body = question.request_body(settings, session.fields) | {"model": session.model}
+    body = {"model": session.model} | question.request_body(settings, session.fields)
 
     def add(chunk: Chunk, at_s: float) -> None:
         for choice in chunk.choices:

@@ -112,6 +112,9 @@ class _Column:
                     self._stop = icon_button("stop", "Stop", self.stop, small=True)
                     self._stop.set_visibility(False)
                     self._remove = icon_button("close", "Remove", lambda: on_remove(self), small=True)
+                self._model = ui.select([card.id for card in session.models], value=session.model or None)
+                self._model.props('outlined dense options-dense aria-label="Model of this column"').classes("wide")
+                self._model.set_visibility(session.has_several)
                 self.chooser = Chooser(session, presets, first)
                 _make_use_button(self.chooser, on_use)
             self.view = AnswerView(session, "Answer")
@@ -138,7 +141,8 @@ class _Column:
 
     async def _answer(self, question: Question, answer: MeasuredAnswer, on_more: Callable[[], None]) -> None:
         try:
-            await ask(self._session, question, self.chooser.settings, [answer], on_more)
+            model = {"model": self._model.value} if self._session.has_several else {}
+            await ask(self._session, question, self.chooser.settings | model, [answer], on_more)
         finally:
             self._task = None
             if not self._section.is_deleted:

@@ -6,6 +6,7 @@ from typing import Any
 
 from nicegui import background_tasks, context, ui
 
+from server.page.capabilities import known_names
 from server.page.compare.answering import ComparisonMode, Question
 from server.page.compare.beams import BeamSearch
 from server.page.compare.side_by_side import Samples, SideBySide
@@ -15,7 +16,7 @@ from server.page.settings import SettingsPanel, new_seed
 
 _SETTINGS, _SAMPLES, _BEAMS = "Several settings", "Several answers", "Beam search"
 _SAYS = {
-    _SETTINGS: "Answers one question with several settings. All use the same seed, so only the settings differ.",
+    _SETTINGS: "Answers one question with several settings or models. All use the same seed.",
     _SAMPLES: "Returns several answers to one request with the same settings.",
     _BEAMS: "Finds the most probable answers, and shows them as a tree of their common beginnings.",
 }
@@ -29,13 +30,8 @@ class CompareView:
     def __init__(self, session: Session, settings: SettingsPanel) -> None:
         self._session = session
         self._settings = settings
-        self._makers: dict[str, Callable[[], ComparisonMode]] = {
-            _SETTINGS: lambda: SideBySide(session, self._use_in_chat)
-        }
-        if session.has_field("n"):
-            self._makers[_SAMPLES] = lambda: Samples(session, self._use_in_chat)
-        if session.has_field("beam_search"):
-            self._makers[_BEAMS] = lambda: BeamSearch(session)
+        self._known = known_names(session.fields)
+        self._makers = self._offered()
         self._modes: dict[str, ComparisonMode] = {}
         self._most_tokens = dict(_MOST_TOKENS)
         self._running: asyncio.Task[None] | None = None
@@ -46,7 +42,29 @@ class CompareView:
             self._status = ui.label().classes("unseen").props("role=status")
             self._composer = Composer(self._ask, self._stop)
         self._show_mode()
+        session.on_model(self._fit_model)
         context.client.on_delete(self._stop)
+
+    def _offered(self) -> dict[str, Callable[[], ComparisonMode]]:
+        """The modes that the chosen model supports, by name, each as a function that makes it."""
+        session = self._session
+        makers: dict[str, Callable[[], ComparisonMode]] = {_SETTINGS: lambda: SideBySide(session, self._use_in_chat)}
+        if session.has_field("n"):
+            makers[_SAMPLES] = lambda: Samples(session, self._use_in_chat)
+        if session.has_field("beam_search"):
+            makers[_BEAMS] = lambda: BeamSearch(session)
+        return makers
+
+    def _fit_model(self) -> None:
+        """Begin again if the chosen model supports other fields; answers that are being written go on."""
+        known = known_names(self._session.fields)
+        if known == self._known or self._running is not None:
+            return
+        self._known, self._makers = known, self._offered()
+        self._modes.clear()
+        self._body.clear()
+        self._mode.set_options(list(self._makers), value=_SETTINGS)
+        self._show_mode()
 
     def _show_common(self) -> None:
         with ui.element("div").classes("common"):

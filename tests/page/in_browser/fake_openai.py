@@ -24,7 +24,10 @@ class FakeOpenAI:
         self.answer = ""
         self.key = ""
         self.status = 200
+        self.models: list[dict[str, Any]] = [{"id": "parrot"}]
         self.capabilities: dict[str, Any] | None = None
+        self.capabilities_of: dict[str, dict[str, Any]] = {}
+        """By name of the model, where they differ from the common ones."""
         self.bodies: list[dict[str, Any]] = []
         self.prompt_size: dict[str, Any] = {}
         """Answer to `/tokenize`."""
@@ -51,9 +54,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.fake.status != 200:
             self._refuse(self.fake.status, _PROBLEMS[self.fake.status])
         elif self.path == "/v1/models":
-            self._send(200, "application/json", json.dumps({"object": "list", "data": [{"id": "parrot"}]}))
-        elif self.path == "/v1/capabilities" and self.fake.capabilities is not None:
-            self._send(200, "application/json", json.dumps(self.fake.capabilities))
+            self._send(200, "application/json", json.dumps({"object": "list", "data": self.fake.models}))
+        elif self.path.startswith("/v1/capabilities") and self.fake.capabilities is not None:
+            named = self.path.partition("?model=")[2]
+            self._send(
+                200, "application/json", json.dumps(self.fake.capabilities_of.get(named, self.fake.capabilities))
+            )
         else:
             self._send(404, "text/plain", "There is no such thing.")
 

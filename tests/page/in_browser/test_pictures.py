@@ -44,6 +44,15 @@ def takes_images(lone_page: LonePage) -> Iterator[LonePage]:
     lone_page.server.capabilities = None
 
 
+@pytest.fixture
+def has_two_models(takes_images: LonePage) -> Iterator[LonePage]:
+    server, models = takes_images.server, takes_images.server.models
+    server.models = [{"id": "seer", "status": {"value": "loaded"}}, {"id": "mole", "status": {"value": "unloaded"}}]
+    server.capabilities_of = {"mole": {"endpoints": {}}}
+    yield takes_images
+    server.models = models
+
+
 async def bring(page: Page, event: str, kind: str, name: str, data: bytes) -> None:
     """Paste or drop a file."""
     await page.evaluate(BRING, [".composer textarea", event, kind, name, base64.b64encode(data).decode()])
@@ -112,3 +121,18 @@ async def test_too_large(takes_images: LonePage, visits: Visits) -> None:
 async def test_models_without_images(lone_page: LonePage, visits: Visits) -> None:
     chat = await visits.chat(lone_page.address)
     await expect(chat.button("Add images")).to_have_count(0)
+
+
+async def test_one_of_two_models_takes_images(has_two_models: LonePage, visits: Visits) -> None:
+    chat = await visits.chat(has_two_models.address)
+    await expect(chat.button("Add images")).to_be_visible()
+    await chat.page.get_by_role("combobox", name="Model").click()
+    await chat.page.get_by_role("option", name="mole · not loaded").click()
+    await expect(chat.page.get_by_text("mole is not loaded. Your next message loads it.")).to_be_visible()
+    await expect(chat.button("Add images")).to_be_hidden()
+    await chat.ask("Who are you?")
+    await chat.wait_for_answers()
+    assert has_two_models.server.bodies[-1]["model"] == "mole"
+    has_two_models.server.models[1]["status"] = {"value": "loaded"}
+    await expect(chat.page.get_by_text("mole is not loaded")).to_be_hidden()
+    await expect(chat.answers.get_by_role("heading", name="mole")).to_be_visible()

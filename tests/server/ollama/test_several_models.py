@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import ollama
 import pytest
 
@@ -146,3 +147,20 @@ async def test_who_may_not_manage(hosting: Make, tmp_path: Path):
 def test_durations(duration: float | str, seconds: float):
     assert seconds_of(duration) == seconds
     assert ollama.GenerateResponse(response="", done_reason="unload").done_reason == "unload"
+
+
+async def test_the_official_client(hosting: Make):
+    world = hosting(room=1)
+    async with world.running():
+        client = ollama.AsyncClient(host="http://test", transport=httpx.ASGITransport(app=world.app))
+        listed = [model.model for model in (await client.list()).models]
+        assert listed == ["a:latest", "b:latest", "bee:latest", "c:latest"]
+        for model in listed[:2]:
+            assert (await client.show(str(model))).capabilities == ["completion", "tools"]
+            parts = [part async for part in await client.chat(model, HI, stream=True, options={"num_predict": 3})]
+            assert (parts[-1].done_reason, parts[-1].eval_count) == ("length", 3)
+            (running,) = (await client.ps()).models
+            assert (running.model, running.size) == (model, 1)
+        assert [part.status async for part in await client.pull("b", stream=True)][-1] == "success"
+        assert (await client.generate("b", keep_alive=0)).done_reason == "unload"
+        assert (await client.ps()).models == []
