@@ -408,7 +408,15 @@ class ModelHost:
         model.became_settled.set()
         message = f"The model `{model.name}` is not available: {reason}"
         _fail(model, UnavailableError(message, code="model_unavailable"))
+        if model.residency.is_loaded_at_start and model.num_loads:  # the server is not ready without it
+            asyncio.get_running_loop().call_at(model.failure.retry_at, self._try_again, model, model.failure)
         self._changed()
+
+    def _try_again(self, model: HostedModel, failure: Failure) -> None:
+        """Load a model that failed, unless something has happened to it since."""
+        if model.failure is failure and model.phase is Phase.UNLOADED:
+            model.wished_at = asyncio.get_running_loop().time()
+            self._changed()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

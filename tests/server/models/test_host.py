@@ -187,6 +187,25 @@ def test_a_crash_for_good_frees_the_memory() -> None:
     in_virtual_time(world())
 
 
+def test_a_model_of_the_start_that_crashed_is_loaded_again_without_a_request() -> None:
+    async def world() -> None:
+        sources = {name: FakeSource(10) for name in "ab"}
+        host, models = host_of(20, sources, lambda name: Residency(is_loaded_at_start=name == "a"))
+        await host.start()
+        await host.wait_ready()
+        await request(models["b"], 1.0)
+        for name in "ab":
+            sources[name].engines[0].crash()
+        await asyncio.sleep(1)
+        assert not models["a"].is_ready
+        await asyncio.sleep(10)
+        assert models["a"].is_ready
+        assert [len(sources[name].engines) for name in "ab"] == [2, 1]
+        await host.stop()
+
+    in_virtual_time(world())
+
+
 def test_an_operator_unloads_when_requests_have_ended_or_at_once() -> None:
     async def world() -> None:
         source = FakeSource(10)
