@@ -27,7 +27,7 @@ class FakeOpenAI:
         self.models: list[dict[str, Any]] = [{"id": "parrot"}]
         self.capabilities: dict[str, Any] | None = None
         self.capabilities_of: dict[str, dict[str, Any]] = {}
-        """Those of models that have other ones."""
+        """Other answers, by the name of the model."""
         self.bodies: list[dict[str, Any]] = []
         self.prompt_size: dict[str, Any] = {}
         """Answer to `/tokenize`."""
