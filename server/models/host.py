@@ -21,6 +21,7 @@ YIELD_AFTER_S = 5.0
 MAX_WAITING_BYTES = 256 << 20
 """Bodies of requests that wait for models, all together."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 5.0, 300.0
+_UNLOADED = "an operator unloaded it"
 _SHUTTING_DOWN = "The server is shutting down."
 
 
@@ -119,6 +120,8 @@ class ModelHost:
 
     async def load(self, model: HostedModel) -> None:
         """Load the model, and return when it is loaded. Raises EngineUnavailableError if that fails."""
+        model.is_leaving = False  # the last word of operators counts
+        model.became_idle.set()
         if model.phase is Phase.LOADED:
             return
         model.failure = None
@@ -128,23 +131,28 @@ class ModelHost:
         await model.became_settled.wait()
         if model.failure is not None:
             raise EngineUnavailableError(model.failure.reason)
+        if not model.became_loaded.is_set():
+            raise EngineUnavailableError(_UNLOADED)
 
     async def unload(self, model: HostedModel, *, grace_s: float | None) -> None:
         """Take no new requests for the model, let those in flight finish, and unload it.
 
-        After `grace_s` they fail; with None they have as long as they need. New requests wait, and load it again.
+        After `grace_s` they fail; with None they have as long as they need. New requests wait, and load it again. The
+        model stays if `load` is called meanwhile.
         """
         model.is_leaving, model.wished_at = True, None
+        self._changed()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
-                    while model.num_uses and model.phase is Phase.LOADED:
+                    while model.is_leaving and model.num_uses and model.phase is Phase.LOADED:
                         model.became_idle.clear()
                         await model.became_idle.wait()
-            if model.phase in (Phase.LOADED, Phase.LOADING):
-                await self._unload(model, Leaving.OPERATOR, "an operator unloaded it")
+            if model.is_leaving and model.phase in (Phase.LOADED, Phase.LOADING):
+                await self._unload(model, Leaving.OPERATOR, _UNLOADED)
         finally:
             model.is_leaving = False
+            model.became_settled.set()
             self._changed()
 
     def released(self, model: HostedModel, wish_s: float | None) -> None:

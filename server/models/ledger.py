@@ -63,7 +63,7 @@ class Ledgers:
     """The ledgers of all devices. A GPU gets its own with the first plan that finds one: only engines touch it."""
 
     def __init__(self, budget: int | None) -> None:
-        """`budget` is that of each device; None: most of its free memory."""
+        """`budget` holds for each device; None: most of its free memory."""
         self._budget = budget
         self._of = {"cpu": Ledger(host_budget() if budget is None else budget)}
 

@@ -24,7 +24,7 @@ class ProcessSource:
         cache_share: float | None,
         publish: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`cache_share` is that of a `Plan`; `publish` receives KV events."""
+        """`cache_share` goes into the `Plan`; `publish` receives KV events."""
         self._config = config
         self._limits = limits
         self._spare = spare

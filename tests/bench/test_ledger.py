@@ -9,6 +9,6 @@ from bench.ledger import measure_apart
 
 
 def test_a_process_takes_what_is_reserved_for_it(tiny_model: Callable[..., Path]) -> None:
-    """Of a small model, nine parts in ten are the process itself, and most of the rest is the cache."""
+    """A small model is mostly the process itself, and its cache."""
     found = measure_apart(tiny_model("llama"), kv_cache_gib=0.02)
     assert 0.9 < found["taken"] / found["reserved"] < 1.0, found

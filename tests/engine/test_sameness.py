@@ -77,7 +77,7 @@ def case(request: pytest.FixtureRequest, load: Callable[..., Harness]) -> "Case"
     family, quantization, *rows = request.param
     harness = load(family, quantization, rows=rows[0] if rows else "auto")
     small = family == "embedded"
-    requests = make_requests(harness, 6 if small else 10, 10 if small else 24, 90 if small else 220)
+    requests = make_requests(harness, 6 if small else 12, 10 if small else 24, 90 if small else 300)
     return Case(harness, requests)
 
 

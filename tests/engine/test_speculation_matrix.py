@@ -1,5 +1,5 @@
-"""The matrix: every method with every feature of the engine, and with half of those of sampling alone, gives the tokens
-and logprobs of no speculation, while choices are recorded and heads change every few steps.
+"""The matrix: every method with every feature of the engine and half of the settings of sampling gives the tokens and
+logprobs of no speculation, while choices are recorded and heads change every few steps.
 """
 
 from collections.abc import Callable, Iterator

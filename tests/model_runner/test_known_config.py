@@ -125,6 +125,36 @@ def test_other_files_are_left_to_transformers(change: Change, tmp_path: Path) ->
     assert read_known_config(tmp_path) is None
 
 
+@pytest.mark.parametrize(
+    ("case", "absent", "given"),
+    [
+        (
+            "falcon_h1",
+            {"time_step_limit"},
+            {"rope_parameters": None, "rope_theta": 10000.0},
+        ),
+        (
+            "granitemoehybrid with Mamba 2",
+            {"time_step_limit"},
+            {"layer_types": ["mamba", "mamba", "attention", "mamba"]},
+        ),
+        ("lfm2_moe", {"tie_word_embeddings"}, {"tie_embedding": True}),
+        ("nemotron_h", {"layers_block_type", "mamba_hidden_act"}, {"hybrid_override_pattern": "M-*E"}),
+    ],
+)
+def test_published_files_need_no_transformers(
+    case: str, absent: set[str], given: dict[str, Any], tmp_path: Path
+) -> None:
+    model = tiny_model(case)
+    entries = {name: value for name, value in model.config.to_dict().items() if name not in absent}
+    (tmp_path / "config.json").write_text(json.dumps(entries | given))
+    known, checkpoint = read_known_config(tmp_path), TensorCheckpoint(model.state_dict())
+    assert known is not None
+    form = read_model_form(known, checkpoint)
+    assert form is not None
+    assert form.shape() == read_model_form(AutoConfig.from_pretrained(tmp_path), checkpoint).shape()
+
+
 def test_a_file_of_several_parts(tmp_path: Path) -> None:
     write_tiny_model("qwen3_5", tmp_path)
     expected, known = AutoConfig.from_pretrained(tmp_path), read_known_config(tmp_path)

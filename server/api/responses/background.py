@@ -26,7 +26,7 @@ from server.generation.sent_images import UploadedFile
 from server.http.connection import new_request_id
 from server.http.middleware import report_of
 from server.storage.rows import Row
-from server.storage.storage import NotStoredError, Storage
+from server.storage.storage import NotStoredError
 from server.telemetry.request_trace import RequestTrace, Sender
 
 _logger = logging.getLogger("samewise.jobs")
@@ -45,14 +45,15 @@ class BackgroundResponse:
     """A background response, which is a Job and Replayable."""
 
     def __init__(
-        self, run: Run, builder: ResponseBuilder, origin: Origin, storage: Storage, record: RequestTrace
+        self, run: Run, builder: ResponseBuilder, origin: Origin, services: Services, record: RequestTrace
     ) -> None:
         self.builder = builder
         self.followers: set[EventReplay] = set()
         self.has_ended = False
         self._run = run
         self._origin = origin
-        self._storage = storage
+        self._services = services
+        self._storage = services.storage
         self._record = record
         self._is_cancelled = False
         self._is_lost = False
@@ -80,14 +81,19 @@ class BackgroundResponse:
                 self.num_ready = len(self.frames)
                 self._wake()
         except UnavailableError as error:
-            _logger.info(
-                "background response continues after the next start: %s", error.message, extra=self._record.ids
-            )
+            _logger.info("background response continues later: %s", error.message, extra=self._record.ids)
+            self._services.jobs.spawn(self._continue)
         finally:
             self.close()
         while self._is_lost:  # until then, clients find the failure in this job
             await asyncio.sleep(RETRY_AFTER_S)
             await self._write_loss()
+
+    async def _continue(self) -> None:
+        """Generate it again once its model is loaded again; after the next start if the server is stopping."""
+        name = self.builder.response().id
+        rows = await self._storage.run(store.pending_jobs)
+        await _resume_all([row for row in rows if row.id == name], self._services)
 
     def close(self) -> None:
         self._run.close()
@@ -235,7 +241,7 @@ async def _start_again(row: Row, record: RequestTrace, services: Services) -> No
         if not await _is_pending(row, services):
             return
         run, builder = await start_response(planned, record, services, served)
-    job = BackgroundResponse(run, builder, planned.origin, services.storage, record)
+    job = BackgroundResponse(run, builder, planned.origin, services, record)
     services.jobs.start(row.id, job)
     if not await _is_pending(row, services):  # it was cancelled or deleted before the job could be found
         await job.cancel()

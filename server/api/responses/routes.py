@@ -165,7 +165,7 @@ class _Answer:
     async def in_background(self, encode: Callable[[], bytes]) -> Response:
         """Answer with the pending response, once it is stored; another thread calls `encode` to encode it."""
         services, planned = self.services, self.planned
-        job = BackgroundResponse(self.run, self.builder, planned.origin, services.storage, record_of(self.request))
+        job = BackgroundResponse(self.run, self.builder, planned.origin, services, record_of(self.request))
         response = self.builder.response()
         try:
             await services.storage.run(lambda rows: store.add_pending(rows, response, planned.origin, encode()))

@@ -46,7 +46,7 @@ class CompareView:
         context.client.on_delete(self._stop)
 
     def _offered(self) -> dict[str, Callable[[], ComparisonMode]]:
-        """Makers of the modes that the chosen model supports."""
+        """The modes that the chosen model supports, by name, each as a function that makes it."""
         session = self._session
         makers: dict[str, Callable[[], ComparisonMode]] = {_SETTINGS: lambda: SideBySide(session, self._use_in_chat)}
         if session.has_field("n"):

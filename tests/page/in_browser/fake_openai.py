@@ -27,7 +27,7 @@ class FakeOpenAI:
         self.models: list[dict[str, Any]] = [{"id": "parrot"}]
         self.capabilities: dict[str, Any] | None = None
         self.capabilities_of: dict[str, dict[str, Any]] = {}
-        """Other answers, by the name of the model."""
+        """By name of the model, where they differ from the common ones."""
         self.bodies: list[dict[str, Any]] = []
         self.prompt_size: dict[str, Any] = {}
         """Answer to `/tokenize`."""

@@ -112,6 +112,23 @@ async def test_unloading_waits_for_requests_unless_it_is_forced(hosting: Make):
         assert b"an operator unloaded it" in await second.end()
 
 
+async def test_the_last_word_of_operators_counts(hosting: Make):
+    several = hosting()
+    several.sources["b"].may_load.clear()
+    async with several.running() as client:
+        loading = asyncio.create_task(client.post(LOAD, json={"model": "b"}))
+        await several.settled("b", "loading")
+        assert (await client.post(UNLOAD, json={"model": "b"})).status_code == 200
+        assert "an operator unloaded it" in error_of(await loading, 503, "server_error")["message"]
+        release = several.models["a"].hold()
+        unloading = asyncio.create_task(client.post(UNLOAD, json={"model": "a"}))
+        await several.until(lambda: several.models["a"].is_leaving)
+        assert (await client.post(LOAD, json={"model": "a"})).status_code == 200
+        assert (await unloading).json()["model"]["status"]["value"] == "loaded"
+        release()
+        assert len(several.sources["a"].engines) == 1
+
+
 async def test_only_keys_that_manage_may(hosting: Make, tmp_path: Path):
     several = hosting(api_keys_file=write_keys(tmp_path / "keys.yaml", anna={"manage": True}, ben={}))
     async with several.running() as client:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +89,19 @@ async def test_a_line_of_the_log_has_the_model(hosting: Make, caplog: pytest.Log
         await client.get("/v1/models")
     lines = [vars(record)["model"] for record in caplog.records if record.name == "samewise.access"]
     assert lines == ["a", "b", None]
+
+
+async def test_a_background_response_outlives_its_model(hosting: Make, tmp_path: Path):
+    several = hosting(data_dir=tmp_path)
+    body = {"model": "b", "input": "hi", "background": True, "max_output_tokens": 20, "temperature": 0}
+    async with several.running() as client:
+        await client.post("/v1/models/load", json={"model": "b"})
+        several.sources["b"].engines[0].step_delay_s = 0.01
+        begun = (await client.post("/v1/responses", json=body)).json()
+        assert (await client.post("/v1/models/unload", json={"model": "b", "force": True})).status_code == 200
+        address, unfinished = f"/v1/responses/{begun['id']}", ("queued", "in_progress")
+        while (now := (await client.get(address)).json())["status"] in unfinished:
+            await several.app.state.services.storage.run(lambda rows: None)
+        assert now["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert now["usage"]["output_tokens"] == 20
+        assert len(several.sources["b"].engines) == 2
