@@ -124,7 +124,7 @@ def peek(body: bytes) -> Peeked:
     """These fields of a JSON body; without values if they are not valid."""
     try:
         return msgspec.json.decode(body, type=Peeked)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return Peeked()
 
 

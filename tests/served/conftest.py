@@ -81,12 +81,16 @@ class Server:
         assert values, f"no metric {name}"
         return sum(values)
 
+    def wait_ended(self) -> None:
+        """Returns when the process has ended."""
+        self.process.wait(60)
+        self._reader.join()
+
     def terminate(self) -> int:
         """SIGTERM; returns the exit code."""
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGTERM)
-        self.process.wait(60)
-        self._reader.join()
+        self.wait_ended()
         self.client.close()
         return self.process.returncode
 

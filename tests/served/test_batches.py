@@ -45,7 +45,7 @@ def kill(server: Server) -> None:
     engine = server.engine_pid
     for pid in (server.process.pid, engine):
         os.kill(pid, signal.SIGKILL)
-    server.process.communicate(timeout=60)
+    server.wait_ended()
 
 
 def test_a_batch_survives_the_server(server: Server, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ async def test_errors_before_the_first_token_have_a_status(
 
 
 @pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.DRAINING, EngineState.FAILED])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/models", "/tokenize", "/v1/capabilities", "/tokenizer_info"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/v1/capabilities", "/tokenizer_info"])
 async def test_engine_that_takes_no_work(client: httpx.AsyncClient, engine: FakeEngine, state: EngineState, path: str):
     engine.state = state
     bodies = {CHAT: chat(), COMPLETIONS: completion(), "/tokenize": {"prompt": "x"}}

@@ -72,7 +72,7 @@ async def test_answers_and_errors_can_be_read_by_the_page(
 async def test_an_error_that_no_route_answered_can_be_read_by_the_page(
     for_pages: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("server.telemetry.metrics.Metrics.render", lambda self, of_tenants: 1 / 0)
+    monkeypatch.setattr("server.telemetry.metrics.Metrics.collect", lambda self: 1 / 0)
     answer = await for_pages.get("/metrics", headers={**KEY, "origin": PAGE})
     error_of(answer, 500, "server_error")
     assert answer.headers["access-control-allow-origin"] == PAGE

@@ -130,7 +130,7 @@ class _Peeked(msgspec.Struct):
 def _peek(body: bytes) -> _Peeked:
     try:
         return msgspec.json.decode(body, type=_Peeked)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _Peeked()
 
 

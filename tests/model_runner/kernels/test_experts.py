@@ -51,6 +51,7 @@ def some_experts(inner: int = INNER, hidden: int = HIDDEN, num: int = NUM) -> Ex
         top_k=TOP_K,
         activation="silu",
         scoring="softmax",
+        sum_eps=0.0,
         normalised=True,
         scale=1.0,
         choice_bias=None,

@@ -26,7 +26,8 @@ OF_NOTHING_STORED = {
     *("/v1/models", "/v1/models/{model:path}", "/v1/capabilities", "/tokenize", "/detokenize", "/tokenizer_info"),
     *("/completion", "/infill", "/apply-template", "/props"),
     *("/", "/api/version", "/api/tags", "/api/ps", "/api/show", "/api/chat", "/api/generate", "/api/embed"),
-    *("/api/embeddings", *CHANGES),
+    *("/api/embeddings", "/api/pull", *CHANGES),
+    *("/v1/models/load", "/v1/models/unload", "/v1/models/events", "/v1/models/sse"),
     *("/health", "/ready", "/ping", "/metrics", "/version"),
 }
 RESPONSES = "/v1/responses"
