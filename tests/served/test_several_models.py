@@ -16,7 +16,7 @@ from tests.served.conftest import Server, stream_texts
 TINY = {"dense": "llama", "mixture": "mixtral"}
 EMBEDDED = "SmolLM2-135M-Instruct"
 NUM_CLIENTS = 16
-NUM_REQUESTS = 300
+NUM_REQUESTS = 120
 PROMPTS = tuple("a b c d e f g h "[: 2 * length] for length in range(1, 9))
 MAX_TOKENS = 12
 LONG = 600
@@ -79,6 +79,7 @@ async def test_crowds_get_the_answers_of_a_model_alone(several: Server, alone: A
     async with several.async_client() as client:
         await asyncio.gather(*(work(client) for _ in range(NUM_CLIENTS)))
     assert len(answers) == NUM_REQUESTS
+    assert several.metric("model_loads_total") < NUM_REQUESTS / 5
 
 
 async def _complete(client: openai.AsyncOpenAI, name: str, prompt: str, *, is_streamed: bool) -> str:
@@ -102,4 +103,4 @@ async def test_killing_all_engines_changes_no_stream(several: Server) -> None:
     for pid in several.engine_pids:
         os.kill(pid, signal.SIGKILL)
     assert await asyncio.gather(*streams) == undisturbed
-    assert several.metric("engine_restarts_total") == len(TINY)
+    assert several.metric("engine_restarts_total") >= len(TINY)
