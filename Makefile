@@ -5,6 +5,7 @@
 # make sanitize                    tests of the native kernels with address and undefined behaviour sanitizers
 # make test-clients                third-party agents and SDKs against the server; installs 2 GB
 # make test-suites                 vLLM's and llama.cpp's test suites against the server; downloads them
+# make test-hopper                 Triton's kernels as machine code for an H200
 # make test-ray                    replicas on Ray Serve; installs Ray
 # make docs                        the documentation as a site, in build/site
 # make wheel                       a package with compiled kernels, in dist; make embedded-wheel: the embedded model
@@ -19,7 +20,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes start in tests
-.PHONY: help serve test test-clients test-suites test-ray quick check docs format bench sanitize wheel embedded-wheel clean \
+.PHONY: help serve test test-clients test-suites test-hopper test-ray quick check docs format bench sanitize wheel embedded-wheel clean \
 	check-style check-types check-imports check-site
 
 VENV := .venv
@@ -70,6 +71,9 @@ test-clients: $(VENV)/installed-dev $(CLIENTS)/node_modules/installed $(CLIENTS)
 # SUITES="llama.cpp" runs one of them. build/suites/*.json has each test's result.
 test-suites: $(VENV)/installed-dev
 	@PYTHONPATH=$(CURDIR)/tests/clients $(BIN)/python -m foreign_suites $(SUITES)
+
+test-hopper: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest tests/model_runner/triton -m hopper $(ARGS)
 
 test-ray: $(VENV)/installed-ray
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/ray -m ray -o log_cli=true --log-cli-level=INFO $(ARGS)

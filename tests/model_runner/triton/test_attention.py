@@ -300,6 +300,7 @@ def test_what_it_cannot_read_is_refused() -> None:
         make(65)(Storage(device=CPU, whole_keys=True).cache(KVShape(1, 16, 16)))
 
 
+@pytest.mark.hopper
 def test_compiles_for_hopper() -> None:
     compiled = compiled_in("tests.model_runner.triton.compile_attention")
     assert {kernel.name for kernel in compiled} == {"_attend_kernel", "_merge_kernel"}

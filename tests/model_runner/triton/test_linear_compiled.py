@@ -1,8 +1,11 @@
 """The products on an H200, as far as its compiler tells."""
 
+import pytest
+
 from tests.model_runner.triton.hopper import compiled_in
 
 
+@pytest.mark.hopper
 def test_nothing_spills_and_all_fits() -> None:
     compiled = compiled_in("tests.model_runner.triton.compile_linear")
     assert {kernel.name for kernel in compiled} == {

@@ -191,6 +191,7 @@ def test_what_is_found_beforehand_is_what_is_sampled(device: torch.device) -> No
     assert pick(logits, keys, temperatures).tolist() == list(sampled.tokens)
 
 
+@pytest.mark.hopper
 def test_it_compiles_for_hopper_without_spilling() -> None:
     compiled = compiled_in("tests.model_runner.triton.compile_pick")
     assert {kernel.name for kernel in compiled} == {"_find_leaders", "_draw_from_chunks", "_merge"}
