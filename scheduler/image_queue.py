@@ -111,10 +111,10 @@ class ImageQueue:
         """Whether the features that a group holds have been computed, or why they cannot be."""
         assert self._features is not None, "requests with images are checked"
         holders = [member for member in head.members if member.features_from is not None]
+        # Asked first: an image may fail meanwhile, and is done then, too.
+        is_ready = all(self._features.is_ready(member.key) for member in holders)
         failures = (self._features.failure(member.key) for member in holders)
-        if (failure := next(filter(None, failures), None)) is not None:
-            return failure
-        return all(self._features.is_ready(member.key) for member in holders)
+        return next(filter(None, failures), None) or is_ready
 
 
 def _holds_all(head: Request, starts: Sequence[int]) -> bool:

@@ -6,7 +6,6 @@ it. Features depend on one image alone, so features that were evicted are comput
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -27,8 +26,6 @@ Rows = TypeVar("Rows")
 _NICENESS = 7
 """The thread's niceness. Next to a busy thread of normal priority, it gets about a sixth of a core. With 10 it would
 get a tenth, and starve next to other programs."""
-_SWITCH_S = 0.0005
-"""How long the thread keeps Python's lock when a step wants it. By default it would be as long as a small step."""
 _FAILED = "an image could not be encoded; the server's log has the reason"
 
 Key = tuple[str, bytes, int]
@@ -154,7 +151,6 @@ class FeatureCache(ImageFeatures, Generic[Rows]):
             self._thread.start()
 
     def _run(self) -> None:
-        sys.setswitchinterval(_SWITCH_S)
         with suppress(OSError, AttributeError):  # not on every system, and not in every container
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while (job := self._next()) is not None:

@@ -254,7 +254,12 @@ def test_an_image_that_sees_itself_waits_for_no_gap_among_others():
     for request in others:
         engine.add(request)
     engine.step()
-    engine.add(pictured("a", (b"a", 1, 8), num_prompt=10, max_tokens=1))
+    picture = pictured("a", (b"a", 1, 8), num_prompt=10, max_tokens=1)
+    features = engine.runner.images
+    features.hold("test", picture.cache_salt, picture.images)
+    while not features.is_ready("test"):
+        features.wait(60.0)
+    engine.add(picture)
     outputs = []
     while not any(output.request_id == ":a" for output in outputs):
         outputs = engine.step()
