@@ -140,14 +140,15 @@ async def when_loaded(
     If it will be a stream, and the load takes long, the stream begins meanwhile, as `waiting` says; by default, streams
     are of events, and have `stream: true`. Raises ApiError and ClientDisconnect.
     """
-    waiting = waiting or Waiting(streams=peek(body).streams)
-    if served.residence.is_open or not waiting.streams:
-        async with loaded(served, request, len(body)):
-            return await work()
-    use = _use(served, request, len(body))
-    dialect: Dialect = request.app.state.dialect_of(request.scope["path"])
-    stream = LoadingStream(use, work, services.settings.keepalive_s, dialect.stream_error, waiting)
-    return await stream.begin(request)
+    if not served.residence.is_open:
+        waiting = waiting or Waiting(streams=peek(body).streams)
+        if waiting.streams:
+            use = _use(served, request, len(body))
+            dialect: Dialect = request.app.state.dialect_of(request.scope["path"])
+            stream = LoadingStream(use, work, services.settings.keepalive_s, dialect.stream_error, waiting)
+            return await stream.begin(request)
+    async with loaded(served, request, len(body)):
+        return await work()
 
 
 async def answer(api: GenerationApi, planned: PlannedRequest, asked: ModelRequest) -> Response:

@@ -276,7 +276,7 @@ class ModelHost:
             since = wanted[0].wanted_since or now
             loaded = [model for model in self.models if model.phase is Phase.LOADED]
             times += [since + YIELD_AFTER_S]
-            times += [max(model.loaded_at, 0) + model.residence_s for model in loaded]
+            times += [model.loaded_at + model.residence_s for model in loaded]
             times += [since + model.residence_s for model in loaded]
         return min((time for time in times if time > now), default=None)
 
