@@ -131,7 +131,7 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
 def _progress_lines(console: "Console") -> "Iterator[Progress]":
     """Show a line for each stage below the log, or only the log if the output is not a terminal."""
     from rich.logging import RichHandler  # noqa: PLC0415
-    from rich.progress import (  # noqa: PLC0415  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
         BarColumn,
         MofNCompleteColumn,
         Progress,
@@ -142,6 +142,7 @@ def _progress_lines(console: "Console") -> "Iterator[Progress]":
 
     logger = logging.getLogger("samewise")
     handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
+    level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     columns = (
@@ -156,6 +157,7 @@ def _progress_lines(console: "Console") -> "Iterator[Progress]":
             yield progress
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _features(text: str) -> "tuple[Feature, ...]":

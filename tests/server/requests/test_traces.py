@@ -273,7 +273,8 @@ def test_a_trace_state_that_cannot_be_read_is_not_logged(
         traces.observe(timeline(trace_context={"traceparent": parent, "tracestate": "my secret junk"}))
         traces.close()
     finally:
-        root.handlers[:], root.level = kept, level
+        root.handlers[:] = kept
+        root.setLevel(level)
         logging.getLogger("opentelemetry.trace.span").setLevel(before)
     assert collector.tree()[0][0].trace_id.hex() == TRACE
     assert "secret" not in capfd.readouterr().err
