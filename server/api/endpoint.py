@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -75,15 +75,10 @@ async def loaded(served: ModelServices, request: Request, num_bytes: int) -> Asy
 
     Entering it raises ApiError and ClientDisconnect.
     """
-    use = _use(served, request, num_bytes)
-    if served.residence.is_open:
-        await use.__aenter__()
-    else:
-        await unless_gone(request, use.__aenter__())
-    try:
+    async with AsyncExitStack() as stack:
+        entering = stack.enter_async_context(_use(served, request, num_bytes))
+        await (entering if served.residence.is_open else unless_gone(request, entering))
         yield served
-    finally:
-        await use.__aexit__(None, None, None)
 
 
 def _use(served: ModelServices, request: Request, num_bytes: int) -> AbstractAsyncContextManager[None]:
@@ -142,7 +137,7 @@ async def when_loaded(
     """
     if not served.residence.is_open:
         waiting = waiting or Waiting(streams=peek(body).streams)
-        if waiting.streams:
+        if waiting.streams and not record_of(request).is_background:
             use = _use(served, request, len(body))
             dialect: Dialect = request.app.state.dialect_of(request.scope["path"])
             stream = LoadingStream(use, work, services.settings.keepalive_s, dialect.stream_error, waiting)

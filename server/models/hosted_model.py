@@ -71,6 +71,11 @@ class Waiter:
     is_background: bool
     """Whether it may only take memory that is free."""
 
+    @property
+    def is_granted(self) -> bool:
+        """Whether the model is loaded, and the request counts as a use of it."""
+        return self.granted.done() and not self.granted.cancelled() and self.granted.exception() is None
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -164,10 +169,12 @@ class HostedModel:
     is_planning: bool = False
     wished_at: float | None = None
     """When an operator asked to load it, so that it is loaded without a waiter."""
+    wishers: list[asyncio.Future[None]] = field(default_factory=list)
+    """Operators who wait for that load."""
     is_yielding: bool = False
     """Whether it takes no new requests because another model needs its memory."""
-    is_leaving: bool = False
-    """Whether it takes no new requests because an operator unloads it."""
+    leavers: set[object] = field(default_factory=set)
+    """Operators who unload it once it is idle, so that it takes no new requests."""
     load_began: float = 0.0
     """When its last load began, on the clock of the event loop, as the following times are."""
     loaded_at: float = 0.0
@@ -184,8 +191,9 @@ class HostedModel:
     failure: Failure | None = None
     became_loaded: asyncio.Event = field(default_factory=asyncio.Event)
     became_settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is loaded or has failed."""
+    """Set when it has been loaded, has failed, or was unloaded by an operator."""
     became_idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its last request has ended, when it is unloaded, and when an operator wants it to stay."""
     steps: StepLog = field(default_factory=StepLog)
     _last_info: RunnerInfo | None = None
     _earlier_stats: EngineStats = field(default_factory=EngineStats)
@@ -194,7 +202,7 @@ class HostedModel:
     @property
     def is_open(self) -> bool:
         """Whether it takes new requests now."""
-        return self.phase is Phase.LOADED and not self.is_yielding and not self.is_leaving
+        return self.phase is Phase.LOADED and not self.is_yielding and not self.leavers
 
     @property
     def is_idle(self) -> bool:
@@ -222,13 +230,32 @@ class HostedModel:
 
     def became_ready(self, now: float) -> None:
         """Its engine is ready."""
-        self.phase, self.failure, self.wished_at = Phase.LOADED, None, None
+        self.phase, self.failure = Phase.LOADED, None
         self.loaded_at, self.load_s = now, now - self.load_began
         self.stays_until = now + self.stay_bounds.stay_of(0.0 if self.waiters else None)  # waiters have wishes
         self.num_loads += 1
         self.loads_s += self.load_s
+        self.end_wishes(None)
         self.became_loaded.set()
         self.became_settled.set()
+
+    def end_wishes(self, failure: str | None) -> None:
+        """No operator's load is pending any more: it is loaded, or it is not for this reason."""
+        self.wished_at = None
+        wishers, self.wishers = self.wishers, []
+        for one in wishers:
+            if one.done():
+                continue  # who waited has left
+            if failure is None:
+                one.set_result(None)
+            else:
+                one.set_exception(EngineUnavailableError(failure))
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Returns when this is so, which `became_idle` may bring about."""
+        while not is_so():
+            self.became_idle.clear()
+            await self.became_idle.wait()
 
     def became_unloaded(self) -> None:
         """Its engine has ended; its counts are kept."""

@@ -1,10 +1,8 @@
 """An engine process that has imported everything and waits for a model, so that a load on demand starts at once."""
 
 import asyncio
-import contextlib
 import logging
 from functools import partial
-from typing import Any
 
 from model_runner.model_needs import ModelNeeds
 from model_runner.processes import Backoff
@@ -90,18 +88,19 @@ class SpareWorker:
 
     def _keep(self, link: ProcessLink | None) -> bool:
         """Keep this process, or a new one. Returns False if there is one already, or none is wanted."""
-        if self._is_closed or self._keeper is not None:
+        if self._is_closed or (self._keeper is not None and not self._keeper.done()):
             return False
-        self._link = link
+        self._link = link or self._link
         self._keeper = asyncio.create_task(self._replace(), name="samewise-spare-worker")
         return True
 
     async def _release(self) -> ProcessLink | None:
         """The waiting process, which is not kept any more."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
+        while (keeper := self._keeper) is not None:
             keeper.cancel()
             await asyncio.wait([keeper])
+            if self._keeper is keeper:  # nobody else has released it meanwhile
+                self._keeper = None
         link, self._link = self._link, None
         return link
 
@@ -118,7 +117,8 @@ class SpareWorker:
             is_kept = self._keep(link)
             return answering.result()
         finally:
-            await _cancel(answering, exiting)
+            answering.cancel()
+            exiting.cancel()
             if not is_kept:
                 await link.close(0.0)
 
@@ -157,14 +157,7 @@ class SpareWorker:
         try:
             ending = await self._link.exited()
         finally:
-            await _cancel(reading)
+            reading.cancel()
         link, self._link = self._link, None
         await link.close(0.0)
         return ending
-
-
-async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
-    for task in tasks:
-        task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*tasks, return_exceptions=True)

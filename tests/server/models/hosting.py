@@ -109,6 +109,10 @@ class Call:
         """Disconnect."""
         self._left.set()
 
+    def cancel(self) -> None:
+        """End it as the server does for reasons of its own."""
+        self._task.cancel()
+
     async def end(self) -> bytes:
         """The whole body."""
         await self._task
