@@ -175,11 +175,20 @@ class _Given(nn.Module):
         return BaseModelOutputWithPooling(last_hidden_state=self.hidden, pooler_output=pooled)
 
 
-def longest_text(folder: EncoderFolder) -> int:
-    """Positions that an encoder has, in tokens. Reads no weights. Raises UnsupportedModelError as loading does."""
-    with _reading(folder), torch.device("meta"):
-        kind, config, options = _class_of(folder)
-        return _max_tokens(kind(config, **options).base_model)
+@dataclass(frozen=True, slots=True)
+class EncoderShape:
+    """What an encoder's configuration says."""
+
+    max_tokens: int
+    """Positions that it has."""
+    vocab_size: int
+
+    @classmethod
+    def of(cls, folder: EncoderFolder) -> "EncoderShape":
+        """Reads no weights. Raises UnsupportedModelError as loading does."""
+        with _reading(folder), torch.device("meta"):
+            kind, config, options = _class_of(folder)
+            return cls(_max_tokens(kind(config, **options).base_model), config.vocab_size)
 
 
 def _padding_of(base: Any) -> int | None:

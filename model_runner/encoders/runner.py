@@ -16,7 +16,7 @@ from torch import Tensor
 from model_runner.config import RunnerConfig
 from model_runner.contract import AdmittedRequest, ChoiceResult, Pooling, SamplingParams, StepPlan, StepResult
 from model_runner.encoders.folder import EncoderFolder
-from model_runner.encoders.model import EncoderModel, EncoderText, longest_text
+from model_runner.encoders.model import EncoderModel, EncoderText, EncoderShape
 from model_runner.encoders.pooling import SentencePooling
 from model_runner.model_needs import ModelNeeds
 from model_runner.models.refusal import UnsupportedModelError
@@ -183,7 +183,8 @@ def plan_encoder(config: RunnerConfig, folder: EncoderFolder, imported: int, fre
     process_bytes = platform.process_bytes(imported, None)
     free_now = platform.room().free
     loading = _loading_bytes(folder.path, free_now if free is None else free - process_bytes)
-    longest = _longest(config, folder, longest_text(folder))
+    shape = EncoderShape.of(folder)
+    longest = _longest(config, folder, shape.max_tokens)
     return ModelNeeds(
         device="cpu",
         free_bytes=free_now,
@@ -196,6 +197,7 @@ def plan_encoder(config: RunnerConfig, folder: EncoderFolder, imported: int, fre
         process_bytes=process_bytes,
         max_model_len=longest,
         num_tokens=longest * platform.sizes(config).max_num_seqs,
+        vocab_size=shape.vocab_size,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from model_runner.runner_interface import RunnerInfo
 from scheduler.interface import BACKGROUND, EngineRequest
 from server.api.body_worker import read_as
 from server.api.dialect import AnswerContext, Dialect, GenerationApi, PlannedRequest, plan_body
@@ -49,10 +50,10 @@ class ModelRequest:
     served: ModelServices
     """The services of the model."""
 
-    async def run(self, work: Callable[..., _T], *args: Any) -> _T:
-        """Run the work on the body, as BodyWorker.run does. Raises ApiError."""
+    async def run(self, work: Callable[..., _T], *args: Any, info: RunnerInfo | None = None) -> _T:
+        """Run the work on the body, as BodyWorker.run does, by default with the engine's info. Raises ApiError."""
         files = await uploaded_files([self.body], record_of(self.http).client, self.services, self.served)
-        info, sender = self.served.info(), sender_of(self.http)
+        info, sender = info or self.served.info(), sender_of(self.http)
         return await self.served.body_worker.run(work, self.body, info, *args, sender=sender, files=files)
 
 
@@ -99,10 +100,27 @@ async def model_request(
         yield asked
 
 
-async def from_body(request: Request, services: Services, work: Callable[..., _T], *args: Any) -> _T:
-    """Read a request's body and run the work on it, as BodyWorker.run does. Raises ApiError and ClientDisconnect."""
-    async with model_request(request, services) as asked:
-        return await asked.run(work, *args)
+@asynccontextmanager
+async def text_info(served: ModelServices, request: Request, num_bytes: int) -> AsyncIterator[RunnerInfo]:
+    """Context with what turning texts into tokens needs to know. The model is loaded only if that is not known yet.
+
+    Entering it raises ApiError and ClientDisconnect.
+    """
+    if (known := served.text_info()) is not None:
+        yield known
+        return
+    async with loaded(served, request, num_bytes):
+        yield served.info()
+
+
+async def tokens_of_body(request: Request, services: Services, work: Callable[..., _T]) -> _T:
+    """Read a request's body and run the work on it, as BodyWorker.run does. The work only turns texts into tokens.
+
+    Raises ApiError and ClientDisconnect.
+    """
+    asked = await named_model(request, services)
+    async with text_info(asked.served, request, len(asked.body)) as info:
+        return await asked.run(work, info=info)
 
 
 async def body_as(schema: type[_Body], request: Request, services: Services) -> _Body:

@@ -370,8 +370,9 @@ class ModelHost:
 
     async def _load(self, model: HostedModel) -> None:
         """Run the model's engine, from its start until it is unloaded or has failed."""
-        if model.phase is not Phase.LOADING or self.is_closing:
-            return  # it was unloaded before it began
+        was_unloaded = model.phase is not Phase.LOADING
+        if was_unloaded or self.is_closing:
+            return
         _logger.info("Loading %s.", model.name)
         engine = model.engine = model.source.make_engine(model.steps)
         try:

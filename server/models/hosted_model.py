@@ -97,8 +97,8 @@ class ModelSource(Protocol):
         ...
 
     @property
-    def max_model_len(self) -> int | None:
-        """Maximum length of prompt and output together, in tokens; None until `plan` has found it out."""
+    def planned(self) -> RunnerInfo | None:
+        """As in Residence; None until `plan` has found it out."""
         ...
 
     async def plan(self) -> int:
@@ -299,15 +299,19 @@ class HostedModel:
         return self.host.budget
 
     @property
+    def planned(self) -> RunnerInfo | None:
+        return self.source.planned
+
+    @property
     def status(self) -> ModelStatus:
-        info = self.last_info
+        info = self.last_info or self.planned
         return ModelStatus(
             standing_of(self.state),
             None if self.failure is None else self.failure.reason,
             self._progress,
             self.num_bytes,
             len(self.waiters),
-            self.source.max_model_len if info is None else info.max_model_len,
+            None if info is None else info.max_model_len,
             self._stays_s,
         )
 

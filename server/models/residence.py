@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from model_runner.runner_interface import RunnerInfo
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 
 
@@ -110,6 +111,13 @@ class Residence(Protocol):
         ...
 
     @property
+    def planned(self) -> RunnerInfo | None:
+        """What is known before the first load, which is enough to turn texts into tokens: the vocabulary, the numbers
+        of tokens, and whether prompts may have images. None: not known yet, or not needed.
+        """
+        ...
+
+    @property
     def status(self) -> ModelStatus: ...
 
     @property
@@ -152,6 +160,7 @@ class Permanent:
     is_permanent = True
     is_needed = True
     budget = None
+    planned = None
     stay_bounds = StayBounds(fixed="this server has one model")
 
     def __init__(self, engine: EngineClient) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from model_runner.runner_interface import RunnerInfo
 from server.engine.client import EngineState, EngineUnavailableError
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
@@ -104,7 +105,7 @@ class FakeSource:
         """The first loads fail with these `failures`; `refusal` fails the plan; an engine takes `stop_s` to end."""
         self.num_bytes = num_bytes
         self.ledger = Ledger(0)
-        self.max_model_len: int | None = None
+        self.planned: RunnerInfo | None = None
         self.engines: list[LoadableEngine] = []
         self._load_s = load_s
         self._failures = list(failures)
