@@ -5,7 +5,8 @@ r"""Compare what the ledger reserves for a model with what its engine process ta
 
 An engine process is started for each model. It plans and loads the model, and then fills the cache: with prompts, with
 as many choices as can run, each with penalties and logprobs, with logprobs of every token of a prompt, and with drafts
-in full steps. Its memory is what no file backs, and the packed weights that are mapped from the cache folder.
+in full steps. An encoder instead encodes as many of its longest texts as fit into steps. The memory of a process is
+what no file backs, and the packed weights that are mapped from the cache folder.
 """
 
 import argparse
@@ -24,7 +25,8 @@ from rich.table import Table
 from bench.engine_run import run
 from bench.local_server import environment
 from model_runner.config import RunnerConfig
-from model_runner.contract import SamplingParams, Speculation
+from model_runner.contract import Pooling, SamplingParams, Speculation
+from model_runner.encoders.folder import find_encoder
 from model_runner.models.repository import resolve_model
 from model_runner.processes import private_memory
 from scheduler.interface import ChoiceState, EngineRequest
@@ -108,14 +110,26 @@ def workload(loaded: LoadedEngine) -> Iterator[list[EngineRequest]]:
     ]
 
 
+def texts(loaded: LoadedEngine, pooling: Pooling) -> Iterator[list[EngineRequest]]:
+    """The same for an encoder."""
+    info, numbers = loaded.info, random.Random(_SEED)
+    for length, count in ((info.max_model_len, 2 * info.max_num_seqs), (16, 4 * info.max_num_seqs)):
+        prompts = [tuple(numbers.randrange(4, info.vocab_size) for _ in range(length)) for _ in range(count)]
+        sampling = SamplingParams(pooling=pooling)
+        yield [EngineRequest(f"{length}-{index}", one, sampling, 0) for index, one in enumerate(prompts)]
+
+
 def measure(folder: Path, kv_cache_gib: float) -> dict[str, Any]:
     """Plan, load and run a model in this process. Returns what was planned, and what was taken, in bytes."""
-    config = EngineConfig(RunnerConfig(folder, device="cpu", kv_cache_gib=kv_cache_gib), log_level="error")
+    encoder = find_encoder(folder)
+    runner = RunnerConfig(folder, device="cpu", kv_cache_gib=kv_cache_gib if encoder is None else None)
+    config = EngineConfig(runner, log_level="error")
     needs = building.plan(Plan(config, {"cpu": _BUDGET}))
     peak = _Peak()
     loaded = building.load(config)
     loading = peak.private
-    for requests in workload(loaded):
+    pooling = None if encoder is None else Pooling("classes" if encoder.classifies else "modules")
+    for requests in workload(loaded) if pooling is None else texts(loaded, pooling):
         run(loaded.engine, requests)  # type: ignore[arg-type]
     taken = peak.end() + mapped_weights()
     kinds = {"process": needs.process_bytes, **needs.running}
