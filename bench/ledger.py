@@ -5,7 +5,7 @@ r"""Compare what the ledger reserves for a model with what its engine process ta
 
 An engine process is started for each model. It plans and loads the model, and then fills the cache: with prompts, with
 as many choices as can run, each with penalties and logprobs, with logprobs of every token of a prompt, and with drafts
-in full steps. An encoder instead encodes as many of its longest texts as fit into steps. The memory of a process is
+in full steps. An encoder instead encodes some of its longest texts, and steps full of short ones. The memory of a process is
 what no file backs, and the packed weights that are mapped from the cache folder.
 """
 
@@ -113,7 +113,7 @@ def workload(loaded: LoadedEngine) -> Iterator[list[EngineRequest]]:
 def texts(loaded: LoadedEngine, pooling: Pooling) -> Iterator[list[EngineRequest]]:
     """The same for an encoder."""
     info, numbers = loaded.info, random.Random(_SEED)
-    for length, count in ((info.max_model_len, 2 * info.max_num_seqs), (16, 4 * info.max_num_seqs)):
+    for length, count in ((info.max_model_len, _PROMPTS), (16, 4 * info.max_num_seqs)):
         prompts = [tuple(numbers.randrange(4, info.vocab_size) for _ in range(length)) for _ in range(count)]
         sampling = SamplingParams(pooling=pooling)
         yield [EngineRequest(f"{length}-{index}", one, sampling, 0) for index, one in enumerate(prompts)]

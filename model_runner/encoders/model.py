@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -177,18 +178,29 @@ class _Given(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """What an encoder's configuration says."""
+    """Sizes that an encoder's configuration decides."""
 
     max_tokens: int
     """Positions that it has."""
     vocab_size: int
+    hidden: int
+    linears: tuple[tuple[int, int], ...]
+    """Outputs and inputs of each linear layer."""
 
     @classmethod
     def of(cls, folder: EncoderFolder) -> "EncoderShape":
         """Reads no weights. Raises UnsupportedModelError as loading does."""
         with _reading(folder), torch.device("meta"):
             kind, config, options = _class_of(folder)
-            return cls(_max_tokens(kind(config, **options).base_model), config.vocab_size)
+            model = kind(config, **options)
+            linears = [one for one in model.modules() if isinstance(one, nn.Linear)]
+            sizes = tuple((one.out_features, one.in_features) for one in linears)
+            return cls(_max_tokens(model.base_model), config.vocab_size, config.hidden_size, sizes)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token in the widest layer."""
+        return max(chain([self.hidden], *self.linears))
 
 
 def _padding_of(base: Any) -> int | None:

@@ -11,7 +11,7 @@ from server.engine.client import EngineState, EngineUnavailableError
 from server.errors import SHUTTING_DOWN, RateLimitError, UnavailableError
 from server.models.hosted_model import Failure, HostedModel, Leaving, ModelSource, Phase, Residency, Waiter
 from server.models.ledger import Ledgers
-from server.models.residence import Wish, no_wish
+from server.models.residence import Shared, Wish, no_wish
 from server.models.spare import PlanError
 
 _logger = logging.getLogger("samewise.models")
@@ -26,6 +26,11 @@ _UNLOADED = "an operator unloaded it"
 
 class Spare(Protocol):
     """A process that waits for the next load."""
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether one waits that has imported everything."""
+        ...
 
     def refill(self) -> None:
         """Have a process wait, if none does."""
@@ -61,10 +66,9 @@ class ModelHost:
         self.models.append(model)
         return model
 
-    @property
-    def budget(self) -> int:
-        """Bytes that all models together may take."""
-        return self._ledgers.total
+    def shared(self) -> Shared:
+        """What all models share at the moment."""
+        return Shared(self._ledgers.total, self._spare.is_warm)
 
     @property
     def state(self) -> EngineState:

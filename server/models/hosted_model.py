@@ -17,7 +17,7 @@ from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
 from server.models.ledger import Ledger
-from server.models.residence import ModelStatus, StayBounds, Wish, no_wish, standing_of
+from server.models.residence import ModelStatus, Shared, StayBounds, Wish, no_wish, standing_of
 from server.models.total_stats import at_rest, total
 
 RESIDENCE_LOADS = 3.0
@@ -113,9 +113,8 @@ class ModelSource(Protocol):
 class Host(Protocol):
     """The part of a host that its models call."""
 
-    @property
-    def budget(self) -> int:
-        """Bytes that all models together may take."""
+    def shared(self) -> Shared:
+        """What all models share at the moment."""
         ...
 
     @property
@@ -295,8 +294,8 @@ class HostedModel:
         return self.num_loads > 0 and self.failure is None
 
     @property
-    def budget(self) -> int:
-        return self.host.budget
+    def shared(self) -> Callable[[], Shared]:
+        return self.host.shared
 
     @property
     def planned(self) -> RunnerInfo | None:

@@ -29,6 +29,16 @@ _STANDINGS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """What several models share."""
+
+    budget: int
+    """Bytes that all of them together may take."""
+    has_spare: bool
+    """Whether a process that has imported everything waits for the next load."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatus:
     """Where a model stands now."""
 
@@ -106,8 +116,8 @@ class Residence(Protocol):
         ...
 
     @property
-    def budget(self) -> int | None:
-        """Bytes that all models together may take; None for the only model."""
+    def shared(self) -> "Callable[[], Shared] | None":
+        """Gives what all models of the server share at the moment; None for the only model."""
         ...
 
     @property
@@ -159,7 +169,7 @@ class Permanent:
     is_open = True
     is_permanent = True
     is_needed = True
-    budget = None
+    shared = None
     planned = None
     stay_bounds = StayBounds(fixed="this server has one model")
 

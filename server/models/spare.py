@@ -28,6 +28,8 @@ class SpareWorker:
         self._backoff = backoff or Backoff()
         self._link: ProcessLink | None = None
         self._num_bytes: int | None = None
+        self._warm: ProcessLink | None = None
+        """The last process that has imported everything."""
         self._planning = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -41,6 +43,11 @@ class SpareWorker:
     def num_bytes(self) -> int | None:
         """Private memory of a process that waits; None until the first one has imported everything."""
         return self._num_bytes
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether a process waits that has imported everything."""
+        return self._link is not None and self._link is self._warm
 
     def refill(self) -> None:
         """Have a process wait, if none does. Call it while no engine loads, because the imports take a core."""
@@ -127,7 +134,7 @@ class SpareWorker:
         while True:
             match await link.receive():
                 case Warmed(num_bytes):
-                    self._num_bytes = num_bytes
+                    self._num_bytes, self._warm = num_bytes, link
                 case Planned() | PlanFailed() as answer:
                     return answer
 

@@ -94,7 +94,7 @@ class Poller:
 
     @property
     def _has_steps(self) -> bool:
-        is_one = bool(self._model) or len(self._models) < 2  # noqa: PLR2004  (two are several)
+        is_one = bool(self._model) or len(self._models) < 2
         return is_one and "steps" not in self._missing
 
     def _begin_again(self) -> None:

@@ -32,11 +32,13 @@ async def test_a_process_waits_and_an_engine_is_loaded_into_it(spare: SpareWorke
     spare.refill()
     await until(lambda: spare.num_bytes == WARM_BYTES)
     waiting = spare.pid
+    assert spare.is_warm
     client = EngineProcess(plan_of("model").config, LIMITS, open_link=spare.take)
     await client.start()
     await client.wait_ready()
     assert client.pid == waiting
     assert spare.pid is None
+    assert not spare.is_warm
     os.kill(waiting, signal.SIGKILL)
     assert await collect(client, request("a")) == {0: expected(request("a"))}  # by a process that is started now
     assert client.num_restarts == 1

@@ -127,6 +127,7 @@ class NoSpare:
     """Counts how often it was asked to wait."""
 
     num_refills = 0
+    is_warm = False
 
     def refill(self) -> None:
         self.num_refills += 1
