@@ -5,8 +5,8 @@ r"""Compare what the ledger reserves for a model with what its engine process ta
 
 An engine process is started for each model. It plans and loads the model, and then fills the cache: with prompts, with
 as many choices as can run, each with penalties and logprobs, with logprobs of every token of a prompt, and with drafts
-in full steps. An encoder instead encodes some of its longest texts, and steps full of short ones. The memory of a process is
-what no file backs, and the packed weights that are mapped from the cache folder.
+in full steps. An encoder instead encodes some of its longest texts, and steps full of short ones. The memory of a
+process is what no file backs, and the packed weights that are mapped from the cache folder.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Time from a request for a model that is not loaded to its first token.
 
-    python -m bench.on_demand                                   # the embedded model, beside two tiny random ones
+    python -m bench.on_demand                                   # the embedded model, and two tiny random ones
     python -m bench.on_demand --model FOLDER --loads 11
 
 The first part loads one model again and again: each load begins when a process that has imported everything waits for
@@ -29,7 +29,7 @@ from model_runner.hub.names import EMBEDDED_NAME
 
 MEASURED = "measured"
 TINY = {"tiny-llama": "llama", "tiny-mixture": "mixtral"}
-"""Model types of the models beside it."""
+"""Model types of the other models."""
 _POLL_S = 0.02
 _TIMEOUT_S = 600.0
 _GIB = 1 << 30

@@ -40,7 +40,7 @@ def render_metrics() -> str:
     idle: Any = SimpleNamespace(
         info=info, stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0, num_background_held=0
     )
-    source: Any = SimpleNamespace(max_model_len=None)
+    source: Any = SimpleNamespace(planned=None)
     one_of_several = HostedModel("model", source, Residency(), idle)
     metrics = [
         *Metrics(idle, "model", PREFIX).collect(),

@@ -16,7 +16,7 @@ from torch import Tensor
 from model_runner.config import RunnerConfig
 from model_runner.contract import AdmittedRequest, ChoiceResult, Pooling, SamplingParams, StepPlan, StepResult
 from model_runner.encoders.folder import EncoderFolder
-from model_runner.encoders.model import EncoderModel, EncoderText, EncoderShape
+from model_runner.encoders.model import EncoderModel, EncoderShape, EncoderText
 from model_runner.encoders.pooling import SentencePooling
 from model_runner.model_needs import ModelNeeds
 from model_runner.models.refusal import UnsupportedModelError
@@ -176,7 +176,7 @@ def _refuse_settings(config: RunnerConfig) -> None:
 def plan_encoder(config: RunnerConfig, folder: EncoderFolder, imported: int, free: int | None = None) -> ModelNeeds:
     """Plan the memory of an engine process with an encoder. Reads no weights.
 
-    Weights that are stored in float32 stay in their file, and the packed linears are copies. Those of other types are
+    Weights that are stored in float32 stay in their file, and the packed linears are copies. All others are
     converted before any are packed, and little of what is freed then leaves the process.
 
     Args:

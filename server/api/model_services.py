@@ -149,7 +149,7 @@ class ModelServices:
             raise UnavailableError("The engine is starting. Please try again later.") from None
 
     def text_info(self) -> RunnerInfo | None:
-        """What turning texts into tokens needs to know of the model, loaded or not; None: it must be loaded for that.
+        """The facts with which texts become tokens, known without a load; None: the model must be loaded for that.
 
         Raises UnavailableError as `info` does, for the only model of a server.
         """

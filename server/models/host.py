@@ -67,7 +67,7 @@ class ModelHost:
         return model
 
     def shared(self) -> Shared:
-        """What all models share at the moment."""
+        """The memory and the process that all models share."""
         return Shared(self._ledgers.total, self._spare.is_warm)
 
     @property

@@ -114,7 +114,7 @@ class Host(Protocol):
     """The part of a host that its models call."""
 
     def shared(self) -> Shared:
-        """What all models share at the moment."""
+        """The memory and the process that all models share."""
         ...
 
     @property

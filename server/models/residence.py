@@ -30,7 +30,7 @@ _STANDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What several models share."""
+    """The memory and the process that several models share."""
 
     budget: int
     """Bytes that all of them together may take."""
@@ -122,8 +122,8 @@ class Residence(Protocol):
 
     @property
     def planned(self) -> RunnerInfo | None:
-        """What is known before the first load, which is enough to turn texts into tokens: the vocabulary, the numbers
-        of tokens, and whether prompts may have images. None: not known yet, or not needed.
+        """The facts that are known before the first load, enough to turn texts into tokens: the vocabulary, the
+        numbers of tokens, and whether prompts may have images. None: not known yet, or not needed.
         """
         ...
 

@@ -60,7 +60,7 @@ class ProcessSource:
 
 
 def _planned(needs: ModelNeeds) -> RunnerInfo:
-    """What a plan says about the engine. It has no runner yet, so it names no types and no kernels."""
+    """The facts of a plan. No types and no kernels are known before an engine has a runner."""
     return RunnerInfo(
         vocab_size=needs.vocab_size,
         max_model_len=needs.max_model_len,

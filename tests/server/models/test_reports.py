@@ -94,8 +94,8 @@ async def test_texts_become_tokens_without_a_load(hosting: Make):
     messages = chat()["messages"]
     bodies = {"/tokenize": {"prompt": "hi"}, "/detokenize": {"tokens": [5, 6]},
               "/apply-template": {"messages": messages}, "/v1/messages/count_tokens": {"messages": messages},
-              "/v1/responses/input_tokens": {"input": "hi"}, "/tokenize?": {"messages": messages}, "/detokenize?": {"tokens": [319]},
-              "/detokenize?2": {"tokens": [320]}}  # fmt: skip
+              "/v1/responses/input_tokens": {"input": "hi"}, "/tokenize?": {"messages": messages},
+              "/detokenize?": {"tokens": [319]}, "/detokenize?2": {"tokens": [320]}}  # fmt: skip
     async with several.running() as client:
         await several.until(lambda: several.models["b"].num_bytes is not None)
 
