@@ -19,7 +19,7 @@ from tests.served.memory_group import memory_group
 TINY = {"dense": "llama", "mixture": "mixtral"}
 EMBEDDED = "SmolLM2-135M-Instruct"
 NUM_CLIENTS = 16
-NUM_REQUESTS = 120
+NUM_REQUESTS = 80
 PROMPTS = tuple("a b c d e f g h "[: 2 * length] for length in range(1, 9))
 MAX_TOKENS = 12
 LONG = 600
