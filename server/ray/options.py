@@ -77,7 +77,7 @@ class Deployment:
 
     options: Options
     settings: Settings
-    """The settings of the server; for the only model, those of a replica."""
+    """The settings of the server; with one model, the settings of a replica."""
     models: tuple[ModelDeployment, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""The front before two models, each on a replica of its own, beside one server with both."""
+"""The front before two models, each on a replica of its own, compared with one server that has both."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
