@@ -91,26 +91,31 @@ class RoutedModels:
         path = scope["path"]
         if path == "/health":  # says nothing about models
             return json_response(Status(status="ok"))
-        models = allowed or self._models[:1]  # whose replica gives a key without a model the empty lists
-        answers = await asyncio.gather(*(_answer(one, scope) for one in models))
-        if path not in _LISTS:
-            for one, answer in zip(models, answers, strict=True):
-                if answer is None:
-                    raise UnavailableError(f"The model `{one.names[0]}` is not ready. Please try again later.")
-            return json_response(Status(status="ready"))
+        pairs = list(zip(allowed, await asyncio.gather(*(_answer(one, scope) for one in allowed)), strict=True))
+        if path in _LISTS:
+            return self._list(scope, pairs)
+        for one, answer in pairs:
+            if answer is None:
+                raise UnavailableError(f"The model `{one.names[0]}` is not ready. Please try again later.")
+        return json_response(Status(status="ready"))
+
+    def _list(self, scope: Scope, answers: Sequence[tuple[ModelReplicas, bytes | None]]) -> Response:
+        """The list of the models that these answers list. Raises UnavailableError."""
+        path = scope["path"]
         if path == _MODELS:
-            pairs = zip(models, answers, strict=True)
-            listed = [self._starting(one, scope) if answer is None else answer for one, answer in pairs]
+            listed = [self._starting(one, scope) if answer is None else answer for one, answer in answers]
         else:
-            listed = [answer for answer in answers if answer is not None]
-            if not listed:
+            listed = [answer for _, answer in answers if answer is not None]
+            if answers and not listed:
                 raise UnavailableError("No replica answers. Please try again later.")
         items = [item for answer in listed for item in _items(answer, _LISTS[path])]
-        if path == _MODELS and is_from_anthropic(scope):
-            infos = [msgspec.json.decode(item, type=ModelInfo) for item in items]
-            query = _query(scope)
-            return json_response(page_of(infos, query.get("limit"), query.get("before_id"), query.get("after_id")))
-        return json_response({**({"object": "list"} if path == _MODELS else {}), _LISTS[path]: items})
+        if path != _MODELS:
+            return json_response({_LISTS[path]: items})
+        if not is_from_anthropic(scope):
+            return json_response({"object": "list", _LISTS[path]: items})
+        infos = [msgspec.json.decode(item, type=ModelInfo) for item in items]
+        query = _query(scope)
+        return json_response(page_of(infos, query.get("limit"), query.get("before_id"), query.get("after_id")))
 
     def _starting(self, model: ModelReplicas, scope: Scope) -> bytes:
         """The list of a model that has no replica yet, or whose replica does not answer."""

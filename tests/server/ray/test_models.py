@@ -297,6 +297,12 @@ async def test_keys_see_their_own_models(keyed: Front) -> None:
             metrics = await client.get("/metrics", headers=headers)
             assert {line["model_name"] for line in labels(metrics)} == measured[name]
             assert "http_requests_total" in metrics.text
+        for one in keyed.replicas.values():
+            one.lost_after = 0
+        assert (await client.get("/v1/models", headers=bearer("cleo"))).json() == {"object": "list", "data": []}
+        assert len((await client.get("/v1/models", headers=bearer("ben"))).json()["data"]) == 2
+        for one in keyed.replicas.values():
+            one.lost_after = None
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.get("/ready")).status_code == 200
         assert (await client.get("/ready?model=b")).status_code == 401
