@@ -171,7 +171,7 @@ class Permanent:
     is_needed = True
     shared = None
     planned = None
-    stay_bounds = StayBounds(fixed="this server has one model")
+    stay_bounds = StayBounds(fixed="this server never unloads it")
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
