@@ -15,6 +15,7 @@ from PIL import Image as Pixels
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.images.decoding import decode, digest
+from model_runner.images.features import FeatureCache
 from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import read_layout
 from model_runner.images.tower import Tower
@@ -22,6 +23,7 @@ from model_runner.kernels.library import Kernels
 from model_runner.models.hf_loading import load_config
 from model_runner.models.native_packer import NativePacker
 from model_runner.runner import ModelRunner
+from scheduler.engine import Engine
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
 from tests import image_models
 from tests.engine.conftest import Harness
@@ -30,6 +32,8 @@ GREEDY = SamplingParams(temperature=0.0, logprobs=2)
 SIZES = [(70, 50), (1, 1), (33, 90), (200, 3), (56, 56)]
 NUM_TOKENS = 20
 """Generated in a crowd."""
+FOUR_PICTURES = 4 * 4 * 32 * 4
+"""Bytes of four pictures' features: four rows each, of 32 numbers."""
 
 
 def picture(number: int, size: tuple[int, int] = (64, 48)) -> bytes:
@@ -206,10 +210,59 @@ def speculations() -> dict[str, Speculation]:
     }
 
 
+class WithFeatures:
+    """An engine that steps once all features that it asked for are computed, so that steps depend on no speed."""
+
+    def __init__(self, engine: Engine, features: FeatureCache[Any]) -> None:
+        self.add, self.check_integrity = engine.add, engine.check_integrity
+        self._engine, self._features = engine, features
+
+    def step(self) -> Any:
+        """Compute a step."""
+        outputs = self._engine.step()
+        while self._features.stats().waiting:
+            self._features.wait(60.0)
+        return outputs
+
+
+def test_forty_pictures_under_one_text(load_images: Callable[..., Model]) -> None:
+    """Alone, in a crowd, with a warm cache, and in chunks with preemption, drafts and little memory for features."""
+    model = load_images("llava")
+    features = model.harness.runner.images
+    assert features is not None
+    first = model.request("0", "What is this? ", picture(0), " Say.", max_tokens=NUM_TOKENS)
+    requests = [
+        replace(
+            first,
+            request_id=str(number),
+            images=(replace(first.images[0], data=data, digest=digest(decode(data), {})),),
+        )
+        for number, data in enumerate(picture(number, (28, 28)) for number in range(40))
+    ]
+    engine = model.harness.engine(prefix_caching=False)
+    alone = {key: answer for request in requests for key, answer in model.harness.run(engine, [request]).items()}
+    assert len({answer.logprobs[0] for answer in alone.values()}) == 40
+    drafted = [
+        replace(request, speculation=[None, *speculations().values()][number % 4])
+        for number, request in enumerate(requests)
+    ]
+    crowd = model.harness.engine(num_blocks=400)
+    poor = model.harness.engine(num_blocks=4, chunk=24)
+    for engine, limit in ((crowd, 1 << 29), (crowd, 1 << 29), (poor, FOUR_PICTURES), (poor, FOUR_PICTURES)):
+        features._limit = limit
+        found = model.harness.run(WithFeatures(engine, features), drafted if engine is poor else requests)
+        for key, answer in found.items():
+            assert (answer.tokens, answer.logprobs) == (alone[key].tokens, alone[key].logprobs), (key, limit)
+        stats = features.stats()
+        assert (stats.held_bytes, stats.cached_bytes <= limit) == (0, True)
+        assert engine is poor or stats.encoded == 40
+    assert stats.encoded > 120  # some twice, as their requests were preempted
+    assert (crowd.stats().preemptions, poor.stats().preemptions >= 24) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("family", "quantization"),
     [
-        ("llava", "none"),
         ("smolvlm", "int8"),
         ("qwen3_vl", "int8"),
         ("gemma3", "int8"),
@@ -233,7 +286,7 @@ def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_
     for settings, limit in (({}, 1 << 29), ({"chunk": chunk, "num_blocks": few}, 0)):
         features._limit = limit
         engine = model.harness.engine(**settings)
-        found = model.harness.run(engine, requests)
+        found = model.harness.run(WithFeatures(engine, features), requests)
         stats = engine.stats()
         assert (stats.preemptions > 0) == ("num_blocks" in settings)
         assert stats.images is not None
