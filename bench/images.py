@@ -185,7 +185,8 @@ def quality(folder: Path, console: Console) -> None:
         return Tower(folder, platform.read_config(folder), layout, torch.device("cpu"), torch.float32)
 
     exact = [load().features(one) for one in pixels]
-    console.print(f"{folder.name}: KL of the next token with another picture {_divergence(model, exact[1][0], exact[0][0]):.2e} nats")
+    other = _divergence(model, exact[1][0], exact[0][0])
+    console.print(f"{folder.name}: KL of the next token with another picture {other:.2e} nats")
     for kind in _KINDS:
         tower = load()
         tower.pack(replace(packer, kind=kind))
