@@ -271,9 +271,9 @@ def write_model(folder: Path, family: str, *more: str, template: str | None = No
 
 
 def load_oracle(folder: Path) -> PreTrainedModel:
-    """The model as transformers runs it."""
+    """The model as transformers runs it. With gradients, torch would compute some products in another way."""
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    return model.eval()
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def oracle_inputs(folder: Path, family: str, pieces: Sequence[Any]) -> Any:

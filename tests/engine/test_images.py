@@ -142,6 +142,13 @@ def test_features_are_those_of_transformers(
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         expected = [torch.cat([part.flatten(0, -2) for part in level]) for level in map(as_list, levels)]
         assert torch.equal(found, torch.stack(expected)), size
+        if model.layout.several is not None:
+            pair = image_models.oracle_inputs(model.folder, family, [pixels, pixels])
+            with torch.inference_mode():
+                several = oracle.base_model.get_image_features(
+                    **{name: pair[name] for name in wanted}, return_dict=True
+                )
+            torch.testing.assert_close(tower.features(pixels, SEVERAL)[0], several.pooler_output[0])
     exact = tower.features(decode(picture(0, SIZES[0])))
     check_packed(tower, kernels_library, model.request("", picture(0, SIZES[0])).images[0], exact)
 
