@@ -115,7 +115,7 @@ async def test_stored_responses_keep_images(image_client: Client, engine: FakeEn
 
 
 async def test_over_a_websocket(make_app: Callable[..., FastAPI], image_folder: Callable[..., Any], engine: FakeEngine):
-    """Prompts are those of HTTP. A turn that is not stored is remembered with its images, also large ones."""
+    """Prompts are the same as over HTTP. A turn that is not stored is remembered with its images, also large ones."""
     app = make_app(image_folder(template=CALLED))
     large = file_of(picture(300, 250, 3))  # read in the process for large bodies
     first = [user({"type": "input_text", "text": "Go"}, input_image(), input_image(large))]
