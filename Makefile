@@ -113,7 +113,7 @@ bench: $(VENV)/installed
 
 sanitize: $(VENV)/installed-dev
 	@SAMEWISE_CACHE=build/sanitize CXX="$(CXX)" LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 \
-		$(BIN)/python -m pytest $(NATIVE_TESTS) --capture=sys --kernels-flags="$(SANITIZER)" $(ARGS)
+		$(BIN)/python -m pytest $(NATIVE_TESTS) --timeout 1800 --capture=sys --kernels-flags="$(SANITIZER)" $(ARGS)
 
 # auditwheel checks which systems the libraries fit, and names them in the wheel. It fails if one needs a newer system.
 wheel: $(VENV)/installed-wheel
