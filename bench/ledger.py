@@ -6,8 +6,9 @@ r"""Compare what the ledger reserves for a model with what its engine process ta
 
 An engine process is started for each model. It plans and loads the model, and then fills the cache: with prompts, with
 as many choices as can run, each with penalties and logprobs, with logprobs of every token of a prompt, and with drafts
-in full steps; a model that reads images gets the largest one. Its memory is what no file backs, and the packed weights
-that are mapped from the cache folder.
+in full steps; a model that reads images gets the largest one. An encoder instead encodes some of its longest texts, and
+steps full of short ones. The memory of a process is what no file backs, and the packed weights that are mapped from the
+cache folder.
 """
 
 import argparse
@@ -27,7 +28,8 @@ from rich.table import Table
 from bench.engine_run import run
 from bench.local_server import environment
 from model_runner.config import RunnerConfig
-from model_runner.contract import SamplingParams, Speculation
+from model_runner.contract import Pooling, SamplingParams, Speculation
+from model_runner.encoders.folder import find_encoder
 from model_runner.images.image import Image
 from model_runner.images.loading import layout_of
 from model_runner.kernels.memory import return_freed_memory
@@ -116,6 +118,15 @@ def workload(loaded: LoadedEngine, image: Image | None) -> Iterator[list[EngineR
     ]
 
 
+def texts(loaded: LoadedEngine, pooling: Pooling) -> Iterator[list[EngineRequest]]:
+    """The same for an encoder."""
+    info, numbers = loaded.info, random.Random(_SEED)
+    for length, count in ((info.max_model_len, _PROMPTS), (16, 4 * info.max_num_seqs)):
+        prompts = [tuple(numbers.randrange(4, info.vocab_size) for _ in range(length)) for _ in range(count)]
+        sampling = SamplingParams(pooling=pooling)
+        yield [EngineRequest(f"{length}-{index}", one, sampling, 0) for index, one in enumerate(prompts)]
+
+
 def largest(folder: Path) -> Image | None:
     """The largest image that a model reads; None if it reads none."""
     if (layout := layout_of(folder)) is None:
@@ -130,13 +141,16 @@ def largest(folder: Path) -> Image | None:
 
 def measure(folder: Path, kv_cache_gib: float) -> dict[str, Any]:
     """Plan, load and run a model in this process. Returns what was planned, and what was taken, in bytes."""
-    image = largest(folder)
-    config = EngineConfig(RunnerConfig(folder, device="cpu", kv_cache_gib=kv_cache_gib), log_level="error")
+    encoder = find_encoder(folder)
+    image = largest(folder) if encoder is None else None
+    runner = RunnerConfig(folder, device="cpu", kv_cache_gib=kv_cache_gib if encoder is None else None)
+    config = EngineConfig(runner, log_level="error")
     needs = building.plan(Plan(config, {"cpu": _BUDGET}))
     peak = _Peak()
     loaded = building.load(config)
     loading = peak.private
-    for requests in workload(loaded, image):
+    pooling = None if encoder is None else Pooling("classes" if encoder.classifies else "modules")
+    for requests in workload(loaded, image) if pooling is None else texts(loaded, pooling):
         run(loaded.engine, requests)  # type: ignore[arg-type]
     taken = peak.end() + mapped_weights()
     kinds = {"process": needs.process_bytes, **needs.running}

@@ -47,7 +47,8 @@ from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess, ProcessLink
 from server.engine.supervisor import EngineLimits
-from server.http.draining_server import DrainingServer, bind, configure, url_of
+from server.http.draining_server import DrainingServer, configure
+from server.http.listening import bind, url_of
 from server.page.gate import WEBSOCKETS, PageGate
 from server.text.tokenizer import Tokenizer
 

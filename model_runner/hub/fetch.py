@@ -5,7 +5,7 @@ The HTTP client is imported only for a download.
 A start never asks the network for a model that is complete on disk; only HubAccess.updates looks for a newer commit.
 """
 
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from model_runner.hub.access import MAIN, HubAccess, ModelNotFoundError, hub_cache, is_offline
 from model_runner.hub.cached import Found, find_cached
@@ -13,8 +13,11 @@ from model_runner.hub.choice import Wanted
 from model_runner.hub.names import HubName
 from model_runner.hub.store import RepoCache
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def fetch_model(name: HubName, access: HubAccess, console: Console, *, is_heads: bool = False) -> Found:
+
+def fetch_model(name: HubName, access: HubAccess, console: "Console", *, is_heads: bool = False) -> Found:
     """The files of a model, or of trained heads, of the hub.
 
     Raises:

@@ -5,21 +5,23 @@ The HTTP client is imported only for a download.
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
-
-from rich.console import Console
 
 from model_runner.gguf.header import parts_of
 from model_runner.hub.access import HubAccess, ModelNotFoundError, is_offline
 from model_runner.hub.cached import Found
 from model_runner.hub.names import FileUrl
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 FOLDER = "downloads"
 SOURCE = "source.json"
 """File with the address and the version, in the folder of each download."""
 
 
-def fetch_url(name: FileUrl, cache: Path, access: HubAccess, console: Console) -> Found:
+def fetch_url(name: FileUrl, cache: Path, access: HubAccess, console: "Console") -> Found:
     """A GGUF file, with all of its parts, downloaded into a folder of the cache at first use.
 
     Raises:

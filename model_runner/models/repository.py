@@ -14,8 +14,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from model_runner.gguf.header import parts_of
 from model_runner.hub.access import ANYONE, HubAccess, ModelNotFoundError, hub_cache, is_offline
@@ -28,6 +27,9 @@ from model_runner.hub.store import RepoCache
 from model_runner.hub.url_cache import fetch_url, find_url
 from model_runner.models.damage import find_damage
 from model_runner.processes import isolated_module
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SMALL = 1 << 20
 """Files with fewer bytes are hashed again, because that is faster than a lookup."""
@@ -80,7 +82,7 @@ class ModelFolder:
     """Folders with trained heads for this model."""
 
 
-def resolve_model(name: str | None, console: Console, hub: HubAccess = ANYONE) -> ModelFolder:
+def resolve_model(name: str | None, console: "Console", hub: HubAccess = ANYONE) -> ModelFolder:
     """Find the model, converting or downloading it at first use; None is the embedded model, as is its name.
 
     Raises:
@@ -95,7 +97,7 @@ def resolve_model(name: str | None, console: Console, hub: HubAccess = ANYONE) -
     return ModelFolder(convert(path, shown, console), shown)
 
 
-def locate_model(name: str, console: Console, hub: HubAccess = ANYONE) -> tuple[Path, str]:
+def locate_model(name: str, console: "Console", hub: HubAccess = ANYONE) -> tuple[Path, str]:
     """The folder or GGUF file of a model, downloaded if necessary, and its name in the API.
 
     Raises:
@@ -184,7 +186,7 @@ def _refuse_revision(hub: HubAccess, what: str) -> None:
         raise ModelNotFoundError(f"revision {hub.revision} applies to models of the hub, not to {what}; leave it out")
 
 
-def resolve_heads(name: str, console: Console, hub: HubAccess = ANYONE) -> Path:
+def resolve_heads(name: str, console: "Console", hub: HubAccess = ANYONE) -> Path:
     """The folder of trained heads for speculation: as it is, or downloaded from the hub at first use.
 
     Raises:
@@ -234,14 +236,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samewise"
 
 
-def _with_tokenizer(folder: Path, name: str, console: Console) -> Path:
+def _with_tokenizer(folder: Path, name: str, console: "Console") -> Path:
     """The folder itself, or a converted one with a tokenizer.json."""
     if (damage := find_damage(folder)) is not None:
         raise ModelNotFoundError(damage)
     return folder if (folder / "tokenizer.json").is_file() else _converted(folder, name, console)
 
 
-def _converted(source: Path, name: str, console: Console) -> Path:
+def _converted(source: Path, name: str, console: "Console") -> Path:
     """The converted form of a file or folder, from the cache if the same content was converted before by this name."""
     cache = cache_folder()
     stem = re.sub(r"[^\w.-]+", "-", name)[:100]

@@ -1,6 +1,7 @@
 """A server from start to end: listen, find the model, start the engine, announce what is served, drain.
 
-The engine process starts first because it takes longest; the HTTP side imports and loads its parts meanwhile.
+The engine process starts first because it takes longest; the HTTP side imports and loads its parts meanwhile. So this
+module imports nothing that only the HTTP side needs.
 """
 
 import asyncio
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 from rich.console import Console
-from starlette.types import ASGIApp
 
+from model_runner.processes import without_collecting
 from server.assembly import (
     Checkpoints,
     ModelOnEngine,
@@ -32,14 +33,16 @@ from server.cli.announcement import Announcer, Milestones
 from server.config import Settings
 from server.engine.client import EngineState, EngineUnavailableError
 from server.http.certificate import Certificate, CertificateError
-from server.http.draining_server import BindError, DrainingServer, bind, configure, url_of
-from server.http.origins import guarded
+from server.http.listening import BindError, bind, url_of
 from server.logs import configure_logging
-from server.page.gate import WEBSOCKETS, PageGate, is_installed
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from server.api.services import Services
     from server.engine.kv_publisher import KVPublisher
+    from server.http.draining_server import DrainingServer
+    from server.page.gate import PageGate
 
 
 FAILURE_CHECK_S = 1.0
@@ -164,9 +167,14 @@ class _Life:
         if self._settings.api_keys_file is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, services.accounts.keys.reload)
 
-    def _build_server(self, engines: Engines, models: Sequence[ModelOnEngine]) -> tuple[DrainingServer, "Services"]:
+    def _build_server(self, engines: Engines, models: Sequence[ModelOnEngine]) -> tuple["DrainingServer", "Services"]:
         """Make the application. It runs in a thread, so that the event loop can start the engines meanwhile."""
-        app = make_app(models, self._settings)
+        with without_collecting():
+            from server.http.draining_server import DrainingServer, configure  # noqa: PLC0415
+            from server.http.origins import guarded  # noqa: PLC0415
+            from server.page.gate import WEBSOCKETS, PageGate, is_installed  # noqa: PLC0415
+
+            app = make_app(models, self._settings)
         served: ASGIApp = app
         if self._settings.page and is_installed():
             trusted = None if self._certificate is None else self._certificate.client_context()
@@ -183,7 +191,7 @@ class _Life:
         self,
         engines: Engines,
         models: Sequence[ModelOnEngine],
-        server: DrainingServer,
+        server: "DrainingServer",
         services: "Services",
         http_ready: float,
     ) -> None:

@@ -35,7 +35,7 @@ def page(
     allowed_hosts: AllowedHosts = None,
 ) -> None:
     """Show the page for any OpenAI-compatible server. It asks for a key in the browser. Ctrl-C ends it."""
-    from server.http.draining_server import BindError  # noqa: PLC0415
+    from server.http.listening import BindError  # noqa: PLC0415
     from server.page.gate import is_installed  # noqa: PLC0415
 
     if not is_installed():
@@ -53,7 +53,8 @@ def _serve(base_url: str, host: str, port: int, allowed_hosts: list[str]) -> Non
     from starlette.applications import Starlette  # noqa: PLC0415
 
     from server.client.openai_answers import without_password  # noqa: PLC0415
-    from server.http.draining_server import bind, configure, url_of  # noqa: PLC0415
+    from server.http.draining_server import configure  # noqa: PLC0415
+    from server.http.listening import bind, url_of  # noqa: PLC0415
     from server.http.origins import guarded  # noqa: PLC0415
     from server.page.gate import WEBSOCKETS, PageGate  # noqa: PLC0415
 

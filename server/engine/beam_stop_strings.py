@@ -1,18 +1,24 @@
-"""Stop strings in beam search: the engine decodes each beam's text, so that a finished beam makes room for another."""
+"""Stop strings in beam search: the engine decodes each beam's text, so that a finished beam makes room for another.
+
+Tokenizer and detokenizer are imported when the first such request needs them.
+"""
 
 from collections.abc import Callable
 from copy import copy
+from typing import TYPE_CHECKING
 
 from scheduler.interface import EngineRequest
-from server.text.detokenizer import Detokenizer, make_detokenizer
 from server.text.stop_strings import StopMatcher
-from server.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from server.text.detokenizer import Detokenizer
+    from server.text.tokenizer import Tokenizer
 
 
 class StopStringWatch:
     """Looks for stop strings in one beam's text, by the same rules as in the text that is returned."""
 
-    def __init__(self, detokenizer: Detokenizer, matcher: StopMatcher, min_tokens: int) -> None:
+    def __init__(self, detokenizer: "Detokenizer", matcher: StopMatcher, min_tokens: int) -> None:
         """Stop strings completed by one of the first `min_tokens` tokens do not count."""
         self._detokenizer = detokenizer
         self._matcher = matcher
@@ -31,12 +37,14 @@ class StopStringWatch:
 class StopStringWatches:
     """Makes a watch for each beam search. The tokenizer is loaded for the first one."""
 
-    def __init__(self, load_tokenizer: Callable[[], Tokenizer]) -> None:
+    def __init__(self, load_tokenizer: "Callable[[], Tokenizer]") -> None:
         self._load_tokenizer = load_tokenizer
         self._tokenizer: Tokenizer | None = None
 
     def __call__(self, request: EngineRequest) -> StopStringWatch:
         """A watch for the request, which must have a beam search."""
+        from server.text.detokenizer import make_detokenizer  # noqa: PLC0415
+
         if self._tokenizer is None:
             self._tokenizer = self._load_tokenizer()
         search = request.beam_search

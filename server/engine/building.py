@@ -4,29 +4,28 @@ It is the only server module that uses the runner. It imports the runner inside 
 not load torch.
 """
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_runner.config import RunnerConfig
 from model_runner.encoders.folder import find_encoder
 from model_runner.kernels.early import build_early
 from model_runner.model_needs import ModelNeeds
-from model_runner.processes import private_memory
+from model_runner.processes import private_memory, without_collecting
 from scheduler.prefix_cache import CacheLog
 from server.engine.beam_stop_strings import StopStringWatches
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig, Plan
-from server.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from model_runner.encoders.runner import EncoderRunner
     from model_runner.runner import ModelRunner
+    from server.text.tokenizer import Tokenizer
 
 _SNAPSHOT_EVERY = 2048
 """A state of Qwen3.5-0.8B takes as much memory as the keys and values of 1,600 tokens."""
@@ -41,7 +40,7 @@ def warm() -> int:
 
     It does not touch a GPU.
     """
-    with _without_collecting():
+    with without_collecting():
         for module in _WARM:
             import_module(module)
     return private_memory()
@@ -64,7 +63,7 @@ def plan(asked: Plan) -> ModelNeeds:
 def load(config: EngineConfig) -> LoadedEngine:
     """Load an engine. Raises ValueError or OSError, with a message for the user, if the model cannot be served."""
     start = time.perf_counter()
-    with _without_collecting():
+    with without_collecting():
         from model_runner.models.repository import cache_folder  # noqa: PLC0415
 
         build_early(cache_folder(), config.runner.device)
@@ -90,7 +89,7 @@ def load(config: EngineConfig) -> LoadedEngine:
         snapshot_every=_SNAPSHOT_EVERY if config.snapshot_every is None else config.snapshot_every,
     )
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
-    watches = StopStringWatches(partial(Tokenizer.from_folder, config.runner.model))
+    watches = StopStringWatches(partial(_load_tokenizer, config.runner.model))
     cache_log = CacheLog() if config.kv_events else None
     scheduler = Scheduler(
         scheduler_config, runner.num_blocks, watches, cache_log, groups=runner.groups, images=runner.images
@@ -110,20 +109,15 @@ def _loader(config: RunnerConfig) -> "Callable[[], ModelRunner | EncoderRunner]"
     return partial(EncoderRunner.load, config, encoder)
 
 
+def _load_tokenizer(folder: Path) -> "Tokenizer":
+    from server.text.tokenizer import Tokenizer  # noqa: PLC0415  (brings jinja2)
+
+    return Tokenizer.from_folder(folder)
+
+
 def check_speculation(config: RunnerConfig, methods: tuple[str, ...]) -> None:
     """Raises ValueError if the loaded model does not support the configured speculation method."""
     if config.speculation not in ("off", "auto", *methods):
         raise ValueError(
             f"speculation {config.speculation!r} is not available here; use one of {', '.join(('off', *methods))}"
         )
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Pause garbage collection: imports make half a million permanent objects, and scanning them would take 0.6 s."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

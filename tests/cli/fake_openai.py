@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from server.http.draining_server import bind
+from server.http.listening import bind
 
 
 @dataclass

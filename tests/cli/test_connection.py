@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from uvicorn.server import ServerState
 
 from server.http.connection import limited_connection
-from server.http.draining_server import BindError, bind, configure
+from server.http.draining_server import configure
+from server.http.listening import BindError, bind
 from tests.cli.fake_openai import running
 
 TIMEOUT_S = 0.8

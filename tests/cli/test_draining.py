@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from server.http.draining_server import DrainingServer, bind, configure
+from server.http.draining_server import DrainingServer, configure
+from server.http.listening import bind
 from tests.waiting import until
 
 SMALL_BUFFER = 1 << 14

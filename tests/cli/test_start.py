@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.http.draining_server import bind
+from server.http.listening import bind
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -120,7 +120,7 @@ def test_messages_to_the_engine(message):
         Ready(RunnerInfo(1, 2, 3, 4, 5, 6, "cpu", "float32", "float32", "none")),
         LoadFailed("too large"),
         Warmed(123),
-        Planned(ModelNeeds("cpu", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.1 + 0.2)),
+        Planned(ModelNeeds("cpu", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0.1 + 0.2)),
         PlanFailed("too large"),
         StepDone((), EngineStats()),
         StepDone(
@@ -160,7 +160,13 @@ def test_a_message_in_the_wrong_direction_is_refused():
         decode_to_engine(encode(LoadFailed("x")))
 
 
-def test_importing_the_worker_and_the_clients_brings_no_torch():
-    modules = "server.engine.worker, server.engine.building, server.engine.process, server.models.spare"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("server.engine.worker, server.engine.building", {"torch", "jinja2", "rich"}),
+        ("server.engine.process, server.models.spare, server.cli.lifecycle", {"torch", "uvicorn", "starlette"}),
+    ],
+)
+def test_what_is_imported_before_the_engine_begins_to_load_is_light(modules: str, heavy: set[str]):
+    code = f"import sys, {modules}; print({heavy} & sys.modules.keys())"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

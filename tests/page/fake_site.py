@@ -21,7 +21,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from websockets.asyncio.client import ClientConnection
 
-from server.http.draining_server import bind, configure, url_of
+from server.http.draining_server import configure
+from server.http.listening import bind, url_of
 from server.page.gate import WEBSOCKETS, PageGate
 
 LIMIT_S = 60.0

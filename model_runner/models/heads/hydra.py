@@ -283,7 +283,9 @@ def load_hydra(checkpoint: HeadsCheckpoint, target: TargetShape) -> HydraHeads:
         features=_features(checkpoint, target),
     )
     checkpoint.check_hidden(checkpoint.rows("hydra_mlp.0.0.linear.weight"), target)
-    heads = HydraHeads(shape, draft_ids)
+    with torch.device("meta"):  # initial weights, which the checkpoint's replace, would take half of the time
+        heads = HydraHeads(shape, draft_ids)
+    heads.feature_scale = torch.ones(heads.feature_scale.shape)
     checkpoint.fill(heads, optional=("feature_scale",))
     if "feature_scale" not in checkpoint.names:
         heads.balance()

@@ -85,7 +85,8 @@ def load_medusa(checkpoint: HeadsCheckpoint, target: TargetShape) -> MedusaHeads
         shared_head="lm_head.weight" in checkpoint.names,
     )
     checkpoint.check_hidden(checkpoint.rows("0.0.linear.weight"), target)
-    heads = MedusaHeads(shape, draft_ids)
+    with torch.device("meta"):  # initial weights, which the checkpoint's replace, would take half of the time
+        heads = MedusaHeads(shape, draft_ids)
     checkpoint.fill(heads, {"heads.": ""})
     return heads
 

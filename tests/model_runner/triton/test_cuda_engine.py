@@ -1,5 +1,6 @@
 """Whole engines on the CUDA path: what a request gets is the same whatever else happens, and by the definition."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -43,27 +44,29 @@ def harness(tiny_engines: TinyEngines) -> CudaHarness:
     return tiny_engines.cuda("llama")
 
 
-@pytest.fixture
-def alone(harness: CudaHarness) -> Answers:
-    return answers_alone(harness)
-
-
 _alone: dict[int, Answers] = {}
 
 
-def answers_alone(harness: Harness) -> Answers:
-    """Answers of each request when it runs alone, computed once."""
+@pytest.fixture
+def alone(harness: CudaHarness) -> Answers:
+    """Answers of each request when it runs alone, computed once: fixtures of a module could not run the interpreter."""
     if id(harness) not in _alone:
-        engines = ((request, harness.engine(prefix_caching=False)) for request in REQUESTS)
-        answers = [harness.run(engine, [request]) for request, engine in engines]
-        _alone[id(harness)] = {key: answer for of_request in answers for key, answer in of_request.items()}
+        _alone[id(harness)] = answers_alone(harness, REQUESTS)
     return _alone[id(harness)]
+
+
+def answers_alone(harness: Harness, requests: Sequence[EngineRequest]) -> Answers:
+    """Answers of each request when it runs alone."""
+    engines = ((request, harness.engine(prefix_caching=False)) for request in requests)
+    answers = [harness.run(engine, [request]) for request, engine in engines]
+    return {key: answer for of_request in answers for key, answer in of_request.items()}
 
 
 def test_layers_with_windows_have_blocks_of_their_own(tiny_engines: TinyEngines) -> None:
     """In the crowd, a choice's blocks of the windows have other numbers than its blocks of the whole text."""
-    harness = tiny_engines.cuda("gemma3")
-    assert same(harness.run(harness.engine(chunk=7), REQUESTS), answers_alone(harness))
+    harness = tiny_engines.cuda("gemma3", (2,))
+    requests = [replace(request, max_tokens=3) for request in REQUESTS[1:3]]
+    assert same(harness.run(harness.engine(chunk=7), requests), answers_alone(harness, requests))
 
 
 def test_in_a_crowd_by_the_definition(harness: CudaHarness, alone: Answers, monkeypatch: pytest.MonkeyPatch) -> None:

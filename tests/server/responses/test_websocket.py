@@ -21,7 +21,8 @@ from server.api.responses.websocket import Memories
 from server.engine.client import EngineState
 from server.http import body
 from server.http.connection import LimitedConnection
-from server.http.draining_server import DrainingServer, bind, configure
+from server.http.draining_server import DrainingServer, configure
+from server.http.listening import bind
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import says
 from tests.server.responses.calling import RESPONSES, Event, asking, events, plain, whole
@@ -61,7 +62,7 @@ async def address(app: FastAPI) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(address: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
         yield client
 
 
