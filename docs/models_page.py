@@ -89,9 +89,9 @@ These types take [images](../how-to/images.md), from safetensors files: {image_t
 are int8 unless `--quantization none` is set, and the rest is float32.
 
 Types that transformers can only process with torchvision or with other packages are served for their text. So are types
-that need more than feature rows in place of tokens: `ernie4_5_vl_moe` chooses experts by images, and `hunyuan_vl` has
-positions in four axes. `minicpmv4_6` numbers images in the text, and `ovis2` has features of separators. The towers of
-`deepseek_ocr2` and `deepseek_vl_hybrid` take gigabytes for an image, which the memory plan does not know.
+that need more than feature rows in place of tokens: ERNIE 4.5 VL chooses experts by images, and Hunyuan VL has
+positions in four axes. MiniCPM-V 4.6 numbers images in the text, and Ovis 2 has features of separators. The towers of
+DeepSeek OCR 2 and DeepSeek VL with two towers take gigabytes for an image, which the memory plan does not know.
 
 ## LongRoPE
 
