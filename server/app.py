@@ -106,11 +106,12 @@ def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, wor
     )
     traces = _traces(settings, keys)
     observers = [] if traces is None else [traces.observe]
-    models = ServedModels([ModelServices.make(one, workers, observers, is_only=len(parts) == 1) for one in parts])
+    is_only = len(parts) == 1 and len(settings.models) < 2  # a replica on Ray has one of several
+    models = ServedModels([ModelServices.make(one, workers, observers, is_only=is_only) for one in parts])
     residence = models.default.residence
     bodies = IncomingBodies(settings.body_mib(takes_images=any(one.model.images is not None for one in models)))
     accounts = _accounts(settings, keys, UsageBook(storage))
-    if unknown := keys.models.difference(models.names):
+    if unknown := keys.models.difference(models.names, *(entry.names for entry in settings.models)):
         _logger.warning("The keys file names models that are not served: %s.", ", ".join(sorted(unknown)))
     return Services(
         models=models,

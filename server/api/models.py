@@ -105,8 +105,8 @@ async def list_models(
     `anthropic-version`, the answer has Anthropic's format; only then do `limit`, `before_id` and `after_id` apply.
     """
     named = [(served, name) for served in models for name in served.model.names]
-    if _is_from_anthropic(request.scope):
-        return json_response(_page_of([_info(*one) for one in named], limit, before_id, after_id))
+    if is_from_anthropic(request.scope):
+        return json_response(page_of([_info(*one) for one in named], limit, before_id, after_id))
     return json_response(ModelList(data=[card_of(*one) for one in named]))
 
 
@@ -114,7 +114,7 @@ async def list_models(
 async def retrieve_model(request: Request, model: str, models: ModelsDep) -> Response:
     """The served model with this name or alias, loaded or not."""
     served = models.find(model)
-    return json_response(_info(served, model) if _is_from_anthropic(request.scope) else card_of(served, model))
+    return json_response(_info(served, model) if is_from_anthropic(request.scope) else card_of(served, model))
 
 
 def card_of(served: ModelServices, name: str) -> Model:
@@ -139,7 +139,12 @@ def card_of(served: ModelServices, name: str) -> Model:
 
 
 def _info(served: ModelServices, name: str) -> ModelInfo:
-    started, length = datetime.fromtimestamp(served.model.created, UTC), served.residence.status.max_model_len
+    return info_of(name, served.model.created, served.residence.status.max_model_len)
+
+
+def info_of(name: str, created: int, length: int | None) -> ModelInfo:
+    """A model in Anthropic's format. `created` is in Unix time; `length` of prompt and output together in tokens."""
+    started = datetime.fromtimestamp(created, UTC)
     return ModelInfo(
         id=name,
         display_name=name,
@@ -149,17 +154,17 @@ def _info(served: ModelServices, name: str) -> ModelInfo:
     )
 
 
-def _is_from_anthropic(scope: Scope) -> bool:
+def is_from_anthropic(scope: Scope) -> bool:
     """Whether a request comes from one of Anthropic's clients."""
     return "anthropic-version" in Headers(scope=scope)
 
 
 def _error_response(error: ApiError, scope: Scope) -> Response:
-    write = of_messages.error_response if _is_from_anthropic(scope) else of_openai.error_response
+    write = of_messages.error_response if is_from_anthropic(scope) else of_openai.error_response
     return write(error, scope)
 
 
-def _page_of(models: Sequence[ModelInfo], limit: str | None, before_id: str | None, after_id: str | None) -> ModelPage:
+def page_of(models: Sequence[ModelInfo], limit: str | None, before_id: str | None, after_id: str | None) -> ModelPage:
     """Up to `limit` models, before or after one of them. Raises InvalidRequestError."""
     count = _limit(limit)
     if before_id is not None and after_id is not None:

@@ -152,7 +152,7 @@ class Permanent:
     is_permanent = True
     is_needed = True
     budget = None
-    stay_bounds = StayBounds(fixed="this server has one model")
+    stay_bounds = StayBounds(fixed="this server never unloads it")
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client.core import Metric
 from ray import serve
@@ -16,13 +17,14 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from server.assembly import warn_if_open, warn_if_unused
-from server.config import Settings, misspelt_variables
+from server.config import misspelt_variables
 from server.errors import InternalError, UnavailableError
 from server.logs import configure_logging
 from server.ray.autoscaling import LoadPolicy
 from server.ray.exchange import Accepted, ForwardedRequest
 from server.ray.front import create_front
-from server.ray.options import Options, read_arguments
+from server.ray.models import ModelReplicas
+from server.ray.options import Deployment, ModelDeployment, ReplicaOptions, read_arguments
 from server.ray.replica import Replica
 from server.ray.router import PromptStartRouter
 
@@ -45,16 +47,46 @@ def build(arguments: dict[str, Any]) -> Application:
     deployment = read_arguments(arguments)
     options, settings = deployment.options, deployment.settings
     warn_if_open(settings, "the address of Ray's proxies", "The setting api_key sets a key.")
-    warn_if_unused(settings)
-    if options.most > 1 and settings.api_keys_file is not None and settings.redis_url is None:
+    for model in deployment.models:
+        warn_if_unused(model.settings)
+    if deployment.has_many and settings.api_keys_file is not None and settings.redis_url is None:
         _logger.warning("Each replica enforces the keys' limits separately. Set redis_url to share the counts.")
     ends = {
         "max_ongoing_requests": _ANY_NUMBER,
         "graceful_shutdown_wait_loop_s": 1.0,
         "graceful_shutdown_timeout_s": settings.drain_grace_s + _END_S,
     }
-    replicas = serve.deployment(Replica).options(
+    models = [_replicas(model, ends).bind(model.settings, settings) for model in deployment.models]
+    ingress = serve.deployment(Ingress).options(**ends, num_replicas=options.ingress_replicas)
+    return ingress.bind(models, deployment)
+
+
+@serve.ingress()
+class Ingress:
+    """The deployment that receives requests from Ray's proxies and forwards them to replicas."""
+
+    def __init__(self, models: Sequence[DeploymentHandle], deployment: Deployment) -> None:
+        settings = self._settings = deployment.settings
+        configure_logging(settings.log_format, settings.log_level)
+        self._models = [
+            ModelReplicas(HandleReplicas(handle), model.names)
+            for handle, model in zip(models, deployment.models, strict=True)
+        ]
+        self._has_many = deployment.has_many
+        # Each ingress process counts its own requests, so the metrics need distinct names.
+        tag = "" if deployment.options.ingress_replicas == 1 else f"-{serve.get_replica_context().replica_tag}"
+        self._name = f"ingress{tag}"
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        return create_front(self._models, self._settings, has_many=self._has_many, name=self._name)
+
+
+def _replicas(model: ModelDeployment, ends: Mapping[str, Any]) -> serve.Deployment:
+    """The deployment of a model. One of several has its name, quoted because Ray names files after it."""
+    options = model.options
+    return serve.deployment(Replica).options(
         **ends,
+        name="-".join(["Replica", *(quote(name, safe="") for name in model.names[:1])]),
         autoscaling_config=_autoscaling(options),
         request_router_config=RequestRouterConfig(
             request_router_class=PromptStartRouter, request_routing_stats_period_s=_STATS_PERIOD_S
@@ -62,28 +94,9 @@ def build(arguments: dict[str, Any]) -> Application:
         health_check_period_s=_HEALTH_PERIOD_S,
         ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
     )
-    ingress = serve.deployment(Ingress).options(**ends, num_replicas=options.ingress_replicas)
-    return ingress.bind(replicas.bind(settings), settings, options)
 
 
-@serve.ingress()
-class Ingress:
-    """The deployment that receives requests from Ray's proxies and forwards them to replicas."""
-
-    def __init__(self, replicas: DeploymentHandle, settings: Settings, options: Options) -> None:
-        configure_logging(settings.log_format, settings.log_level)
-        self._replicas = HandleReplicas(replicas)
-        self._settings = settings
-        self._has_many = options.most > 1
-        # Each ingress process counts its own requests, so the metrics need distinct names.
-        tag = "" if options.ingress_replicas == 1 else f"-{serve.get_replica_context().replica_tag}"
-        self._name = f"ingress{tag}"
-
-    def __serve_build_asgi_app__(self) -> Starlette:
-        return create_front(self._replicas, self._settings, has_many=self._has_many, name=self._name)
-
-
-def _autoscaling(options: Options) -> AutoscalingConfig:
+def _autoscaling(options: ReplicaOptions) -> AutoscalingConfig:
     return AutoscalingConfig(
         min_replicas=options.min_replicas,
         max_replicas=options.most,

@@ -1,9 +1,10 @@
-"""The ingress's application: refuses requests that several replicas cannot serve, and forwards all others."""
+"""The ingress's application: refuses requests that several replicas cannot serve, and forwards all others to them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from copy import copy
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from fastapi import Request, Response
@@ -26,11 +27,12 @@ from server.http.handshake import HandshakeMiddleware
 from server.http.middleware import log_access, record_in, report, request_id_of
 from server.http.origins import Origins, allow_origins, guarded
 from server.http.responses import error_response, unless_gone
-from server.ray.exchange import Accepted, ForwardedRequest, Replicas
+from server.ray.exchange import Accepted, ForwardedRequest
+from server.ray.models import ModelReplicas, RoutedModels, asked_name, metrics_of
 from server.ray.routing_fields import SHORT_BYTES, check_body, check_path, read_fields, session_of, unstored
 from server.telemetry.metrics import Families, HttpRequests, exposition
 from server.telemetry.request_trace import CLIENT_CLOSED, RequestTrace
-from server.tenants.keys import KeyRing
+from server.tenants.keys import KeyRing, Tenant
 
 _REPLICA_HEADER = "x-samewise-replica"
 _STREAMS = (EVENT_STREAM, NDJSON)
@@ -67,13 +69,15 @@ def _route(scope: Scope, dialect: Dialect) -> str:
     return max((match for match in matches if match[0] != Match.NONE.value), default=(0, "unmatched"))[1]
 
 
-def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name: str = "ingress") -> Starlette:
-    """Build the ingress's application.
+def create_front(
+    models: Sequence[ModelReplicas], settings: Settings, *, has_many: bool, name: str = "ingress"
+) -> Starlette:
+    """Build the ingress's application. The first of the models is the default.
 
     `has_many` means that there may be several replicas, so that nothing can be stored. `name` is the value of the label
     `replica` in the ingress's own metrics. Raises KeysError and OSError if the configured API keys cannot be used.
     """
-    front = Front(replicas, settings, IngressRequests(name, settings.metrics_prefix), has_many=has_many)
+    front = Front(models, settings, IngressRequests(name, settings.metrics_prefix), has_many=has_many)
     checked = guarded(front, settings.allowed_hosts, has_keys=settings.has_keys)
     app = Starlette(routes=[Route("/{path:path}", checked)])
     origins = Origins.of(settings.cors_origins, has_keys=settings.has_keys)
@@ -83,10 +87,12 @@ def create_front(replicas: Replicas, settings: Settings, *, has_many: bool, name
 
 
 class Front:
-    """ASGI application that authenticates and forwards requests, and merges the replicas' metrics."""
+    """ASGI application that authenticates and forwards requests, and merges answers that concern all replicas."""
 
-    def __init__(self, replicas: Replicas, settings: Settings, own: IngressRequests, *, has_many: bool) -> None:
-        self._replicas = replicas
+    def __init__(
+        self, models: Sequence[ModelReplicas], settings: Settings, own: IngressRequests, *, has_many: bool
+    ) -> None:
+        self._models = RoutedModels(models)
         self._settings = settings
         self._own = own
         self._bodies = IncomingBodies(max(settings.body_mib(takes_images=True), settings.max_file_mib + _FORM_MIB))
@@ -105,13 +111,18 @@ class Front:
         send = _with_ids(scope, send)
         forwarded_answer = _ForwardedAnswer(scope, send, dialect)
         try:
-            if self._keys and path not in self._open_paths:
-                owner_of(key_in(Headers(scope=scope)), self._keys)
+            tenant = self._owner(scope)
             if path == "/metrics":
-                await self._answer_metrics(scope, receive, send)
+                await self._answer_metrics(tenant, scope, receive, send)
+                self._own.note(scope, dialect, HTTPStatus.OK)
+            elif self._models.concerns_all(scope):
+                request = Request(scope, receive)
+                await self._bodies.read(request, self._max_mib(path))
+                answer = await unless_gone(request, self._models.answer(scope, self._models.of(tenant)))
+                await answer(scope, receive, send)
                 self._own.note(scope, dialect, HTTPStatus.OK)
             else:
-                await self._forward(scope, receive, forwarded_answer)
+                await self._forward(tenant, scope, receive, forwarded_answer)
         except ClientDisconnect:
             if not forwarded_answer.was_accepted:
                 self._own.note(scope, dialect, CLIENT_CLOSED)
@@ -125,42 +136,62 @@ class Front:
             finally:
                 self._own.note(scope, dialect, known.status)
 
-    async def _answer_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        metrics = merged([*await self._replicas.metrics(), self._own.metrics()])
+    def _owner(self, scope: Scope) -> Tenant | None:
+        """The owner of the request's key; None if none is required. Raises AuthenticationError."""
+        if not self._keys or scope["path"] in self._open_paths:
+            return None
+        return owner_of(key_in(Headers(scope=scope)), self._keys)
+
+    async def _answer_metrics(self, tenant: Tenant | None, scope: Scope, receive: Receive, send: Send) -> None:
+        metrics = merged([*await metrics_of(self._models.of(tenant)), self._own.metrics()])
         content = exposition(metrics, of_tenants=sees_all_usage(Headers(scope=scope), self._keys))
         await Response(content, media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
 
-    async def _forward(self, scope: Scope, receive: Receive, forwarded_answer: "_ForwardedAnswer") -> None:
+    async def _forward(
+        self, tenant: Tenant | None, scope: Scope, receive: Receive, forwarded_answer: "_ForwardedAnswer"
+    ) -> None:
         request, path = Request(scope, receive), scope["path"]
         if self._has_many:
             check_path(path)
-        content = await self._bodies.read(request, self._max_mib(path))
-        session = ""
+        routed = _Routed(await self._bodies.read(request, self._max_mib(path)), asked_name(scope, None))
         if not _is_of_files(path):
             session_key = key_in(request.headers) if self._settings.isolate_keys else ""
-            if len(content) > SHORT_BYTES:
-                content, session = await asyncio.to_thread(self._route, path, content, session_key)
+            if len(routed.content) > SHORT_BYTES:
+                routed = await asyncio.to_thread(self._route, scope, routed, session_key)
             else:
-                content, session = self._route(path, content, session_key)
-        forwarded = ForwardedRequest.of(scope, content, record_in(scope).request_id)
-        answer = self._replicas.answer(forwarded, session)
+                routed = self._route(scope, routed, session_key)
+        model = self._models.named(routed.model, path, self._models.of(tenant))
+        forwarded = ForwardedRequest.of(scope, routed.content, record_in(scope).request_id)
+        answer = model.replicas.answer(forwarded, routed.session)
         await unless_gone(request, forwarded_answer.all_of(answer))
 
-    def _route(self, path: str, content: bytes, key: str) -> tuple[bytes, str]:
-        """The body for the replica and the request's session. Raises InvalidRequestError."""
+    def _route(self, scope: Scope, routed: "_Routed", key: str) -> "_Routed":
+        """The request with what its body says. Raises InvalidRequestError."""
+        content = routed.content
         fields = read_fields(content)
         if fields is None:
-            return content, ""
+            return routed
         if self._has_many:
-            check_body(path, fields)
-            content = unstored(path, content, fields)
-        return content, session_of(fields, key)
+            check_body(scope["path"], fields)
+            content = unstored(scope["path"], content, fields)
+        return _Routed(content, asked_name(scope, fields), session_of(fields, key))
 
     def _max_mib(self, path: str) -> float:
         """Maximum body size; the replica checks the content."""
         if _is_of_files(path):
             return self._settings.max_file_mib + _FORM_MIB
         return self._settings.body_mib(takes_images=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """A request on its way to a replica."""
+
+    content: bytes
+    """The body for the replica."""
+    model: str | None
+    """The name of a model in the request."""
+    session: str = ""
 
 
 class _ForwardedAnswer:

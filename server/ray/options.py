@@ -1,13 +1,14 @@
 """Arguments of the Serve application: number of replicas, resources of each, and the server's settings."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.config import Settings, load_settings
+from server.model_settings import ModelSettings
 from server.setting_errors import SettingsError
 
 _RAY_SETTINGS = frozenset(
@@ -17,12 +18,17 @@ _RAY_SETTINGS = frozenset(
     }
 )
 """Settings that do not apply, because Ray listens instead of the server."""
+_OF_ONE_MACHINE = {
+    "memory_gib": "replicas do not share memory between models; set kv_cache_gib of each model",
+    "load_timeout_s": "replicas are loaded before they get requests; leave it out",
+}
+"""Settings of a server that loads several models by itself, and why replicas do not have them."""
 _HOST_OF_IMAGE = "0.0.0.0"
 """The container image's SAMEWISE_HOST, which replicas ignore."""
 
 
-class Options(BaseModel):
-    """Number, resources and scaling of replicas."""
+class ReplicaOptions(BaseModel):
+    """Number, resources and scaling of a model's replicas."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -38,12 +44,31 @@ class Options(BaseModel):
     downscale_delay_s: float = Field(600.0, ge=0, description="Seconds of lower load before a replica is removed.")
     num_cpus: float = Field(1.0, gt=0, description="Cores of a replica, and its threads for CPU kernels.")
     num_gpus: float = Field(0.0, ge=0, le=1, description="GPUs of a replica: 1, a fraction, or 0.")
-    ingress_replicas: int = Field(1, ge=1, description="Number of processes that forward requests to the replicas.")
 
     @property
     def most(self) -> int:
         """Maximum number of replicas."""
         return self.min_replicas if self.max_replicas is None else self.max_replicas
+
+
+class Options(ReplicaOptions):
+    """All options of the application. Of several models, each has these options of replicas, or its own."""
+
+    ingress_replicas: int = Field(1, ge=1, description="Number of processes that forward requests to the replicas.")
+    replicas: Mapping[str, dict[str, Any]] = Field(
+        {}, description="Options of replicas of one of several models, by its name, in place of the general ones."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDeployment:
+    """A model and its replicas."""
+
+    names: tuple[str, ...]
+    """All names of one of several models, its own first; empty for the only model."""
+    options: ReplicaOptions
+    settings: Settings
+    """The settings of a replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +77,13 @@ class Deployment:
 
     options: Options
     settings: Settings
+    """The settings of the server; with one model, the settings of a replica."""
+    models: tuple[ModelDeployment, ...]
+
+    @property
+    def has_many(self) -> bool:
+        """Whether there may be several replicas, of one model or of several, so that they cannot store anything."""
+        return len(self.models) > 1 or any(model.options.most > 1 for model in self.models)
 
 
 class OptionsError(ValueError):
@@ -63,43 +95,98 @@ def read_arguments(arguments: Mapping[str, Any]) -> Deployment:
     known = Options.model_fields.keys() | Settings.model_fields.keys()
     for name in arguments:
         if name not in known:
-            raise OptionsError(_unknown(str(name), sorted(known)))
-    options = _options({name: value for name, value in arguments.items() if name in Options.model_fields})
+            raise OptionsError(_unknown(str(name), known, "not an option of replicas and not a setting"))
+    if {"model", "models"} <= arguments.keys():
+        raise OptionsError("model: with `models`, set `path` in the model's entry")
+    options = _options(Options, {name: value for name, value in arguments.items() if name in Options.model_fields})
     try:
         settings = load_settings(
             {name: value for name, value in arguments.items() if name in Settings.model_fields}, spelt=str
         )
     except SettingsError as error:
         raise OptionsError(str(error)) from None
-    return Deployment(options, _adapted(settings, options))
+    deployment = _deployment(options, settings)
+    _check_server(deployment)
+    return deployment
 
 
-def _options(given: Mapping[str, Any]) -> Options:
+_AnyOptions = TypeVar("_AnyOptions", bound=ReplicaOptions)
+
+
+def _options(kind: type[_AnyOptions], given: Mapping[str, Any]) -> _AnyOptions:
     try:
-        options = Options.model_validate(given)
+        options = kind.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        message = f"{first['loc'][0]}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r})"
-        raise OptionsError(message) from None
+        name = ": ".join(map(str, first["loc"]))
+        raise OptionsError(f"{name}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r})") from None
     if options.most < options.min_replicas:
         raise OptionsError(f"max_replicas: must be at least min_replicas ({options.min_replicas}), got {options.most}")
     return options
 
 
-def _adapted(settings: Settings, options: Options) -> Settings:
-    """Adapt the settings to a replica's resources. Raises OptionsError if options and settings conflict."""
+def _deployment(options: Options, settings: Settings) -> Deployment:
+    """The deployment of each model. Raises OptionsError."""
+    if not settings.models:
+        if options.replicas:
+            raise OptionsError("replicas: these are options of several models, but `models` is not set")
+        adapted = _adapted(settings, options)
+        return Deployment(options, adapted, (ModelDeployment((), options, adapted),))
+    names = [entry.name for entry in settings.models]
+    for name in options.replicas:
+        if name not in names:
+            raise OptionsError(f"replicas: {_unknown(name, names, 'not the name of an entry of `models`')}")
+    return Deployment(options, settings, tuple(_model(options, settings, entry) for entry in settings.models))
+
+
+def _model(options: Options, settings: Settings, entry: ModelSettings) -> ModelDeployment:
+    """The deployment of one of several models. Raises OptionsError, which names it."""
+    own = options.replicas.get(entry.name, {})
+    shared = options.model_dump(exclude_unset=True, include=set(ReplicaOptions.model_fields))
+    try:
+        for name in own:
+            if name not in ReplicaOptions.model_fields:
+                raise OptionsError(_unknown(name, ReplicaOptions.model_fields, "not an option of replicas"))
+        of_model = _options(ReplicaOptions, {**shared, **own})
+    except OptionsError as error:
+        raise OptionsError(f"replicas: {entry.name}: {error}") from None
+    try:
+        for problem in _problems(entry):
+            raise OptionsError(problem)
+        adapted = _adapted(settings.of_model(entry), of_model)
+    except OptionsError as error:
+        raise OptionsError(f"models: {entry.name}: {error}") from None
+    return ModelDeployment(entry.names, of_model, adapted)
+
+
+def _problems(entry: ModelSettings) -> Iterator[str]:
+    """Settings of an entry that say when its model is unloaded, which replicas never do."""
+    if "load" in entry.model_fields_set and entry.load == "demand":
+        yield "load: replicas are always loaded; set it to start, or leave it out (got 'demand')"
+    if entry.idle_s is not None:
+        yield f"idle_s: replicas are always loaded; leave it out (got {entry.idle_s:g})"
+
+
+def _check_server(deployment: Deployment) -> None:
+    """Raise OptionsError for a setting of the server that replicas do not have."""
+    settings = deployment.settings
     of_image = {"host"} if settings.host == _HOST_OF_IMAGE else set()
     if of_ray := sorted((_RAY_SETTINGS & settings.model_fields_set) - of_image):
         raise OptionsError(f"{of_ray[0]}: replicas do not listen themselves; set this in Ray's http_options")
-    if settings.models:
-        raise OptionsError("models: a deployment serves one model; deploy one application for each")
+    for name, why in _OF_ONE_MACHINE.items():
+        if name in settings.model_fields_set:
+            raise OptionsError(f"{name}: {why}")
+    if settings.data_dir is not None and deployment.has_many:
+        most = max(model.options.most for model in deployment.models)
+        why = f"max_replicas must be 1, got {most}" if most > 1 else "serve one model, or leave it out"
+        raise OptionsError(f"data_dir: several replicas cannot share stored data; {why}")
+
+
+def _adapted(settings: Settings, options: ReplicaOptions) -> Settings:
+    """Adapt a model's settings to a replica's resources. Raises OptionsError if options and settings conflict."""
     if settings.kv_events is not None:
         raise OptionsError(
             "kv_events: not supported with replicas; requests with the same prefix go to the same replica anyway"
-        )
-    if settings.data_dir is not None and options.most > 1:
-        raise OptionsError(
-            f"data_dir: several replicas cannot share stored data; max_replicas must be 1, got {options.most}"
         )
     if settings.device == "cuda" and not options.num_gpus:
         raise OptionsError("device: cuda needs a GPU, but num_gpus is 0")
@@ -113,8 +200,6 @@ def _adapted(settings: Settings, options: Options) -> Settings:
     )
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=3, cutoff=0.6)
-    return f"{name}: not an option of replicas and not a setting" + (
-        f"; did you mean {' or '.join(near)}?" if near else ""
-    )
+def _unknown(name: str, known: Collection[str], problem: str) -> str:
+    near = difflib.get_close_matches(name.replace("-", "_"), sorted(known), n=3, cutoff=0.6)
+    return f"{name}: {problem}" + (f"; did you mean {' or '.join(near)}?" if near else "")

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 class Replica:
     """A server without a port, whose methods Ray calls."""
 
-    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # awaited by Ray
+    async def __init__(self, settings: Settings, server: Settings) -> None:  # type: ignore[misc]  # awaited by Ray
         """Start the engine and wait until it is ready; Ray sends no requests before that.
+
+        `settings` are of a server with this model alone, and `server` of all models together.
 
         Raises StartError, ModelNotFoundError and EngineUnavailableError.
         """
@@ -37,7 +39,7 @@ class Replica:
         checkpoints = await asyncio.to_thread(find_checkpoints, settings, Console(stderr=True))
         self._engine = make_engine(settings, checkpoints)
         await self._engine.start()
-        app = await asyncio.to_thread(make_app, [ModelOnEngine(self._engine, settings, checkpoints)], settings)
+        app = await asyncio.to_thread(make_app, [ModelOnEngine(self._engine, settings, checkpoints)], server)
         await self._parts.enter_async_context(app.router.lifespan_context(app))
         self._services: Services = app.state.services
         self._model = self._services.models.default

@@ -11,6 +11,10 @@ from server.ray.placement import OngoingRequests, ReplicaState, ranked_replicas
 class PromptStartRouter(RequestRouter):
     """Routes requests of the same session to the same replica; the handle's option `session_id` names the session."""
 
+    queue_len_response_deadline_s = 1.0
+    """Time for a replica to accept a request, before the next one is asked. With Ray's default of 0.1 s, sessions leave
+    their cached prefixes when the machine is busy."""
+
     def initialize_state(self, **_: Any) -> None:
         self._ongoing = OngoingRequests()
 

@@ -1,4 +1,4 @@
-"""Reads a request body in the ingress: its session, and whether it needs stored objects."""
+"""Reads a request body in the ingress: its model, its session, and whether it needs stored objects."""
 
 import hashlib
 import re
@@ -17,6 +17,9 @@ _ABSENT = Raw()
 class RoutingFields(msgspec.Struct, gc=False, frozen=True):
     """The body's fields that routing needs, as raw JSON; a missing field is empty."""
 
+    model: Raw = _ABSENT
+    name: Raw = _ABSENT
+    """Ollama's older name for `model`."""
     system: Raw = _ABSENT
     instructions: Raw = _ABSENT
     tools: Raw = _ABSENT
@@ -130,7 +133,7 @@ _RESPONSES = re.compile(r"/v1/responses(/|$)")
 _FIELDS = ("previous_response_id", "conversation", "background", "store")
 _REFERENCE = frozenset({"type", "id"})
 _WHY = "This server runs several replicas, which do not share stored objects"
-_HELP = "To store objects, run one replica (max_replicas=1)"
+_HELP = "To store objects, run one replica of one model (max_replicas=1)"
 
 
 def check_path(path: str) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-_START_S = 120.0
+_LIMIT_S = 120.0
+"""For what should take seconds: a replica starts three processes, which a busy machine slows down."""
 _REPLICA = "ray::ServeReplica:default:Replica"
 _CORES = 4
 """As Ray counts them: one for the ingress, one for each replica, one to spare."""
@@ -27,7 +29,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = _START_S) -> None:
+def wait_for(condition: Callable[[], bool], limit_s: float = _LIMIT_S) -> None:
     """Raises AssertionError if it does not hold in time."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -39,6 +41,7 @@ class Cluster:
     """A head node; Serve listens on its address while an application runs."""
 
     def __init__(self, folder: str) -> None:
+        self._config = Path(folder) / "serve.yaml"
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         self._gcs = f"127.0.0.1:{free_port()}"
@@ -69,23 +72,30 @@ class Cluster:
         return [pid for pid in _descendants(self.process.pid) if " server.engine.worker " in _command(pid)]
 
     @contextmanager
-    def running(self, **arguments: Any) -> Iterator[None]:
-        """The application, with these arguments, from when it is ready on. Ends the Serve instance afterwards."""
-        http = {"http-port": self.port, "http-host": "127.0.0.1"}
-        assert self._run("serve", "start", *_flags(http)) == 0
-        given = [f"{name}={value}" for name, value in arguments.items()]
-        process = self._popen("serve", "run", "server.ray.application:build", *given)
+    def running(self, num_replicas: int = 1, **arguments: Any) -> Iterator[None]:
+        """The application, with these arguments, from when it and this many replicas are ready. Ends the Serve instance
+        afterwards.
+        """
+        application = {
+            "name": "default",
+            "route_prefix": "/",
+            "import_path": "server.ray.application:build",
+            "args": arguments,
+        }
+        http = {"host": "127.0.0.1", "port": self.port}
+        self._config.write_text(yaml.safe_dump({"http_options": http, "applications": [application]}))
+        process = self._popen("serve", "run", str(self._config))
         try:
-            wait_for(lambda: process.poll() is not None or self._is_ready(arguments.get("min_replicas", 1)))
+            wait_for(lambda: process.poll() is not None or self._is_ready(num_replicas))
             assert process.poll() is None
             yield
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.wait(_LIMIT_S)
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(_LIMIT_S)
 
     def _is_ready(self, num_replicas: int) -> bool:
         try:

@@ -8,7 +8,8 @@ import pytest
 from tests.ray.cluster import Cluster, cluster
 from tests.served.conftest import Server
 
-logging.getLogger("httpx").setLevel(logging.WARNING)
+for library in ("httpx", "httpx2"):
+    logging.getLogger(library).setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")

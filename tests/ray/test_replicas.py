@@ -24,6 +24,8 @@ PREFIXES = [
 ]
 NUM_REQUESTS = 200
 AT_A_TIME = 6
+LOST = "has stopped"
+"""In the error of a replica that was killed."""
 told = logging.getLogger("tests.ray")
 
 
@@ -36,7 +38,7 @@ DIFFERENT = frozenset(
 
 @pytest.fixture(scope="module")
 def two(ray: Cluster) -> Iterator[str]:
-    with ray.running(min_replicas=2, kv_cache_gib=0.5):
+    with ray.running(2, min_replicas=2, kv_cache_gib=0.5):
         yield ray.address
 
 
@@ -140,7 +142,6 @@ def test_prefixes_are_found_as_in_one_server(two: str, one: Server) -> None:
         cached_share(ours),
         share,
     )
-    assert len(set(replicas)) == 2
     assert all(len(set(replicas[number::8])) == 1 for number in range(8))
     assert cached_share(ours) >= 0.9 * cached_share(its)
 
@@ -205,14 +206,14 @@ async def test_streams_of_a_killed_replica_say_so_and_new_requests_go_on(two: st
         )
         ended = await asyncio.gather(*streams)
     statuses = [answer.status_code for answer in new]
-    broken = {replica for replica, text in ended if "has ended" in text}
+    broken = {replica for replica, text in ended if LOST in text}
     whole = {replica for replica, text in ended if '"finish_reason":"length"' in text}
-    told.info("%d of %d streams broke off", sum("has ended" in text for _, text in ended), len(ended))
+    told.info("%d of %d streams broke off", sum(LOST in text for _, text in ended), len(ended))
     assert len(broken) == len(whole) == 1
     assert not broken & whole
     for _, text in ended:
         *_, last, done, nothing = text.split("\n\n")
         assert (done, nothing) == ("data: [DONE]", "")
-        assert ('"type": "server_error"' in last) == ("has ended" in text)
+        assert ('"type": "server_error"' in last) == (LOST in text)
     assert statuses == [200] * len(statuses)
     wait_for(lambda: len(ray.replica_pids()) == 2)  # Ray has started another one

@@ -19,7 +19,7 @@ from server.api.model_services import ModelServices
 from server.api.ollama.errors import OllamaErrorBody, error_response
 from server.api.ollama.options import NATIVE
 from server.api.ollama.schema import NamedFields
-from server.api.ollama.served import capabilities, described, find_model, listed_name, served_name
+from server.api.ollama.served import capabilities, described, find_model, listed_name, meant_name
 from server.api.openapi import answers, takes
 from server.api.services import ModelsDep, ServicesDep
 from server.generation.notices import Notice, as_headers, to_report
@@ -193,7 +193,7 @@ async def show(request: Request, services: ServicesDep, models: ModelsDep) -> Re
     served = find_model(models, asked)
     length = served.context_length()
     details = (await _read_files(served)).details
-    name = served_name(served.model, asked)
+    name = meant_name(served.model.names, asked)
     parameters = "\n".join(f"{key:<30} {value}" for key, value in _parameters(served))
     shown = OllamaShown(
         modelfile="\n".join([f"FROM {name}", *(f"PARAMETER {key} {value}" for key, value in _parameters(served))]),

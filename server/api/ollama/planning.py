@@ -9,7 +9,7 @@ from server.api.dialect import GenerationApi, PlannedRequest, refused_constraint
 from server.api.ollama.answer import OllamaReports
 from server.api.ollama.options import OllamaOptions
 from server.api.ollama.schema import OllamaChatRequest, OllamaFields, for_model
-from server.api.ollama.served import served_name
+from server.api.ollama.served import meant_name
 from server.errors import ContextLengthError
 from server.generation.notices import Notice, to_report
 from server.models.residence import StayBounds
@@ -44,7 +44,7 @@ def plan_ollama(
     capped, notices = capped_context(context, asked.set_options)
     notices = [*asked.kept(bounds), *notices]
     if asked.only_loads:
-        served_name(context.model, asked.model)
+        meant_name(context.model.names, asked.model)
         all_notices = to_report([*asked.ignored(), *notices], strict=context.settings.strict)
         return LoadRequest(asked.model, all_notices, asked.keep_s)
     with refused_constraints(), explained_cap(context, capped):

@@ -12,7 +12,7 @@ from server.api.fields.reasoning import Think
 from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related
 from server.api.ollama.messages import MAX_TOOLS, History, OllamaMessage, OllamaTool, tool_use, with_images
 from server.api.ollama.options import OllamaOptions, with_ollama_defaults
-from server.api.ollama.served import served_name, thinks
+from server.api.ollama.served import meant_name, thinks
 from server.errors import InvalidRequestError
 from server.generation.constraints.fragment import Constraint
 from server.generation.constraints.json_schema import JsonObject, LooseJson
@@ -285,7 +285,7 @@ def for_model(request: GenerationRequest, model: ServedModel, tokenizer: Tokeniz
 
     Raises NotFoundError if there is no model of this name, and InvalidRequestError if it shall think and cannot.
     """
-    name = served_name(model, request.model or "")
+    name = meant_name(model.names, request.model or "")
     decoding = with_ollama_defaults(request.decoding, model.defaults.values)
     prompts = [_thinking_by(prompt, model, tokenizer) for prompt in request.prompts]
     return replace(request, model=name, decoding=decoding, prompts=tuple(prompts))

@@ -17,26 +17,23 @@ _LATEST = ":latest"
 _UNKNOWN = Description(format="unknown", architecture="unknown", parameters=0, size=0)
 
 
-def served_name(model: ServedModel, asked: str) -> str:
-    """The name of the served model that a request means: case does not matter, and the tag may be implied.
+def meant_name(names: Collection[str], asked: str) -> str:
+    """The one of the served names that a request means: case does not matter, and the tag may be implied.
 
-    Raises NotFoundError, in Ollama's words, if no model has this name.
+    Raises NotFoundError, in Ollama's words, if it means none.
     """
-    return asked if asked in model.names else _spelled(model.names, asked)
-
-
-def find_model(models: ServedModels, asked: str) -> ModelServices:
-    """The model that a request means, as `served_name` has it. Raises NotFoundError."""
-    return models.find(asked if asked in models.names else _spelled(models.names, asked))
-
-
-def _spelled(names: Collection[str], asked: str) -> str:
-    """The one of the names that this one means. Raises NotFoundError."""
+    if asked in names:
+        return asked
     found = next((name for name in names if _compared(name) == _compared(asked)), None)
     if found is None:
         message = f"model '{shorten(asked)}' not found"
         raise NotFoundError(message, param="model", code="model_not_found")
     return found
+
+
+def find_model(models: ServedModels, asked: str) -> ModelServices:
+    """The model that a request means, as `meant_name` has it. Raises NotFoundError."""
+    return models.find(meant_name(models.names, asked))
 
 
 def listed_name(name: str) -> str:

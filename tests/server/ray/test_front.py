@@ -21,6 +21,7 @@ from server.config import Settings
 from server.errors import UnavailableError
 from server.ray.exchange import Accepted, AnswerStreams, ForwardedRequest
 from server.ray.front import create_front
+from server.ray.models import ModelReplicas
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of, serving
 from tests.server.tenants.keys import bearer, write_keys
@@ -77,7 +78,7 @@ def replicas(make_app: Callable[..., FastAPI]) -> LocalReplicas:
 
 @pytest.fixture
 def front(replicas: LocalReplicas) -> FastAPI:
-    return create_front(replicas, Settings(), has_many=True)  # type: ignore[return-value]
+    return create_front([ModelReplicas(replicas)], Settings(), has_many=True)  # type: ignore[return-value]
 
 
 @pytest.fixture
@@ -237,7 +238,7 @@ async def test_what_is_stored_is_refused_where_there_may_be_several(front: FastA
 
 
 async def test_a_single_replica_stores(replicas: LocalReplicas) -> None:
-    front = create_front(replicas, Settings(), has_many=False)
+    front = create_front([ModelReplicas(replicas)], Settings(), has_many=False)
     async with client_of(front) as client:  # type: ignore[arg-type]
         first = (await client.post(RESPONSES, json=BODIES[RESPONSES])).json()
         assert first["store"] is True
@@ -258,7 +259,7 @@ async def test_requests_of_a_session_have_its_name(front: FastAPI, replicas: Loc
 
 async def test_isolated_keys_have_their_own_sessions(replicas: LocalReplicas, tmp_path: Any) -> None:
     settings = Settings(api_keys_file=write_keys(tmp_path / "keys.yaml", one={}, two={}), isolate_keys=True)
-    async with client_of(create_front(replicas, settings, has_many=True)) as client:  # type: ignore[arg-type]
+    async with client_of(create_front([ModelReplicas(replicas)], settings, has_many=True)) as client:  # type: ignore[arg-type]
         for name in ("one", "two", "one"):
             await client.post(CHAT, json=chat(), headers=bearer(name))
     assert replicas.sessions[0] == replicas.sessions[2] != replicas.sessions[1]
@@ -270,7 +271,7 @@ async def test_without_a_key_nothing_is_read_and_the_answer_is_the_replica_s(
     make_app: Callable[..., FastAPI], path: str, headers: dict[str, str]
 ) -> None:
     replicas = LocalReplicas([make_app(api_key="sk-right")])
-    front = create_front(replicas, Settings(api_key="sk-right"), has_many=True)  # type: ignore[arg-type]
+    front = create_front([ModelReplicas(replicas)], Settings(api_key="sk-right"), has_many=True)  # type: ignore[arg-type]
     was_read = False
 
     async def body() -> AsyncGenerator[bytes]:
@@ -290,14 +291,14 @@ async def test_without_a_key_nothing_is_read_and_the_answer_is_the_replica_s(
 
 async def test_with_a_key_and_on_open_paths_replicas_answer(make_app: Callable[..., FastAPI]) -> None:
     replicas = LocalReplicas([make_app(api_key="sk-right")])
-    front = create_front(replicas, Settings(api_key="sk-right"), has_many=True)  # type: ignore[arg-type]
+    front = create_front([ModelReplicas(replicas)], Settings(api_key="sk-right"), has_many=True)  # type: ignore[arg-type]
     async with client_of(front) as client:  # type: ignore[arg-type]
         assert (await client.get("/health")).status_code == 200
         assert (await client.post(CHAT, json=chat(), headers={"x-api-key": "sk-right"})).status_code == 200
 
 
 async def test_files_are_not_looked_into(replicas: LocalReplicas) -> None:
-    front = create_front(replicas, Settings(), has_many=False)
+    front = create_front([ModelReplicas(replicas)], Settings(), has_many=False)
     async with client_of(front) as client:  # type: ignore[arg-type]
         await client.post("/v1/files", json=chat())
         await client.post(CHAT, json=chat())
@@ -321,7 +322,7 @@ async def test_metrics_are_those_of_all_replicas(front: FastAPI) -> None:
 
 
 async def test_without_keys_a_stranger_s_name_leads_nowhere(replicas: LocalReplicas) -> None:
-    front = create_front(replicas, Settings(allowed_hosts=["llm.example.com"]), has_many=True)  # type: ignore[arg-type]
+    front = create_front([ModelReplicas(replicas)], Settings(allowed_hosts=["llm.example.com"]), has_many=True)  # type: ignore[arg-type]
     async with client_of(front) as client:  # type: ignore[arg-type]
         for host, status in (("evil.example", 403), ("llm.example.com", 200), ("10.0.0.7:8000", 200)):
             assert (await client.get("/v1/models", headers={"host": host})).status_code == status
@@ -331,7 +332,7 @@ async def test_without_keys_a_stranger_s_name_leads_nowhere(replicas: LocalRepli
 @pytest.mark.parametrize("is_open", [False, True])
 async def test_metrics_of_servers_with_keys_are_for_keys(make_app: Callable[..., FastAPI], is_open: bool) -> None:
     keyed = {"api_key": "k", "open_metrics": is_open}
-    front = create_front(LocalReplicas([make_app(**keyed)]), Settings(**keyed), has_many=True)
+    front = create_front([ModelReplicas(LocalReplicas([make_app(**keyed)]))], Settings(**keyed), has_many=True)
     async with client_of(front) as client:  # type: ignore[arg-type]
         assert (await client.post(CHAT, json=chat(), headers={"x-api-key": "k"})).status_code == 200
         without = await client.get("/metrics")
@@ -355,7 +356,7 @@ async def test_the_front_s_own_answers_are_counted_and_logged(
 ) -> None:
     replicas = LocalReplicas([make_app(metrics_prefix="tiny")])
     settings = Settings(metrics_prefix="tiny", max_body_mib=0.001, api_key="k")
-    front = create_front(replicas, settings, has_many=True)
+    front = create_front([ModelReplicas(replicas)], settings, has_many=True)
     caplog.set_level("INFO", "samewise.access")
     async with client_of(front) as client:  # type: ignore[arg-type]
         await client.post(CHAT, json=chat())
@@ -396,7 +397,7 @@ async def test_a_client_that_does_not_wait_for_a_replica_is_counted(
         yield Accepted("")
 
     monkeypatch.setattr(replicas, "answer", never)
-    front = create_front(replicas, Settings(metrics_prefix="tiny"), has_many=True)
+    front = create_front([ModelReplicas(replicas)], Settings(metrics_prefix="tiny"), has_many=True)
     with serving(front) as address:  # type: ignore[arg-type]
         async with httpx.AsyncClient() as client:
             task = asyncio.create_task(client.post(address + CHAT, json=chat()))
@@ -410,7 +411,7 @@ async def test_a_client_that_does_not_wait_for_a_replica_is_counted(
 
 
 async def test_a_body_that_is_too_large_is_not_read(replicas: LocalReplicas) -> None:
-    front = create_front(replicas, Settings(max_body_mib=0.001), has_many=True)
+    front = create_front([ModelReplicas(replicas)], Settings(max_body_mib=0.001), has_many=True)
     async with client_of(front) as client:  # type: ignore[arg-type]
         answer = await client.post(MESSAGES, json={"messages": "x" * 2000})
     assert answer.status_code == 413
@@ -419,7 +420,7 @@ async def test_a_body_that_is_too_large_is_not_read(replicas: LocalReplicas) -> 
 
 async def test_pages_of_other_origins_can_read_the_front_s_own_errors(replicas: LocalReplicas) -> None:
     replicas.lost_after = 0
-    front = create_front(replicas, Settings(cors_origins="https://a.example"), has_many=True)  # type: ignore[arg-type]
+    front = create_front([ModelReplicas(replicas)], Settings(cors_origins="https://a.example"), has_many=True)  # type: ignore[arg-type]
     async with client_of(front) as client:  # type: ignore[arg-type]
         answer = await client.post(CHAT, json=chat(), headers={"origin": "https://a.example"})
     assert answer.headers["access-control-allow-origin"] == "https://a.example"

@@ -36,6 +36,83 @@ def test_replicas_look_for_no_device_that_is_not_theirs(num_gpus: float, device:
     assert read_arguments({"num_gpus": num_gpus}).settings.device == device
 
 
+CHAT: dict[str, Any] = {"name": "chat", "path": "org/chat"}
+CODE: dict[str, Any] = {"name": "code", "path": "org/code", "aliases": ["coder"], "max_num_seqs": 4}
+
+
+def test_each_of_several_models_has_replicas_of_its_own() -> None:
+    replicas = {"chat": {"min_replicas": 2, "max_replicas": 3}, "code": {"num_gpus": 1}}
+    given = {"models": [CHAT, CODE], "num_cpus": 2, "max_num_seqs": 8, "kv_cache_gib": 1, "replicas": replicas}
+    deployment = read_arguments(given)
+    chat, code = deployment.models
+    assert (chat.names, code.names) == (("chat",), ("code", "coder"))
+    assert (chat.options.min_replicas, chat.options.most, chat.options.num_gpus) == (2, 3, 0)
+    assert (code.options.min_replicas, code.options.most, code.options.num_gpus) == (1, 1, 1)
+    assert (chat.settings.model, chat.settings.max_num_seqs, chat.settings.threads) == ("org/chat", 8, 2)
+    assert (code.settings.model, code.settings.max_num_seqs, code.settings.served_model_name) == (
+        "org/code", 4, ("code", "coder"),
+    )  # fmt: skip
+    assert (chat.settings.device, code.settings.device, code.settings.kv_cache_gib) == ("cpu", "cuda", 1)
+    assert deployment.has_many
+
+
+def test_general_options_are_those_of_each_model() -> None:
+    deployment = read_arguments({"models": [CHAT, CODE], "max_replicas": 4, "replicas": {"code": {"max_replicas": 1}}})
+    assert [model.options.most for model in deployment.models] == [4, 1]
+
+
+def test_a_single_entry_may_keep_things() -> None:
+    deployment = read_arguments({"models": [{**CHAT, "load": "start", "pinned": True}], "data_dir": "/data"})
+    assert not deployment.has_many
+    assert deployment.models[0].names == ("chat",)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"replicas": {"cod": {}}}, "replicas: cod: not the name of an entry of `models`; did you mean code?"),
+        ({"replicas": {"coder": {}}}, "replicas: coder: not the name of an entry of `models`"),
+        ({"replicas": {"code": {"max_replica": 2}}}, "replicas: code: max_replica: not an option of replicas; did you"),
+        (
+            {"replicas": {"code": {"ingress_replicas": 2}}},
+            "replicas: code: ingress_replicas: not an option of replicas",
+        ),
+        ({"replicas": {"code": {"num_gpus": 2}}}, "replicas: code: num_gpus: input should be less than or equal to 1"),
+        (
+            {"max_replicas": 2, "replicas": {"code": {"min_replicas": 3}}},
+            "replicas: code: max_replicas: must be at least min_replicas (3), got 2",
+        ),
+        ({"replicas": {"code": 2}}, "replicas: code: input should be a valid dictionary (got 2)"),
+        ({"replicas": "code"}, "replicas: input should be a valid dictionary (got 'code')"),
+        (
+            {"models": [CHAT, {**CODE, "load": "demand"}]},
+            "models: code: load: replicas are always loaded; set it to start",
+        ),
+        ({"models": [CHAT, {**CODE, "idle_s": 60}]}, "models: code: idle_s: replicas are always loaded; leave it out"),
+        ({"models": [CHAT, {**CODE, "device": "cuda"}]}, "models: code: device: cuda needs a GPU, but num_gpus is 0"),
+        ({"models": [CHAT, {**CODE, "kv_events": "tcp://*:5557"}]}, "models: code: kv_events: not supported"),
+        ({"models": [CHAT, {**CODE, "quantization": "int44"}]}, "models: entry 2 (code): quantization: expected"),
+        ({"memory_gib": 8}, "memory_gib: replicas do not share memory between models; set kv_cache_gib of each model"),
+        ({"load_timeout_s": 8}, "load_timeout_s: replicas are loaded before they get requests"),
+        (
+            {"data_dir": "/data"},
+            "data_dir: several replicas cannot share stored data; serve one model, or leave it out",
+        ),
+        ({"model": "org/chat"}, "model: with `models`, set `path` in the model's entry"),
+    ],
+)
+def test_what_several_models_cannot_have_is_said(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        read_arguments({"models": [CHAT, CODE], **given})
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_by_model_need_models() -> None:
+    with pytest.raises(OptionsError, match=r"^replicas: these are options of several models, but `models` is not set"):
+        read_arguments({"replicas": {"code": {}}})
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
