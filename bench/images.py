@@ -43,7 +43,7 @@ _KINDS: tuple[WeightKind, ...] = ("int8_rotated", "int8")
 _STREAMS = 8
 _STEPS = 40
 """Steps of a turn."""
-_LARGEST = 50_000_000
+LARGEST = 50_000_000
 """Pixels of the largest image that a server accepts by default."""
 _SHAPES = (1.0, 1.5, 2.0, 4.0, 8.0)
 """Aspects of images among which the one with the most feature rows is the largest."""
@@ -151,7 +151,7 @@ def memory(folder: Path, console: Console) -> None:
         f"{folder.name}: loaded {loaded / MIB:.0f} MiB, at most {loading / MIB:.0f} meanwhile; planned "
         f"{weights / MIB:.0f}"
     )
-    for num_pixels in (_LARGEST // 50, _LARGEST):
+    for num_pixels in (LARGEST // 50, LARGEST):
         size = largest_image(layout, num_pixels)
         data = image_file(*size)
         return_freed_memory()
@@ -185,6 +185,8 @@ def quality(folder: Path, console: Console) -> None:
         return Tower(folder, platform.read_config(folder), layout, torch.device("cpu"), torch.float32)
 
     exact = [load().features(one) for one in pixels]
+    other = _divergence(model, exact[1][0], exact[0][0])
+    console.print(f"{folder.name}: KL of the next token with another picture {other:.2e} nats")
     for kind in _KINDS:
         tower = load()
         tower.pack(replace(packer, kind=kind))

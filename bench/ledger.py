@@ -2,10 +2,13 @@ r"""Compare what the ledger reserves for a model with what its engine process ta
 
     python -m bench.ledger                                  # the embedded model
     python -m bench.ledger --kv-cache-gib 0.1 folder other
+    python -m bench.ledger --images smolvlm                 # random weights in this form, and its largest image
 
 An engine process is started for each model. It plans and loads the model, and then fills the cache: with prompts, with
 as many choices as can run, each with penalties and logprobs, with logprobs of every token of a prompt, and with drafts
-in full steps. Its memory is what no file backs, and the packed weights that are mapped from the cache folder.
+in full steps; a model that reads images gets the largest one. An encoder instead encodes some of its longest texts, and
+steps full of short ones. The memory of a process is what no file backs, and the packed weights that are mapped from the
+cache folder.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +28,11 @@ from rich.table import Table
 from bench.engine_run import run
 from bench.local_server import environment
 from model_runner.config import RunnerConfig
-from model_runner.contract import SamplingParams, Speculation
+from model_runner.contract import Pooling, SamplingParams, Speculation
+from model_runner.encoders.folder import find_encoder
+from model_runner.images.image import Image
+from model_runner.images.loading import layout_of
+from model_runner.kernels.memory import return_freed_memory
 from model_runner.models.repository import resolve_model
 from model_runner.processes import private_memory
 from scheduler.interface import ChoiceState, EngineRequest
@@ -75,8 +83,8 @@ def mapped_weights() -> int:
     return total
 
 
-def workload(loaded: LoadedEngine) -> Iterator[list[EngineRequest]]:
-    """Requests that together take the most memory, in rounds."""
+def workload(loaded: LoadedEngine, image: Image | None) -> Iterator[list[EngineRequest]]:
+    """Requests that together take the most memory, in rounds. The image is the largest one; None if there are none."""
     info, numbers = loaded.info, random.Random(_SEED)
 
     def prompt(length: int) -> tuple[int, ...]:
@@ -89,6 +97,8 @@ def workload(loaded: LoadedEngine) -> Iterator[list[EngineRequest]]:
         EngineRequest(f"fill{index}", prompt(length), SamplingParams(seed=index), 4)
         for index in range(-(-num_tokens // length))
     ]
+    if image is not None:
+        yield [EngineRequest("image", prompt(image.num_rows + 8), SamplingParams(seed=1), 4, images=(image,))]
     crowd = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=20)
     short = min(32, longest)
     yield [EngineRequest(f"crowd{index}", prompt(short), crowd, 8) for index in range(info.max_num_seqs)]
@@ -108,14 +118,39 @@ def workload(loaded: LoadedEngine) -> Iterator[list[EngineRequest]]:
     ]
 
 
+def texts(loaded: LoadedEngine, pooling: Pooling) -> Iterator[list[EngineRequest]]:
+    """The same for an encoder."""
+    info, numbers = loaded.info, random.Random(_SEED)
+    for length, count in ((info.max_model_len, _PROMPTS), (16, 4 * info.max_num_seqs)):
+        prompts = [tuple(numbers.randrange(4, info.vocab_size) for _ in range(length)) for _ in range(count)]
+        sampling = SamplingParams(pooling=pooling)
+        yield [EngineRequest(f"{length}-{index}", one, sampling, 0) for index, one in enumerate(prompts)]
+
+
+def largest(folder: Path) -> Image | None:
+    """The largest image that a model reads; None if it reads none."""
+    if (layout := layout_of(folder)) is None:
+        return None
+    from bench.images import LARGEST, image_file, largest_image, make_image  # noqa: PLC0415 - loads transformers
+
+    size = largest_image(layout, LARGEST)
+    image = make_image(layout, image_file(*size), size, 1)
+    return_freed_memory()
+    return image
+
+
 def measure(folder: Path, kv_cache_gib: float) -> dict[str, Any]:
     """Plan, load and run a model in this process. Returns what was planned, and what was taken, in bytes."""
-    config = EngineConfig(RunnerConfig(folder, device="cpu", kv_cache_gib=kv_cache_gib), log_level="error")
+    encoder = find_encoder(folder)
+    image = largest(folder) if encoder is None else None
+    runner = RunnerConfig(folder, device="cpu", kv_cache_gib=kv_cache_gib if encoder is None else None)
+    config = EngineConfig(runner, log_level="error")
     needs = building.plan(Plan(config, {"cpu": _BUDGET}))
     peak = _Peak()
     loaded = building.load(config)
     loading = peak.private
-    for requests in workload(loaded):
+    pooling = None if encoder is None else Pooling("classes" if encoder.classifies else "modules")
+    for requests in workload(loaded, image) if pooling is None else texts(loaded, pooling):
         run(loaded.engine, requests)  # type: ignore[arg-type]
     taken = peak.end() + mapped_weights()
     kinds = {"process": needs.process_bytes, **needs.running}
@@ -138,21 +173,38 @@ def _mib(num_bytes: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the models that the arguments name, and print a table."""
     parser = argparse.ArgumentParser(description="Compare reserved memory with memory that is taken.")
-    parser.add_argument("models", nargs="*", default=[""], help="folders, GGUF files or hub names; default: embedded")
+    parser.add_argument("models", nargs="*", help="folders, GGUF files or hub names; default: embedded")
     parser.add_argument("--kv-cache-gib", type=float, default=0.25)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--images", action="append", default=[], help="a form of bench.images, with random weights")
     asked = parser.parse_args(arguments)
-    folders = [resolve_model(model or None, Console(stderr=True)).path for model in asked.models]
+    models = asked.models if asked.models or asked.images else [""]
+    folders = [resolve_model(model or None, Console(stderr=True)).path for model in models]
     if asked.child:
         print(json.dumps(measure(folders[0], asked.kv_cache_gib)))
         return
     table = Table("model", "reserved MiB", "taken MiB", "taken of reserved", "after loading MiB", "by kind MiB")
+    with tempfile.TemporaryDirectory() as scratch:
+        folders += [_written(form, Path(scratch, form)) for form in asked.images]
+        _fill(table, folders, asked.kv_cache_gib)
+    Console().print(table)
+
+
+def _written(form: str, folder: Path) -> Path:
+    """The folder, with a model of random weights in this form."""
+    from bench.random_image_models import FORMS, make  # noqa: PLC0415 - as above
+
+    make(FORMS[form], folder, resolve_model(None, Console(stderr=True)).path)
+    return folder
+
+
+def _fill(table: Table, folders: Sequence[Path], kv_cache_gib: float) -> None:
+    """Add a row for each model."""
     for folder in folders:
-        found = measure_apart(folder, asked.kv_cache_gib)
+        found = measure_apart(folder, kv_cache_gib)
         kinds = ", ".join(f"{name} {_mib(size)}" for name, size in found["kinds"].items() if size)
         share = f"{found['taken'] / found['reserved']:.2f}"
         table.add_row(folder.name, _mib(found["reserved"]), _mib(found["taken"]), share, _mib(found["loading"]), kinds)
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scheduler.interface import EngineStats
 from server.engine.client import EngineState
 from server.models.hosted_model import HostedModel, Residency
+from server.models.residence import Shared
 from server.telemetry.metrics import Families, Metrics, ResidenceCollector, ServerMetrics, exposition
 
 PREFIX = "samewise"
@@ -39,12 +40,12 @@ def render_metrics() -> str:
     idle: Any = SimpleNamespace(
         info=info, stats=EngineStats(), state=EngineState.READY, num_restarts=0, num_held=0, num_background_held=0
     )
-    source: Any = SimpleNamespace(max_model_len=None)
+    source: Any = SimpleNamespace(planned=None)
     one_of_several = HostedModel("model", source, Residency(), idle)
     metrics = [
         *Metrics(idle, "model", PREFIX).collect(),
         *ResidenceCollector(one_of_several, Families(PREFIX, "model")).collect(),
-        *ServerMetrics(PREFIX, lambda: 0).collect(),
+        *ServerMetrics(PREFIX, lambda: Shared(0, has_spare=False)).collect(),
     ]
     rows = []
     for family in text_string_to_metric_families(exposition(metrics, of_tenants=True).decode()):

@@ -85,9 +85,13 @@ disk, and the log names them at startup.
 
 ## Images
 
-These types take [images](../how-to/images.md), from safetensors files: {image_types}. Types that transformers can only
-process with torchvision or with other packages are served for their text. On a CPU, the tower's linear layers are int8
-unless `--quantization none` is set, and the rest is float32.
+These types take [images](../how-to/images.md), from safetensors files: {image_types}. On a CPU, a tower's linear layers
+are int8 unless `--quantization none` is set, and the rest is float32.
+
+Types that transformers can only process with torchvision or with other packages are served for their text. So are types
+that need more than feature rows in place of tokens: `ernie4_5_vl_moe` chooses experts by images, and `hunyuan_vl` has
+positions in four axes. `minicpmv4_6` numbers images in the text, and `ovis2` has features of separators. The towers of
+`deepseek_ocr2` and `deepseek_vl_hybrid` take gigabytes for an image, which the memory plan does not know.
 
 ## LongRoPE
 

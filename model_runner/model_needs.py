@@ -30,6 +30,7 @@ class ModelNeeds:
     """Maximum length of prompt and output together, in tokens."""
     num_tokens: int
     """Tokens that the KV cache holds."""
+    vocab_size: int
     kv_cache_gib: float | None = None
     """`RunnerConfig.kv_cache_gib` with which the model gets this cache, and so these limits, whatever memory is free
     then. It is exact, because a float64 holds any number of bytes below 2^53 divided by 2^30. None without a cache."""

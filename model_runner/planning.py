@@ -126,6 +126,7 @@ def plan_model(
         process_bytes=process_bytes,
         max_model_len=plan.max_model_len,
         num_tokens=plan.num_tokens,
+        vocab_size=blueprint.shapes.target.vocab_size,
         kv_cache_gib=plan.cache_room / GIB,
     )
 

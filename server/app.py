@@ -116,9 +116,7 @@ def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, wor
     return Services(
         models=models,
         settings=settings,
-        metrics=ServerMetrics(
-            settings.metrics_prefix, None if residence.budget is None else lambda: residence.budget or 0
-        ),
+        metrics=ServerMetrics(settings.metrics_prefix, residence.shared),
         bodies=bodies,
         storage=storage,
         jobs=Jobs(),

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 RETRY_AFTER_S = 1.0
+SHUTTING_DOWN = "The server is shutting down."
 
 
 class ApiError(Exception):

@@ -41,7 +41,7 @@ def _case(text: dict[str, Any], vision: dict[str, Any], **own: Any) -> dict[str,
 _PIXTRAL = {**_VISION, "model_type": "pixtral", "head_dim": 8, "image_size": 56}
 _CASES: dict[str, dict[str, Any]] = {
     "llava": _case(
-        {"model_type": "llama"},
+        {"model_type": "llama", "num_hidden_layers": 3},
         {**_VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16},
         image_seq_length=4,
     ),
@@ -188,6 +188,31 @@ _CASES |= {
         image_grid_pinpoints=[[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
         image_seq_length=4,
     ),
+    "llava_next_video": _case(
+        {"model_type": "llama"},
+        {**_VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16},
+        image_grid_pinpoints=[[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
+        image_token_index=300,
+        video_token_index=301,
+    ),
+    "llava_onevision": _case(
+        {"model_type": "qwen2"},
+        {**_VISION, "model_type": "siglip_vision_model", "image_size": 28, "vision_use_head": False},
+        image_grid_pinpoints=[[28, 56], [56, 28], [56, 56], [84, 84]],
+        vision_aspect_ratio="anyres_max_4",
+        video_token_id=301,
+    ),
+    "granite_docling": _case(
+        {"attention_multiplier": 0.3, "logits_scaling": 1.0, "embedding_multiplier": 2.0},
+        {
+            **_VISION,
+            "image_size": 64,
+            "patch_size": 16,
+            "out_hidden_size": 32,
+            "scale_factor": 2,
+            "deepstack_visual_indexes": [0, 1],
+        },
+    ),
     "deepseek_vl": _case({"model_type": "llama"}, {**_VISION, "image_size": 28, "vision_use_head": False}),
     "aya_vision": _case(
         {"model_type": "cohere2", **_KINDS},
@@ -246,9 +271,9 @@ def write_model(folder: Path, family: str, *more: str, template: str | None = No
 
 
 def load_oracle(folder: Path) -> PreTrainedModel:
-    """The model as transformers runs it."""
+    """The model as transformers runs it. With gradients, torch would compute some products in another way."""
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    return model.eval()
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def oracle_inputs(folder: Path, family: str, pieces: Sequence[Any]) -> Any:

@@ -46,6 +46,47 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "config": {"image_token_index": 300, "vision_config": {**_V, "model_type": "clip_vision_model"}},
         "tokens": ["<image>"],
     },
+    "llava_next_video": {
+        "class": ("LlavaNextVideoProcessor", "LlavaNextImageProcessor"),
+        "image": {
+            "size": {"shortest_edge": 28},
+            "crop_size": {"height": 28, "width": 28},
+            "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
+        },
+        "processor": {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        "config": {"image_token_index": 300, "vision_config": {**_V, "model_type": "clip_vision_model"}},
+        "tokens": ["<image>", "<video>"],
+        "names": ["image_token", "video_token"],
+    },
+    "llava_onevision": {
+        "class": ("LlavaOnevisionProcessor", "LlavaOnevisionImageProcessor"),
+        "image": {
+            "size": {"height": 28, "width": 28},
+            "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 84]],
+        },
+        "processor": {
+            "num_image_tokens": 4,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_4",
+        },
+        "config": {"image_token_id": 300, "vision_config": _V, "vision_aspect_ratio": "anyres_max_4"},
+        "tokens": ["<image>", "<video>"],
+        "names": ["image_token", "video_token"],
+    },
+    "granite_docling": {
+        "class": ("GraniteDoclingProcessor", "GraniteDoclingImageProcessor"),
+        "image": {
+            "size": {"height": 64, "width": 64},
+            "max_patches": 4,
+            "dense_max_patches": 6,
+            "dense_max_scale": 0.5,
+            "dense_min_aspect": 1.2,
+            "dense_max_aspect": 3.0,
+        },
+        "processor": {"image_seq_len": 4},
+        "config": {"image_token_id": 300, "vision_config": _V},
+        "tokens": _IDEFICS3,
+    },
     "deepseek_vl": {
         "class": ("DeepseekVLProcessor", "DeepseekVLImageProcessor"),
         "image": {"size": {"height": 28, "width": 28}, "min_size": 14},

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -175,11 +176,31 @@ class _Given(nn.Module):
         return BaseModelOutputWithPooling(last_hidden_state=self.hidden, pooler_output=pooled)
 
 
-def longest_text(folder: EncoderFolder) -> int:
-    """Positions that an encoder has, in tokens. Reads no weights. Raises UnsupportedModelError as loading does."""
-    with _reading(folder), torch.device("meta"):
-        kind, config, options = _class_of(folder)
-        return _max_tokens(kind(config, **options).base_model)
+@dataclass(frozen=True, slots=True)
+class EncoderShape:
+    """Sizes that an encoder's configuration decides."""
+
+    max_tokens: int
+    """Positions that it has."""
+    vocab_size: int
+    hidden: int
+    linears: tuple[tuple[int, int], ...]
+    """Outputs and inputs of each linear layer."""
+
+    @classmethod
+    def of(cls, folder: EncoderFolder) -> "EncoderShape":
+        """Reads no weights. Raises UnsupportedModelError as loading does."""
+        with _reading(folder), torch.device("meta"):
+            kind, config, options = _class_of(folder)
+            model = kind(config, **options)
+            linears = [one for one in model.modules() if isinstance(one, nn.Linear)]
+            sizes = tuple((one.out_features, one.in_features) for one in linears)
+            return cls(_max_tokens(model.base_model), config.vocab_size, config.hidden_size, sizes)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token in the widest layer."""
+        return max(chain([self.hidden], *self.linears))
 
 
 def _padding_of(base: Any) -> int | None:

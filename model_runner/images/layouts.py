@@ -5,6 +5,7 @@ transformers are needed. The counts are the same as with transformers' processor
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,8 +17,13 @@ from model_runner.images.decoding import Fault, ImageError
 
 _LOW_SIDE = 512
 """The side of a square, in pixels, into which an image is scaled that a client asks for in low resolution."""
+_FAKE = "<fake_token_around_image>"
+_SCALED_BEYOND = 1.1
+"""LLaVA-OneVision scales the rows of tiles down if their lines are so many times as long as the longest ones."""
 _LOW_TOKENS = 70
 """The least number of rows of Gemma 4's image processor."""
+SEVERAL = "several"
+"""The detail of images that are not alone in their prompt, where that matters."""
 Piece = str | int
 """A text of special tokens and line breaks, or a number of feature rows."""
 
@@ -59,10 +65,13 @@ class Layout:
     """The image processor's settings. They decide the features, so they are part of an image's digest."""
     low: "Layout | None" = None
     """How images in low resolution stand in prompts; None if the image processor has no choice."""
+    several: "Layout | None" = None
+    """How each of several images of a prompt stands in it; None if their number does not matter."""
 
     def at(self, detail: str) -> "Layout":
-        """The layout for images of this detail: `low`, or anything else for the model's own resolution."""
-        return self.low or self if detail == "low" else self
+        """The layout for images of this detail: `low`, SEVERAL, or anything else for the model's own resolution."""
+        variant = {"low": self.low, SEVERAL: self.several}.get(detail)
+        return variant or self
 
     def of(self, width: int, height: int) -> Arrangement:
         """The arrangement of an image of this size, in pixels after orientation.
@@ -187,6 +196,65 @@ def _with_overview(
     canvas = sizes.best_canvas(height, width, canvases)
     lines, columns = sizes.without_padding(height, width, canvas[0] // tile * patches, canvas[1] // tile * patches)
     return Arrangement((patches * patches + more + lines * (columns + 1),))
+
+
+def _llava_onevision(files: _Files) -> Layout:
+    """One image of a prompt is shown in tiles as well; several are shown whole, each in a square."""
+    settings, processor, config = files.settings, files.processor, files.config
+    num_rows = processor["num_image_tokens"]
+    if processor.get("vision_feature_select_strategy") == "default":
+        raise KeyError("vision_feature_select_strategy")
+    tile = _side(settings.get("size", 384), "height")
+    canvases = [tuple(canvas) for canvas in settings["image_grid_pinpoints"]]
+    most = int(processor.get("vision_aspect_ratio", "anyres_max_9").removeprefix("anyres_max_"))
+    if config.get("vision_aspect_ratio", "anyres_max_9") != f"anyres_max_{most}":
+        raise KeyError("vision_aspect_ratio")
+    alone = partial(_with_overview_at_most, canvases, tile, math.isqrt(num_rows), most)
+    layout = files.layout(files.token("image_token", "<image>"), alone)
+    return replace(layout, several=replace(layout, arrange=partial(_fixed, num_rows + 1, "", "")))
+
+
+def _with_overview_at_most(
+    canvases: Sequence[tuple[int, int]], tile: int, patches: int, most: int, height: int, width: int
+) -> Arrangement:
+    """As `_with_overview`, for tiles that are scaled down to the patches of `most` tiles."""
+    canvas = sizes.best_canvas(height, width, canvases)
+    lines, columns = sizes.without_padding(height, width, canvas[0] // tile * patches, canvas[1] // tile * patches)
+    scale = math.sqrt(lines * columns / (most * patches**2))
+    if scale > _SCALED_BEYOND:
+        lines, columns = int(lines // scale), int(columns // scale)
+    return Arrangement((patches * patches + lines * (columns + 1),))
+
+
+def _granite_docling(files: _Files) -> Layout:
+    """Pages in tiles, and the whole page at the end; with the fine route, four times as many rows."""
+    settings = files.settings
+    size = settings.get("size", 512)
+    num_rows = files.processor.get("image_seq_len", 64) * (4 if settings.get("fine_route") else 1)
+    arrange = partial(_in_pages, num_rows, (_side(size, "height"), _side(size, "width")))
+    dense = tuple(settings.get(f"dense_{name}", 0) for name in ("max_patches", "max_scale", "min_aspect", "max_aspect"))
+    most = settings.get("min_patches", 1), settings.get("max_patches", 32)
+    is_cropped = settings.get("crop_to_patches", True) and most[1] > 1
+    low = partial(arrange, (1, 1), (0, 0, 0, 0)), {"crop_to_patches": False}
+    tiled = partial(arrange, most if is_cropped else (1, 1), dense)
+    return files.layout(files.token("image_token", "<image>"), tiled, low=low)
+
+
+def _in_pages(
+    num_rows: int, tile: tuple[int, int], most: tuple[int, int], dense: sizes.Dense, height: int, width: int
+) -> Arrangement:
+    lines, columns = sizes.granite_tiles(height, width, tile, most, dense)
+    pieces: list[Piece] = []
+    text = ""
+    for line in range(1, lines + 1):
+        for column in range(1, columns + 1):
+            pieces += (f"{text}{_FAKE}<row_{line}_col_{column}>", num_rows)
+            text = ""
+        text = "\n"
+    if lines * columns > 1:
+        pieces += (f"\n\n{_FAKE}<global-img>", num_rows)
+        text = _FAKE
+    return Arrangement((*pieces, text))
 
 
 def _deepseek_vl(files: _Files) -> Layout:
@@ -415,6 +483,9 @@ _FAMILIES: Mapping[str, Callable[[_Files], Layout]] = {
     "deepseek_vl": _deepseek_vl,
     "llava": _llava,
     "llava_next": _llava_next,
+    "llava_next_video": _llava_next,
+    "llava_onevision": _llava_onevision,
+    "granite_docling": _granite_docling,
     "vipllava": _llava,
     "mistral3": _pixtral,
     "lighton_ocr": _lighton_ocr,

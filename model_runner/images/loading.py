@@ -24,6 +24,7 @@ SERVED = frozenset(
         *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
         *("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"),
         *("aya_vision", "deepseek_vl", "exaone4_5", "llava_next", "qianfan_ocr", "vipllava"),
+        *("granite_docling", "llava_next_video", "llava_onevision"),
     }
 )
 """Types of models whose images the engine computes as transformers does."""

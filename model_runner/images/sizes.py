@@ -6,6 +6,8 @@ The formulas, with their roundings, follow the image processors of transformers 
 import math
 from collections.abc import Sequence
 
+_GRANITE_SIDE = 16
+"""Tiles of Granite Docling at most in a line or column."""
 _LARGEST = 4096
 """The longest side of an image for Idefics 3."""
 
@@ -50,16 +52,20 @@ def _with_longest(height: int, width: int, longest: int) -> tuple[int, int]:
     return _LARGEST, max(int(_LARGEST * aspect), 1)
 
 
-def tiled_canvas(height: int, width: int, tile: tuple[int, int], least: int, most: int) -> tuple[int, int]:
+def tiled_canvas(
+    height: int, width: int, tile: tuple[int, int], least: int, most: int, side: int | None = None
+) -> tuple[int, int]:
     """InternVL: the lines and columns of tiles, `least` to `most` in all, whose shape is nearest to the image's.
 
-    Among equally near ones, more tiles win as long as the image has more than half of their pixels.
+    Among equally near ones, more tiles win as long as the image has more than half of their pixels. There are at most
+    `side` tiles in a line or column.
     """
+    longest = most if side is None else min(most, side)
     canvases = sorted(
         (
             (columns, lines)
-            for columns in range(1, most + 1)
-            for lines in range(1, most + 1)
+            for columns in range(1, longest + 1)
+            for lines in range(1, longest + 1)
             if least <= columns * lines <= most
         ),
         key=lambda canvas: canvas[0] * canvas[1],
@@ -71,6 +77,25 @@ def tiled_canvas(height: int, width: int, tile: tuple[int, int], least: int, mos
         if difference < best_difference or (difference == best_difference and is_large):
             best, best_difference = (columns, lines), difference
     return best[1], best[0]
+
+
+Dense = tuple[int, float, float, float]
+"""For dense pages: tiles at most, and the scale and the aspects by which such pages are found; 0 tests nothing."""
+
+
+def granite_tiles(
+    height: int, width: int, tile: tuple[int, int], most: tuple[int, int], dense: Dense
+) -> tuple[int, int]:
+    """Granite Docling: the lines and columns of tiles of a page, from `most[0]` to `most[1]`; more for dense pages."""
+    lines, columns = tiled_canvas(height, width, tile, *most, _GRANITE_SIDE)
+    max_tiles, max_scale, min_aspect, max_aspect = dense
+    if most[1] <= 1 or not max_tiles or (max_scale <= 0 and min_aspect <= 0):
+        return lines, columns
+    aspect = width / height
+    is_dense = (min_aspect <= 0 or aspect > min_aspect) and (max_aspect <= 0 or aspect <= max_aspect)
+    if is_dense and (max_scale <= 0 or columns * tile[1] / width < max_scale):
+        return tiled_canvas(height, width, tile, most[0], max_tiles, _GRANITE_SIDE)
+    return lines, columns
 
 
 def best_canvas(height: int, width: int, canvases: Sequence[tuple[int, int]]) -> tuple[int, int]:

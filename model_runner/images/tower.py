@@ -21,7 +21,7 @@ from transformers import AutoImageProcessor, PretrainedConfig
 from model_runner.images.cores import SharedAttention, TowerCores, linears_of, pack_tower
 from model_runner.images.decoding import decode
 from model_runner.images.image import Image
-from model_runner.images.layouts import Layout
+from model_runner.images.layouts import SEVERAL, Layout
 from model_runner.kernels.library import WeightKind
 from model_runner.kernels.memory import return_freed_memory
 from model_runner.models.damage import naming_damage
@@ -194,8 +194,12 @@ class Tower:
         return self._processed(decode(image.data), image.detail)
 
     def _processed(self, pixels: "Pixels", detail: str) -> dict[str, Any]:
-        inputs = self._processor(images=[pixels], return_tensors="pt", **self._layout.at(detail).call)
-        return {name: value for name, value in inputs.items() if name in self._names}
+        images: list[Any] = [[pixels, pixels]] if detail == SEVERAL else [pixels]  # two stand for any number
+        made = self._processor(images=images, return_tensors="pt", **self._layout.at(detail).call)
+        inputs = {name: value for name, value in made.items() if name in self._names}
+        if detail == SEVERAL:  # the first one, with the number of all
+            inputs |= {name: inputs[name][:1] for name in ("pixel_values", "image_sizes")}
+        return inputs
 
     @torch.inference_mode()
     def _encode(self, inputs: Mapping[str, Any]) -> Tensor:

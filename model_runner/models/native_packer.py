@@ -72,7 +72,7 @@ class NativePacker:
         If some outputs keep their blocks, outputs of plain numbers become plain int8, because rows are rounded
         once for all outputs. Only a slab of rows is in memory in float32 at once.
         """
-        kind = self._kind_for(linear.inputs)
+        kind = self.kind_for(linear.inputs)
         pack = partial(self._pack_dense, linear.matrices, kind, linear.bias)
         if not self.keeps(linear):
             return pack() if self.cache is None else self.cache.obtain(kind, linear, pack)
@@ -98,7 +98,7 @@ class NativePacker:
 
     def dense_kind(self, linear: Linear) -> WeightKind | None:
         """The kind that a linear is packed as from plain numbers; None if some of its outputs keep their blocks."""
-        return None if self.keeps(linear) else self._kind_for(linear.inputs)
+        return None if self.keeps(linear) else self.kind_for(linear.inputs)
 
     def num_bytes(self, linear: Linear) -> int:
         """Memory of the packed weight."""
@@ -122,7 +122,7 @@ class NativePacker:
             for matrix in linear.matrices
             if self._keeps(matrix) and (found := find_block_format(matrix.block_format or 0)) is not None
         }
-        return kinds or {"int4" if self._kind_for(linear.inputs) == "int4" else "int8"}
+        return kinds or {"int4" if self.kind_for(linear.inputs) == "int4" else "int8"}
 
     @property
     def _packs(self) -> Kernels:
@@ -188,7 +188,7 @@ class NativePacker:
                 part[:, blocks.input_order.long()] = part.clone()
         return rows
 
-    def _kind_for(self, inputs: int) -> WeightKind:
+    def kind_for(self, inputs: int) -> WeightKind:
         fits = {"int4": inputs % INT4_GROUP == 0, "int8_rotated": inputs <= WIDEST_ROTATED}
         return self.kind if fits.get(self.kind, True) else "int8"
 

@@ -126,10 +126,9 @@ class CpuPlatform(Platform):
             return _form_bytes(shape.form, self._packer)
         return _weight_bytes(shape, None if self._packer is None else self._packer.kind)
 
-    def process_bytes(self, imported: int, shape: ModelShape | None) -> int:
-        form = None if shape is None else shape.form
-        needs_transformers = form is None or not isinstance(form.config, KnownConfig)
-        vocabulary = 0 if shape is None else shape.vocab_size * _TOKEN_BYTES
+    def process_bytes(self, imported: int, shape: ModelShape) -> int:
+        needs_transformers = shape.form is None or not isinstance(shape.form.config, KnownConfig)
+        vocabulary = shape.vocab_size * _TOKEN_BYTES
         return imported + _RUNNING_BYTES + vocabulary + (_TRANSFORMERS_BYTES if needs_transformers else 0)
 
     def step_bytes(self, shape: ModelShape, sizes: Sizes) -> int:

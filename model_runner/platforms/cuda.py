@@ -113,7 +113,7 @@ class CudaPlatform(Platform):
     def room(self) -> Room:
         return Room(str(self.device), torch.cuda.mem_get_info(self.device)[0], _CACHE_SHARE)
 
-    def process_bytes(self, imported: int, shape: ModelShape | None) -> int:
+    def process_bytes(self, imported: int, shape: ModelShape) -> int:
         return _CONTEXT_BYTES
 
     def step_bytes(self, shape: ModelShape, sizes: Sizes) -> int:

@@ -86,12 +86,12 @@ class Platform(ABC):
         """About the memory of the target's largest step, in addition to weights and cache."""
 
     @abstractmethod
-    def process_bytes(self, imported: int, shape: ModelShape | None) -> int:
+    def process_bytes(self, imported: int, shape: ModelShape) -> int:
         """Memory of the device that an engine process takes besides models and caches.
 
         Args:
             imported: private memory of a process that has only imported its modules, on the host.
-            shape: the target's; None for an encoder.
+            shape: the target's.
         """
 
     def int4_bytes(self, shape: ModelShape) -> int | None:

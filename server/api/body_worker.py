@@ -30,7 +30,14 @@ from model_runner.processes import describe_end, isolated_module
 from model_runner.runner_interface import RunnerInfo
 from server.api.fields.rules import LENIENT
 from server.config import Settings
-from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError, UnavailableError
+from server.errors import (
+    SHUTTING_DOWN,
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    RateLimitError,
+    UnavailableError,
+)
 from server.generation.planning.planner import Planner
 from server.generation.pooling import PoolingRules
 from server.generation.remote_images import UnfetchedError
@@ -239,7 +246,6 @@ _MEMORY_PER_BYTE = 64
 """Python objects take up to this many times the memory of their JSON."""
 _EXPECTED_ENDS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 """How native code ends a process that ran out of heap or stack memory."""
-_CLOSED = "The server is shutting down."
 _ADVICE = "Simplify its schemas, patterns or grammars."
 _logger = logging.getLogger("samewise.body_worker")
 
@@ -417,7 +423,7 @@ class _Worker:
         if self._process is not None and self._process.poll() is not None:
             self.end()
         if self._is_closed:
-            raise UnavailableError(_CLOSED)
+            raise UnavailableError(SHUTTING_DOWN)
         connection = self._connection or self._start()
         try:
             connection.send_bytes(message)
@@ -425,7 +431,7 @@ class _Worker:
         except (EOFError, OSError):
             pid, code = self.pid, self.end()
             if self._is_closed:
-                raise UnavailableError(_CLOSED) from None
+                raise UnavailableError(SHUTTING_DOWN) from None
             raise _failure(pid, code, errand.limits) from None
         if outcome.is_last:
             self.end()

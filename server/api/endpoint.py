@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from model_runner.runner_interface import RunnerInfo
 from scheduler.interface import BACKGROUND, EngineRequest
 from server.api.body_worker import read_as
 from server.api.dialect import AnswerContext, Dialect, GenerationApi, PlannedRequest, plan_body
@@ -49,10 +50,10 @@ class ModelRequest:
     served: ModelServices
     """The services of the model."""
 
-    async def run(self, work: Callable[..., _T], *args: Any) -> _T:
-        """Run the work on the body, as BodyWorker.run does. Raises ApiError."""
+    async def run(self, work: Callable[..., _T], *args: Any, info: RunnerInfo | None = None) -> _T:
+        """Run the work on the body, as BodyWorker.run does, by default with the engine's info. Raises ApiError."""
         files = await uploaded_files([self.body], record_of(self.http).client, self.services, self.served)
-        info, sender = self.served.info(), sender_of(self.http)
+        info, sender = info or self.served.info(), sender_of(self.http)
         return await self.served.body_worker.run(work, self.body, info, *args, sender=sender, files=files)
 
 
@@ -75,15 +76,10 @@ async def loaded(served: ModelServices, request: Request, num_bytes: int) -> Asy
 
     Entering it raises ApiError and ClientDisconnect.
     """
-    use = _use(served, request, num_bytes)
-    if served.residence.is_open:
-        await use.__aenter__()
-    else:
-        await unless_gone(request, use.__aenter__())
-    try:
+    async with AsyncExitStack() as stack:
+        entering = stack.enter_async_context(_use(served, request, num_bytes))
+        await (entering if served.residence.is_open else unless_gone(request, entering))
         yield served
-    finally:
-        await use.__aexit__(None, None, None)
 
 
 def _use(served: ModelServices, request: Request, num_bytes: int) -> AbstractAsyncContextManager[None]:
@@ -104,10 +100,27 @@ async def model_request(
         yield asked
 
 
-async def from_body(request: Request, services: Services, work: Callable[..., _T], *args: Any) -> _T:
-    """Read a request's body and run the work on it, as BodyWorker.run does. Raises ApiError and ClientDisconnect."""
-    async with model_request(request, services) as asked:
-        return await asked.run(work, *args)
+@asynccontextmanager
+async def text_info(served: ModelServices, request: Request, num_bytes: int) -> AsyncIterator[RunnerInfo]:
+    """Context with what turning texts into tokens needs to know. The model is loaded only if that is not known yet.
+
+    Entering it raises ApiError and ClientDisconnect.
+    """
+    if (known := served.text_info()) is not None:
+        yield known
+        return
+    async with loaded(served, request, num_bytes):
+        yield served.info()
+
+
+async def tokens_of_body(request: Request, services: Services, work: Callable[..., _T]) -> _T:
+    """Read a request's body and run the work on it, as BodyWorker.run does. The work only turns texts into tokens.
+
+    Raises ApiError and ClientDisconnect.
+    """
+    asked = await named_model(request, services)
+    async with text_info(asked.served, request, len(asked.body)) as info:
+        return await asked.run(work, info=info)
 
 
 async def body_as(schema: type[_Body], request: Request, services: Services) -> _Body:
@@ -142,7 +155,7 @@ async def when_loaded(
     """
     if not served.residence.is_open:
         waiting = waiting or Waiting(streams=peek(body).streams)
-        if waiting.streams:
+        if waiting.streams and not record_of(request).is_background:
             use = _use(served, request, len(body))
             dialect: Dialect = request.app.state.dialect_of(request.scope["path"])
             stream = LoadingStream(use, work, services.settings.keepalive_s, dialect.stream_error, waiting)

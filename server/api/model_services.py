@@ -148,6 +148,13 @@ class ModelServices:
         except EngineUnavailableError:
             raise UnavailableError("The engine is starting. Please try again later.") from None
 
+    def text_info(self) -> RunnerInfo | None:
+        """The facts with which texts become tokens, known without a load; None: the model must be loaded for that.
+
+        Raises UnavailableError as `info` does, for the only model of a server.
+        """
+        return self.known_info or self.residence.planned if self.is_on_demand else self.info()
+
     @property
     def is_ready(self) -> bool:
         """Whether a request would be answered right now."""

@@ -10,6 +10,7 @@ from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
 from server.api.openapi import answers, documented_errors
 from server.api.services import ModelQuery, ServicesDep
+from server.errors import UnavailableError
 from server.http.auth import key_in, owner_of, sees_all_usage
 from server.http.middleware import record_of
 from server.http.responses import json_response
@@ -49,10 +50,16 @@ async def ready(request: Request, services: ServicesDep, model: ModelQuery = Non
     Of several models, those that are loaded at the start count. With `model`: this one is loaded, and answers at once;
     a server with API keys asks for one then.
     """
+    keys = services.accounts.keys
     if model is None:
-        services.models.check_ready()
+        try:
+            services.models.check_ready()
+        except UnavailableError as error:
+            if not (keys and services.models.default.is_on_demand):
+                raise
+            message = "A model that is loaded at the start is not ready."  # who asks may not know its name
+            raise UnavailableError(message, code=error.code) from None
     else:
-        keys = services.accounts.keys
         client = owner_of(key_in(request.headers), keys).name if keys else ""
         services.models_of(client).find(model).check_loaded()
     return json_response(Status(status="ready"))

@@ -13,7 +13,7 @@ from model_runner.images.image import Image
 from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import LARGE_BYTES, BodyContext
 from server.api.dialect import Dialect
-from server.api.endpoint import from_body
+from server.api.endpoint import tokens_of_body
 from server.api.fields.decoding import TokenId
 from server.api.fields.messages import ConversationFields
 from server.api.fields.rules import RequestModel, problem, related
@@ -142,13 +142,13 @@ router = APIRouter(tags=["Tokenizer"])
 @router.post("/tokenize", responses=answers(TokenizeResponse, *_ERRORS), openapi_extra=takes(TokenizeRequest))
 async def tokenize(request: Request, services: ServicesDep) -> Response:
     """Tokenize a prompt, or messages after the chat template."""
-    return json_response(*await from_body(request, services, tokenize_body))
+    return json_response(*await tokens_of_body(request, services, tokenize_body))
 
 
 @router.post("/detokenize", responses=answers(DetokenizeResponse, *_ERRORS), openapi_extra=takes(DetokenizeRequest))
 async def detokenize(request: Request, services: ServicesDep) -> Response:
     """Turn token ids into text, special tokens included."""
-    return json_response(*await from_body(request, services, detokenize_body))
+    return json_response(*await tokens_of_body(request, services, detokenize_body))
 
 
 @router.get("/tokenizer_info", responses=answers(TokenizerInfo, 401, 404, 503))

@@ -30,10 +30,10 @@ from server.engine.messages import (
     ToEngine,
 )
 from server.engine.step_log import StepLog
+from server.errors import SHUTTING_DOWN
 
 logger = logging.getLogger("samewise.engine")
 
-_SHUTTING_DOWN = "The server is shutting down."
 WATCHDOG_TICKS = 10
 SHUTDOWN_GRACE_S = 2.0
 
@@ -182,9 +182,9 @@ class EngineSupervisor(ABC):
         """Returns why no engine will be started again, once that is so."""
         if self._task is not None:
             await asyncio.wait([self._task])
-        return self._failure or _SHUTTING_DOWN
+        return self._failure or SHUTTING_DOWN
 
-    async def stop(self, reason: str = _SHUTTING_DOWN) -> None:
+    async def stop(self, reason: str = SHUTTING_DOWN) -> None:
         """End the engine at once; requests in flight fail for this reason."""
         self._draining = True
         self._requests.fail_all(EngineUnavailableError(reason))
@@ -197,7 +197,7 @@ class EngineSupervisor(ABC):
 
     def _end_background(self) -> None:
         """Abort background requests on shutdown: no client waits for them, and their sender resubmits them."""
-        error = EngineUnavailableError(_SHUTTING_DOWN)
+        error = EngineUnavailableError(SHUTTING_DOWN)
         for live in self._requests.in_background():
             self._abort(live)
             live.fail(error)
@@ -216,7 +216,7 @@ class EngineSupervisor(ABC):
             case EngineState.FAILED:
                 raise EngineUnavailableError(self._failure)
             case EngineState.DRAINING:
-                raise EngineUnavailableError(_SHUTTING_DOWN)
+                raise EngineUnavailableError(SHUTTING_DOWN)
             case EngineState.STARTING:
                 raise EngineUnavailableError("The engine is still loading the model.")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 
 from fastapi import Request, Response
@@ -48,11 +48,11 @@ class LoadingStream(EventSourceResponse):
         """Entering `use` waits for the model. `respond` is called in it, and makes a response that is a stream."""
         super().__init__(iter(()), ping=0, sep="\n", headers={"content-type": waiting.media_type})
         self._waiting = waiting
-        self._use = use
+        self._using = AsyncExitStack()
         self._respond = respond
         self._keepalive_s = keepalive_s
         self._write_error = write_error
-        self._loading = asyncio.ensure_future(use.__aenter__())
+        self._loading = asyncio.ensure_future(self._using.enter_async_context(use))
 
     async def begin(self, request: Request) -> Response:
         """The response if the model is loaded soon; otherwise this stream. Raises ApiError and ClientDisconnect."""
@@ -87,7 +87,7 @@ class LoadingStream(EventSourceResponse):
         try:
             return await self._respond()
         finally:
-            await self._use.__aexit__(None, None, None)
+            await self._using.aclose()
 
     async def _wait(self, receive: Receive) -> bool:
         """Wait for the load, but not for long. Returns whether it is over; raises ClientDisconnect if the client left.
@@ -109,8 +109,7 @@ class LoadingStream(EventSourceResponse):
     async def _leave(self) -> None:
         self._loading.cancel()
         await asyncio.wait([self._loading])
-        if not self._loading.cancelled() and self._loading.exception() is None:
-            await self._use.__aexit__(None, None, None)
+        await self._using.aclose()
 
 
 async def _disconnected(receive: Receive) -> None:

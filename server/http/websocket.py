@@ -15,13 +15,14 @@ from uvicorn.server import ServerState
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
+from server.errors import SHUTTING_DOWN
 from server.http.connection import AnsweringConnection
 
 CONNECTION = "samewise.connection"
 """Key of the connection in the state of a websocket's scope."""
 _FRAME_BYTES = 64
 """Memory of a frame in addition to its content. A message may have any number of frames, even empty ones."""
-_GOING_AWAY = "The server is shutting down. Please reconnect later."
+_GOING_AWAY = f"{SHUTTING_DOWN} Please reconnect later."
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from server.engine.client import EngineState, EngineUnavailableError
-from server.errors import RateLimitError, UnavailableError
+from server.errors import SHUTTING_DOWN, RateLimitError, UnavailableError
 from server.models.hosted_model import Failure, HostedModel, Leaving, ModelSource, Phase, Residency, Waiter
 from server.models.ledger import Ledgers
-from server.models.residence import Wish, no_wish
+from server.models.residence import Shared, Wish, no_wish
 from server.models.spare import PlanError
 
 _logger = logging.getLogger("samewise.models")
@@ -22,11 +22,15 @@ MAX_WAITING_BYTES = 256 << 20
 """Bodies of requests that wait for models, all together."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 5.0, 300.0
 _UNLOADED = "an operator unloaded it"
-_SHUTTING_DOWN = "The server is shutting down."
 
 
 class Spare(Protocol):
     """A process that waits for the next load."""
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether one waits that has imported everything."""
+        ...
 
     def refill(self) -> None:
         """Have a process wait, if none does."""
@@ -62,10 +66,9 @@ class ModelHost:
         self.models.append(model)
         return model
 
-    @property
-    def budget(self) -> int:
-        """Bytes that all models together may take."""
-        return self._ledgers.total
+    def shared(self) -> Shared:
+        """The memory and the process that all models share."""
+        return Shared(self._ledgers.total, self._spare.is_warm)
 
     @property
     def state(self) -> EngineState:
@@ -120,19 +123,18 @@ class ModelHost:
 
     async def load(self, model: HostedModel) -> None:
         """Load the model, and return when it is loaded. Raises EngineUnavailableError if that fails."""
-        model.is_leaving = False  # the last word of operators counts
+        if self.is_closing:
+            raise EngineUnavailableError(SHUTTING_DOWN)
+        model.leavers.clear()  # the last word of operators counts
         model.became_idle.set()
         if model.phase is Phase.LOADED:
             return
         model.failure = None
         model.wished_at = asyncio.get_running_loop().time()
-        model.became_settled.clear()
+        loaded = asyncio.get_running_loop().create_future()
+        model.wishers.append(loaded)
         self._changed()
-        await model.became_settled.wait()
-        if model.failure is not None:
-            raise EngineUnavailableError(model.failure.reason)
-        if not model.became_loaded.is_set():
-            raise EngineUnavailableError(_UNLOADED)
+        await loaded
 
     async def unload(self, model: HostedModel, *, grace_s: float | None) -> None:
         """Take no new requests for the model, let those in flight finish, and unload it.
@@ -140,18 +142,21 @@ class ModelHost:
         After `grace_s` they fail; with None they have as long as they need. New requests wait, and load it again. The
         model stays if `load` is called meanwhile.
         """
-        model.is_leaving, model.wished_at = True, None
+        leaver = object()
+        model.leavers.add(leaver)
+        model.end_wishes(_UNLOADED)
         self._changed()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
-                    while model.is_leaving and model.num_uses and model.phase is Phase.LOADED:
-                        model.became_idle.clear()
-                        await model.became_idle.wait()
-            if model.is_leaving and model.phase in (Phase.LOADED, Phase.LOADING):
-                await self._unload(model, Leaving.OPERATOR, _UNLOADED)
+                    await model.until(
+                        lambda: not (model.num_uses and model.phase is Phase.LOADED and leaver in model.leavers)
+                    )
+            if leaver in model.leavers and model.phase in (Phase.LOADED, Phase.LOADING):
+                self._begin_unload(model, Leaving.OPERATOR, _UNLOADED)
+            await model.until(lambda: model.phase is not Phase.UNLOADING)
         finally:
-            model.is_leaving = False
+            model.leavers.discard(leaver)
             model.became_settled.set()
             self._changed()
 
@@ -183,7 +188,8 @@ class ModelHost:
         self.is_closing = True
         self._wake_watchers()
         for model in self.models:
-            _fail(model, UnavailableError(_SHUTTING_DOWN))
+            model.end_wishes(SHUTTING_DOWN)
+            _fail(model, UnavailableError(SHUTTING_DOWN))
 
     async def _wait(self, model: HostedModel, num_bytes: int, *, is_background: bool) -> None:
         """Wait until the model is loaded, and count a use of it."""
@@ -198,11 +204,13 @@ class ModelHost:
             async with asyncio.timeout(None if is_background else model.residency.load_timeout_s):
                 await waiter.granted
         except TimeoutError:
+            if waiter.is_granted:  # the time ended in the same turn of the event loop
+                return
             message = f"The model `{model.name}` was not loaded in time: the request waited for "
             message += f"{model.residency.load_timeout_s:g} s (load_timeout_s). Please try again later."
             raise UnavailableError(message, code="model_loading") from None
         except asyncio.CancelledError:
-            if waiter.granted.done() and not waiter.granted.cancelled() and waiter.granted.exception() is None:
+            if waiter.is_granted:
                 model.num_uses -= 1
                 self.released(model, None)
             raise
@@ -215,7 +223,7 @@ class ModelHost:
     def _check_waiting(self, model: HostedModel, num_bytes: int, now: float, *, is_background: bool) -> None:
         """Raise ApiError if a request may not wait for the model."""
         if self.is_closing:
-            raise UnavailableError(_SHUTTING_DOWN)
+            raise UnavailableError(SHUTTING_DOWN)
         failure = model.failure
         if failure is not None and now < failure.retry_at and model.phase is Phase.UNLOADED:
             wait_s = math.ceil(failure.retry_at - now)
@@ -345,7 +353,7 @@ class ModelHost:
 
     def _refill(self) -> None:
         """Have a process wait for the next load, while none is loading."""
-        if all(model.phase is not Phase.LOADING for model in self.models):
+        if not self.is_closing and all(model.phase is not Phase.LOADING for model in self.models):
             self._spare.refill()
 
     async def _plan(self, model: HostedModel) -> None:
@@ -366,6 +374,9 @@ class ModelHost:
 
     async def _load(self, model: HostedModel) -> None:
         """Run the model's engine, from its start until it is unloaded or has failed."""
+        was_unloaded = model.phase is not Phase.LOADING
+        if was_unloaded or self.is_closing:
+            return
         _logger.info("Loading %s.", model.name)
         engine = model.engine = model.source.make_engine(model.steps)
         try:
@@ -398,13 +409,14 @@ class ModelHost:
         model.became_unloaded()
         model.source.ledger.release(model.name)
         self._changed()
+        self._refill()
 
     def _note_failure(self, model: HostedModel, reason: str) -> None:
         count = 1 + (0 if model.failure is None else model.failure.count)
         delay = min(_FIRST_RETRY_S * 2 ** (count - 1), _LAST_RETRY_S)
         _logger.error("%s cannot be loaded: %s", model.name, reason)
         model.failure = Failure(reason, asyncio.get_running_loop().time() + delay, count)
-        model.wished_at = None
+        model.end_wishes(reason)
         model.became_settled.set()
         message = f"The model `{model.name}` is not available: {reason}"
         _fail(model, UnavailableError(message, code="model_unavailable"))

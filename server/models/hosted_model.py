@@ -17,7 +17,7 @@ from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
 from server.models.ledger import Ledger
-from server.models.residence import ModelStatus, StayBounds, Wish, no_wish, standing_of
+from server.models.residence import ModelStatus, Shared, StayBounds, Wish, no_wish, standing_of
 from server.models.total_stats import at_rest, total
 
 RESIDENCE_LOADS = 3.0
@@ -71,6 +71,11 @@ class Waiter:
     is_background: bool
     """Whether it may only take memory that is free."""
 
+    @property
+    def is_granted(self) -> bool:
+        """Whether the model is loaded, and the request counts as a use of it."""
+        return self.granted.done() and not self.granted.cancelled() and self.granted.exception() is None
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -92,8 +97,8 @@ class ModelSource(Protocol):
         ...
 
     @property
-    def max_model_len(self) -> int | None:
-        """Maximum length of prompt and output together, in tokens; None until `plan` has found it out."""
+    def planned(self) -> RunnerInfo | None:
+        """As in Residence; None until `plan` has found it out."""
         ...
 
     async def plan(self) -> int:
@@ -108,9 +113,8 @@ class ModelSource(Protocol):
 class Host(Protocol):
     """The part of a host that its models call."""
 
-    @property
-    def budget(self) -> int:
-        """Bytes that all models together may take."""
+    def shared(self) -> Shared:
+        """The memory and the process that all models share."""
         ...
 
     @property
@@ -164,10 +168,12 @@ class HostedModel:
     is_planning: bool = False
     wished_at: float | None = None
     """When an operator asked to load it, so that it is loaded without a waiter."""
+    wishers: list[asyncio.Future[None]] = field(default_factory=list)
+    """Operators who wait for that load."""
     is_yielding: bool = False
     """Whether it takes no new requests because another model needs its memory."""
-    is_leaving: bool = False
-    """Whether it takes no new requests because an operator unloads it."""
+    leavers: set[object] = field(default_factory=set)
+    """Operators who unload it once it is idle, so that it takes no new requests."""
     load_began: float = 0.0
     """When its last load began, on the clock of the event loop, as the following times are."""
     loaded_at: float = 0.0
@@ -184,8 +190,9 @@ class HostedModel:
     failure: Failure | None = None
     became_loaded: asyncio.Event = field(default_factory=asyncio.Event)
     became_settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is loaded or has failed."""
+    """Set when it has been loaded, has failed, or was unloaded by an operator."""
     became_idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its last request has ended, when it is unloaded, and when an operator wants it to stay."""
     steps: StepLog = field(default_factory=StepLog)
     _last_info: RunnerInfo | None = None
     _earlier_stats: EngineStats = field(default_factory=EngineStats)
@@ -194,7 +201,7 @@ class HostedModel:
     @property
     def is_open(self) -> bool:
         """Whether it takes new requests now."""
-        return self.phase is Phase.LOADED and not self.is_yielding and not self.is_leaving
+        return self.phase is Phase.LOADED and not self.is_yielding and not self.leavers
 
     @property
     def is_idle(self) -> bool:
@@ -222,13 +229,32 @@ class HostedModel:
 
     def became_ready(self, now: float) -> None:
         """Its engine is ready."""
-        self.phase, self.failure, self.wished_at = Phase.LOADED, None, None
+        self.phase, self.failure = Phase.LOADED, None
         self.loaded_at, self.load_s = now, now - self.load_began
         self.stays_until = now + self.stay_bounds.stay_of(0.0 if self.waiters else None)  # waiters have wishes
         self.num_loads += 1
         self.loads_s += self.load_s
+        self.end_wishes(None)
         self.became_loaded.set()
         self.became_settled.set()
+
+    def end_wishes(self, failure: str | None) -> None:
+        """No operator's load is pending any more: it is loaded, or it is not for this reason."""
+        self.wished_at = None
+        wishers, self.wishers = self.wishers, []
+        for one in wishers:
+            if one.done():
+                continue  # who waited has left
+            if failure is None:
+                one.set_result(None)
+            else:
+                one.set_exception(EngineUnavailableError(failure))
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Returns when this is so, which `became_idle` may bring about."""
+        while not is_so():
+            self.became_idle.clear()
+            await self.became_idle.wait()
 
     def became_unloaded(self) -> None:
         """Its engine has ended; its counts are kept."""
@@ -268,19 +294,23 @@ class HostedModel:
         return self.num_loads > 0 and self.failure is None
 
     @property
-    def budget(self) -> int:
-        return self.host.budget
+    def shared(self) -> Callable[[], Shared]:
+        return self.host.shared
+
+    @property
+    def planned(self) -> RunnerInfo | None:
+        return self.source.planned
 
     @property
     def status(self) -> ModelStatus:
-        info = self.last_info
+        info = self.last_info or self.planned
         return ModelStatus(
             standing_of(self.state),
             None if self.failure is None else self.failure.reason,
             self._progress,
             self.num_bytes,
             len(self.waiters),
-            self.source.max_model_len if info is None else info.max_model_len,
+            None if info is None else info.max_model_len,
             self._stays_s,
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from model_runner.runner_interface import RunnerInfo
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 
 
@@ -25,6 +26,16 @@ _STANDINGS = {
     EngineState.FAILED: Standing.UNLOADED,
 }
 """All other states are LOADED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The memory and the process that several models share."""
+
+    budget: int
+    """Bytes that all of them together may take."""
+    has_spare: bool
+    """Whether a process that has imported everything waits for the next load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +116,15 @@ class Residence(Protocol):
         ...
 
     @property
-    def budget(self) -> int | None:
-        """Bytes that all models together may take; None for the only model."""
+    def shared(self) -> "Callable[[], Shared] | None":
+        """Gives what all models of the server share at the moment; None for the only model."""
+        ...
+
+    @property
+    def planned(self) -> RunnerInfo | None:
+        """The facts that are known before the first load, enough to turn texts into tokens: the vocabulary, the
+        numbers of tokens, and whether prompts may have images. None: not known yet, or not needed.
+        """
         ...
 
     @property
@@ -151,7 +169,8 @@ class Permanent:
     is_open = True
     is_permanent = True
     is_needed = True
-    budget = None
+    shared = None
+    planned = None
     stay_bounds = StayBounds(fixed="this server never unloads it")
 
     def __init__(self, engine: EngineClient) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from model_runner.model_needs import ModelNeeds
+from model_runner.runner_interface import RunnerInfo
 from server.engine.messages import EngineConfig, Plan
 from server.engine.process import EngineProcess
 from server.engine.step_log import StepLog
@@ -34,6 +35,7 @@ class ProcessSource:
         self._publish = publish
         self.needs: ModelNeeds | None = None
         """The memory that an engine takes, once it is planned."""
+        self._planned: RunnerInfo | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -41,11 +43,12 @@ class ProcessSource:
         return self._ledger
 
     @property
-    def max_model_len(self) -> int | None:
-        return None if self.needs is None else self.needs.max_model_len
+    def planned(self) -> RunnerInfo | None:
+        return self._planned
 
     async def plan(self) -> int:
         self.needs = await self._spare.plan(Plan(self._config, self._ledgers.budgets, self._cache_share))
+        self._planned = _planned(self.needs)
         self._ledger = self._ledgers.of(self.needs)
         return self.needs.reserved_bytes
 
@@ -54,3 +57,20 @@ class ProcessSource:
         runner = replace(self._config.runner, kv_cache_gib=self.needs.kv_cache_gib)
         config = replace(self._config, runner=runner)
         return EngineProcess(config, self._limits, self._publish, self._spare.take, steps)
+
+
+def _planned(needs: ModelNeeds) -> RunnerInfo:
+    """The facts of a plan. No types and no kernels are known before an engine has a runner."""
+    return RunnerInfo(
+        vocab_size=needs.vocab_size,
+        max_model_len=needs.max_model_len,
+        num_blocks=needs.num_tokens,
+        block_size=1,
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
+        device=needs.device,
+        dtype="",
+        kv_dtype="",
+        kernels="",
+        takes_images=needs.image_bytes > 0,
+    )

@@ -1,10 +1,8 @@
 """An engine process that has imported everything and waits for a model, so that a load on demand starts at once."""
 
 import asyncio
-import contextlib
 import logging
 from functools import partial
-from typing import Any
 
 from model_runner.model_needs import ModelNeeds
 from model_runner.processes import Backoff
@@ -30,6 +28,8 @@ class SpareWorker:
         self._backoff = backoff or Backoff()
         self._link: ProcessLink | None = None
         self._num_bytes: int | None = None
+        self._warm: ProcessLink | None = None
+        """The last process that has imported everything."""
         self._planning = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -43,6 +43,11 @@ class SpareWorker:
     def num_bytes(self) -> int | None:
         """Private memory of a process that waits; None until the first one has imported everything."""
         return self._num_bytes
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether a process waits that has imported everything."""
+        return self._link is not None and self._link is self._warm
 
     def refill(self) -> None:
         """Have a process wait, if none does. Call it while no engine loads, because the imports take a core."""
@@ -90,18 +95,19 @@ class SpareWorker:
 
     def _keep(self, link: ProcessLink | None) -> bool:
         """Keep this process, or a new one. Returns False if there is one already, or none is wanted."""
-        if self._is_closed or self._keeper is not None:
+        if self._is_closed or (self._keeper is not None and not self._keeper.done()):
             return False
-        self._link = link
+        self._link = link or self._link
         self._keeper = asyncio.create_task(self._replace(), name="samewise-spare-worker")
         return True
 
     async def _release(self) -> ProcessLink | None:
         """The waiting process, which is not kept any more."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
+        while (keeper := self._keeper) is not None:
             keeper.cancel()
             await asyncio.wait([keeper])
+            if self._keeper is keeper:  # nobody else has released it meanwhile
+                self._keeper = None
         link, self._link = self._link, None
         return link
 
@@ -118,7 +124,8 @@ class SpareWorker:
             is_kept = self._keep(link)
             return answering.result()
         finally:
-            await _cancel(answering, exiting)
+            answering.cancel()
+            exiting.cancel()
             if not is_kept:
                 await link.close(0.0)
 
@@ -127,7 +134,7 @@ class SpareWorker:
         while True:
             match await link.receive():
                 case Warmed(num_bytes):
-                    self._num_bytes = num_bytes
+                    self._num_bytes, self._warm = num_bytes, link
                 case Planned() | PlanFailed() as answer:
                     return answer
 
@@ -157,14 +164,7 @@ class SpareWorker:
         try:
             ending = await self._link.exited()
         finally:
-            await _cancel(reading)
+            reading.cancel()
         link, self._link = self._link, None
         await link.close(0.0)
         return ending
-
-
-async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
-    for task in tasks:
-        task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,7 +16,7 @@ from model_runner.runner_interface import ImageStats, LearningStats, RunnerInfo,
 from scheduler.interface import STEP_TOKENS, EngineStats
 from server.engine.client import EngineClient, EngineState, EngineUnavailableError
 from server.models.hosted_model import HostedModel, Leaving
-from server.models.residence import Standing
+from server.models.residence import Shared, Standing
 
 
 def exposition(metrics: Iterable[Metric], *, of_tenants: bool) -> bytes:
@@ -135,17 +135,21 @@ _CHOICES = (1, 2, 5, 10, 20, 50, 128)
 class ServerMetrics:
     """The metrics that belong to no model: HTTP requests, the process and its interpreter."""
 
-    def __init__(self, prefix: str, model_bytes: Callable[[], int] | None = None) -> None:
+    def __init__(self, prefix: str, shared: Callable[[], Shared] | None = None) -> None:
         """The names of metrics of our own begin with the prefix and a colon.
 
-        `model_bytes` gives the memory that all models together may take; None with one model.
+        `shared` gives what several models share at the moment; None with one model.
         """
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        if model_bytes is not None:
+        if shared is not None:
             text = "Memory that all models together may take. Several models only."
-            Gauge(f"{prefix}:model_budget_bytes", text, registry=self._registry).set_function(model_bytes)
+            budget = Gauge(f"{prefix}:model_budget_bytes", text, registry=self._registry)
+            budget.set_function(lambda: shared().budget)
+            text = "1 while a process that has imported everything waits for the next load. Several models only."
+            spare = Gauge(f"{prefix}:model_spare_ready", text, registry=self._registry)
+            spare.set_function(lambda: shared().has_spare)
         self._http = HttpRequests(Families(prefix, ""), self._registry)
 
     def observe_http(self, method: str, handler: str, status: int) -> None:

@@ -1,6 +1,7 @@
 """Models that take images: their answers are transformers', and do not depend on the rest."""
 
 import io
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,21 +16,28 @@ from PIL import Image as Pixels
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.images.decoding import decode, digest
+from model_runner.images.features import FeatureCache
 from model_runner.images.image import Image, ImageRun
-from model_runner.images.layouts import read_layout
+from model_runner.images.layouts import SEVERAL, read_layout
 from model_runner.images.tower import Tower
 from model_runner.kernels.library import Kernels
 from model_runner.models.hf_loading import load_config
 from model_runner.models.native_packer import NativePacker
 from model_runner.runner import ModelRunner
+from scheduler.engine import Engine
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
-from tests import image_models
+from tests import image_models, image_processors
+from tests.engine import tiny_heads
 from tests.engine.conftest import Harness
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=2)
 SIZES = [(70, 50), (1, 1), (33, 90), (200, 3), (56, 56)]
 NUM_TOKENS = 20
 """Generated in a crowd."""
+TEXT_AFTER = ("llava", "glm4v", "qwen2_vl", "qwen3_5", "qwen3_vl")
+"""Families that then answer a text, of which nothing of the images may be left; one with a typed image token."""
+FOUR_PICTURES = 4 * 4 * 32 * 4
+"""Bytes of four pictures' features: four rows each, of 32 numbers."""
 
 
 def picture(number: int, size: tuple[int, int] = (64, 48)) -> bytes:
@@ -59,10 +67,11 @@ class Model:
             self.folder, self.family, [piece if isinstance(piece, str) else decode(piece) for piece in pieces]
         )
         ids = inputs["input_ids"][0].tolist()
+        detail = SEVERAL if self.layout.several and sum(isinstance(piece, bytes) for piece in pieces) > 1 else ""
         images, places = [], iter(place for place, token in enumerate(ids) if token == self.layout.image_token)
         for data in (piece for piece in pieces if isinstance(piece, bytes)):
             pixels = decode(data)
-            arranged = self.layout.of(*pixels.size)
+            arranged = self.layout.at(detail).of(*pixels.size)
             own = [next(places) for _ in range(arranged.num_rows)]
             runs: list[ImageRun] = []
             for row, place in enumerate(own):
@@ -70,9 +79,9 @@ class Model:
                     runs[-1] = runs[-1]._replace(length=runs[-1].length + 1)
                 else:
                     runs.append(ImageRun(place, row, 1))
-            name_of = digest(pixels, {})
-            images.append(Image(data, name_of, tuple(runs), grid=arranged.grid))
-        assert next(places, None) is None
+            name_of = digest(pixels, {"detail": detail})
+            images.append(Image(data, name_of, tuple(runs), detail, arranged.grid))
+        assert not images or next(places, None) is None
         request = EngineRequest(name, tuple(ids), GREEDY, 12, images=tuple(images))
         return replace(request, **settings)
 
@@ -133,6 +142,13 @@ def test_features_are_those_of_transformers(
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         expected = [torch.cat([part.flatten(0, -2) for part in level]) for level in map(as_list, levels)]
         assert torch.equal(found, torch.stack(expected)), size
+        if model.layout.several is not None:
+            pair = image_models.oracle_inputs(model.folder, family, [pixels, pixels])
+            with torch.inference_mode():
+                several = oracle.base_model.get_image_features(
+                    **{name: pair[name] for name in wanted}, return_dict=True
+                )
+            torch.testing.assert_close(tower.features(pixels, SEVERAL)[0], several.pooler_output[0])
     exact = tower.features(decode(picture(0, SIZES[0])))
     check_packed(tower, kernels_library, model.request("", picture(0, SIZES[0])).images[0], exact)
 
@@ -169,6 +185,14 @@ def test_answers_are_those_of_transformers(family: str, load_images: Callable[..
             answer = model.harness.run(engine, [request])["a", 0]
             assert answer.tokens == expected, (count, chunk)
             assert [report.logprob for report in answer.logprobs] == pytest.approx(logprobs, abs=2e-4)
+    if family in TEXT_AFTER:
+        text = model.request("text", "What is this? ")
+        text = replace(text, prompt=text.prompt + (model.layout.image_token,) * (not model.layout.of(64, 48).grid))
+        answer = model.harness.run(model.harness.engine(), [text])["text", 0]
+        output: Any = image_models.load_oracle(model.folder).generate(
+            torch.tensor([text.prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None
+        )
+        assert answer.tokens == output[0, len(text.prompt) :].tolist()
 
 
 def variants(model: Model, name: str) -> list[EngineRequest]:
@@ -206,10 +230,77 @@ def speculations() -> dict[str, Speculation]:
     }
 
 
+class WithFeatures:
+    """An engine that steps once all features that it asked for are computed, so that steps depend on no speed."""
+
+    def __init__(self, engine: Engine, features: FeatureCache[Any]) -> None:
+        self.add, self.check_integrity = engine.add, engine.check_integrity
+        self._engine, self._features = engine, features
+
+    def step(self) -> Any:
+        """Compute a step."""
+        outputs = self._engine.step()
+        while self._features.stats().waiting:
+            self._features.wait(60.0)
+        return outputs
+
+
+def load_with_drafts(folder: Path, draft_model: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A model with a draft model and heads, to draft by every method."""
+    monkeypatch.setattr(tiny_heads, "HIDDEN", 32)
+    monkeypatch.setitem(tiny_heads._LAYER, "hidden_size", 32)
+    monkeypatch.setattr(tiny_heads, "_random", lambda *shape: torch.randn(shape))  # sharp, so that they are sure
+    writers = (tiny_heads.write_medusa, tiny_heads.write_hydra, tiny_heads.write_eagle3)
+    heads = tuple(write(folder / write.__name__, 320) for write in writers)
+    own = shutil.copytree(draft_model, folder / "draft")
+    image_processors.write_files(own, "llava")  # the tokenizer must be the same
+    return Model("llava", folder / "model", draft_model=own, heads=heads)
+
+
+def test_forty_pictures_under_one_text(
+    tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, in a crowd, with a warm cache, and in chunks with preemption, drafts and little memory for features."""
+    model = load_with_drafts(tmp_path, tiny_model("qwen3", 320), monkeypatch)
+    methods = [
+        *speculations().values(),
+        *(Speculation(name, 4) for name in ("draft_model", "eagle", "hydra", "medusa")),
+    ]
+    features = model.harness.runner.images
+    assert features is not None
+    first = model.request("0", "What is this? ", picture(0), " Say.", max_tokens=14)
+    requests = [
+        replace(
+            first,
+            request_id=str(number),
+            images=(replace(first.images[0], data=data, digest=digest(decode(data), {})),),
+        )
+        for number, data in enumerate(picture(number, (28, 28)) for number in range(40))
+    ]
+    engine = model.harness.engine(prefix_caching=False)
+    alone = {key: answer for request in requests for key, answer in model.harness.run(engine, [request]).items()}
+    assert len({answer.logprobs[0] for answer in alone.values()}) == 40
+    drafted = [replace(request, speculation=methods[number % len(methods)]) for number, request in enumerate(requests)]
+    crowd = model.harness.engine(num_blocks=400)
+    poor = model.harness.engine(num_blocks=4, chunk=24)
+    drafting: set[int] = set()
+    for engine, limit in ((crowd, 1 << 29), (crowd, 1 << 29), (poor, FOUR_PICTURES), (poor, FOUR_PICTURES)):
+        features._limit = limit
+        found = model.harness.run(WithFeatures(engine, features), drafted if engine is poor else requests)
+        for key, answer in found.items():
+            assert (answer.tokens, answer.logprobs) == (alone[key].tokens, alone[key].logprobs), (key, limit)
+            drafting |= {int(key[0]) % len(methods)} if answer.num_accepted + answer.num_rejected else set()
+        stats = features.stats()
+        assert (stats.held_bytes, stats.cached_bytes <= limit) == (0, True)
+        assert engine is poor or stats.encoded == 40
+    assert drafting == set(range(len(methods)))
+    assert stats.encoded > 120  # some twice, as their requests were preempted
+    assert (crowd.stats().preemptions, poor.stats().preemptions >= 24) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("family", "quantization"),
     [
-        ("llava", "none"),
         ("smolvlm", "int8"),
         ("qwen3_vl", "int8"),
         ("gemma3", "int8"),
@@ -228,12 +319,13 @@ def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_
     assert features is not None
     longest = max(len(request.prompt) for request in requests) + NUM_TOKENS
     sees_images = model.harness.runner.info.sees_images
-    chunk = max(image.num_rows for one in requests for image in one.images) + 5 if sees_images else 24
+    most = max(image.num_rows for one in requests for image in one.images)
+    chunk = most + 5 if sees_images else 24
     few = 3 * -(-longest // 32)
-    for settings, limit in (({}, 1 << 29), ({"chunk": chunk, "num_blocks": few}, 0)):
+    for settings, limit in (({}, 1 << 29), ({"chunk": chunk, "num_blocks": few}, 4 * most * features._row_bytes)):
         features._limit = limit
         engine = model.harness.engine(**settings)
-        found = model.harness.run(engine, requests)
+        found = model.harness.run(WithFeatures(engine, features), requests)
         stats = engine.stats()
         assert (stats.preemptions > 0) == ("num_blocks" in settings)
         assert stats.images is not None

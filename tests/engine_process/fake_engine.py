@@ -156,7 +156,7 @@ def plan(asked: Plan) -> ModelNeeds:
             os.kill(os.getpid(), signal.SIGKILL)
         case "slow":
             time.sleep(1000)
-    return ModelNeeds("cpu", 0, 1, 2, 3, cache, 5, 6, os.getpid(), 1024, 2048, kv_cache_gib=0.1)
+    return ModelNeeds("cpu", 0, 1, 2, 3, cache, 5, 6, os.getpid(), 1024, 2048, VOCAB, kv_cache_gib=0.1)
 
 
 def load(config: EngineConfig) -> LoadedEngine:

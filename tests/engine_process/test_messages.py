@@ -120,7 +120,7 @@ def test_messages_to_the_engine(message):
         Ready(RunnerInfo(1, 2, 3, 4, 5, 6, "cpu", "float32", "float32", "none")),
         LoadFailed("too large"),
         Warmed(123),
-        Planned(ModelNeeds("cpu", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.1 + 0.2)),
+        Planned(ModelNeeds("cpu", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0.1 + 0.2)),
         PlanFailed("too large"),
         StepDone((), EngineStats()),
         StepDone(

@@ -140,6 +140,27 @@ async def test_steps_are_asked_for_after_the_last_one(api: FakeApi) -> None:
     assert [chart.title for chart in readings[-1].charts] == ["Tokens per step"]
 
 
+async def test_one_of_several_models_or_all_of_them(api: FakeApi) -> None:
+    """All together have no steps in common."""
+    paths: list[str] = []
+
+    def steps(path: str) -> dict[str, Any]:
+        paths.append(path)
+        return {"data": [], "last_step": 0}
+
+    metrics = Metrics()
+    metrics.gauge("num_requests_running", 1)
+    metrics.gauge("num_requests_running", 2, model_name="org/n")
+    api.answers = {"/metrics": metrics.text(), "/steps": steps}
+    for model, running, shown in (("", "3", "m, org/n"), ("org/n", "2", "org/n")):
+        reading = await Poller(api, "k", model).poll()  # type: ignore[arg-type]
+        assert reading.models == ["m", "org/n"]
+        assert reading.groups["Work"]["Running choices"] == running
+        assert shown in reading.groups["Server"].values()
+        assert [chart.title for chart in reading.charts] == ["Tokens per step"] * bool(model)
+    assert paths == ["/steps?after=0&model=org%2Fn"]
+
+
 async def test_an_answer_of_another_kind_is_a_problem(api: FakeApi) -> None:
     api.answers["/steps"] = {"steps": []}
     reading = await Poller(api, "k").poll()  # type: ignore[arg-type]

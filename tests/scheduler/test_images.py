@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from model_runner.contract import SamplingParams
+from model_runner.images.features import FeatureCache
 from scheduler.engine import Engine
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason
 from scheduler.prefix_cache import BlockChain, BlockStored, CacheLog
@@ -74,6 +75,19 @@ def test_names_of_blocks_have_digests_places_and_rows(size):
     num_before = 2 // size  # whole blocks of text
     assert all(one[:num_before] == whole[:num_before] for one in others)
     assert parted[-1] != others[-1][-1]
+
+
+def test_each_byte_of_a_digest_counts():
+    image = make_image(b"a", (0, 4))
+    digests = [bytes(32), *(bytes(place) + b"\1" + bytes(31 - place) for place in range(32))]
+    images = [replace(image, digest=one) for one in digests]
+    assert len({BlockChain("", 4, b"", [one]).names([IMAGE_ID] * 4, 0, 1)[0] for one in images}) == 33
+    features = FeatureCache(lambda one: one.digest, 1, 1 << 20)
+    features.hold("all", "", images)
+    while not features.is_ready("all"):
+        features.wait(60.0)
+    assert [features.rows("", one) for one in images] == digests
+    features.close()
 
 
 def test_blocks_with_and_after_images_are_in_no_event():

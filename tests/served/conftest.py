@@ -20,9 +20,10 @@ import pytest
 class Server:
     """A running `samewise serve`."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, begins: Sequence[str] = ()) -> None:
+        """`begins` is the beginning of the command line."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", "--kv-cache-gib", "1", *flags],
+            [*begins, sys.executable, "-m", "server.cli.main", "serve", "--port", "0", "--kv-cache-gib", "1", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

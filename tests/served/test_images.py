@@ -90,13 +90,16 @@ async def test_images_served(image_server: tuple[Server, Path]) -> None:
     assert whole.model_dump()["usage"]["prompt_tokens_details"]["image_tokens"] > 0
 
     alone = [server.client.chat.completions.create(**numbered(folder, index)) for index in (0, 5, 11)]
-    crowd = await streams(server, folder)
-    assert [crowd[index] for index in (0, 5, 11)] == [logprobs_of(one.choices[0]) for one in alone]
-    assert len({tokens[0][1] for tokens in crowd}) > NUM_STREAMS / 2
-
     begun = asyncio.Event()
     disturbed = asyncio.create_task(streams(server, folder, begun))
+    while not begun.is_set() and not await asyncio.to_thread(server.metric, "images_waiting"):
+        pass  # until images are being encoded, which takes long enough to see
+    os.kill(server.engine_pid, signal.SIGKILL)
     await begun.wait()
     os.kill(server.engine_pid, signal.SIGKILL)
-    assert await disturbed == crowd
-    assert server.metric("engine_restarts_total") == 1
+    found = await disturbed
+    assert server.metric("engine_restarts_total") == 2
+    crowd = await streams(server, folder)
+    assert found == crowd
+    assert [crowd[index] for index in (0, 5, 11)] == [logprobs_of(one.choices[0]) for one in alone]
+    assert len({tokens[0][1] for tokens in crowd}) > NUM_STREAMS / 2

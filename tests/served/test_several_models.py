@@ -1,10 +1,12 @@
 """Several models behind one address, of which two fit into memory: real engines, in processes of their own."""
 
 import asyncio
+import json
 import os
 import random
 import signal
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import openai
 import pytest
@@ -12,11 +14,12 @@ import pytest
 from bench import tiny_models
 from tests import tiny_vocabulary
 from tests.served.conftest import Server, stream_texts
+from tests.served.memory_group import memory_group
 
 TINY = {"dense": "llama", "mixture": "mixtral"}
 EMBEDDED = "SmolLM2-135M-Instruct"
 NUM_CLIENTS = 16
-NUM_REQUESTS = 120
+NUM_REQUESTS = 80
 PROMPTS = tuple("a b c d e f g h "[: 2 * length] for length in range(1, 9))
 MAX_TOKENS = 12
 LONG = 600
@@ -104,3 +107,26 @@ async def test_killing_all_engines_changes_no_stream(several: Server) -> None:
         os.kill(pid, signal.SIGKILL)
     assert await asyncio.gather(*streams) == undisturbed
     assert several.metric("engine_restarts_total") >= len(TINY)
+
+
+async def test_only_as_many_are_loaded_as_the_machine_holds(folders: Mapping[str, str], tmp_path: Path) -> None:
+    """The limit holds what the documentation says: `memory_gib`, in which one model fits, and the server itself.
+
+    All at once would be too much, and the kernel would kill one of the processes.
+    """
+    memory_gib = 0.25
+    entries = [{"name": f"m{number}", "path": folders["dense"], "load": "demand"} for number in range(4)]
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(json.dumps({"memory_gib": memory_gib, "page": False, "models": entries}))
+    with memory_group(int((memory_gib + 0.5) * (1 << 30))) as group:
+        server = Server("--config", str(settings), "--kv-cache-gib", "0.01", begins=group.command)
+        try:
+            async with server.async_client() as client:
+                asked = [_complete(client, entry["name"], PROMPTS[3], is_streamed=False) for entry in entries]
+                texts = await asyncio.gather(*asked)
+            assert server.metric("model_loads_total") == len(entries)
+            assert server.metric("engine_restarts_total") == 0
+        finally:
+            ended = server.terminate()
+        assert (ended, group.num_killed) == (0, 0)
+    assert len(set(texts)) == 1

@@ -13,7 +13,7 @@ from server import __version__
 from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect, GenerationApi
-from server.api.endpoint import from_body, respond
+from server.api.endpoint import respond, tokens_of_body
 from server.api.fields.messages import Message, for_template
 from server.api.fields.rules import RequestModel, related
 from server.api.fields.tools import ToolFields
@@ -82,7 +82,7 @@ class AppliedTemplate(AnswerObject):
 )
 async def applied_template(request: Request, services: ServicesDep) -> Response:
     """Convert messages to a prompt with the model's chat template."""
-    return json_response(*await from_body(request, services, apply_template))
+    return json_response(*await tokens_of_body(request, services, apply_template))
 
 
 def apply_template(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[str, str]]:

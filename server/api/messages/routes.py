@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect, GenerationApi, refused_constraints
-from server.api.endpoint import from_body, respond
+from server.api.endpoint import respond, tokens_of_body
 from server.api.messages.answer import AnsweredMessage, MessageEvent, MessagesAnswer, TokenCount, message_options
 from server.api.messages.errors import OVERLOADED, MessagesErrorBody, error_response, stream_error
 from server.api.messages.schema import CountTokensRequest, MessagesRequest, messages_intent
@@ -41,7 +41,7 @@ async def create_message(request: Request, services: ServicesDep) -> Response:
 )
 async def count_tokens(request: Request, services: ServicesDep) -> Response:
     """Count the tokens of a conversation, as a prompt of POST /v1/messages."""
-    count, headers = await from_body(request, services, count_body)
+    count, headers = await tokens_of_body(request, services, count_body)
     return json_response(count, headers)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 
+from model_runner.runner_interface import RunnerInfo
 from server.api.image_files import uploaded_files
 from server.api.model_services import ModelServices
 from server.api.responses import store
@@ -147,12 +148,21 @@ class IncomingBody:
         record.model = served.model.name
         return served
 
-    async def check(self, work: Callable[..., _T], services: Services, served: ModelServices | None, *args: Any) -> _T:
-        """Run `work(context, body, meta, found, *args)` in the body worker; `served` is None for work without a model.
+    async def check(
+        self,
+        work: Callable[..., _T],
+        services: Services,
+        served: ModelServices | None,
+        *args: Any,
+        info: RunnerInfo | None = None,
+    ) -> _T:
+        """Run `work(context, body, meta, found, *args)` in the body worker, by default with the engine's info.
 
+        `served` is None for work without a model.
         Raises ApiError.
         """
-        info = None if served is None else served.info()
+        if served is not None and info is None:
+            info = served.info()
         served = served or next(iter(services.models))
         num_bytes = len(self.body) + (0 if isinstance(self.found, InvalidRequestError) else self.found.num_bytes)
         uploaded = await uploaded_files([self.body, *map(bytes, self.context)], self.meta.client, services, served)

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.dialect import Dialect
-from server.api.endpoint import check_whole, loaded, start_run, when_loaded
+from server.api.endpoint import check_whole, loaded, start_run, text_info, when_loaded
 from server.api.openai.pages import query_of
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
 from server.api.responses import store
@@ -82,8 +82,8 @@ async def count_input_tokens(request: Request, services: ServicesDep) -> Respons
     """Count the tokens of an input, after the chat template."""
     incoming = await incoming_body(request, services, ResponseNames)
     served = incoming.served(services, record_of(request))
-    async with loaded(served, request, len(incoming.body)):
-        return json_response(*await incoming.check(count_tokens, services, served))
+    async with text_info(served, request, len(incoming.body)) as info:
+        return json_response(*await incoming.check(count_tokens, services, served, info=info))
 
 
 @router.post(

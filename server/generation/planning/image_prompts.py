@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from model_runner.images.decoding import FORMATS, Fault, ImageError, digest, read
 from model_runner.images.image import Image, ImageRun
-from model_runner.images.layouts import Arrangement, Layout
+from model_runner.images.layouts import SEVERAL, Arrangement, Layout
 from model_runner.runner_interface import RunnerInfo
 from server.config import Settings
 from server.errors import InvalidRequestError, shorten
@@ -27,7 +27,7 @@ class ImageInPrompt:
     digest: bytes
     arrangement: Arrangement
     detail: str
-    """`low`, or empty for the model's own resolution."""
+    """`low`, SEVERAL, or empty for the model's own resolution."""
 
 
 ReadImages = Mapping[str, ImageInPrompt]
@@ -85,6 +85,8 @@ class ImagePrompts:
         images: dict[str, ImageInPrompt] = {}
         for index, one in enumerate(sent):
             data, detail = self._data_of(one), self._detail_of(one, self.layout, notices)
+            if self.layout.several is not None and len(sent) > 1:
+                detail = SEVERAL
             if (data, detail) not in known:
                 known[data, detail] = self._read(one, data, detail, self.layout.at(detail), notices)
             images[mark_of(index)] = known[data, detail]
@@ -137,7 +139,8 @@ class ImagePrompts:
             raise _unusable(sent, error) from None
         if image.is_animated:
             notices.append(Notice(sent.path, "Only the first frame of the image is shown."))
-        options = {"family": layout.family, "call": dict(layout.call), "settings": dict(layout.settings)}
+        kind = {"family": layout.family, "detail": detail}
+        options = {**kind, "call": dict(layout.call), "settings": dict(layout.settings)}
         return ImageInPrompt(data, digest(image.pixels, options), arrangement, detail)
 
     def encode(self, text: str, images: ReadImages, beginning: Sequence[int]) -> tuple[list[int], tuple[Image, ...]]:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -52,14 +53,19 @@ class DashboardState(msgspec.Struct, frozen=True):
     charts: list[Chart] = []
     requests: list[Row] | None = None
     """Newest first; None if the server does not list requests."""
+    models: list[str] = []
+    """Names of all models of the server, shown or not."""
 
 
 class Poller:
     """Reads a server's state with one key. Endpoints that the server lacks are tried only once."""
 
-    def __init__(self, api: Api, key: str) -> None:
+    def __init__(self, api: Api, key: str, model: str = "") -> None:
+        """`model` is the one of several to show; empty: all of them together, which have no steps in common."""
         self._api = api
         self._key = key
+        self._model = model
+        self._models: list[str] = []
         self._missing: set[str] = set()
         self._version: str | None = None
         self._window = Window(WINDOW_S)
@@ -76,14 +82,20 @@ class Poller:
             if self._version is None:
                 self._version = await self._api.version()
             await self._read_metrics()
-            await self._read_steps()
+            if self._has_steps:
+                await self._read_steps()
             if self._num_polls % _REQUESTS_EVERY == 0:
                 await self._read_requests()
         except ApiError as problem:
             self._begin_again()
-            return DashboardState(problem=f"{problem} Retrying.", requests=self._requests)
+            return DashboardState(problem=f"{problem} Retrying.", requests=self._requests, models=self._models)
         self._num_polls += 1
         return self._state()
+
+    @property
+    def _has_steps(self) -> bool:
+        is_one = bool(self._model) or len(self._models) < 2
+        return is_one and "steps" not in self._missing
 
     def _begin_again(self) -> None:
         """Another server may be there when it answers again."""
@@ -96,16 +108,15 @@ class Poller:
         if latest is None:
             return DashboardState(problem=_NO_METRICS, requests=self._requests)
         now = time.time()
-        has_steps = "steps" not in self._missing
-        charts = [self._throughput.chart(), self._steps.chart(now) if has_steps else None]
-        models = ", ".join(dict.fromkeys(source.model for source in latest.sources))
+        charts = [self._throughput.chart(), self._steps.chart(now) if self._has_steps else None]
+        models = self._model or ", ".join(self._models)
         started = [samples.started for samples in latest.sources.values() if samples.started is not None]
         up_s = now - max(started) if started else None
         groups = {
             "Server": server_figures(self._load, models, self._version or "", up_s),
             "Work": queue_figures(self._load),
             "Throughput": rate_figures(self._load),
-            "Latency": latency_figures(self._load) | (self._steps.figures(now) if has_steps else {}),
+            "Latency": latency_figures(self._load) | (self._steps.figures(now) if self._has_steps else {}),
         }
         return DashboardState(
             groups={title: figures for title, figures in groups.items() if figures},
@@ -113,6 +124,7 @@ class Poller:
             speculation=speculation_table(self._load),
             charts=[chart for chart in charts if chart is not None],
             requests=self._requests,
+            models=self._models,
         )
 
     async def _read_metrics(self) -> None:
@@ -124,7 +136,9 @@ class Poller:
         except NoMetricsError:
             self._missing.add("metrics")
             return
-        self._load = combined(list(loads_of(self._window).values()))
+        loads = loads_of(self._window)
+        self._models = list(dict.fromkeys(source.model for source in loads))
+        self._load = combined([one for source, one in loads.items() if self._model in ("", source.model)])
         self._throughput.add(self._load)
 
     async def _read_steps(self) -> None:
@@ -145,7 +159,8 @@ class Poller:
 
     async def _get(self, name: str, query: str, kind: type[T]) -> T | None:
         """An endpoint's answer; None if the server lacks the endpoint. Raises ApiError."""
-        found = await self._unless_missing(name, lambda: self._api.get(f"/{name}?{query}", self._key))
+        path = f"/{name}?{query}" + (f"&model={quote(self._model, safe='')}" if self._model else "")
+        found = await self._unless_missing(name, lambda: self._api.get(path, self._key))
         try:
             return None if found is None else msgspec.convert(found, kind)
         except msgspec.ValidationError as error:
@@ -164,22 +179,26 @@ class Poller:
 
 
 class SharedPollers:
-    """Pollers of one server, one per key: pages with the same key share one, other keys may see other requests."""
+    """Pollers of one server, one per key and model: other keys may see other requests."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._pollers: dict[str, _SharedPoller] = {}
+        self._pollers: dict[tuple[str, str], _SharedPoller] = {}
 
-    def subscribe(self, key: str, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber` with each state, as plain data that it must not change; returns a function to stop this."""
-        poller = self._pollers.get(key)
+    def subscribe(self, key: str, subscriber: Subscriber, model: str = "") -> Callable[[], None]:
+        """Call `subscriber` with each state of the model, or of all, as plain data that it must not change.
+
+        Returns a function to stop this.
+        """
+        of = key, model
+        poller = self._pollers.get(of)
         if poller is None:
-            poller = self._pollers[key] = _SharedPoller(Poller(self._api, key), lambda: self._pollers.pop(key, None))
+            poller = self._pollers[of] = _SharedPoller(Poller(self._api, *of), lambda: self._pollers.pop(of, None))
         poller.add(subscriber)
 
         def end() -> None:
-            if poller.remove(subscriber) and self._pollers.get(key) is poller:
-                del self._pollers[key]
+            if poller.remove(subscriber) and self._pollers.get(of) is poller:
+                del self._pollers[of]
 
         return end
 

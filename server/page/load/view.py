@@ -19,6 +19,11 @@ class _Load(Element, component="../static/load.js"):
     """The element that draws a server's state. Its event `open` requests the contents of a row."""
 
 
+_ALL = "All models"
+_ELSEWHERE = frozenset({"requests", "models"})
+"""Parts of the state that have their own place."""
+
+
 class LoadView:
     """Shows the server's load. Polls only while its tab is selected and its browser is connected and visible."""
 
@@ -30,6 +35,8 @@ class LoadView:
         self._end: Callable[[], None] | None = None
         self._requests_shown: list[Any] | None = None
         with ui.element("section").classes("load").props('aria-label="Server"'):
+            self._choice = ui.select({"": _ALL}, value="", on_change=self._choose).classes("shown")
+            self._choice.props('outlined dense options-dense aria-label="Shown model"').set_visibility(False)
             self._load = _Load().on("open", self._show_details).on("ready", self._show_requests)
             self._load.props["seconds"] = int(WINDOW_S)
         ui.on("visibility", self._note_visibility)
@@ -43,6 +50,12 @@ class LoadView:
         self._is_chosen = is_chosen
         self._update()
 
+    def _choose(self) -> None:
+        if self._end is not None:
+            self._end()
+            self._end = None
+        self._update()
+
     def _note_visibility(self, event: GenericEventArguments) -> None:
         self._is_shown = event.args == "visible"
         self._update()
@@ -50,13 +63,18 @@ class LoadView:
     def _update(self) -> None:
         is_seen = self._is_chosen and self._is_shown and self._client.has_socket_connection
         if is_seen and self._end is None:
-            self._end = self._pollers.subscribe(self._session.key, self._show)
+            self._end = self._pollers.subscribe(self._session.key, self._show, self._choice.value or "")
         elif not is_seen and self._end is not None:
             self._end()
             self._end = None
 
     def _show(self, state: dict[str, Any]) -> None:
-        self._load.run_method("show", {name: value for name, value in state.items() if name != "requests"})
+        names = state["models"]
+        if len(names) > 1 and names != list(self._choice.options)[1:]:
+            shown = self._choice.value if self._choice.value in names else ""
+            self._choice.set_options({"": _ALL} | {name: name for name in names}, value=shown)
+            self._choice.set_visibility(True)
+        self._load.run_method("show", {name: value for name, value in state.items() if name not in _ELSEWHERE})
         if state["requests"] != self._requests_shown:
             self._requests_shown = state["requests"]
             self._show_requests()

@@ -40,7 +40,10 @@ FIRST = (
 """Shows a message's images before its texts."""
 STRINGS = "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}<|end|>{% endfor %}<|start|>assistant:"
 """Shows only strings."""
-PLACEHOLDERS = {"llava": "<image>", "idefics3": "<image>", "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>"}
+PLACEHOLDERS = {
+    **dict.fromkeys(("idefics3", "llava", "llava_onevision"), "<image>"),
+    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+}
 
 
 def picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:

@@ -97,6 +97,20 @@ async def test_same_prompt_as_transformers(
     assert details["text_tokens"] + details["image_tokens"] == response.json()["usage"]["prompt_tokens"]
 
 
+async def test_alone_or_among_others(image_client: Client, image_folder: Callable[..., Path], engine: FakeEngine):
+    """LLaVA-OneVision shows one image in tiles, and several without; then they have other features."""
+    family, image = "llava_onevision", picture(90, 40)
+    alone, among = [user(image_part(image))], [user(image_part(image)), user(image_part(picture(9, 12)))]
+    async with image_client(family, LISTS) as client:
+        requests = [await asked(client, engine, *messages) for messages in (alone, among)]
+    folder = image_folder(family, LISTS)
+    for request, messages, images in zip(requests, (alone, among), ([image], [image, picture(9, 12)]), strict=True):
+        assert list(request.prompt) == list(truth(folder, family, LISTS, messages, images))
+        check_runs(request)
+    first, other = (request.images[0] for request in requests)
+    assert (first.num_rows > other.num_rows, first.digest != other.digest) == (True, True)
+
+
 async def test_several_forms_of_one_image(image_client: Client, engine: FakeEngine):
     """The declared type does not matter, line breaks are allowed, and equal pixels have one digest."""
     data, image = file_of(picture()), image_part()

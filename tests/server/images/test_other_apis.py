@@ -14,6 +14,7 @@ from model_runner.images.decoding import decode
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import serving
 from tests.server.images.conftest import BOTH, LISTS, data_url, file_of, image_part, picture, text_part
+from tests.server.responses.test_websocket import connect, made, refused, running
 
 Client = Callable[..., httpx.AsyncClient]
 PNG = file_of(picture())
@@ -32,6 +33,11 @@ def block(data: bytes = PNG, kind: str = "image/png") -> dict[str, Any]:
 def input_image(data: bytes = PNG, **fields: Any) -> dict[str, Any]:
     """An image in the format of responses."""
     return {"type": "input_image", "image_url": data_url(data), **fields}
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    """A message of responses."""
+    return {"role": "user", "content": list(parts)}
 
 
 async def test_three_apis_make_one_prompt(image_client: Client, engine: FakeEngine):
@@ -106,6 +112,31 @@ async def test_stored_responses_keep_images(image_client: Client, engine: FakeEn
         listed = (await client.get(f"/v1/responses/{first['id']}/input_items")).json()
     assert engine.requests[1].images[0].digest == engine.requests[0].images[0].digest
     assert listed["data"][0]["content"][1]["image_url"] == data_url(PNG)
+
+
+async def test_over_a_websocket(make_app: Callable[..., FastAPI], image_folder: Callable[..., Any], engine: FakeEngine):
+    """Prompts are the same as over HTTP. A turn that is not stored is remembered with its images, also large ones."""
+    app = make_app(image_folder(template=CALLED))
+    large = file_of(picture(300, 250, 3))  # read in the process for large bodies
+    first = [user({"type": "input_text", "text": "Go"}, input_image(), input_image(large))]
+    fields: dict[str, Any] = {"store": False, "max_output_tokens": 16}
+    async with running(app) as (address, _), connect(address) as socket:
+        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
+            over_http = await client.post("/v1/responses", json={"model": "tiny", "input": first, **fields})
+            response = await made(socket, input=first, **fields)
+            assert response["usage"]["input_tokens"] == over_http.json()["usage"]["input_tokens"]
+            called = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+            second = [called, {"type": "function_call_output", "call_id": "c", "output": [input_image(large)]}]
+            history = [*first, *response["output"], *second]
+            await client.post("/v1/responses", json={"model": "tiny", "input": history, **fields})
+        await made(socket, input=second, previous_response_id=response["id"], **fields)
+        error = await refused(socket, input=[user(input_image(PNG[:90]))])
+        assert error["message"].endswith("Please make sure your image is valid.")
+        assert error["param"] == "input[0].content[0]"
+    assert len(engine.requests) == 4
+    for one, other in (engine.requests[:2], engine.requests[2:]):
+        assert (one.prompt, one.images) == (other.prompt, other.images)
+    assert [len(request.images) for request in engine.requests] == [2, 2, 3, 3]
 
 
 @pytest.mark.parametrize(

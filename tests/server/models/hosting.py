@@ -12,6 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from model_runner.models.repository import ModelFolder
+from model_runner.runner_interface import RunnerInfo
 from server.api.body_worker import WorkerPool
 from server.api.model_services import ModelParts
 from server.app import create_app
@@ -74,12 +75,12 @@ class FakeSource:
     unplannable: str | None = None
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     engines: list[ComingEngine] = field(default_factory=list)
-    max_model_len: int | None = None
+    planned: RunnerInfo | None = None
 
     async def plan(self) -> int:
         if self.unplannable is not None:
             raise PlanError(self.unplannable)
-        self.max_model_len = self.length
+        self.planned = replace(FakeEngine().info_, max_model_len=self.length)
         return self.num_bytes
 
     def make_engine(self, steps: StepLog) -> EngineSupervisor:
@@ -108,6 +109,10 @@ class Call:
     def leave(self) -> None:
         """Disconnect."""
         self._left.set()
+
+    def cancel(self) -> None:
+        """End it as the server does for reasons of its own."""
+        self._task.cancel()
 
     async def end(self) -> bytes:
         """The whole body."""

@@ -12,7 +12,7 @@ from server.engine.client import EngineState, EngineUnavailableError
 from server.errors import RateLimitError, UnavailableError
 from server.models import host as hosting
 from server.models.hosted_model import HostedModel, Phase, Residency
-from tests.server.models.worlds import FakeSource, host_of, in_virtual_time, request
+from tests.server.models.worlds import FakeSource, NoSpare, hold_up, host_of, in_virtual_time, request
 
 _THREE = ("a", "b", "c")
 
@@ -225,6 +225,104 @@ def test_an_operator_unloads_when_requests_have_ended_or_at_once() -> None:
             await cut
         await host.load(models["a"])
         assert models["a"].is_open
+        await host.stop()
+
+    in_virtual_time(world())
+
+
+def test_a_model_is_unloaded_though_the_operator_has_left() -> None:
+    async def world() -> None:
+        host, models = host_of(10, {name: FakeSource(10, stop_s=5.0) for name in "ab"})
+        await host.start()
+        await request(models["a"], 1.0)
+        left = asyncio.create_task(host.unload(models["a"], grace_s=None))
+        await asyncio.sleep(1)
+        left.cancel()
+        await host.unload(models["a"], grace_s=None)
+        assert models["a"].phase is Phase.UNLOADED, "the second operator is told when the memory is free"
+        assert await request(models["b"], 1.0) == 1.0
+        await host.stop()
+
+    in_virtual_time(world())
+
+
+def test_operators_unload_and_load_at_once() -> None:
+    async def world() -> None:
+        host, models = host_of(10, {"a": FakeSource(10, stop_s=5.0)})
+        await host.start()
+        running = asyncio.create_task(request(models["a"], 30.0))
+        await asyncio.sleep(2)
+        stays, leaves = [asyncio.create_task(host.unload(models["a"], grace_s=None)) for _ in range(2)]
+        await asyncio.sleep(1)
+        leaves.cancel()
+        await running
+        assert not stays.done(), "the process is still there"
+        await host.load(models["a"])
+        assert stays.done()
+        assert models["a"].is_open
+        assert models["a"].num_loads == 2
+        await host.stop()
+
+    in_virtual_time(world())
+
+
+def test_an_unload_as_the_load_begins_leaves_no_engine() -> None:
+    async def world() -> None:
+        source = FakeSource(10)
+        host, models = host_of(10, {"a": source})
+        await host.start()
+        loading = asyncio.create_task(host.load(models["a"]))
+        end = host.watch(lambda: unloads.append(asyncio.ensure_future(host.unload(models["a"], grace_s=None)))
+                         if models["a"].phase is Phase.LOADING and not unloads else None)  # fmt: skip
+        unloads: list[asyncio.Future[None]] = []
+        with pytest.raises(EngineUnavailableError, match="an operator unloaded it"):
+            await loading
+        end()
+        await unloads[0]
+        await asyncio.sleep(10)
+        assert all(engine.stopped_for is not None for engine in source.engines)
+        await host.stop()
+
+    in_virtual_time(world())
+
+
+def test_a_model_that_is_loaded_as_the_time_ends_is_used() -> None:
+    async def world() -> None:
+        host, models = host_of(10, {"a": FakeSource(10)}, lambda _: Residency(load_timeout_s=2.0))
+        await host.start()
+        end = host.watch(lambda: hold_up(5.0) if models["a"].waiters and models["a"].phase is Phase.LOADED else None)
+        assert await request(models["a"], 1.0) == 6.0
+        end()
+        assert models["a"].num_uses == 0
+        await host.stop()
+
+    in_virtual_time(world())
+
+
+def test_an_end_of_the_server_ends_loads() -> None:
+    async def world() -> None:
+        host, models = host_of(10, {"a": FakeSource(10, load_s=100.0)})
+        await host.start()
+        loading = asyncio.create_task(host.load(models["a"]))
+        waiting = asyncio.create_task(request(models["a"], 1.0))
+        await asyncio.sleep(1)
+        await host.drain(30.0)
+        for task in (loading, waiting, asyncio.create_task(host.load(models["a"]))):
+            with pytest.raises((EngineUnavailableError, UnavailableError), match="shutting down"):
+                await task
+        assert asyncio.get_running_loop().time() < 2
+
+    in_virtual_time(world())
+
+
+def test_a_process_waits_again_after_a_load_that_failed() -> None:
+    async def world() -> None:
+        host, models = host_of(10, {"a": FakeSource(10, failures=["no"])})
+        await host.start()
+        with pytest.raises(EngineUnavailableError, match="no"):
+            await host.load(models["a"])
+        assert isinstance(host._spare, NoSpare)
+        assert host._spare.num_refills == 2, "after the plans, and now"
         await host.stop()
 
     in_virtual_time(world())

@@ -68,6 +68,17 @@ async def test_lists_and_defaults_are_the_keys_own(several: Hosting):
         assert 'model_name="a"' in (await client.get("/metrics", headers=ANNA)).text
 
 
+async def test_a_probe_without_a_key_learns_no_names(several: Hosting):
+    several.sources["a"].may_load.clear()
+    async with several.running() as client:
+        assert "`a`" not in error_of(await client.get("/ready"), 503, "server_error")["message"]
+        several.sources["a"].may_load.set()
+        await several.settled("a", "loaded")
+        several.sources["a"].engines[0].die("`a` has no memory")
+        await several.until(lambda: several.models["a"].failure is not None)
+        assert "`a`" not in error_of(await client.get("/ready"), 503, "server_error")["message"]
+
+
 def test_a_name_that_no_model_has_is_a_warning(several: Hosting, caplog: pytest.LogCaptureFixture):
     """The fixture has made the application, so the warning comes before the test."""
     (warning,) = caplog.get_records("setup")

@@ -8,7 +8,7 @@ import pytest
 from model_runner.model_needs import ModelNeeds
 from server.models.ledger import Ledger, Ledgers, host_budget
 
-NEEDS = ModelNeeds("cpu", 1000, *(0,) * 9)
+NEEDS = ModelNeeds("cpu", 1000, *(0,) * 10)
 
 
 def test_a_reservation_that_does_not_fit_changes_nothing() -> None:

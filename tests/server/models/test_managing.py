@@ -122,7 +122,7 @@ async def test_the_last_word_of_operators_counts(hosting: Make):
         assert "an operator unloaded it" in error_of(await loading, 503, "server_error")["message"]
         release = several.models["a"].hold()
         unloading = asyncio.create_task(client.post(UNLOAD, json={"model": "a"}))
-        await several.until(lambda: several.models["a"].is_leaving)
+        await several.until(lambda: bool(several.models["a"].leavers))
         assert (await client.post(LOAD, json={"model": "a"})).status_code == 200
         assert (await unloading).json()["model"]["status"]["value"] == "loaded"
         release()

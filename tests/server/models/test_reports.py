@@ -89,6 +89,30 @@ async def test_requests_and_steps_of_one_model(hosting: Make):
         assert (await client.get("/tokenizer_info", params={"model": "c"})).json()["model_max_length"] == 256
 
 
+async def test_texts_become_tokens_without_a_load(hosting: Make):
+    several = hosting()
+    messages = chat()["messages"]
+    bodies = {"/tokenize": {"prompt": "hi"}, "/detokenize": {"tokens": [5, 6]},
+              "/apply-template": {"messages": messages}, "/v1/messages/count_tokens": {"messages": messages},
+              "/v1/responses/input_tokens": {"input": "hi"}, "/tokenize?": {"messages": messages},
+              "/detokenize?": {"tokens": [319]}, "/detokenize?2": {"tokens": [320]}}  # fmt: skip
+    async with several.running() as client:
+        await several.until(lambda: several.models["b"].num_bytes is not None)
+
+        async def answers() -> list[tuple[int, str]]:
+            posted = [await client.post(path, json=body | {"model": "b"}) for path, body in bodies.items()]
+            return [(one.status_code, one.text) for one in posted]
+
+        before = await answers()
+        assert [status for status, _ in before] == [200] * 7 + [400]
+        assert not several.sources["b"].engines
+        await client.post("/v1/models/load", json={"model": "b"})
+        assert await answers() == before
+        await client.post("/v1/models/unload", json={"model": "b"})
+        assert await answers() == before
+        assert len(several.sources["b"].engines) == 1
+
+
 async def metrics_of(client: httpx.AsyncClient) -> dict[str, float]:
     """Values by name, model and other labels."""
     text = (await client.get("/metrics")).text

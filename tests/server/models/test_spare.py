@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.engine.messages import Plan
+from server.engine.messages import FromEngine, Plan
 from server.engine.process import EngineProcess, ProcessLink
 from server.models.ledger import Ledgers
 from server.models.source import ProcessSource
@@ -32,11 +32,13 @@ async def test_a_process_waits_and_an_engine_is_loaded_into_it(spare: SpareWorke
     spare.refill()
     await until(lambda: spare.num_bytes == WARM_BYTES)
     waiting = spare.pid
+    assert spare.is_warm
     client = EngineProcess(plan_of("model").config, LIMITS, open_link=spare.take)
     await client.start()
     await client.wait_ready()
     assert client.pid == waiting
     assert spare.pid is None
+    assert not spare.is_warm
     os.kill(waiting, signal.SIGKILL)
     assert await collect(client, request("a")) == {0: expected(request("a"))}  # by a process that is started now
     assert client.num_restarts == 1
@@ -74,6 +76,56 @@ async def test_a_spare_that_always_dies_is_given_up(caplog: pytest.LogCaptureFix
     with pytest.raises(OSError, match="no more processes"):
         await spare.take()
     await spare.close()
+
+
+class _Dying(ProcessLink):
+    """A link to a process that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.ends = asyncio.Event()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.ends.is_set()
+
+    async def receive(self) -> FromEngine:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def exited(self) -> str:
+        await self.ends.wait()
+        return "killed"
+
+    async def close(self, grace_s: float) -> None:
+        self.ends.set()
+
+
+@pytest.mark.parametrize("turns", range(5))
+@pytest.mark.parametrize("event", ["death", "refill"])
+async def test_what_happens_while_a_process_is_taken_loses_none(event: str, turns: int) -> None:
+    links: list[_Dying] = []
+
+    async def start() -> ProcessLink:
+        links.append(_Dying())
+        return links[-1]
+
+    spare = SpareWorker(start, QUICK)
+    spare.refill()
+    await until(lambda: bool(links))
+    if event == "death":
+        links[0].ends.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        link = await spare.take()
+    else:
+        taking = asyncio.create_task(spare.take())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        spare.refill()
+        link = await taking
+    assert link.is_alive
+    await spare.close()
+    assert [one for one in links if one.is_alive] == [link]
 
 
 async def test_plans_are_answered_one_after_the_other_by_one_process(spare: SpareWorker, plan_of: PlanOf) -> None:

@@ -1,5 +1,7 @@
 """Requests that wait for a load, streamed and whole, and who may wait for what."""
 
+import asyncio
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +79,33 @@ async def test_who_leaves_does_not_wait(hosting: Make, streams: bool):
         await call.end()
         assert not several.models["b"].waiters
         assert not several.models["b"].num_uses
+
+
+async def test_who_is_cancelled_as_the_model_is_loaded_does_not_keep_it(hosting: Make):
+    several = hosting()
+    several.sources["b"].may_load.clear()
+    async with several.running():
+        call = Call(several.app, COMPLETIONS, {"model": "b", "prompt": "hi"})
+        await several.until(lambda: bool(several.models["b"].waiters))
+        end = several.host.watch(lambda: call.cancel() if several.models["b"].num_uses else False)
+        several.sources["b"].may_load.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call.end()
+        end()
+        assert not several.models["b"].num_uses
+
+
+async def test_a_line_of_a_batch_that_streams_is_refused_once_its_model_is_loaded(hosting: Make):
+    several = hosting(keepalive_s=1e-6)
+    several.sources["b"].may_load.clear()
+    async with several.running():
+        loopback = several.app.state.services.loopback
+        line = asyncio.create_task(loopback.post(CHAT, json.dumps(chat(model="b", stream=True)).encode(), ""))
+        await several.settled("b", "loading")
+        several.sources["b"].may_load.set()
+        answer = await line
+        assert answer.status == 400
+        assert b"in a batch" in answer.body
 
 
 async def test_a_line_of_the_log_has_the_model(hosting: Make, caplog: pytest.LogCaptureFixture):

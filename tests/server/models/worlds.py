@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from model_runner.runner_interface import RunnerInfo
 from server.engine.client import EngineState, EngineUnavailableError
 from server.engine.step_log import StepLog
 from server.engine.supervisor import EngineSupervisor
@@ -30,11 +31,18 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
+        self.selector = _JumpingSelector()
+        super().__init__(self.selector)
 
     def time(self) -> float:
-        return self._jumping.now
+        return self.selector.now
+
+
+def hold_up(seconds: float) -> None:
+    """Let time pass within a turn of the running event loop, as a long computation does."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, _VirtualLoop)
+    loop.selector.now += seconds
 
 
 def in_virtual_time(world: Coroutine[Any, Any, None]) -> None:
@@ -46,12 +54,13 @@ def in_virtual_time(world: Coroutine[Any, Any, None]) -> None:
 class LoadableEngine(FakeEngine):
     """An engine that loads for a while, or fails."""
 
-    def __init__(self, load_s: float, failure: str | None, steps: StepLog) -> None:
+    def __init__(self, load_s: float, failure: str | None, steps: StepLog, stop_s: float) -> None:
         super().__init__(steps=steps)
         self.state = EngineState.STARTING
         self.stopped_for: str | None = None
         self._load_s = load_s
         self._failure = failure
+        self._stop_s = stop_s
         self._end = asyncio.Event()
 
     async def start(self) -> None:
@@ -74,6 +83,7 @@ class LoadableEngine(FakeEngine):
     async def stop(self, reason: str = "") -> None:
         self.stopped_for = reason
         self._end.set()
+        await asyncio.sleep(self._stop_s)
 
     def crash(self) -> None:
         """Fail for good."""
@@ -84,15 +94,23 @@ class LoadableEngine(FakeEngine):
 class FakeSource:
     """A ModelSource of LoadableEngines."""
 
-    def __init__(self, num_bytes: int, load_s: float = 1.0, failures: Sequence[str] = (), refusal: str = "") -> None:
-        """The first loads fail with these `failures`; `refusal` fails the plan."""
+    def __init__(
+        self,
+        num_bytes: int,
+        load_s: float = 1.0,
+        failures: Sequence[str] = (),
+        refusal: str = "",
+        stop_s: float = 0.0,
+    ) -> None:
+        """The first loads fail with these `failures`; `refusal` fails the plan; an engine takes `stop_s` to end."""
         self.num_bytes = num_bytes
         self.ledger = Ledger(0)
-        self.max_model_len: int | None = None
+        self.planned: RunnerInfo | None = None
         self.engines: list[LoadableEngine] = []
         self._load_s = load_s
         self._failures = list(failures)
         self._refusal = refusal
+        self._stop_s = stop_s
 
     async def plan(self) -> int:
         if self._refusal:
@@ -101,13 +119,18 @@ class FakeSource:
 
     def make_engine(self, steps: StepLog) -> EngineSupervisor:
         failure = self._failures.pop(0) if self._failures else None
-        self.engines.append(LoadableEngine(self._load_s, failure, steps))
+        self.engines.append(LoadableEngine(self._load_s, failure, steps, self._stop_s))
         return cast(EngineSupervisor, self.engines[-1])
 
 
 class NoSpare:
+    """Counts how often it was asked to wait."""
+
+    num_refills = 0
+    is_warm = False
+
     def refill(self) -> None:
-        pass
+        self.num_refills += 1
 
     async def close(self) -> None:
         pass
