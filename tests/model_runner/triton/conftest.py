@@ -72,13 +72,21 @@ def loop_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def language(monkeypatch: pytest.MonkeyPatch, loop_bounds: None) -> Iterator[None]:
     """The interpreter replaces the language's functions at each call of a kernel, and of a function in one.
 
-    Replacing them once for a test saves a quarter of its time.
+    Replacing them once for a test, and looking numpy's types up by name, saves a third of its time.
     """
     if not knobs.runtime.interpret:
         yield
         return
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     monkeypatch.setattr(interpreter, "_patch_lang", lambda _: interpreter._LangPatchScope())
+    of_kind, by_name = interpreter._get_np_dtype, dict[str, Any]()
+
+    def numpy_type(kind: Any) -> Any:
+        if kind.name not in by_name:
+            by_name[kind.name] = of_kind(kind)
+        return by_name[kind.name]
+
+    monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_type)
     yield
     scope.restore()
 
