@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +132,7 @@ def _compile(
     """Compile units in parallel, each into its object files; returns each one's first error, or None."""
     jobs = []
     results: dict[Unit, NoKernelsError | None] = dict.fromkeys(units)
-    with _group() as group:
+    with ExitStack() as started, _group() as group:
         for unit in units:
             for source, target in zip(unit.sources, unit.objects, strict=True):
                 job = [*command, *FLAGS, *unit.flags, *flags, "-c", str(source), "-o", target]
@@ -144,7 +144,7 @@ def _compile(
                     text=True,
                     process_group=group,
                 )
-                jobs.append((unit, process))
+                jobs.append((unit, started.enter_context(process)))
         for unit, process in jobs:
             output = process.communicate()[0]
             results[unit] = results[unit] or _failure(process.returncode, process.args, output)
