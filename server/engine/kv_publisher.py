@@ -14,6 +14,8 @@ BACKLOG = 10_000
 """Batches (one step each) kept for replay, and queued at most for each subscriber."""
 BACKLOG_BYTES = 64 << 20
 """Limit on the backlog in bytes, because one step of a long prompt can carry thousands of tokens."""
+_SLACK = 1_000
+"""Further messages that are queued for who asks for a replay."""
 _NUMBER_BYTES = 8
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _NO_ADDRESS = "no network interface here has this address"
@@ -46,8 +48,9 @@ class KVPublisher:
             """The given endpoint, with the chosen port if none was given."""
             self.replay: str | None = None
             if replay is not None:
-                # ZeroMQ may count up to half of the limit as unread after all was read, and drops messages beyond it.
-                late = _listen(self._context, zmq.ROUTER, replay, 2 * (backlog + 1))
+                # ZeroMQ drops messages beyond the limit. It may count up to half of it as unread after all was read, and
+                # on a busy machine hears late of what was read.
+                late = _listen(self._context, zmq.ROUTER, replay, 2 * (backlog + 1) + _SLACK)
                 self.replay = late.get_string(zmq.LAST_ENDPOINT)
                 self._thread = threading.Thread(
                     target=self._serve_replays, args=(late,), name="samewise-kv-replay", daemon=True
