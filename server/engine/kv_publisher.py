@@ -48,8 +48,8 @@ class KVPublisher:
             """The given endpoint, with the chosen port if none was given."""
             self.replay: str | None = None
             if replay is not None:
-                # ZeroMQ drops messages beyond the limit. It may count up to half of it as unread after all was read, and
-                # on a busy machine hears late of what was read.
+                # ZeroMQ drops messages beyond the limit. It may count up to half of it as unread after all was read,
+                # and on a busy machine hears late of what was read.
                 late = _listen(self._context, zmq.ROUTER, replay, 2 * (backlog + 1) + _SLACK)
                 self.replay = late.get_string(zmq.LAST_ENDPOINT)
                 self._thread = threading.Thread(
