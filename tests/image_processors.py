@@ -19,6 +19,15 @@ _IDEFICS3 = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_ut
 _QWEN = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
 _PIXTRAL = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 _V = {"hidden_size": 16, "patch_size": 14, "image_size": 56}
+_NEXT: dict[str, Any] = {
+    "image": {
+        "size": {"shortest_edge": 28},
+        "crop_size": {"height": 28, "width": 28},
+        "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
+    },
+    "processor": {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    "config": {"image_token_index": 300, "vision_config": {**_V, "model_type": "clip_vision_model"}},
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llava": {
@@ -35,28 +44,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "config": {"image_token_index": 300, "vision_config": {**_V, "model_type": "clip_vision_model"}},
         "tokens": ["<image>"],
     },
-    "llava_next": {
-        "class": ("LlavaNextProcessor", "LlavaNextImageProcessor"),
-        "image": {
-            "size": {"shortest_edge": 28},
-            "crop_size": {"height": 28, "width": 28},
-            "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
-        },
-        "processor": {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
-        "config": {"image_token_index": 300, "vision_config": {**_V, "model_type": "clip_vision_model"}},
-        "tokens": ["<image>"],
-    },
+    "llava_next": {"class": ("LlavaNextProcessor", "LlavaNextImageProcessor"), "tokens": ["<image>"], **_NEXT},
     "llava_next_video": {
         "class": ("LlavaNextVideoProcessor", "LlavaNextImageProcessor"),
-        "image": {
-            "size": {"shortest_edge": 28},
-            "crop_size": {"height": 28, "width": 28},
-            "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
-        },
-        "processor": {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
-        "config": {"image_token_index": 300, "vision_config": {**_V, "model_type": "clip_vision_model"}},
         "tokens": ["<image>", "<video>"],
         "names": ["image_token", "video_token"],
+        **_NEXT,
     },
     "llava_onevision": {
         "class": ("LlavaOnevisionProcessor", "LlavaOnevisionImageProcessor"),

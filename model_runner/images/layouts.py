@@ -244,13 +244,7 @@ def _in_pages(
     num_rows: int, tile: tuple[int, int], most: tuple[int, int], dense: sizes.Dense, height: int, width: int
 ) -> Arrangement:
     lines, columns = sizes.granite_tiles(height, width, tile, most, dense)
-    pieces: list[Piece] = []
-    text = ""
-    for line in range(1, lines + 1):
-        for column in range(1, columns + 1):
-            pieces += (f"{text}{_FAKE}<row_{line}_col_{column}>", num_rows)
-            text = ""
-        text = "\n"
+    pieces, text = _tiles(num_rows, _FAKE, lines, columns), "\n"
     if lines * columns > 1:
         pieces += (f"\n\n{_FAKE}<global-img>", num_rows)
         text = _FAKE
@@ -328,15 +322,18 @@ def _tiled(  # noqa: PLR0913, PLR0917 - bound once, above
     num_rows: int, fake: str, whole: str, longest: int | None, tile: int, splits: bool, height: int, width: int
 ) -> Arrangement:
     lines, columns = sizes.idefics3_tiles(height, width, longest, tile) if splits else (0, 0)
+    pieces, text = _tiles(num_rows, fake, lines, columns), "\n\n" if lines else ""
+    return Arrangement((*pieces, f"{text}{fake}{whole}", num_rows, fake))
+
+
+def _tiles(num_rows: int, fake: str, lines: int, columns: int) -> list[Piece]:
+    """The tiles of an image, line by line; each is announced by its place."""
     pieces: list[Piece] = []
-    text = ""
     for line in range(1, lines + 1):
         for column in range(1, columns + 1):
+            text = "\n" if line > 1 and column == 1 else ""
             pieces += (f"{text}{fake}<row_{line}_col_{column}>", num_rows)
-            text = ""
-        text = "\n"
-    text += "\n" if lines else ""
-    return Arrangement((*pieces, f"{text}{fake}{whole}", num_rows, fake))
+    return pieces
 
 
 def _internvl(files: _Files) -> Layout:
