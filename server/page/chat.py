@@ -41,6 +41,8 @@ class ChatView:
         self._shown: list[TurnView] = []
         self._growing: Turn | None = None
         self._answering: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        """Held while a conversation is loaded, which would take away a message sent meanwhile."""
         with ui.element("section").classes("chat").props('aria-label="Chat"'):
             log = ui.element("div").classes("log").props('role=log aria-label="Conversation" aria-live=off tabindex=0')
             with log, ui.element("div"):
@@ -72,15 +74,17 @@ class ChatView:
 
     async def open(self, conversation_id: str) -> None:
         """Show a stored conversation."""
-        if conversation_id != self.conversation.id:
-            await self._load(conversation_id)
-            self.session.browser.to_end()
+        async with self._one_at_a_time:
+            if conversation_id != self.conversation.id:
+                await self._load(conversation_id)
+                self.session.browser.to_end()
 
     async def note_change(self, conversation_id: str) -> None:
         """Handle that another tab has written this conversation: reload it if it is shown and idle."""
         self.store.note_change(conversation_id)
-        if conversation_id == self.conversation.id and self._growing is None:
-            await self._load(conversation_id)
+        async with self._one_at_a_time:
+            if conversation_id == self.conversation.id and self._growing is None:
+                await self._load(conversation_id)
 
     def forget(self, conversation_id: str) -> None:
         """Delete a conversation."""
@@ -104,18 +108,19 @@ class ChatView:
 
     async def ask(self, text: str) -> bool:
         """Send a message with the chosen pictures; returns whether it was accepted."""
-        await self._tray.wait()
-        pictures = self._tray.chosen
-        if not (text or pictures) or not self._can_send():
-            return False
-        path = self.conversation.path()
-        last = path[-1] if path else None
-        if calls := self.conversation.open_calls():
-            self._continue(self.conversation.add(last, "tool", text, tool_call_id=calls[0].get("id")))
-        else:
-            self._tray.clear()
-            self._continue(self.conversation.add(last, "user", text, pictures=pictures))
-        return True
+        async with self._one_at_a_time:
+            await self._tray.wait()
+            pictures = self._tray.chosen
+            if not (text or pictures) or not self._can_send():
+                return False
+            path = self.conversation.path()
+            last = path[-1] if path else None
+            if calls := self.conversation.open_calls():
+                self._continue(self.conversation.add(last, "tool", text, tool_call_id=calls[0].get("id")))
+            else:
+                self._tray.clear()
+                self._continue(self.conversation.add(last, "user", text, pictures=pictures))
+            return True
 
     def choose(self, turn: Turn) -> None:
         """Show this version of a turn, unless an answer is being streamed."""

@@ -12,6 +12,15 @@ from tests.page.in_browser.visits import Chat, Visits
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+LOAD_WHEN_TOLD = """addEventListener("DOMContentLoaded", () => {
+  const load = samewise.load;
+  samewise.load = async (...asked) => {
+    await new Promise((resolve) => (window.goOn = resolve));
+    samewise.load = load;
+    return load(...asked);
+  };
+});"""
+
 
 def conversation(name: str, answer: str) -> dict[str, Any]:
     """One of two turns, as the browser keeps it."""
@@ -74,6 +83,19 @@ async def test_written_by_others(lone_page: LonePage, visits: Visits) -> None:
     lone_page.server.answer = "Well."
     assert (await chat.answer_to("How are you?")).strip() == "Well."
     await expect(chat.conversations).to_have_count(3)
+
+
+async def test_asked_while_it_is_loaded(lone_page: LonePage, visits: Visits) -> None:
+    chat = await visits.chat(lone_page.address)
+    lone_page.server.answer = "Yes."
+    await chat.answer_to("Are you there?")
+    await chat.page.add_init_script(LOAD_WHEN_TOLD)
+    await chat.page.reload()
+    await chat.page.wait_for_function("!!window.goOn")
+    await chat.ask("Still?")
+    await chat.page.evaluate("goOn()")
+    await chat.wait_for_answers(2)
+    assert [turn["content"] for turn in await chat.stored()] == ["Are you there?", "Yes.", "Still?", "Yes."]
 
 
 async def test_one_in_two_tabs(lone_page: LonePage, visits: Visits) -> None:
