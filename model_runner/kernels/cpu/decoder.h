@@ -151,7 +151,7 @@ class LayerRun {
   void multiply(const SwWeight &weight, float *to, int64_t stride) {
     multiply_rows(pool_, weight, scratch_.rows, step_.num_tokens,
                   [=](int64_t row, int64_t first, int64_t count, const float *results) {
-                    std::memcpy(to + row * stride + first, results, count * sizeof(float));
+                    copy(results, count, to + row * stride + first);
                   });
   }
 
@@ -228,7 +228,7 @@ class LayerRun {
                     if (has_mlp)
                       add_scaled(sum, results, 1.0f, count, sum);
                     else
-                      std::memcpy(sum, results, count * sizeof(float));
+                      copy(results, count, sum);
                   });
   }
 
@@ -272,15 +272,17 @@ class LayerRun {
 
 // y = scale * x, or softcap * tanh(scale * x / softcap). A number's place does not affect its result.
 inline void scale_logits(const float *x, float scale, float softcap, int64_t n, float *y) {
-  for (int64_t i = 0; i < n; i += kWidth) {
-    const int64_t count = std::min<int64_t>(kWidth, n - i);
-    float lanes[kWidth] = {};
-    std::memcpy(lanes, x + i, count * sizeof(float));
-    Vec scaled = load(lanes) * scale;
-    if (softcap > 0) scaled = tanh(scaled / softcap) * softcap;
-    store(lanes, scaled);
-    std::memcpy(y + i, lanes, count * sizeof(float));
-  }
+  const auto scaled = [=](const float *x) {
+    const Vec v = load(x) * scale;
+    return softcap > 0 ? tanh(v / softcap) * softcap : v;
+  };
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(y + i, scaled(x + i));
+  if (i == n) return;
+  float last[kWidth] = {};
+  std::memcpy(last, x + i, (n - i) * sizeof(float));
+  store(last, scaled(last));
+  std::memcpy(y + i, last, (n - i) * sizeof(float));
 }
 
 // Scratch memory of a pass. The head shares memory with the layers.

@@ -302,7 +302,7 @@ class ExpertsRun {
       const int64_t end_panel = std::min((panel_unit + 1) * groups / panel_units * kTogether, panels);
       multiply_unit(weights[expert], scratch_.rows, first_row, end_row, first_panel, end_panel,
                     [&](int64_t place, int64_t first, int64_t count, const float *results) {
-                      std::memcpy(result(place) + first, results, count * sizeof(float));
+                      copy(results, count, result(place) + first);
                     });
     });
   }

@@ -184,7 +184,7 @@ class DraftRun {
   void multiply_first_layer(const SwHydraHead &head, int64_t count) const {
     const int64_t bytes = packed_bytes(head.linear) + packed_bytes(head.res_connection);
     const auto set = [&](int64_t row, int64_t first, int64_t count, const float *results) {
-      std::memcpy(state(row) + first, results, count * sizeof(float));
+      copy(results, count, state(row) + first);
     };
     const auto activate_and_add = [&](int64_t row, int64_t first, int64_t count, const float *results) {
       float *to = state(row) + first;
@@ -205,7 +205,7 @@ class DraftRun {
       quantized.data += start * quantized.stride;
       quantized.scales += start;
       multiply_rows(pool_, weight, quantized, rows, [&](int64_t row, int64_t first, int64_t count, const float *results) {
-        std::memcpy(s_.logits + row * s_.logits_width + first, results, count * sizeof(float));
+        copy(results, count, s_.logits + row * s_.logits_width + first);
       });
       for_rows(pool_, rows, [&](int64_t row) {
         const LogitsRow logits{s_.logits + row * s_.logits_width, outputs_of_all(weight), nullptr};

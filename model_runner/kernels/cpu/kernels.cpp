@@ -68,7 +68,7 @@ int32_t linear(SwContext *context, const SwWeight *weight, const float *x, int32
   const QuantizedRows rows = lay_out_rows(inputs, scratch, scales);
   context->pool.for_each(num_rows, [&](int64_t row) { quantize_row(x + row * inputs, *weight, rows, row); });
   const auto store = [&](int64_t row, int64_t first, int64_t count, const float *results) {
-    std::memcpy(y + row * outputs + first, results, count * sizeof(float));
+    copy(results, count, y + row * outputs + first);
   };
   multiply_rows(context->pool, *weight, rows, num_rows, store);
   return 0;

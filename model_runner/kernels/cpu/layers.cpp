@@ -25,8 +25,7 @@ int32_t linears(SwContext *context, const SwWeight *weights, int32_t count, cons
       quantize_row(x + ((first_row + row) * count + index) * inputs, weights[index], quantized, row);
     multiply_unit(weights[index], quantized, 0, rows, 0, panels,
                   [&](int64_t row, int64_t first, int64_t number, const float *results) {
-                    float *to = y + ((first_row + row) * count + index) * outputs + first;
-                    std::memcpy(to, results, number * sizeof(float));
+                    copy(results, number, y + ((first_row + row) * count + index) * outputs + first);
                   });
   });
   return 0;

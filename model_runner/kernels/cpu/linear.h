@@ -98,7 +98,8 @@ class Emit {
   int64_t before_ = 0;
 };
 
-constexpr int64_t kUnitRows = 120;  // a multiple of every tile's rows; a unit's rows stay in the L2 cache
+constexpr int64_t kTileRowsOfAll = 24;             // a multiple of every tile's rows
+constexpr int64_t kUnitRows = 5 * kTileRowsOfAll;  // at most: a unit's rows stay in the L2 cache
 
 // As multiply_unit for one part of a linear. Defined in products.h.
 void multiply_part(const SwWeight &weight, const QuantizedRows &rows, int64_t first_row, int64_t end_row,
@@ -126,15 +127,16 @@ constexpr int64_t kTogether = 3;  // panels that stay in one unit: the most that
 template <typename Work>
 inline void share_product(samewise::ThreadPool &pool, int64_t panels, int64_t bytes, int64_t num_rows,
                           const Work &work) {
-  constexpr int64_t kUnitBytes = 131072;  // of weights: long stretches are read faster
+  constexpr int64_t kUnitBytes = 524288;  // of weights: each unit waits for memory as it begins
   const int64_t together = num_rows <= kFewRows ? 1 : kTogether;
   const int64_t groups = (panels + together - 1) / together;
   const int64_t wanted = round_up(bytes / kUnitBytes + 1, pool.size());
   const int64_t panel_units = std::min(wanted, groups);
   const int64_t row_units = (num_rows + kUnitRows - 1) / kUnitRows;
+  const int64_t unit_rows = round_up((num_rows + row_units - 1) / row_units, kTileRowsOfAll);
   pool.for_each(panel_units * row_units, [&](int64_t unit) {
-    const int64_t first_row = unit / panel_units * kUnitRows, panel_unit = unit % panel_units;
-    const int64_t end_row = std::min(first_row + kUnitRows, num_rows);
+    const int64_t first_row = unit / panel_units * unit_rows, panel_unit = unit % panel_units;
+    const int64_t end_row = std::min(first_row + unit_rows, num_rows);
     const int64_t first_panel = panel_unit * groups / panel_units * together;
     const int64_t end_panel = std::min((panel_unit + 1) * groups / panel_units * together, panels);
     work(first_row, end_row, first_panel, end_panel);
