@@ -7,8 +7,7 @@ r"""Compare what the ledger reserves for a model with what its engine process ta
 An engine process is started for each model. It plans and loads the model, and then fills the cache: with prompts, with
 as many choices as can run, each with penalties and logprobs, with logprobs of every token of a prompt, and with drafts
 in full steps; a model that reads images gets the largest one. An encoder instead encodes some of its longest texts, and
-steps full of short ones. The memory of a process is what no file backs, and the packed weights that are mapped from the
-cache folder.
+steps full of short ones. The memory of a process is what no file backs.
 """
 
 import argparse
@@ -69,18 +68,6 @@ class _Peak:
         self._ends.set()
         self._thread.join()
         return self.private
-
-
-def mapped_weights() -> int:
-    """Bytes of packed weights that are mapped into this process."""
-    total, is_packed = 0, False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
-        first, *words = line.split()
-        if not first.endswith(":"):
-            is_packed = bool(words) and words[-1].endswith(".packed")
-        elif is_packed and first == "Rss:":
-            total += int(words[0]) * 1024
-    return total
 
 
 def workload(loaded: LoadedEngine, image: Image | None) -> Iterator[list[EngineRequest]]:
@@ -152,9 +139,8 @@ def measure(folder: Path, kv_cache_gib: float) -> dict[str, Any]:
     pooling = None if encoder is None else Pooling("classes" if encoder.classifies else "modules")
     for requests in workload(loaded, image) if pooling is None else texts(loaded, pooling):
         run(loaded.engine, requests)  # type: ignore[arg-type]
-    taken = peak.end() + mapped_weights()
     kinds = {"process": needs.process_bytes, **needs.running}
-    return {"reserved": needs.reserved_bytes, "loading": loading, "taken": taken, "kinds": kinds}
+    return {"reserved": needs.reserved_bytes, "loading": loading, "taken": peak.end(), "kinds": kinds}
 
 
 def measure_apart(folder: Path, kv_cache_gib: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Packed weights on disk: the first start writes them, later starts map the file.
+"""Packed weights on disk: the first start writes them, later starts read them.
 
 A file has the weights that one model packs from plain numbers, in one kind and layout. It begins with `_MAGIC`, the
 size of a JSON header (uint64, little endian) and the header. Each weight follows at a multiple of 4 KiB: its packed
@@ -14,15 +14,14 @@ import fcntl
 import hashlib
 import json
 import logging
-import mmap
 import os
 import re
 import shutil
 import struct
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -61,10 +60,9 @@ _MAGIC = b"SWPACK\0\1"
 _ALIGNMENT = 4096
 _SCALES_ALIGNMENT = 64
 _NOT_CACHED = "Packed weights are not cached, so the next start packs them again: %s"
-_MAPPED_FROM = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay", "tmpfs"})
-"""File systems of this machine alone. Files of others are copied: if another machine removed one that is mapped, this
-process would end at the next page that is not in memory."""
-_MOUNTS = Path("/proc/self/mountinfo")
+_PIECE = 16 << 20
+"""Bytes that a thread reads at once."""
+_READERS = 4
 _CODE = ("kernels", "models", "gguf")
 """Subpackages that lead from a checkpoint to packed weights."""
 
@@ -199,7 +197,7 @@ def _plan(kernels: Kernels, sections: Sequence[Section], listing: Listing) -> Fi
 
 
 class _Reader:
-    """Implements WeightCache on a mapped file. Weights keep the mapping alive."""
+    """Implements WeightCache on the bytes of a file."""
 
     def __init__(self, kernels: Kernels, plan: FilePlan, memory: Tensor) -> None:
         self._kernels = kernels
@@ -285,7 +283,7 @@ def _load(plan: FilePlan, folder: Path, descriptor: int) -> Tensor | None:
                 return None
             with suppress(OSError):  # the time of the last use, which a folder that is only read does not keep
                 os.utime(file.fileno())
-            return _map(file) if _can_map(os.fstat(descriptor)) else _copy(file, plan.size)
+            return _read(file, plan.size)
     except FileNotFoundError:
         return None
     except OSError as error:  # also if another user can write to it, or it is a link
@@ -293,32 +291,25 @@ def _load(plan: FilePlan, folder: Path, descriptor: int) -> Tensor | None:
         return None
 
 
-def _can_map(folder: os.stat_result) -> bool:
-    """Whether the folder's file system is one to map files from."""
-    device = f"{os.major(folder.st_dev)}:{os.minor(folder.st_dev)}"
-    with suppress(OSError):
-        for line in _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
-            place, _, system = line.partition(" - ")
-            if place.split()[2] == device:
-                return system.split()[0] in _MAPPED_FROM
-    return False
+def _read(file: BufferedReader, size: int) -> Tensor:
+    """The bytes of a file, in huge pages: mapped, they would be in small ones, and decoding would be slower.
 
-
-def _map(file: BufferedReader) -> Tensor:
-    """The bytes of a file, shared with other processes and read from the disk now."""
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    memory = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of memory that cannot be written; nothing writes weights
-        return torch.frombuffer(memory, dtype=torch.int8)
-
-
-def _copy(file: BufferedReader, size: int) -> Tensor:
-    """The bytes of a file in memory. Raises OSError if there are fewer."""
+    Raises OSError if there are fewer than `size`.
+    """
     memory = huge_pages(size)
-    file.seek(0)
-    if file.readinto(memory.numpy().data) != size:
-        raise OSError(errno.EIO, "the file ends early", file.name)
+    content = memory.numpy().data
+
+    def read(start: int) -> None:
+        end = min(start + _PIECE, size)
+        while start < end:
+            count = os.preadv(file.fileno(), [content[start:end]], start)
+            if count == 0:
+                raise OSError(errno.EIO, "the file ends early", file.name)
+            start += count
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        for _ in readers.map(read, range(0, size, _PIECE)):
+            pass
     return memory
 
 

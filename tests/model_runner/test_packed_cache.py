@@ -63,24 +63,6 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-Mounts = Callable[[str | None], None]
-
-
-@pytest.fixture
-def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounts:
-    """Returns a function that says which file system the cache is on; None: an unknown one."""
-
-    def mount(system: str | None) -> None:
-        device = tmp_path.stat().st_dev
-        lines = ["21 25 0:0 / /proc rw shared:12 - proc proc rw"]
-        if system is not None:
-            lines.append(f"30 25 {os.major(device)}:{os.minor(device)} / / rw,relatime shared:1 - {system} /dev/x rw")
-        (tmp_path / "mounts").write_text("\n".join(lines))
-        monkeypatch.setattr(packed_cache, "_MOUNTS", tmp_path / "mounts")
-
-    return mount
-
-
 def settle() -> None:
     """Wait until everything is written."""
     for thread in threading.enumerate():
@@ -139,42 +121,26 @@ def test_the_second_start_packs_nothing_and_computes_the_same(
     assert files(folder) == [name]
 
 
-def test_weights_are_a_mapping_of_the_file(
-    model: Path, folder: Path, caplog: pytest.LogCaptureFixture, mounts: Mounts
-) -> None:
+def test_the_file_is_listed_and_logged(model: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "samewise.runner")
-    mounts("ext4")
     logits_of(model)
     assert f"0.0 GiB of packed weights written to {folder}/tiny_llama-" in caplog.text
     (name,) = files(folder)
     (entry,) = [entry for entry in list_cache(folder.parent) if entry.kind == "packed"]
     assert (entry.source, entry.path) == ("tiny_llama", folder / name)
-    platform = CpuPlatform(RunnerConfig(model=model))
-    loaded = platform.load(model)
+    logits_of(model)
     assert f"0.0 GiB of packed weights read from {name} in " in caplog.text
-    (mapping,) = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(name)]
-    addresses, mode, *_ = mapping.split()
-    start, end = (int(address, 16) for address in addresses.split("-"))
-    assert mode == "r--s"  # shared by all processes
-    assert isinstance(loaded, NativeModel)
-    weight = loaded.get_output_embeddings().weight.product.weight  # type: ignore[attr-defined]
-    assert start < weight.packed.data_ptr() < end
 
 
-@pytest.mark.parametrize("system", ["nfs4", None])
-def test_weights_are_copied_from_other_machines_disks(
-    system: str | None, model: Path, folder: Path, packed: list[int], mounts: Mounts
-) -> None:
-    first = logits_of(model)
-    mounts(system)
-    packed.clear()
-    (name,) = files(folder)
-    platform = CpuPlatform(RunnerConfig(model=model))
-    loaded = platform.load(model)
-    assert packed == []
-    assert name not in Path("/proc/self/maps").read_text()
-    del loaded
-    assert torch.equal(logits_of(model), first)
+@pytest.mark.parametrize("piece", [1 << 12, 1 << 20])
+def test_a_file_is_read_in_pieces(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_cache, "_PIECE", piece)
+    content = bytes(range(251)) * 100
+    (tmp_path / "file").write_bytes(content)
+    with (tmp_path / "file").open("rb") as file:
+        assert packed_cache._read(file, len(content)).numpy().tobytes() == content
+        with pytest.raises(OSError, match="the file ends early"):
+            packed_cache._read(file, len(content) + 1)
 
 
 def test_small_models_are_not_cached(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
