@@ -281,16 +281,19 @@ class ExpertsRun {
 
   // results = each expert's rows times its weight. All weights have the same shape and kind.
   void multiply_all(const SwWeight *weights) {
-    constexpr int64_t kUnitWeights = 131072;  // about as many bytes as in share_product
     const int64_t panels = panels_of_all(weights[0]), groups = (panels + kTogether - 1) / kTogether;
-    const int64_t wanted = panels * kPanel * weights[0].inputs / kUnitWeights;
+    const auto row_units = [&](int64_t expert) {
+      return (scratch_.starts[expert + 1] - scratch_.starts[expert] + kUnitRows - 1) / kUnitRows;
+    };
+    int64_t all_row_units = 0;
+    for (int32_t expert = 0; expert < experts_.num_experts; ++expert) all_row_units += row_units(expert);
+    const int64_t for_all_threads = (pool_.size() + all_row_units - 1) / all_row_units;
+    const int64_t wanted = std::max(packed_bytes(weights[0]) / kUnitBytes, for_all_threads);
     const int64_t panel_units = std::clamp<int64_t>(wanted, 1, groups);
     int64_t *unit_starts = scratch_.unit_starts;
     unit_starts[0] = 0;
-    for (int32_t expert = 0; expert < experts_.num_experts; ++expert) {
-      const int64_t rows = scratch_.starts[expert + 1] - scratch_.starts[expert];
-      unit_starts[expert + 1] = unit_starts[expert] + (rows + kUnitRows - 1) / kUnitRows * panel_units;
-    }
+    for (int32_t expert = 0; expert < experts_.num_experts; ++expert)
+      unit_starts[expert + 1] = unit_starts[expert] + row_units(expert) * panel_units;
     pool_.for_each(unit_starts[experts_.num_experts], [&](int64_t unit) {
       const int64_t *after = std::upper_bound(unit_starts, unit_starts + experts_.num_experts + 1, unit);
       const int64_t expert = after - unit_starts - 1;

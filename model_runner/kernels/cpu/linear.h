@@ -120,14 +120,14 @@ inline void multiply_unit(const SwWeight &weight, const QuantizedRows &rows, int
   }
 }
 
-constexpr int64_t kTogether = 3;  // panels that stay in one unit: the most that are multiplied at once
+constexpr int64_t kTogether = 3;        // panels that stay in one unit: the most that are multiplied at once
+constexpr int64_t kUnitBytes = 524288;  // of weights: each unit waits for memory as it begins
 
 // Shares rows times panels, which have `bytes` in all, between the threads: work(first_row, end_row, first_panel,
 // end_panel).
 template <typename Work>
 inline void share_product(samewise::ThreadPool &pool, int64_t panels, int64_t bytes, int64_t num_rows,
                           const Work &work) {
-  constexpr int64_t kUnitBytes = 524288;  // of weights: each unit waits for memory as it begins
   const int64_t together = num_rows <= kFewRows ? 1 : kTogether;
   const int64_t groups = (panels + together - 1) / together;
   const int64_t wanted = round_up(bytes / kUnitBytes + 1, pool.size());
