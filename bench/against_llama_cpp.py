@@ -21,6 +21,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,9 +33,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import save_file
 
 from bench.local_server import LocalServer, local_server, paused, started
 from bench.structured import SCHEMAS, endless
+from model_runner.models.loading import open_checkpoint
 from model_runner.models.repository import resolve_model
 from server.cli.loadtest.benchmark import find_model
 from server.cli.loadtest.load import (
@@ -199,7 +202,23 @@ def llama_command(server: str, model: Path, clients: int, context: int) -> list[
 def prepare(model: str, work: Path, converter: Path, console: Console) -> tuple[Path, Path]:
     """Our model folder and llama.cpp's file for it, created at first use. Raises CalledProcessError."""
     folder = prepare_folder(model, work, console)
-    return folder, convert(folder, work, converter, console)
+    plain = write_plainly(folder, work / model) if model == EMBEDDED else folder
+    return folder, convert(plain, work, converter, console)
+
+
+def write_plainly(folder: Path, plain: Path) -> Path:
+    """Write a folder with a GGUF file as one with safetensors, which llama.cpp's converter reads, at first use."""
+    if not plain.is_dir():
+        checkpoint = open_checkpoint(folder)
+        assert checkpoint is not None
+        made = plain.with_suffix(".part")
+        made.mkdir(parents=True, exist_ok=True)
+        tensors = {name: checkpoint.tensor(name).float() for name in checkpoint.shapes}
+        save_file(tensors, made / "model.safetensors", {"format": "pt"})
+        for file in folder.glob("*.json"):
+            shutil.copy(file, made)
+        made.rename(plain)
+    return plain
 
 
 def prepare_folder(model: str, work: Path, console: Console) -> Path:
@@ -319,7 +338,8 @@ def run_model(
         return []
     context = 256 + max(PREFILL, *(load.input_len + load.output_len for load in loads))
     theirs = llama_command(arguments.llama_server, file, max(arguments.clients), context)
-    ours = [str(folder), "--speculation", "off", "--log-level", "warning", *server_arguments]
+    named = [] if model == EMBEDDED else [str(folder)]  # the embedded model's folder alone would be served in 4 bits
+    ours = [*named, "--speculation", "off", "--log-level", "warning", *server_arguments]
     vocab_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     compared = asyncio.run(compare(model, ours, theirs, loads, arguments.rounds, vocab_size))
     if "transformers" in arguments.parts and model == "experts":
