@@ -179,6 +179,8 @@ def main() -> None:
     machine = roofline.measure()
     console.print(roofline.table(machine))
     runner = ModelRunner.load(config)
+    if runner.groups:
+        parser.error("models with windows or recurrent layers need blocks that only the scheduler places")
     times = list(measure(Bench(runner, ModelWork.of(folder))))
     console.print(table(times, machine))
     if arguments.output:
