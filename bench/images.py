@@ -97,6 +97,7 @@ def gaps(folder: Path, turns: int, console: Console) -> None:
         while features.stats().waiting:  # the image that is being computed
             features.wait(1.0)
         time.sleep(0.2)
+    engines.runner.close()  # an interpreter that ended while an image is computed would crash
     stats = features.stats()
     console.print(f"{stats.encoded} images encoded, in {stats.encode_s:.1f} s")
     table = Table("steps", "mean ms", "median ms", "99th of 100 ms")
