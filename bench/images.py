@@ -93,8 +93,9 @@ def gaps(folder: Path, turns: int, console: Console) -> None:
             features.hold("bench", "", images)
             time.sleep(0.2)
         found[with_images].append([_timed(engine.step) for _ in range(_STEPS)])
+        encoded = features.stats().encoded
         features.release("bench")
-        while features.stats().waiting:  # the image that is being computed
+        while with_images and features.stats().encoded == encoded:  # the image that is being computed
             features.wait(1.0)
         time.sleep(0.2)
     engines.runner.close()  # an interpreter that ended while an image is computed would crash
