@@ -10,7 +10,7 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,8 +67,8 @@ def make_image(layout: Layout, data: bytes, size: tuple[int, int], name: int) ->
     return Image(data, name.to_bytes(32, "big"), (ImageRun(0, 0, arranged.num_rows),), grid=arranged.grid)
 
 
-def gaps(folder: Path, turns: int, console: Console) -> None:
-    """Compare steps with and without an image being encoded, in turns."""
+def gaps(folder: Path, rounds: int, console: Console) -> None:
+    """Compare steps with and without an image being encoded, in two turns each of a round."""
     engines = Engines(RunnerConfig(folder, device="cpu", kv_cache_gib=0.5, max_num_seqs=_STREAMS))
     features, layout = engines.runner.images, read_layout(folder)
     assert features is not None
@@ -82,12 +82,12 @@ def gaps(folder: Path, turns: int, console: Console) -> None:
     sampling = SamplingParams(temperature=0.0, min_tokens=100_000)
     for stream in range(_STREAMS):
         prompt = tuple(range(100 + stream, 164 + stream))
-        engine.add(EngineRequest(f"{stream}", prompt, sampling, 2 * turns * _STEPS + 100))
+        engine.add(EngineRequest(f"{stream}", prompt, sampling, 4 * rounds * _STEPS + 100))
     for _ in range(20):
         engine.step()
     found: dict[bool, list[list[float]]] = {False: [], True: []}
-    for turn in range(2 * turns):
-        with_images = turn % 2 == 1
+    for turn in range(4 * rounds):
+        with_images = turn % 4 in (1, 2)  # in the middle, because steps take longer as their texts grow
         if with_images:
             images = [make_image(layout, data, size, name) for name in range(1000 * turn + 1, 1000 * turn + 1000)]
             features.hold("bench", "", images)
@@ -107,9 +107,13 @@ def gaps(folder: Path, turns: int, console: Console) -> None:
         numbers = statistics.mean(every), statistics.median(every), every[int(0.99 * len(every))]
         table.add_row(name, *(f"{number:.1f}" for number in numbers))
     console.print(table)
-    pairs = zip(found[True], found[False], strict=True)
-    ratios = [statistics.mean(beside) / statistics.mean(alone) for beside, alone in pairs]
-    console.print(f"mean step with an image / alone, by turns: median {statistics.median(ratios):.3f}, {ratios}")
+    ratios = [_mean_of_round(found[True], number) / _mean_of_round(found[False], number) for number in range(rounds)]
+    listed = " ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+    console.print(f"mean step with an image / alone, by rounds: median {statistics.median(ratios):.2f} of {listed}")
+
+
+def _mean_of_round(turns: Sequence[Sequence[float]], number: int) -> float:
+    return statistics.mean(step for steps in turns[2 * number : 2 * number + 2] for step in steps)
 
 
 def _encode_s(features: Any, layout: Layout, data: bytes) -> float:
@@ -217,7 +221,7 @@ def main() -> None:
     parser.add_argument("what", choices=("gaps", "memory", "quality"))
     parser.add_argument("--form", choices=sorted(FORMS), default="smolvlm")
     parser.add_argument("--model", type=Path, help="a model folder, instead of random weights in a form")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     use_engine_environment()
     console = Console(width=160)
@@ -227,7 +231,7 @@ def main() -> None:
             make(FORMS[asked.form], folder, resolve_model(None, Console(stderr=True)).path)
         match asked.what:
             case "gaps":
-                gaps(folder, asked.turns, console)
+                gaps(folder, asked.rounds, console)
             case "memory":
                 memory(folder, console)
             case _:

@@ -53,6 +53,7 @@ class TowerCores:
         """Let torch use one thread in the calling thread, in which features are computed from now on."""
         if self._owner != threading.get_ident():
             self._owner = threading.get_ident()
+            torch.get_num_threads()  # or torch would set the thread to the default at its first operation
             torch.set_num_threads(1)
             # The number is also the default of new threads, which this sets back.
             self._others.submit(torch.set_num_threads, self._num_threads).result()

@@ -23,9 +23,9 @@ logger = logging.getLogger("samewise.runner")
 
 Rows = TypeVar("Rows")
 
-_NICENESS = 7
-"""The thread's niceness. Next to a busy thread of normal priority, it gets about a sixth of a core. With 10 it would
-get a tenth, and starve next to other programs."""
+_NICENESS = 15
+"""The thread's niceness. Next to steps it gets what they leave, a third of a core with two of them; with 7 it would get
+half, and steps would take half as long again. Next to other busy programs it gets a thirtieth."""
 _FAILED = "an image could not be encoded; the server's log has the reason"
 
 Key = tuple[str, bytes, int]

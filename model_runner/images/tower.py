@@ -22,6 +22,7 @@ from model_runner.images.cores import SharedAttention, TowerCores, linears_of, p
 from model_runner.images.decoding import decode
 from model_runner.images.image import Image
 from model_runner.images.layouts import SEVERAL, Layout
+from model_runner.images.tiles import compute_one_by_one, takes_tiles
 from model_runner.kernels.library import WeightKind
 from model_runner.kernels.memory import return_freed_memory
 from model_runner.models.damage import naming_damage
@@ -41,6 +42,8 @@ _NUMBERS_PER_PATCH = 21
 """Numbers that a layer of a tower has in memory at a time for each patch, as a multiple of the width."""
 _NUMBERS_WITH_FRAMES = 29
 """The same for towers with frames, which turn queries and keys by rotary positions (Qwen, GLM)."""
+_NUMBERS_OF_TILES = 10
+"""The same for patches of tiles that are computed before or after: their pixels and results, in several copies."""
 _BYTES_PER_PIXEL = 17
 """Memory of decoding and scaling a large image, by any image processor on Pillow and numpy."""
 _PROBED = (640, 480)
@@ -65,8 +68,12 @@ class TowerShape:
     """Width of the tower's hidden states."""
     num_patches: int
     """Patches of the largest image."""
+    patches_per_tile: int
+    """Patches of a tile; all patches, if the tower takes no tiles."""
     numbers_per_patch: int
-    """Numbers in memory at a time for each patch, as a multiple of the width."""
+    """Numbers in memory at a time for each patch that is computed, as a multiple of the width."""
+    kept_per_patch: int
+    """The same for patches of tiles that are not computed at the time."""
     sees_images: bool
     """Whether the rows of an image see each other in the decoder."""
     packed_as: WeightKind | None = None
@@ -78,8 +85,9 @@ class TowerShape:
 
     def num_bytes(self, dtype: torch.dtype, max_pixels: int) -> int:
         """Memory of the weights, and about what is needed to decode an image of so many pixels, and then for it."""
-        numbers = self.num_patches * self.widest * self.numbers_per_patch
-        return self.weight_bytes(dtype) + max(numbers * dtype.itemsize, max_pixels * _BYTES_PER_PIXEL)
+        at_a_time = self.num_patches if self.packed_as is None else self.patches_per_tile
+        numbers = at_a_time * self.numbers_per_patch + (self.num_patches - at_a_time) * self.kept_per_patch
+        return self.weight_bytes(dtype) + max(numbers * self.widest * dtype.itemsize, max_pixels * _BYTES_PER_PIXEL)
 
     def loading_bytes(self, dtype: torch.dtype) -> int:
         """Memory at most while the weights are loaded: they are packed after all of them were read."""
@@ -103,6 +111,8 @@ def inspect_tower(folder: Path, config: PretrainedConfig, layout: Layout) -> Tow
     sees_images = getattr(text, "use_bidirectional_attention", None) == "vision" or config.model_type == "gemma3"
     num_parameters = sum(one.numel() for one in model.parameters())
     multiplied = [linear.weight for linear in linears_of(model)]
+    num_patches, patches_per_tile = _count_patches(folder, config, layout)
+    kept = _kept_states(config)
     return TowerShape(
         num_parameters=num_parameters,
         num_multiplied=sum(weight.numel() for weight in multiplied),
@@ -110,29 +120,34 @@ def inspect_tower(folder: Path, config: PretrainedConfig, layout: Layout) -> Tow
         hidden=text.hidden_size,
         levels=levels_of(config),
         widest=widest,
-        num_patches=_most_patches(folder, config, layout),
-        numbers_per_patch=_numbers_per_patch(config),
+        num_patches=num_patches,
+        patches_per_tile=patches_per_tile if takes_tiles(model.base_model) else num_patches,
+        numbers_per_patch=_NUMBERS_WITH_FRAMES if hasattr(vision, "temporal_patch_size") else _NUMBERS_PER_PATCH + kept,
+        kept_per_patch=_NUMBERS_OF_TILES + 2 * kept,
         sees_images=sees_images,
     )
 
 
-def _numbers_per_patch(config: Any) -> int:
-    vision = config.vision_config
-    if hasattr(vision, "temporal_patch_size"):
-        return _NUMBERS_WITH_FRAMES
-    keeps_all = hasattr(config, "vision_feature_layer")  # the hidden states of all layers, to choose from
-    return _NUMBERS_PER_PATCH + (int(vision.num_hidden_layers) + 1 if keeps_all else 0)
+def _kept_states(config: Any) -> int:
+    """Hidden states of layers that a tower returns, for its projector to choose from."""
+    return int(config.vision_config.num_hidden_layers) + 1 if hasattr(config, "vision_feature_layer") else 0
 
 
-def _most_patches(folder: Path, config: Any, layout: Layout) -> int:
-    """Patches of the largest image, from the patches and feature rows of a small one."""
+def _count_patches(folder: Path, config: Any, layout: Layout) -> tuple[int, int]:
+    """Patches of the largest image, and of a tile, from the patches and feature rows of a small image.
+
+    An image of one tile may have a larger tile than this one, so its tiles are not counted.
+    """
     size = getattr(config.vision_config, "patch_size", 1)
     height, width = (size, size) if isinstance(size, int) else size
     frames = getattr(config.vision_config, "temporal_patch_size", 1)
     inputs = _processor_of(folder)(images=[PIL.Image.new("RGB", _PROBED)], return_tensors="pt", **layout.call)
-    num_patches: int = inputs["pixel_values"].numel() // (3 * height * width * frames)
-    most = max(layout.of(round(6000 * aspect), 6000).num_rows for aspect in _ASPECTS)
-    return -(-num_patches * most // layout.of(*_PROBED).num_rows)
+    pixels: Tensor = inputs["pixel_values"]
+    num_patches = pixels.numel() // (3 * height * width * frames)
+    most_rows = max(layout.of(round(6000 * aspect), 6000).num_rows for aspect in _ASPECTS)
+    most = -(-num_patches * most_rows // layout.of(*_PROBED).num_rows)
+    num_tiles = pixels.shape[:-3].numel()
+    return most, num_patches // num_tiles if num_tiles > 1 else most
 
 
 def _processor_of(folder: Path) -> Any:
@@ -169,6 +184,7 @@ class Tower:
         """Pack the weights of the linear layers for the kernels of a CPU."""
         self.cores = TowerCores(packer.kernels)
         pack_tower(self._model, packer, self.cores)
+        compute_one_by_one(self._model.base_model)
         return_freed_memory()
 
     def encode(self, image: Image) -> Tensor:

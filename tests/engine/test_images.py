@@ -15,10 +15,12 @@ from PIL import Image as Pixels
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
+from model_runner.images.cores import TowerCores
 from model_runner.images.decoding import decode, digest
 from model_runner.images.features import FeatureCache
 from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import SEVERAL, read_layout
+from model_runner.images.tiles import compute_one_by_one
 from model_runner.images.tower import Tower
 from model_runner.kernels.library import Kernels
 from model_runner.models.hf_loading import load_config
@@ -163,6 +165,35 @@ def check_packed(tower: Tower, kernels_library: Path, image: Image, exact: torch
             beside = own.submit(tower.encode, image).result()
     assert torch.equal(alone, beside)
     assert 0 < (alone - exact).norm() / exact.norm() < 0.02
+
+
+def test_torch_computes_a_tower_in_one_thread_and_all_else_in_several(kernels_library: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        cores = TowerCores(Kernels(kernels_library, threads=1))
+        with ThreadPoolExecutor(1) as own, ThreadPoolExecutor(1) as another:
+            own.submit(cores.take).result()
+            assert own.submit(torch.get_num_threads).result() == 1
+            assert another.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "llava_next", "granite_docling"])
+def test_tiles_are_computed_one_by_one(family: str, load_images: Callable[..., Model]) -> None:
+    model = load_images(family)
+    tower = Tower(model.folder, load_config(model.folder), model.layout, torch.device("cpu"), torch.float32)
+    pixels = decode(picture(0, (200, 90)))
+    at_once = tower.features(pixels)
+    base: Any = tower._model.base_model
+    calls: list[int] = []
+    embeddings = base.get_submodule("vision_tower" if hasattr(base, "vision_tower") else "vision_model").embeddings
+    embeddings.register_forward_hook(lambda module, arguments, output: calls.append(len(output)))
+    compute_one_by_one(base)
+    torch.testing.assert_close(tower.features(pixels), at_once)
+    assert len(calls) > 1
+    assert set(calls) == {1}
 
 
 def as_list(level: Any) -> Any:

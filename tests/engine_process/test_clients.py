@@ -80,7 +80,7 @@ async def test_cancelling_the_consumer_aborts_in_the_engine(running):
 
 
 async def test_an_aborted_choice_ends_alone(running):
-    wanted = request("a", max_tokens=30, n=2)
+    wanted = request("a", max_tokens=200, n=2)
     async with running() as client:
         outputs = []
         async for output in outputs_of(client, wanted):
@@ -89,7 +89,9 @@ async def test_an_aborted_choice_ends_alone(running):
                 client.abort_choice("a", 0)
         client.abort_choice("a", 0)
         client.abort_choice("unknown", 0)
-    assert tokens_of(outputs) == {0: expected(wanted)[:7], 1: expected(wanted, 1)}
+    tokens = tokens_of(outputs)
+    assert 7 <= len(tokens[0]) < 200  # some more may have been on their way
+    assert tokens == {0: expected(wanted)[: len(tokens[0])], 1: expected(wanted, 1)}
 
 
 async def test_aborting_the_last_choice_ends_the_stream(running):

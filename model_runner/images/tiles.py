@@ -1,0 +1,71 @@
+"""Has towers compute the tiles of an image one after the other.
+
+All tiles of a large image at once make tensors of hundreds of megabytes. The system gives their memory fresh for each
+operation, which takes longer than most operations do; the tensors of one tile stay in the processor's caches.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_NAMES = ("vision_tower", "vision_model", "vision_encoder")
+"""Names of towers that take tiles [n, 3, height, width]. Other towers take all patches in one sequence."""
+_DIMENSIONS = 4
+"""Dimensions of a tensor of tiles."""
+
+
+def takes_tiles(model: nn.Module) -> bool:
+    """Whether a model has a tower of this kind."""
+    return any(hasattr(model, name) for name in _NAMES)
+
+
+def compute_one_by_one(model: nn.Module) -> None:
+    """Have a model's tower compute each tile in a call of its own. Changes no tower of another kind."""
+    for name in filter(partial(hasattr, model), _NAMES):
+        tower = model.get_submodule(name)
+        _split_calls(tower)
+        if isinstance(embeddings := getattr(tower, "embeddings", None), nn.Module):
+            embeddings.register_forward_hook(_in_rows)
+
+
+def _split_calls(tower: nn.Module) -> None:
+    compute = tower.forward
+
+    def forward(pixel_values: Tensor, **arguments: Any) -> Any:
+        num_tiles = len(pixel_values)
+        if pixel_values.dim() != _DIMENSIONS or num_tiles == 1:
+            return compute(pixel_values, **arguments)
+        tiles = [slice(tile, tile + 1) for tile in range(num_tiles)]
+        return _joined([compute(pixel_values[tile], **_of_tile(arguments, tile, num_tiles)) for tile in tiles])
+
+    tower.forward = forward
+
+
+def _of_tile(arguments: Mapping[str, Any], tile: slice, num_tiles: int) -> dict[str, Any]:
+    """The arguments for a tile: its row of tensors that have one for each tile, and all else."""
+    return {
+        name: value[tile] if isinstance(value, Tensor) and len(value) == num_tiles else value
+        for name, value in arguments.items()
+    }
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The output for all tiles from that for each: a tensor, or a sequence or one of transformers' dicts of them."""
+    match parts[0]:
+        case None:
+            return None
+        case Tensor():
+            return torch.cat(list(parts))
+        case dict() as fields:
+            return type(fields)(**{name: _joined([part[name] for part in parts]) for name in fields})
+        case tuple() | list():
+            return type(parts[0])(map(_joined, zip(*parts, strict=True)))
+    raise TypeError(f"tiles have outputs of the type {type(parts[0]).__name__}")
+
+
+def _in_rows(module: nn.Module, arguments: Any, output: Any) -> Any:
+    """Embeddings as rows in memory. SigLIP makes columns, which each layer's norms would turn again."""
+    return output.contiguous() if isinstance(output, Tensor) else output
