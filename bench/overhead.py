@@ -35,7 +35,6 @@ from scheduler.engine import Engine
 from scheduler.interface import SchedulerConfig
 from scheduler.prefix_cache import CacheLog
 from scheduler.scheduler import Scheduler
-from server.api.body_worker import WorkerPool
 from server.api.model_services import ModelParts
 from server.app import create_app
 from server.cli.lifecycle import open_publisher
@@ -128,9 +127,7 @@ async def serve(port: int) -> None:
     with open_publisher(settings) as publisher, bind(settings.host, settings.port) as listener:
         publish = None if publisher is None else publisher.publish
         engine = EngineProcess(config, limits, publish, partial(ProcessLink.open, "bench.overhead"))
-        app = create_app(
-            [ModelParts(engine, Tokenizer.from_folder(folder.path), settings, folder)], settings, workers=WorkerPool()
-        )
+        app = create_app([ModelParts(engine, Tokenizer.from_folder(folder.path), settings, folder)], settings)
         await engine.start()
         gate = PageGate(app, f"{url_of(listener)}/v1")
         served, websockets = (gate, WEBSOCKETS) if settings.page else (app, None)

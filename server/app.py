@@ -58,12 +58,16 @@ if TYPE_CHECKING:
 
 
 def create_app(
-    models: Sequence[ModelParts], settings: Settings, dialects: Sequence[Dialect] = DIALECTS, *, workers: WorkerPool
+    models: Sequence[ModelParts],
+    settings: Settings,
+    dialects: Sequence[Dialect] = DIALECTS,
+    *,
+    workers: WorkerPool | None = None,
 ) -> FastAPI:
     """Make the application. Requests get 503 until their model's engine is ready.
 
-    The first of the `models` is the default; `dialects` are the supported APIs; `workers` check costly bodies. The
-    caller starts and stops the engines, and closes the workers.
+    The first of the `models` is the default; `dialects` are the supported APIs. `workers` check costly bodies, and are
+    closed by the caller; None: the application has workers of its own. The caller starts and stops the engines.
 
     Raises OSError or ValueError if the API keys or the model's configuration cannot be read, or a setting names
     something that does not exist.
@@ -98,8 +102,11 @@ def create_app(
     return app
 
 
-def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, workers: WorkerPool) -> Services:
+def _services(
+    app: FastAPI, parts: Sequence[ModelParts], settings: Settings, shared_workers: WorkerPool | None
+) -> Services:
     """Make the services of the application. Raises OSError or ValueError, as `create_app` does."""
+    workers = shared_workers or WorkerPool()
     keys = KeyRing(settings)
     storage = Storage(
         settings.data_dir, int(settings.max_stored_mib * (1 << 20)), weight_of=lambda client: keys.named(client).weight
@@ -126,6 +133,7 @@ def _services(app: FastAPI, parts: Sequence[ModelParts], settings: Settings, wor
         image_room=ImageRoom(),
         files=_file_store(settings, storage),
         traces=traces,
+        own_workers=None if shared_workers else workers,
     )
 
 
@@ -167,6 +175,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await services.jobs.close()
     for served in services.models:
         served.body_worker.close()
+    if services.own_workers is not None:
+        await asyncio.to_thread(services.own_workers.close)
     await services.accounts.close()
     if services.files is not None:
         await asyncio.to_thread(services.files.close)

@@ -175,7 +175,6 @@ def make_app(models: Sequence[ModelOnEngine], settings: Settings) -> "FastAPI":
 
     Raises StartError.
     """
-    from server.api.body_worker import WorkerPool  # noqa: PLC0415
     from server.api.model_services import ModelParts  # noqa: PLC0415
     from server.app import create_app  # noqa: PLC0415  (the framework takes a second)
     from server.text.chat_template import TemplateSources  # noqa: PLC0415
@@ -189,7 +188,7 @@ def make_app(models: Sequence[ModelOnEngine], settings: Settings) -> "FastAPI":
         return ModelParts(model.engine, tokenizer, model.settings, *folders, model.hosted)
 
     try:
-        return create_app([parts_of(model) for model in models], settings, workers=WorkerPool())
+        return create_app([parts_of(model) for model in models], settings)
     except OSError as error:
         raise StartError(f"{_setting_of(error, settings)}{describe_error(error)}") from None
     except ValueError as error:

@@ -25,6 +25,7 @@ from server.telemetry.timeline import RequestTimeline
 from server.tenants.accounts import Accounts
 
 if TYPE_CHECKING:
+    from server.api.body_worker import WorkerPool
     from server.api.responses.websocket import Websockets
     from server.telemetry.traces import Traces
 
@@ -147,6 +148,8 @@ class Services:
     """None if no data folder is set."""
     traces: "Traces | None"
     """None if traces are not exported."""
+    own_workers: "WorkerPool | None"
+    """The worker processes that only this application uses; None: they are shared."""
 
     def models_of(self, client: str) -> ServedModels:
         """The models that the client of this name may use."""

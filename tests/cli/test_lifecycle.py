@@ -1,6 +1,7 @@
 """The life of a server from its start to its end, with a stand-in for the engine."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -128,6 +129,32 @@ def test_an_engine_that_has_failed_for_good_ends_it(
 
     with pytest.raises(StartError, match="the engine failed and could not be restarted"):
         serve(look_on)
+
+
+def workers_here() -> set[int]:
+    """Process ids of this process's children that check bodies, and of zombies."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            name, _, rest = status.read_text().rpartition(")")
+            state, parent = rest.split()[:2]
+            if int(parent) == os.getpid():
+                command = status.with_name("cmdline").read_bytes()
+                found |= {int(name.split()[0])} if state == "Z" or b"body_worker_process" in command else set()
+    return found
+
+
+def test_its_worker_processes_end_with_it(serve: Callable[..., None]) -> None:
+    before = workers_here()
+
+    async def look_on(engine: FakeEngine) -> None:
+        try:
+            await until(lambda: workers_here() > before)
+        finally:
+            end_by_signal()
+
+    serve(look_on)
+    assert workers_here() <= before
 
 
 def test_hangup_has_the_keys_read_again(
