@@ -165,6 +165,9 @@ def prepare_torch(threads: int) -> None:
     }
     import torch  # noqa: PLC0415
 
+    from model_runner.kernels.vector_math import prepare_vector_math  # noqa: PLC0415
+
+    prepare_vector_math()
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # Adam's moments of rows without gradients become subnormal, which is slow
 

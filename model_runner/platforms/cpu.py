@@ -20,6 +20,7 @@ from model_runner.images.layouts import Layout
 from model_runner.kernels.build import NoKernelsError, detect_isas
 from model_runner.kernels.early import kernels_library
 from model_runner.kernels.library import Kernels, WeightKind
+from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
 from model_runner.models.checkpoint_quantization import has_plain_tensors, native_reader
 from model_runner.models.damage import naming_damage
@@ -86,6 +87,7 @@ class CpuPlatform(Platform):
         if not config.exact:
             raise ValueError("the CPU always computes exactly; remove --no-exact")
         self.max_model_len = config.max_model_len
+        prepare_vector_math()
         threads = config.threads or available_cores()
         self._kernels = _load_kernels(threads)
         # OpenMP ends the process if it cannot start a thread, and starts as many for each thread that uses torch.

@@ -19,6 +19,7 @@ from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
 from model_runner.kernels.triton.linear import FP8
 from model_runner.kernels.triton.pick import pick
+from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
 from model_runner.models.checkpoint_quantization import is_quantized
 from model_runner.models.cuda_layer import CudaDecoderLayer, compile_layers, replace_layers, replace_norms
@@ -84,6 +85,7 @@ class CudaPlatform(Platform):
             make_graphs: returns a maker of CUDA graphs for each model; None runs all steps without graphs.
             num_programs: how many programs of a kernel run at once; None: as many as the device can run.
         """
+        prepare_vector_math()
         self.device = device
         self.max_model_len = config.max_model_len
         if config.threads is not None:

@@ -1,18 +1,21 @@
 """The parts that keep rows independent: packed weights, activations, experts."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import GptOssConfig, MuseSparkTextConfig, NemotronHConfig
 from transformers import activations as hf
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
+from model_runner.config import RunnerConfig
 from model_runner.models.activations import ExactActivation, ExactFunctions, replace_activations
 from model_runner.models.experts import ExpertWeights, PackedExperts, pack_experts, packed_experts
 from model_runner.models.packed import (
@@ -23,12 +26,33 @@ from model_runner.models.packed import (
     pack_weights,
     probe_row_range,
 )
+from model_runner.runner import ModelRunner
 
 SHAPES = [(64, 48), (100, 37), (13, 7), (576, 1536), (512, 4096), (1, 64)]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class VectorCalls(TorchFunctionMode):
+    """Notes for how many numbers vector functions are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "").strip("_") in ("exp", "log", "tanh", "erf", "sin", "cos"):
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_first_vector_function_is_called_in_one_thread(tiny_model: Callable[[str], Path]) -> None:
+    with VectorCalls() as calls:
+        ModelRunner.load(RunnerConfig(tiny_model("llama"), device="cpu", kv_cache_gib=0.01))
+    assert len(calls.sizes) > 1
+    assert calls.sizes[0] == 1
 
 
 @pytest.mark.parametrize(("out", "width"), SHAPES)
