@@ -31,6 +31,8 @@ from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
 from tests import image_models, image_processors
 from tests.engine import tiny_heads
 from tests.engine.conftest import Harness
+from tests.engine.test_mtp import add
+from tests.model_runner.heads.mtp_modules import Qwen
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=2)
 SIZES = [(70, 50), (1, 1), (33, 90), (200, 3), (56, 56)]
@@ -327,6 +329,33 @@ def test_forty_pictures_under_one_text(
     assert drafting == set(range(len(methods)))
     assert stats.encoded > 120  # some twice, as their requests were preempted
     assert (crowd.stats().preemptions, poor.stats().preemptions >= 24) == (0, True)
+
+
+def test_drafts_of_a_module_for_several_tokens(tmp_path: Path) -> None:
+    """Its rotary positions have three axes, as the model's; its drafts change no answer."""
+    heads = tmp_path / "heads"
+    image_models.write_model(heads, "qwen3_5")
+    module = Qwen(config=image_models.tiny_config("qwen3_5").get_text_config()).tensors()
+    add(heads, lambda tensors: tensors | module)
+    model = Model("qwen3_5", tmp_path / "model", heads=(heads,))
+    pictures = [picture(number, (28 + 28 * (number % 3), 28)) for number in range(6)]
+    requests = [
+        model.request(f"{number}", "What is this? ", data, " Again.", max_tokens=30)
+        for number, data in enumerate(pictures)
+    ]
+    alone = {}
+    for request in requests:
+        alone |= model.harness.run(model.harness.engine(prefix_caching=False), [request])
+    drafted = [replace(request, speculation=Speculation("mtp", 4)) for request in requests]
+    for settings in ({}, {"chunk": 24, "num_blocks": 9}):
+        engine = model.harness.engine(**settings)
+        assert model.harness.runner.images is not None
+        found = model.harness.run(WithFeatures(engine, model.harness.runner.images), drafted)
+        assert [(one.tokens, one.logprobs) for one in found.values()] == [
+            (alone[key].tokens, alone[key].logprobs) for key in found
+        ]
+        assert sum(one.num_accepted + one.num_rejected for one in found.values()) > 0
+        assert (engine.stats().preemptions > 0) == ("num_blocks" in settings)
 
 
 @pytest.mark.parametrize(

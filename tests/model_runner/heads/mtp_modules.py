@@ -125,9 +125,11 @@ class Qwen:
     kind: str = "qwen3_5_text"
     weights: Tensors = field(default_factory=dict)
     """Without the prefix; random by default."""
+    config: Any = None
+    """The target's; that of a tiny model by default."""
 
     def __post_init__(self) -> None:
-        self.config: Any = tiny_config(self.kind)
+        self.config = self.config or tiny_config(self.kind)
         self.weights = self.weights or random_tensors(self._shapes(), seed=5)
 
     def tensors(self) -> Tensors:
