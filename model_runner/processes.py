@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,27 +61,43 @@ class Backoff:
         return float(min(self.first_s * 2 ** (failures - 1), self.longest_s))
 
 
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
-_CPU_LIMIT = _CONTROL_GROUP / "cpu.max"
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
-def available_cores(limit_file: Path = _CPU_LIMIT) -> int:
-    """Cores that this process may use, within its control group's limit; at least 1."""
-    cores = len(os.sched_getaffinity(0))
+def control_groups(own: Path = Path("/proc/self/cgroup"), root: Path = _CONTROL_GROUPS) -> list[Path]:
+    """Folders of this process's control group and of the groups around it (version 2). The limits of all hold.
+
+    A container sees its own group as the root. A service of systemd is in a group below the root.
+    """
     try:
-        quota, period = limit_file.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, math.floor(int(quota) / int(period))))
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    folder = root / name
+    if ".." in folder.parts:  # a group outside of what the container sees
+        return [root]
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
 
 
-def free_memory(group: Path = _CONTROL_GROUP) -> int:
-    """Bytes of the host's memory that can be allocated now, within the control group's limit (version 2)."""
+def available_cores(groups: Sequence[Path] | None = None) -> int:
+    """Cores that this process may use, within the limits of its control groups; at least 1."""
+    cores = len(os.sched_getaffinity(0))
+    for group in control_groups() if groups is None else groups:
+        with suppress(OSError, ValueError):  # there is no limit, or it is "max"
+            quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+            cores = min(cores, math.floor(int(quota) / int(period)))
+    return max(1, cores)
+
+
+def free_memory(groups: Sequence[Path] | None = None) -> int:
+    """Bytes of the host's memory that can be allocated now, within the limits of the control groups."""
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(meminfo["MemAvailable"].split()[0]) * 1024
-    limit = group / "memory.max"
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        free = min(free, int(text) - _used_memory(group))
+    for group in control_groups() if groups is None else groups:
+        limit = group / "memory.max"
+        if limit.exists() and (text := limit.read_text().strip()) != "max":
+            free = min(free, int(text) - _used_memory(group))
     return free
 
 

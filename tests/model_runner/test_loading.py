@@ -354,13 +354,13 @@ def test_free_memory_is_some_of_this_machine() -> None:
 @pytest.mark.parametrize(("limit", "free"), [(3_000_000, 2_200_000), (1_000_000, 200_000)])
 def test_the_control_group_limits_it_and_can_give_up_pages_of_files(limit: int, free: int, tmp_path: Path) -> None:
     write_control_group(tmp_path, str(limit))
-    assert free_memory(tmp_path) == free
+    assert free_memory([tmp_path]) == free
 
 
 @pytest.mark.parametrize("limit", ["max", str(1 << 60), None])
 def test_a_control_group_without_a_limit_has_the_machine(limit: str | None, tmp_path: Path) -> None:
     write_control_group(tmp_path, limit)
-    assert 100_000_000 < free_memory(tmp_path) < 1 << 50
+    assert 100_000_000 < free_memory([tmp_path]) < 1 << 50
 
 
 def write_control_group(folder: Path, limit: str | None) -> None:
