@@ -126,7 +126,7 @@ class Qwen:
     weights: Tensors = field(default_factory=dict)
     """Without the prefix; random by default."""
     config: Any = None
-    """The target's; that of a tiny model by default."""
+    """The target's configuration; by default a tiny model's."""
 
     def __post_init__(self) -> None:
         self.config = self.config or tiny_config(self.kind)
