@@ -4,12 +4,13 @@ All tiles of a large image at once make tensors of hundreds of megabytes. The sy
 operation, which takes longer than most operations do; the tensors of one tile stay in the processor's caches.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 _NAMES = ("vision_tower", "vision_model", "vision_encoder")
 """Names of towers that take tiles [n, 3, height, width]. Other towers take all patches in one sequence."""
@@ -47,23 +48,22 @@ def _split_calls(tower: nn.Module) -> None:
 def _of_tile(arguments: Mapping[str, Any], tile: slice, num_tiles: int) -> dict[str, Any]:
     """The arguments for a tile: its row of tensors that have one for each tile, and all else."""
     return {
-        name: value[tile] if isinstance(value, Tensor) and len(value) == num_tiles else value
+        name: value[tile] if isinstance(value, Tensor) and value.shape[:1] == (num_tiles,) else value
         for name, value in arguments.items()
     }
 
 
-def _joined(parts: Sequence[Any]) -> Any:
-    """The output for all tiles from that for each: a tensor, or a sequence or one of transformers' dicts of them."""
-    match parts[0]:
-        case None:
-            return None
-        case Tensor():
-            return torch.cat(list(parts))
-        case dict() as fields:
-            return type(fields)(**{name: _joined([part[name] for part in parts]) for name in fields})
-        case tuple() | list():
-            return type(parts[0])(map(_joined, zip(*parts, strict=True)))
-    raise TypeError(f"tiles have outputs of the type {type(parts[0]).__name__}")
+def _joined(outputs: list[Any]) -> Any:
+    """The output for all tiles. Tensors of the tiles, such as the states of all layers, are freed one by one."""
+    flat, structures = zip(*map(tree_flatten, outputs), strict=True)
+    outputs.clear()
+    joined = []
+    for place in range(len(flat[0])):
+        parts = [leaves[place] for leaves in flat]
+        for leaves in flat:
+            leaves[place] = None
+        joined.append(None if parts[0] is None else torch.cat(parts))
+    return tree_unflatten(joined, structures[0])
 
 
 def _in_rows(module: nn.Module, arguments: Any, output: Any) -> Any:

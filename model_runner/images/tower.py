@@ -123,7 +123,7 @@ def inspect_tower(folder: Path, config: PretrainedConfig, layout: Layout) -> Tow
         num_patches=num_patches,
         patches_per_tile=patches_per_tile if takes_tiles(model.base_model) else num_patches,
         numbers_per_patch=_NUMBERS_WITH_FRAMES if hasattr(vision, "temporal_patch_size") else _NUMBERS_PER_PATCH + kept,
-        kept_per_patch=_NUMBERS_OF_TILES + 2 * kept,
+        kept_per_patch=_NUMBERS_OF_TILES + kept,
         sees_images=sees_images,
     )
 
