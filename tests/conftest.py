@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from model_runner.kernels.build import build_kernels
+from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.repository import cache_folder, resolve_model
 from tests import tiny_vocabulary
@@ -40,6 +41,7 @@ VOCAB_SIZE = 320
 if TYPE_CHECKING:
     from server.api.body_worker import WorkerPool
 
+prepare_vector_math()  # for oracles that compute before any runner
 LIBC = ctypes.CDLL(None)
 COMPILER_FLAGS: list[str] = []
 """Further ones for native libraries, of the command line."""
