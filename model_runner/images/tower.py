@@ -40,9 +40,9 @@ logger = logging.getLogger("samewise.runner")
 _ATTENTION = "sdpa"
 _NUMBERS_PER_PATCH = 21
 """Numbers that a layer of a tower has in memory at a time for each patch, as a multiple of the width."""
-_NUMBERS_WITH_FRAMES = 29
+_NUMBERS_WITH_FRAMES = 34
 """The same for towers with frames, which turn queries and keys by rotary positions (Qwen, GLM)."""
-_NUMBERS_OF_TILES = 10
+_NUMBERS_OF_TILES = 11
 """The same for patches of tiles that are computed before or after: their pixels and results, in several copies."""
 _BYTES_PER_PIXEL = 17
 """Memory of decoding and scaling a large image, by any image processor on Pillow and numpy."""
