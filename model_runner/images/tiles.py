@@ -5,7 +5,6 @@ operation, which takes longer than most operations do; the tensors of one tile s
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,16 +19,19 @@ _DIMENSIONS = 4
 
 def takes_tiles(model: nn.Module) -> bool:
     """Whether a model has a tower of this kind."""
-    return any(hasattr(model, name) for name in _NAMES)
+    return bool(_towers(model))
 
 
 def compute_one_by_one(model: nn.Module) -> None:
     """Have a model's tower compute each tile in a call of its own. Changes no tower of another kind."""
-    for name in filter(partial(hasattr, model), _NAMES):
-        tower = model.get_submodule(name)
+    for tower in _towers(model):
         _split_calls(tower)
         if isinstance(embeddings := getattr(tower, "embeddings", None), nn.Module):
             embeddings.register_forward_hook(_in_rows)
+
+
+def _towers(model: nn.Module) -> list[nn.Module]:
+    return [model.get_submodule(name) for name in _NAMES if hasattr(model, name)]
 
 
 def _split_calls(tower: nn.Module) -> None:

@@ -138,9 +138,9 @@ def workers_here() -> set[int]:
         with contextlib.suppress(OSError):  # it has just ended
             name, _, rest = status.read_text().rpartition(")")
             state, parent = rest.split()[:2]
-            if int(parent) == os.getpid():
-                command = status.with_name("cmdline").read_bytes()
-                found |= {int(name.split()[0])} if state == "Z" or b"body_worker_process" in command else set()
+            is_worker = state == "Z" or b"body_worker_process" in status.with_name("cmdline").read_bytes()
+            if int(parent) == os.getpid() and is_worker:
+                found.add(int(name.split()[0]))
     return found
 
 
