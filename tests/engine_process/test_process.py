@@ -185,11 +185,13 @@ asyncio.run(main())
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", script, cwd=REPOSITORY, stdout=subprocess.PIPE, env=environment
     )
-    async with asyncio.timeout(60):
-        engine = int(await parent.stdout.readline())
-    assert is_alive(engine)
-    parent.kill()
-    await parent.communicate()
+    try:
+        async with asyncio.timeout(60):
+            engine = int(await parent.stdout.readline())
+        assert is_alive(engine)
+    finally:
+        parent.kill()
+        await parent.communicate()
     await until(lambda: not is_alive(engine))
 
 
