@@ -38,11 +38,22 @@ _DERIVES_HEAD_DIM = frozenset(
 _LAYERS_OF_LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 _TIED = {"tie_word_embeddings": True}
 _ANY_STEP = {"time_step_limit": (0.0, inf)}
+_FALCON_FACTORS = {
+    **dict.fromkeys(("embedding_multiplier", "key_multiplier", "lm_head_multiplier"), 1.0),
+    **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier"), 1.0),
+    **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier"), 1.0),
+    **{"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5},
+}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "falcon_h1": {**_ANY_STEP, "mamba_norm_before_gate": True},
+    "falcon_h1": {**_ANY_STEP, "mamba_norm_before_gate": True, **_FALCON_FACTORS},
+    "gemma": _TIED,
+    "gemma2": _TIED,
+    "gemma3_text": {**_TIED, "final_logit_softcapping": None, "use_bidirectional_attention": False},
+    "gpt_oss": {"swiglu_alpha": 1.702},
     "granitemoehybrid": _ANY_STEP,
     "lfm2": _TIED,
     "lfm2_moe": _TIED,
+    "mixtral": {"sliding_window": None},
     "nemotron_h": {"mamba_hidden_act": "silu"},
 }
 """Transformers' values for entries that published files lack, by model type."""
@@ -57,6 +68,10 @@ _OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Names of entries in files, which take precedence, and the names that transformers' configurations have for them."""
+
+
+_WINDOW_PERIODS = {"gemma2": 2, "gemma3_text": 6}
+"""Model types in whose files every layer with such a number has no window, unless they list the layers."""
 
 
 class MissingEntryError(Exception):
@@ -115,8 +130,7 @@ def read_known_config(folder: Path) -> KnownConfig | None:
 def _read_text(entries: Mapping[str, Any], family: Family, folder: Path) -> KnownConfig | None:
     """The configuration of a language model; None if transformers has to read it."""
     entries = _with_usual_names(entries)
-    rope = None if family.model.rotary_by_kind else _rope_parameters(entries)
-    rope = entries.get("rope_parameters") if family.model.rotary_by_kind else rope
+    rope = _rope_by_kind(entries) if family.model.rotary_by_kind else _rope_parameters(entries)
     if (rope is None and family.model.has_rotary) or entries.get("mamba_d_head") == "auto":
         return None
     own: dict[str, Any] = {"rope_parameters": rope or {}}
@@ -136,6 +150,12 @@ def _with_usual_names(entries: Mapping[str, Any]) -> dict[str, Any]:
     names = _OTHER_NAMES.get(model_type, {})
     usual = {**_DEFAULTS.get(model_type, {}), **{name: entries[name] for name in entries if name not in names}}
     usual |= {names[name]: entries[name] for name in entries if name in names}
+    layers = usual.get("num_hidden_layers")
+    if model_type in _WINDOW_PERIODS and layers and not usual.get("layer_types"):
+        period = usual.get("sliding_window_pattern", _WINDOW_PERIODS[model_type])
+        usual["layer_types"] = [
+            "sliding_attention" if number % period else "full_attention" for number in range(1, layers + 1)
+        ]
     if model_type == "nemotron_h":
         pattern, layers = entries.get("hybrid_override_pattern", ""), usual.pop("layer_types", None)
         if layers is None and set(pattern) <= _LAYERS_OF_LETTERS.keys():
@@ -147,6 +167,15 @@ def _with_usual_names(entries: Mapping[str, Any]) -> dict[str, Any]:
 def _read_number(entries: dict[str, Any]) -> Any:
     """An object of the file; a number where transformers stores one that JSON lacks, such as infinity, as an object."""
     return float(entries["__float__"]) if entries.keys() == {"__float__"} else entries
+
+
+def _rope_by_kind(entries: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Rotary parameters by kinds of layers; None if an entry is missing. Gemma 3's older files have two bases."""
+    rope: dict[str, Any] | None = entries.get("rope_parameters")
+    if rope is not None or "rope_local_base_freq" not in entries or (full := _rope_parameters(entries)) is None:
+        return rope
+    local = {"rope_type": "default", "rope_theta": entries["rope_local_base_freq"]}
+    return {"full_attention": full, "sliding_attention": local}
 
 
 def _rope_parameters(entries: Mapping[str, Any]) -> dict[str, Any] | None:

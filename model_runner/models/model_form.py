@@ -32,13 +32,19 @@ class ModelForm:
 
     config: Any
     """The whole configuration."""
-    text: Config
-    family: ModelFamily
     embedding: Matrix  # [vocabulary, hidden]
+    embedding_scale: float
     layers: Sequence[DecoderForm]
+    rotary_kinds: Sequence[str | None]
+    """For each layer the kind whose frequencies it has."""
     frequencies: Mapping[str | None, Frequencies]
     """Rotary frequencies of each kind of layer, or of all kinds as None."""
+    max_model_len: int
     norm: Tensor  # [hidden], the factor
+    norm_eps: float
+    logits_scale: float
+    logits_softcap: float
+    """Logits x become softcap * tanh(x / softcap); 0 leaves them."""
     head: Linear
     shares_head: bool
     """Whether head and embedding are the same weight."""
@@ -77,7 +83,7 @@ class ModelForm:
             num_groupable=sum(_size(linear) for linear in inner if linear.inputs % INT4_GROUP == 0),
             hidden=self.embedding.shape[1],
             vocab_size=self.head.outputs,
-            max_model_len=self.text.max_position_embeddings,
+            max_model_len=self.max_model_len,
             recurrences=tuple(mixer.recurrence for mixer in recurrent if mixer.recurrence is not None),
             convolutions=tuple(mixer.convolution for mixer in recurrent),
             form=self,
@@ -121,12 +127,16 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
         raise UnsupportedModelError(f"{describe_model(config)} {fault}")
     return ModelForm(
         config=config,
-        text=text,
-        family=family.model,
         embedding=embedding.matrices[0],
+        embedding_scale=family.model.embedding_scale(text),
         layers=known,
+        rotary_kinds=text.layer_types if family.model.rotary_by_kind else [None] * len(layers),
         frequencies=frequencies,
+        max_model_len=text.max_position_embeddings,
         norm=1 + norm if family.model.norm_adds_one else norm,
+        norm_eps=family.model.norm_eps(text),
+        logits_scale=family.model.logits_scale(text),
+        logits_softcap=family.model.logits_softcap(text) or 0.0,
         head=head,
         shares_head=head is embedding,
     )

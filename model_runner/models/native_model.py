@@ -95,7 +95,7 @@ class NativeModel:
         # The error of the head reaches every logit, so it stays in int8.
         head = packer.in_int8.pack(form.head)
         self.config = form.config
-        self._embedding = StoredEmbedding(packer, form.embedding, form.family.embedding_scale(form.text))
+        self._embedding = StoredEmbedding(packer, form.embedding, form.embedding_scale)
         self._head = PackedHead(kernels, head)
         self._norm = form.norm.contiguous()
         self._kernels = kernels
@@ -107,16 +107,16 @@ class NativeModel:
         tables = {kind: RotaryTable(*frequencies) for kind, frequencies in form.frequencies.items()}
         self._tables = list(tables.values())
         self._rotaries = [
-            tables[form.text.layer_types[index] if form.family.rotary_by_kind else None] if layer.uses_rotary else None
-            for index, layer in enumerate(form.layers)
+            tables[kind] if layer.uses_rotary else None
+            for kind, layer in zip(form.rotary_kinds, form.layers, strict=True)
         ]
         self._struct = CPU.new(
             "SwModel",
             hidden=self.hidden,
             embedding_scale=self._embedding.embed_scale,
-            norm_eps=form.family.norm_eps(form.text),
-            logits_scale=form.family.logits_scale(form.text),
-            logits_softcap=form.family.logits_softcap(form.text) or 0.0,
+            norm_eps=form.norm_eps,
+            logits_scale=form.logits_scale,
+            logits_softcap=form.logits_softcap,
             embedding=self._embedding.struct[0],
             norm=pointer(self._norm, self.hidden),
             head=head.struct[0],

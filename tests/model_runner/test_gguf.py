@@ -22,6 +22,8 @@ from model_runner.gguf.header import read_gguf
 from model_runner.gguf.tokenizer import end_tokens, read_vocabulary, split_text
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config, load_model
+from model_runner.models.known_config import read_known_config
+from model_runner.models.model_form import read_model_form
 from model_runner.models.refusal import UnsupportedModelError
 from tests.model_runner.gguf_families import FAMILIES, WITH_IMAGES, make_config, stir
 from tests.model_runner.gguf_files import Contents, architecture_name, contents_of, vocabulary
@@ -76,6 +78,8 @@ def test_a_file_becomes_the_model_that_it_was_made_from(
     family: str, write: Callable[..., Path], tmp_path: Path
 ) -> None:
     convert_gguf(write(family), tmp_path / "converted")
+    if (known := read_known_config(tmp_path / "converted")) is not None:
+        read_model_form(known, GgufCheckpoint(tmp_path / "model.gguf"))  # raises an error if transformers is needed
     torch.manual_seed(5)
     expected: Any = AutoModelForCausalLM.from_config(make_config(family)).eval()
     stir(expected)

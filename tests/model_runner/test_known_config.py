@@ -138,6 +138,23 @@ def test_other_files_are_left_to_transformers(change: Change, tmp_path: Path) ->
             {"time_step_limit"},
             {"layer_types": ["mamba", "mamba", "attention", "mamba"]},
         ),
+        ("gemma", {"tie_word_embeddings"}, {"rope_parameters": None, "rope_theta": 10000.0}),
+        ("gemma2", {"tie_word_embeddings", "layer_types"}, {"rope_parameters": None, "rope_theta": 10000.0}),
+        (
+            "gemma3_text",
+            {
+                "tie_word_embeddings",
+                "layer_types",
+                "use_bidirectional_attention",
+                "rope_parameters",
+                "final_logit_softcapping",
+            },
+            {
+                **{"sliding_window_pattern": 3, "rope_theta": 1e6, "rope_local_base_freq": 10000},
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+        ),
+        ("gpt_oss", {"swiglu_alpha"}, {}),
         ("lfm2_moe", {"tie_word_embeddings"}, {"tie_embedding": True}),
         ("nemotron_h", {"layers_block_type", "mamba_hidden_act"}, {"hybrid_override_pattern": "M-*E"}),
     ],
@@ -148,7 +165,7 @@ def test_published_files_need_no_transformers(
     model = tiny_model(case)
     entries = {name: value for name, value in model.config.to_dict().items() if name not in absent}
     (tmp_path / "config.json").write_text(json.dumps(entries | given))
-    known, checkpoint = read_known_config(tmp_path), TensorCheckpoint(model.state_dict())
+    known, checkpoint = read_known_config(tmp_path), with_usual_experts(TensorCheckpoint(model.state_dict()))
     assert known is not None
     form = read_model_form(known, checkpoint)
     assert form is not None

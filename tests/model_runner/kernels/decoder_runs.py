@@ -1,6 +1,6 @@
 """Runs of tiny models on native attention: fused layers against transformers' own, and whole models."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -156,15 +156,16 @@ class FusedModel:
         case: str,
         kernels: Kernels,
         kind: WeightKind = "int8",
-        spoil: Callable[[ModelForm], ModelForm] = lambda form: form,
+        changes: Mapping[str, float] | None = None,
         **sizes: int,
     ) -> None:
+        """`changes` are made to the native model's form alone."""
         self.model = served_model(case, **sizes)
         self._kernels = kernels
         form = model_form_of(self.model)
         self._forms = form.layers
         packer = NativePacker(kernels, kind)
-        self.native = NativeModel(packer, spoil(form))
+        self.native = NativeModel(packer, replace(form, **dict(changes or {})))
         prepare(self.model, packer)
 
     def targets(self, needs: Sequence[Feature] = ()) -> tuple[NativeTargetModel, HFTargetModel]:
