@@ -138,6 +138,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pid", type=int, help="the server's process, to measure its memory")
     asked = parser.parse_args()
+    try:
+        httpx.get(f"{asked.url}/health").raise_for_status()
+    except httpx.HTTPError as error:
+        raise SystemExit(f"No server answers at {asked.url} ({error}). Serve a model that takes images.") from None
     before = memory_of(asked.pid)
     with Watch(asked.url) as idle:
         time.sleep(_IDLE_S)
