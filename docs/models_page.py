@@ -7,7 +7,7 @@ from marked_pages import code, table
 
 from model_runner.encoders.folder import MODEL_TYPES
 from model_runner.gguf.architectures import ARCHITECTURES
-from model_runner.images.loading import SERVED
+from model_runner.images.layouts import FAMILIES
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
 from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES
 from model_runner.models.layer_family import DeltaNet, LayerFamily, Mamba2, Mixture, ShortConvolution
@@ -89,9 +89,9 @@ These types take [images](../how-to/images.md), from safetensors files: {image_t
 are int8 unless `--quantization none` is set, and the rest is float32.
 
 Types that transformers can only process with torchvision or with other packages are served for their text. So are types
-that need more than feature rows in place of tokens: ERNIE 4.5 VL chooses experts by images, and Hunyuan VL has
-positions in four axes. MiniCPM-V 4.6 numbers images in the text, and Ovis 2 has features of separators. The towers of
-DeepSeek OCR 2 and DeepSeek VL with two towers take gigabytes for an image, which the memory plan does not know.
+that need more than feature rows in place of tokens. ERNIE 4.5 VL chooses experts by images, Hunyuan VL has positions in
+four axes, MiniCPM-V 4.7 places slices on a canvas of positions, and Ovis 2 has features of separators. DeepSeek VL with
+two towers takes gigabytes for an image, which the memory plan does not know.
 
 ## LongRoPE
 
@@ -260,7 +260,7 @@ def render_models() -> str:
         formats=formats,
         gguf=code(sorted(ARCHITECTURES), " and "),
         encoders=code(sorted(MODEL_TYPES), " and "),
-        image_types=code(sorted(SERVED), " and "),
+        image_types=code(sorted(FAMILIES), " and "),
     )
 
 

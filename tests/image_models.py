@@ -249,6 +249,39 @@ _CASES |= {
         **_ENDS,
     ),
 }
+_CASES |= {
+    "deepseek_ocr2": _case(
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "mlp_layer_types": ["dense", "sparse"],
+            "max_position_embeddings": 2048,
+        },
+        {
+            "sam_config": {
+                **{"hidden_size": 16, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 2},
+                **{"image_size": 1024, "patch_size": 16, "downsample_channels": [8, 16], "global_attn_indexes": [1]},
+                "mlp_dim": 24,
+                "window_size": 8,
+            },
+            "encoder_config": {
+                **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
+                "num_key_value_heads": 2,
+            },
+        },
+    ),
+    "minicpmv4_6": _case(
+        {**_DELTA, "model_type": "qwen3_5_text"},
+        {**_VISION, "image_size": 112},
+        insert_layer_id=0,
+        image_size=112,
+        video_token_id=301,
+    ),
+}
 _TYPES = {"pixtral": "llava", "gemma4_small": "gemma4"}
 FAMILIES = tuple(_CASES)
 

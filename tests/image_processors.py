@@ -87,6 +87,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "config": {"image_token_id": 300, "vision_config": _V},
         "tokens": ["<image_placeholder>"],
     },
+    "deepseek_ocr2": {
+        "class": ("DeepseekOcr2Processor", "DeepseekOcr2ImageProcessor"),
+        "image": {"size": {"height": 1024, "width": 1024}, "tile_size": 768},
+        "config": {"image_token_id": 300, "vision_config": {}},
+        "tokens": ["<image>"],
+    },
+    "minicpmv4_6": {
+        "class": ("MiniCPMV4_6Processor", "MiniCPMV4_6ImageProcessor"),
+        "image": {"scale_resolution": 112, "max_slice_nums": 4, "patch_size": 14},
+        "config": {"image_token_id": 300},
+        "tokens": [
+            *("<|image_pad|>", "<|video_pad|>"),
+            *("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
+        ],
+        "names": [
+            *("image_token", "video_token"),
+            *("image_start_token", "image_end_token", "slice_start_token", "slice_end_token"),
+            *("image_id_start_token", "image_id_end_token"),
+        ],
+    },
     "aya_vision": {
         "class": ("AyaVisionProcessor", "GotOcr2ImageProcessor"),
         "image": {"size": {"height": 56, "width": 56}, "crop_to_patches": True, "min_patches": 1, "max_patches": 6},
@@ -300,7 +320,8 @@ def processor_of(folder: Path, family: str) -> Any:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     settings = json.loads((folder / "processor_config.json").read_text())
     settings.pop("processor_class")
-    others = {"video_processor": SimpleNamespace(merge_size=2), "feature_extractor": None}
+    of_videos = SimpleNamespace(merge_size=2, slice_mode=False, downsample_mode="16x")
+    others = {"video_processor": of_videos, "feature_extractor": None}
     takes = getattr(module, name).__init__.__code__.co_varnames
     settings |= {key: value for key, value in others.items() if key in takes}
     return Unchecked(image_processor=image_processor, tokenizer=tokenizer, **settings)

@@ -67,6 +67,8 @@ class Layout:
     """How images in low resolution stand in prompts; None if the image processor has no choice."""
     several: "Layout | None" = None
     """How each of several images of a prompt stands in it; None if their number does not matter."""
+    number: tuple[str, str] | None = None
+    """Texts around the image's number in its prompt, from 0, which then stands before the image."""
 
     def at(self, detail: str) -> "Layout":
         """The layout for images of this detail: `low`, SEVERAL, or anything else for the model's own resolution."""
@@ -91,7 +93,7 @@ def read_layout(folder: Path) -> Layout | None:
     Raises OSError or ValueError if a file cannot be read.
     """
     files = _Files.read(folder)
-    make = _FAMILIES.get(str(files.config.get("model_type")))
+    make = FAMILIES.get(str(files.config.get("model_type")))
     if make is None or not files.settings:
         return None
     try:
@@ -475,8 +477,79 @@ def _pooled(begin: str, end: str, patch: int, pooling: int, most: int, height: i
     return Arrangement((begin, lines * columns, end))
 
 
-_FAMILIES: Mapping[str, Callable[[_Files], Layout]] = {
+def _deepseek_ocr2(files: _Files) -> Layout:
+    """Rows of an image's tiles, if it is larger than one, then of the whole image, and a row at the end.
+
+    There is no low resolution: transformers' processor then counts rows that the tower does not make.
+    """
+    settings, processor = files.settings, files.processor
+    patch = processor.get("patch_size", 16) * processor.get("downsample_ratio", 4)
+    tile = settings.get("tile_size", 768)
+    num_rows, whole = ((-(-side // patch)) ** 2 for side in (tile, _side(settings.get("size", 1024), "height")))
+    options = {name: processor.get(name, default) for name, default in _DEEPSEEK_TILES.items()}
+    most = options["min_patches"], options["max_patches"]
+    token = files.token("image_token", "<image>")
+    return files.layout(token, partial(_tiles_then_whole, num_rows, whole, tile, most), **options)
+
+
+_DEEPSEEK_TILES = {"crop_to_patches": True, "min_patches": 2, "max_patches": 6}
+
+
+def _tiles_then_whole(
+    num_rows: int, whole: int, tile: int, most: tuple[int, int], height: int, width: int
+) -> Arrangement:
+    lines, columns = sizes.tiled_canvas(height, width, (tile, tile), *most) if max(height, width) > tile else (0, 0)
+    return Arrangement((lines * columns * num_rows + whole + 1,))
+
+
+def _minicpm(files: _Files) -> Layout:
+    """The whole image, then its slices, line by line; the image's number stands before them."""
+    settings = files.settings
+    mode = settings.get("downsample_mode", "16x")
+    if files.config.get("downsample_mode", "16x") != mode:
+        raise KeyError("downsample_mode")
+    block = settings.get("patch_size", 14) * (2 if mode == "4x" else 4)
+    arrange = partial(
+        _whole_then_slices,
+        (files.token("image_start_token", "<image>"), files.token("image_end_token", "</image>")),
+        (files.token("slice_start_token", "<slice>"), files.token("slice_end_token", "</slice>")),
+        settings.get("scale_resolution", 448),
+        block,
+    )
+    sliced = partial(arrange, settings.get("max_slice_nums", 9) if settings.get("slice_mode", True) else 1)
+    low = partial(arrange, 1), {"slice_mode": False}
+    layout = files.layout(files.token("image_token", "<|image_pad|>"), sliced, low=low)
+    if not settings.get("use_image_id", True):
+        return layout
+    number = files.token("image_id_start_token", "<image_id>"), files.token("image_id_end_token", "</image_id>")
+    assert layout.low is not None, "made above"
+    return replace(layout, number=number, low=replace(layout.low, number=number))
+
+
+def _whole_then_slices(
+    of_image: tuple[str, str],
+    of_slice: tuple[str, str],
+    side: int,
+    block: int,
+    most: int,
+    height: int,
+    width: int,
+) -> Arrangement:
+    grid = sizes.minicpm_slices(height, width, side, most)
+    lines, columns = sizes.minicpm_size(height, width, side, block, may_grow=grid == (0, 0))
+    pieces: list[Piece] = [of_image[0], lines // block * (columns // block), of_image[1]]
+    if grid != (0, 0):
+        lines, columns = sizes.minicpm_slice(height, width, grid, side, block)
+        for line in range(grid[0]):
+            for column in range(grid[1]):
+                text = "\n" if line and not column else ""
+                pieces += (text + of_slice[0], lines // block * (columns // block), of_slice[1])
+    return Arrangement(tuple(pieces))
+
+
+FAMILIES: Mapping[str, Callable[[_Files], Layout]] = {
     "aya_vision": _aya_vision,
+    "deepseek_ocr2": _deepseek_ocr2,
     "deepseek_vl": _deepseek_vl,
     "llava": _llava,
     "llava_next": _llava_next,
@@ -484,6 +557,7 @@ _FAMILIES: Mapping[str, Callable[[_Files], Layout]] = {
     "llava_onevision": _llava_onevision,
     "granite_docling": _granite_docling,
     "vipllava": _llava,
+    "minicpmv4_6": _minicpm,
     "mistral3": _pixtral,
     "lighton_ocr": _lighton_ocr,
     "idefics3": _idefics3,

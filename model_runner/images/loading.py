@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("samewise.runner")
 
-SERVED = frozenset(
-    {
-        *("idefics3", "internvl", "lighton_ocr", "llava", "mistral3", "smolvlm"),
-        *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
-        *("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"),
-        *("aya_vision", "deepseek_vl", "exaone4_5", "llava_next", "qianfan_ocr", "vipllava"),
-        *("granite_docling", "llava_next_video", "llava_onevision"),
-    }
-)
-"""Types of models whose images the engine computes as transformers does."""
-
-
 _GIB = 1 << 30
 
 
@@ -89,7 +77,7 @@ def find_reader(config: RunnerConfig, platform: "Platform") -> ImageReader | Non
 def layout_of(folder: Path) -> Layout | None:
     """How images stand in the prompts of a model; None if the model, its files or this machine cannot read images."""
     layout = read_layout(folder)
-    if layout is None or layout.family not in SERVED:
+    if layout is None:
         return None
     if not any(folder.glob("*.safetensors")):
         logger.info("images     not served: the tower's weights are not in safetensors files")

@@ -166,3 +166,38 @@ def gemma4_blocks(height: int, width: int, block: int, most: int) -> tuple[int, 
     if columns == 0:
         return min(math.floor(height / width), most), 1
     return lines, columns
+
+
+def minicpm_slices(height: int, width: int, side: int, most: int) -> tuple[int, int]:
+    """MiniCPM-V: the lines and columns of slices of about `side` squared pixels, at most `most`; 0, 0 for none.
+
+    Their shape is nearest to the image's; among equally near ones, the one with the most lines and the fewest slices.
+    """
+    wanted = min(math.ceil(height * width / (side * side)), most)
+    if wanted <= 1:
+        return 0, 0
+    counts = [count for count in (wanted - 1, wanted, wanted + 1) if 1 < count <= most]
+    grids = [(lines, count // lines) for count in counts for lines in range(1, count + 1) if count % lines == 0]
+    aspect = math.log(width / height)
+    best, best_difference = (1, 1), math.inf
+    for lines, columns in grids:
+        difference = abs(aspect - math.log(columns / lines))
+        if difference < best_difference or (difference == best_difference and lines > best[0]):
+            best, best_difference = (lines, columns), difference
+    return best
+
+
+def minicpm_size(height: float, width: float, side: int, block: int, *, may_grow: bool) -> tuple[int, int]:
+    """MiniCPM-V: about `side` squared pixels in blocks; a smaller image is only rounded, unless it may grow."""
+    if height * width > side * side or may_grow:
+        aspect = width / height
+        height = int(side / math.sqrt(aspect))
+        width = int(height * aspect)
+    return max(round(height / block), 1) * block, max(round(width / block), 1) * block
+
+
+def minicpm_slice(height: int, width: int, grid: tuple[int, int], side: int, block: int) -> tuple[int, int]:
+    """MiniCPM-V: the size of each slice of an image that is cut into these lines and columns."""
+    lines, columns = grid
+    shape = max(round(height / lines), 1), max(round(width / columns), 1)
+    return minicpm_size(*shape, side, block, may_grow=True)

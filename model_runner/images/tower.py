@@ -44,6 +44,7 @@ _NUMBERS_WITH_FRAMES = 34
 """The same for towers with frames, which turn queries and keys by rotary positions (Qwen, GLM)."""
 _NUMBERS_OF_TILES = 11
 """The same for patches of tiles that are computed before or after: their pixels and results, in several copies."""
+_COPIES_OF_BIASES = 2
 _BYTES_PER_PIXEL = 17
 """Memory of decoding and scaling a large image, by any image processor on Pillow and numpy."""
 _PROBED = (640, 480)
@@ -74,6 +75,8 @@ class TowerShape:
     """Numbers in memory at a time for each patch that is computed, as a multiple of the width."""
     kept_per_patch: int
     """The same for patches of tiles that are not computed at the time."""
+    num_biases: int
+    """Numbers that a tower with relative positions adds to the scores of attention between the patches of a tile."""
     sees_images: bool
     """Whether the rows of an image see each other in the decoder."""
     packed_as: WeightKind | None = None
@@ -87,7 +90,8 @@ class TowerShape:
         """Memory of the weights, and about what is needed to decode an image of so many pixels, and then for it."""
         at_a_time = self.num_patches if self.packed_as is None else self.patches_per_tile
         numbers = at_a_time * self.numbers_per_patch + (self.num_patches - at_a_time) * self.kept_per_patch
-        return self.weight_bytes(dtype) + max(numbers * self.widest * dtype.itemsize, max_pixels * _BYTES_PER_PIXEL)
+        numbers = numbers * self.widest + self.num_biases * _COPIES_OF_BIASES
+        return self.weight_bytes(dtype) + max(numbers * dtype.itemsize, max_pixels * _BYTES_PER_PIXEL)
 
     def loading_bytes(self, dtype: torch.dtype) -> int:
         """Memory at most while the weights are loaded: they are packed after all of them were read."""
@@ -106,7 +110,7 @@ def inspect_tower(folder: Path, config: PretrainedConfig, layout: Layout) -> Tow
     with torch.device("meta"):
         model = _make_class(config)._from_config(_tower_config(config), attn_implementation=_ATTENTION)
     text: Any = config.get_text_config()
-    vision: Any = config.vision_config
+    vision = _first_part(config)
     widest = getattr(vision, "embed_dim", None) or vision.hidden_size
     sees_images = getattr(text, "use_bidirectional_attention", None) == "vision" or config.model_type == "gemma3"
     num_parameters = sum(one.numel() for one in model.parameters())
@@ -124,8 +128,14 @@ def inspect_tower(folder: Path, config: PretrainedConfig, layout: Layout) -> Tow
         patches_per_tile=patches_per_tile if takes_tiles(model.base_model) else num_patches,
         numbers_per_patch=_NUMBERS_WITH_FRAMES if hasattr(vision, "temporal_patch_size") else _NUMBERS_PER_PATCH + kept,
         kept_per_patch=_NUMBERS_OF_TILES + kept,
+        num_biases=vision.num_attention_heads * patches_per_tile**2 if getattr(vision, "use_rel_pos", False) else 0,
         sees_images=sees_images,
     )
+
+
+def _first_part(config: Any) -> Any:
+    """The configuration of the tower, or of its part that takes the patches (DeepSeek-OCR 2)."""
+    return getattr(config.vision_config, "sam_config", config.vision_config)
 
 
 def _kept_states(config: Any) -> int:
@@ -138,14 +148,17 @@ def _count_patches(folder: Path, config: Any, layout: Layout) -> tuple[int, int]
 
     An image of one tile may have a larger tile than this one, so its tiles are not counted.
     """
-    size = getattr(config.vision_config, "patch_size", 1)
+    vision = _first_part(config)
+    size = getattr(vision, "patch_size", 1)
     height, width = (size, size) if isinstance(size, int) else size
-    frames = getattr(config.vision_config, "temporal_patch_size", 1)
+    frames = getattr(vision, "temporal_patch_size", 1)
     inputs = _processor_of(folder)(images=[PIL.Image.new("RGB", _PROBED)], return_tensors="pt", **layout.call)
     pixels: Tensor = inputs["pixel_values"]
     num_patches = pixels.numel() // (3 * height * width * frames)
     most_rows = max(layout.of(round(6000 * aspect), 6000).num_rows for aspect in _ASPECTS)
     most = -(-num_patches * most_rows // layout.of(*_PROBED).num_rows)
+    if "num_local_patches" in inputs:  # the tiles are another input, and not larger than the whole image
+        return most, num_patches
     num_tiles = pixels.shape[:-3].numel()
     return most, num_patches // num_tiles if num_tiles > 1 else most
 

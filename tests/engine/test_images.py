@@ -131,7 +131,8 @@ def test_features_are_those_of_transformers(
     model = load_images(family)
     tower = Tower(model.folder, load_config(model.folder), model.layout, torch.device("cpu"), torch.float32)
     oracle: Any = image_models.load_oracle(model.folder)
-    for number, size in enumerate([*SIZES, (3, 90), (90, 3)]):
+    sizes = [*SIZES, (3, 90), (90, 3)] if family != "deepseek_ocr2" else [SIZES[0], (800, 30)]  # its tower is slow
+    for number, size in enumerate(sizes):
         pixels = decode(picture(number, size))
         found = tower.features(pixels)
         assert found.shape[1] == model.layout.of(*size).num_rows

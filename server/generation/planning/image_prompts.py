@@ -149,7 +149,8 @@ class ImagePrompts:
         Text between feature rows is encoded as it would be between image tokens in one text.
         """
         assert self.layout is not None, "only texts of such a model have marks"
-        tokens, placed, pending = list(beginning), [], ""
+        tokens, pending = list(beginning), ""
+        placed: list[Image] = []
         between: dict[str, list[int]] = {}
         follows = False
         for piece in split_at_marks(text):
@@ -157,6 +158,8 @@ class ImagePrompts:
                 pending += piece
                 continue
             image, runs, row = images[piece], [], 0
+            if (number := self.layout.number) is not None:
+                pending += f"{number[0]}{len(placed)}{number[1]}"
             for part in image.arrangement.pieces:
                 if isinstance(part, str):
                     pending += part

@@ -42,6 +42,7 @@ STRINGS = "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}<|end|>{%
 """Shows only strings."""
 PLACEHOLDERS = {
     **dict.fromkeys(("idefics3", "llava", "llava_onevision"), "<image>"),
+    "minicpmv4_6": "<|image_pad|>",
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }
 

@@ -73,7 +73,7 @@ def check_runs(request: EngineRequest) -> None:
     assert all(request.prompt[place] == IMAGE for place in places)
 
 
-@pytest.mark.parametrize("family", ["llava", "idefics3", "qwen2_vl"])
+@pytest.mark.parametrize("family", ["llava", "idefics3", "minicpmv4_6", "qwen2_vl"])
 @pytest.mark.parametrize("template", [LISTS, BOTH, FIRST])
 async def test_same_prompt_as_transformers(
     image_client: Client, image_folder: Callable[..., Path], engine: FakeEngine, family: str, template: str
