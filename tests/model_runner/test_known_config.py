@@ -167,9 +167,14 @@ def test_published_files_need_no_transformers(
     (tmp_path / "config.json").write_text(json.dumps(entries | given))
     known, checkpoint = read_known_config(tmp_path), with_usual_experts(TensorCheckpoint(model.state_dict()))
     assert known is not None
-    form = read_model_form(known, checkpoint)
+    form, expected = (read_model_form(one, checkpoint) for one in (known, AutoConfig.from_pretrained(tmp_path)))
     assert form is not None
-    assert form.shape() == read_model_form(AutoConfig.from_pretrained(tmp_path), checkpoint).shape()
+    assert expected is not None
+    assert form.shape() == expected.shape()
+    for name in ("embedding_scale", "rotary_kinds", "norm_eps", "logits_scale", "logits_softcap"):
+        assert getattr(form, name) == getattr(expected, name), name
+    for kind, found in expected.frequencies.items():
+        assert torch.equal(form.frequencies[kind].angles, found.angles)
 
 
 def test_a_file_of_several_parts(tmp_path: Path) -> None:
