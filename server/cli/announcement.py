@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 from model_runner.models.repository import cache_folder
 from model_runner.runner_interface import RunnerInfo
@@ -56,9 +57,8 @@ class Announcer:
         return time.perf_counter() - self._started
 
     def say(self, title: str, text: str) -> None:
-        """Print a line."""
-        self._console.print(f"[bold]{title:<16}[/bold]", end="")
-        self._console.print(text, markup=False)
+        """Print a line in one write, because the engine's process writes to the same output."""
+        self._console.print(Text.assemble((f"{title:<16}", "bold"), text))
 
     def say_address(self, address: str, *, has_page: bool) -> None:
         """Where the server is."""

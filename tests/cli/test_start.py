@@ -3,9 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
+from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
+from server.cli.announcement import Announcer
 from server.http.listening import bind
 
 
@@ -18,6 +22,15 @@ def last_line(result: subprocess.CompletedProcess[str]) -> str:
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     return result.stderr.splitlines()[-1]
+
+
+def test_a_line_is_written_at_once() -> None:
+    """Otherwise lines of the engine's process get into it."""
+    output = Mock(spec=TextIO)
+    Announcer(Console(file=output, soft_wrap=True, force_terminal=False), 0).say(
+        "Listening", "http://127.0.0.1:1, loading [b]" + 200 * "x"
+    )
+    output.write.assert_called_once_with("Listening       http://127.0.0.1:1, loading [b]" + 200 * "x" + "\n")
 
 
 def test_a_port_that_is_taken() -> None:
