@@ -253,12 +253,8 @@ _CASES: Mapping[str, dict[str, Any]] = {
     "deepseek_v3": {**_LATENT, **_GROUPED, "first_k_dense_replace": 1, "head_dim": 8},
     "deepseek_v32": {**_LATENT, **_GROUPED, **_INDEXED, "first_k_dense_replace": 1},
     "deepseek_v4": {
-        "layer_types": [
-            "sliding_attention",
-            "compressed_sparse_attention",
-            "heavily_compressed_attention",
-            "compressed_sparse_attention",
-        ],
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
         "sliding_window": 16,
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
         "q_lora_rank": 24,
@@ -271,6 +267,7 @@ _CASES: Mapping[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 40,
         "hc_mult": 2,
+        "hc_sinkhorn_iters": 3,
     },
     "dots1": {
         **_ROUTED,
@@ -389,7 +386,8 @@ _CASES: Mapping[str, dict[str, Any]] = {
     },
     "minimax_m3_vl_text": {
         **_FOUR,
-        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "full_attention"],
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
         "index_n_heads": 2,
         "index_head_dim": 16,
         "index_block_size": 4,
