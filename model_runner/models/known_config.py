@@ -71,7 +71,7 @@ _OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 _WINDOW_PERIODS = {"gemma2": 2, "gemma3_text": 6}
-"""Model types in whose files every layer with such a number has no window, unless they list the layers."""
+"""How often a layer without a window comes, for model types whose older files do not list the layers."""
 
 
 class MissingEntryError(Exception):

@@ -226,11 +226,15 @@ class ChatView:
             self._show_whose_turn()
 
     async def _load(self, conversation_id: str) -> None:
+        """Show a stored conversation, unless a new one is started before the browser has sent it."""
+        before = self.conversation
         try:
             found = await self.store.load(conversation_id)
         except ValueError as problem:
             with self._turns:
                 ui.notify(f"Cannot show this conversation: {problem}.", type="negative")
+            return
+        if self.conversation is not before:
             return
         self._set(found)
         self.settings.show_system(found.system)

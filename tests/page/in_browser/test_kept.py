@@ -12,14 +12,14 @@ from tests.page.in_browser.visits import Chat, Visits
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LOAD_WHEN_TOLD = """addEventListener("DOMContentLoaded", () => {
+LOAD_WHEN_TOLD = """() => {
   const load = samewise.load;
   samewise.load = async (...asked) => {
     await new Promise((resolve) => (window.goOn = resolve));
     samewise.load = load;
     return load(...asked);
   };
-});"""
+}"""
 
 
 def conversation(name: str, answer: str) -> dict[str, Any]:
@@ -89,13 +89,29 @@ async def test_asked_while_it_is_loaded(lone_page: LonePage, visits: Visits) -> 
     chat = await visits.chat(lone_page.address)
     lone_page.server.answer = "Yes."
     await chat.answer_to("Are you there?")
-    await chat.page.add_init_script(LOAD_WHEN_TOLD)
+    await chat.page.add_init_script(f'addEventListener("DOMContentLoaded", {LOAD_WHEN_TOLD});')
     await chat.page.reload()
     await chat.page.wait_for_function("!!window.goOn")
     await chat.ask("Still?")
     await chat.page.evaluate("goOn()")
     await chat.wait_for_answers(2)
     assert [turn["content"] for turn in await chat.stored()] == ["Are you there?", "Yes.", "Still?", "Yes."]
+
+
+async def test_a_new_one_while_another_is_loaded(lone_page: LonePage, visits: Visits) -> None:
+    chat = await visits.chat(lone_page.address)
+    lone_page.server.answer = "Yes."
+    await chat.answer_to("Are you there?")
+    await chat.button("New chat").click()
+    await chat.answer_to("And now?")
+    await chat.page.evaluate(LOAD_WHEN_TOLD)
+    await chat.conversations.get_by_role("button", name="Are you there?", exact=True).click()
+    await chat.page.wait_for_function("!!window.goOn")
+    await chat.button("New chat").click()
+    await expect(chat.answers).to_have_count(0)
+    await chat.page.evaluate("goOn()")
+    await chat.answer_to("Still?")
+    assert [turn["content"] for turn in await chat.stored()] == ["Still?", "Yes."]
 
 
 async def test_one_in_two_tabs(lone_page: LonePage, visits: Visits) -> None:
