@@ -251,16 +251,7 @@ _CASES |= {
 }
 _CASES |= {
     "deepseek_ocr2": _case(
-        {
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "n_shared_experts": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "mlp_layer_types": ["dense", "sparse"],
-            "max_position_embeddings": 2048,
-        },
+        {**_MOE, "mlp_layer_types": ["dense", "sparse"], "max_position_embeddings": 2048},
         {
             "sam_config": {
                 **{"hidden_size": 16, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 2},

@@ -22,6 +22,8 @@ _SCALED_BEYOND = 1.1
 """LLaVA-OneVision scales the rows of tiles down if their lines are so many times as long as the longest ones."""
 _LOW_TOKENS = 70
 """The least number of rows of Gemma 4's image processor."""
+_DEEPSEEK_TILES = {"crop_to_patches": True, "min_patches": 2, "max_patches": 6}
+"""Arguments of DeepSeek-OCR 2's processor for its image processor, whatever the file of that one says."""
 SEVERAL = "several"
 """The detail of images that are not alone in their prompt, where that matters."""
 Piece = str | int
@@ -490,9 +492,6 @@ def _deepseek_ocr2(files: _Files) -> Layout:
     most = options["min_patches"], options["max_patches"]
     token = files.token("image_token", "<image>")
     return files.layout(token, partial(_tiles_then_whole, num_rows, whole, tile, most), **options)
-
-
-_DEEPSEEK_TILES = {"crop_to_patches": True, "min_patches": 2, "max_patches": 6}
 
 
 def _tiles_then_whole(
