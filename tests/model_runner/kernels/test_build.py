@@ -43,6 +43,13 @@ def sources(tmp_path: Path) -> Path:
     return folder
 
 
+def damage(library: Path) -> None:
+    """Replace the file by a shorter one. The file itself is loaded, so it must not change."""
+    content = library.read_bytes()
+    library.unlink()
+    library.write_bytes(content[:-1])
+
+
 def fake_compiler(tmp_path: Path, body: str) -> dict[str, str]:
     script = tmp_path / "compiler"
     script.write_text(body)
@@ -309,7 +316,7 @@ def test_a_library_that_the_loader_refuses_is_built_again(
 
 def test_without_a_compiler_a_damaged_library_is_not_used(sources: Path, tmp_path: Path) -> None:
     library = build_kernels(tmp_path, sources=sources)
-    library.write_bytes(library.read_bytes()[:-1])
+    damage(library)
     with pytest.raises(NoKernelsError, match=r"no C\+\+ compiler was found"):
         build_kernels(tmp_path, environment=NO_COMPILER, sources=sources)
 
@@ -414,7 +421,7 @@ def test_the_packages_library_comes_first(sources: Path, tmp_path: Path, monkeyp
     for module in (build, library_folder):
         monkeypatch.setattr(module, "PACKAGED", packaged)
     assert build_kernels(tmp_path, sources=sources) == library
-    library.write_bytes(library.read_bytes()[:-1])
+    damage(library)
     assert build_kernels(tmp_path, sources=sources) == cached
     (sources / "answer.h").write_text("constexpr int kAnswer = 43;\n")
     shutil.copy(cached, library)
