@@ -22,8 +22,8 @@ _SCALED_BEYOND = 1.1
 """LLaVA-OneVision scales the rows of tiles down if their lines are so many times as long as the longest ones."""
 _LOW_TOKENS = 70
 """The least number of rows of Gemma 4's image processor."""
-_DEEPSEEK_TILES = {"crop_to_patches": True, "min_patches": 2, "max_patches": 6}
-"""Arguments of DeepSeek-OCR 2's processor for its image processor, whatever the file of that one says."""
+_DEEPSEEK_TILES = (2, 6)
+"""The least and most tiles that DeepSeek-OCR 2's processor asks for, whatever the image processor's file says."""
 SEVERAL = "several"
 """The detail of images that are not alone in their prompt, where that matters."""
 Piece = str | int
@@ -488,16 +488,16 @@ def _deepseek_ocr2(files: _Files) -> Layout:
     patch = processor.get("patch_size", 16) * processor.get("downsample_ratio", 4)
     tile = settings.get("tile_size", 768)
     num_rows, whole = ((-(-side // patch)) ** 2 for side in (tile, _side(settings.get("size", 1024), "height")))
-    options = {name: processor.get(name, default) for name, default in _DEEPSEEK_TILES.items()}
-    most = options["min_patches"], options["max_patches"]
+    least, most = _DEEPSEEK_TILES
+    arrange = partial(_tiles_then_whole, num_rows, whole, tile)
     token = files.token("image_token", "<image>")
-    return files.layout(token, partial(_tiles_then_whole, num_rows, whole, tile, most), **options)
+    return files.layout(token, arrange, crop_to_patches=True, min_patches=least, max_patches=most)
 
 
-def _tiles_then_whole(
-    num_rows: int, whole: int, tile: int, most: tuple[int, int], height: int, width: int
-) -> Arrangement:
-    lines, columns = sizes.tiled_canvas(height, width, (tile, tile), *most) if max(height, width) > tile else (0, 0)
+def _tiles_then_whole(num_rows: int, whole: int, tile: int, height: int, width: int) -> Arrangement:
+    lines = columns = 0
+    if max(height, width) > tile:
+        lines, columns = sizes.tiled_canvas(height, width, (tile, tile), *_DEEPSEEK_TILES)
     return Arrangement((lines * columns * num_rows + whole + 1,))
 
 

@@ -45,6 +45,7 @@ _NUMBERS_WITH_FRAMES = 34
 _NUMBERS_OF_TILES = 11
 """The same for patches of tiles that are computed before or after: their pixels and results, in several copies."""
 _COPIES_OF_BIASES = 2
+"""Copies in memory at a time of the numbers that relative positions add to attention, as measured."""
 _BYTES_PER_PIXEL = 17
 """Memory of decoding and scaling a large image, by any image processor on Pillow and numpy."""
 _PROBED = (640, 480)

@@ -150,11 +150,11 @@ def _with_usual_names(entries: Mapping[str, Any]) -> dict[str, Any]:
     names = _OTHER_NAMES.get(model_type, {})
     usual = {**_DEFAULTS.get(model_type, {}), **{name: entries[name] for name in entries if name not in names}}
     usual |= {names[name]: entries[name] for name in entries if name in names}
-    layers = usual.get("num_hidden_layers")
-    if model_type in _WINDOW_PERIODS and layers and not usual.get("layer_types"):
+    num_layers = usual.get("num_hidden_layers")
+    if model_type in _WINDOW_PERIODS and num_layers and not usual.get("layer_types"):
         period = usual.get("sliding_window_pattern", _WINDOW_PERIODS[model_type])
         usual["layer_types"] = [
-            "sliding_attention" if number % period else "full_attention" for number in range(1, layers + 1)
+            "sliding_attention" if number % period else "full_attention" for number in range(1, num_layers + 1)
         ]
     if model_type == "nemotron_h":
         pattern, layers = entries.get("hybrid_override_pattern", ""), usual.pop("layer_types", None)

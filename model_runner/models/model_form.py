@@ -103,14 +103,10 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
     text: Config = config.get_text_config()
     if family is None or not family.model.is_plain(config, text):
         return None
-    prefix = next(
-        (one for one in family.model.stored_decoders if f"{one}{family.model.embedding}.weight" in checkpoint.shapes),
-        None,
-    )
-    if prefix is None or any(f"{name}.bias" in checkpoint.shapes for name in _HEADS):
-        return None
     parameters = Parameters(checkpoint, family.layer.names)
-    decoder = parameters.below(prefix.removesuffix(".")) if prefix else parameters
+    decoder = _find_decoder(family.model, checkpoint, parameters)
+    if decoder is None or any(f"{name}.bias" in checkpoint.shapes for name in _HEADS):
+        return None
     layers = [
         read_form(family.layer, text, index, decoder.below(f"layers.{index}"))
         for index in range(text.num_hidden_layers)
@@ -140,6 +136,14 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
         head=head,
         shares_head=head is embedding,
     )
+
+
+def _find_decoder(family: ModelFamily, checkpoint: Checkpoint, parameters: Parameters) -> Parameters | None:
+    """The decoder's weights; None if the checkpoint has them under none of the family's prefixes."""
+    for prefix in family.stored_decoders:
+        if f"{prefix}{family.embedding}.weight" in checkpoint.shapes:
+            return parameters.below(prefix.removesuffix(".")) if prefix else parameters
+    return None
 
 
 def _read_head(config: Any, text: Config, parameters: Parameters, embedding: Linear) -> Linear:

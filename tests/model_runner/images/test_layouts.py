@@ -99,7 +99,9 @@ def test_call_arguments(family: tuple[Layout, Any]) -> None:
     if "image_sizes" in made and "patch_size" in layout.call:
         height, width = made["image_sizes"][0]
         assert num_rows == (height // layout.call["patch_size"]) * (width // layout.call["patch_size"])
-    if layout.call.get("crop_to_patches") and layout.family != "deepseek_ocr2":
+    if layout.family == "deepseek_ocr2":
+        assert num_rows == 16 * 16 + 1
+    elif "crop_to_patches" in layout.call:
         assert num_rows == 4 * len(made["pixel_values"])
 
 
