@@ -3,6 +3,9 @@ r"""Text that matches a client's regular expression, or is one of several string
 Clients write ECMAScript's expressions, and llguidance takes Rust's. In Rust's, `.` also matches some line ends, `\s`
 has other characters, and brackets, `&&`, `--` and `~~` have a meaning in a class. So every character is escaped.
 llguidance itself refuses look-around, backreferences and anchors that it cannot enforce.
+
+In an expression for JSON strings, no class contains a character that these strings cannot contain: llguidance allows
+every escape, also `\"` and `\\`, in a class with most of the control characters.
 """
 
 import re
@@ -11,7 +14,6 @@ from dataclasses import dataclass
 
 from server.generation.constraints.check import check_grammar
 from server.generation.constraints.fragment import ConstraintError, Fragment, check_text, literal, under, whole
-from server.generation.constraints.values import UNWRITABLE
 
 MAX_EXPANDED = 10_000
 """Characters and classes of an expression with all its counts expanded: `(x{100}){100}` has 10,000."""
@@ -34,10 +36,20 @@ _UNIT = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _MEMBER = re.compile(rf"(?P<first>{_ESCAPE}|[^\\])(?:-(?P<last>{_ESCAPE}|[^\\]))?", re.DOTALL)
-_RUST_UNIT = re.compile(r"\\x[0-9A-Fa-f]{2}|\\[xu]\{\w+\}|\\.|\[(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
-_SPACE = r"\x09-\x0d\x20\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_INNER_CLASS = r"\[(?:\\(?:.|\Z)|[^\]\\])*(?:\]|\Z)"
+_RUST_CLASS = rf"\[(?:\\(?:.|\Z)|{_INNER_CLASS}|[^\]\[\\])*(?:\]|\Z)"
+"""A class, with classes in it. One without an end takes the rest, so that reading takes linear time."""
+_RUST_UNIT = re.compile(rf"\\x[0-9A-Fa-f]{{2}}|\\[xu]\{{\w+\}}|\\.|{_RUST_CLASS}|\{{(\d+)(?:,(\d*))?\}}|.", re.DOTALL)
+_SPACE = r"\x09\x0a\x0c\x0d\x20\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACE}
-_ANY_BUT_LINE_ENDS = r"[^\x0a\x0d\u2028\u2029]"
+_VERTICAL_TAB = r"\x0b"
+"""White space that JSON strings cannot contain."""
+_LINE_ENDS = r"\x0a\x0d\u2028\u2029"
+_NEVER = r"\x00-\x07\x0b\x0e-\x1f\x7f"
+"""Characters that JSON strings cannot contain, inside a class: they would need `\\uXXXX`, which is not allowed."""
+_WRITABLE = ((0x08, 0x0A), (0x0C, 0x0D), (0x20, 0x7E), (0x80, 0x10FFFF))
+"""All other characters, as ranges."""
+_UNWRITABLE_PROBLEM = "has a control character that cannot be written in JSON"
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 
 
@@ -124,7 +136,7 @@ class _Translation:
         """With `in_json`, the expression is for JSON strings, in which some control characters cannot occur."""
         check_text(pattern, path)
         self._path = path
-        self._in_json = in_json
+        self._never = _NEVER if in_json else ""
         self._at = self._depth = 0
         self._repeats = False
         """Whether the previous unit was a repetition."""
@@ -153,10 +165,10 @@ class _Translation:
             return unit["sign"]
         if unit["escape"] is not None:
             point = self._escaped(unit["escape"])
-            return f"[{point}]" if isinstance(point, str) else self._spelt(point)
+            return self._without_never(point) if isinstance(point, str) else self._spelt(point)
         if unit["character"] == "[":
             raise self._error("has a '[' without a ']'")
-        return _ANY_BUT_LINE_ENDS if unit["character"] == "." else self._spelt(ord(unit["character"]))
+        return f"[^{_LINE_ENDS}{self._never}]" if unit["character"] == "." else self._spelt(ord(unit["character"]))
 
     def _group(self, unit: re.Match[str]) -> str:
         """The beginning of a group, without its name."""
@@ -170,24 +182,35 @@ class _Translation:
         raise self._error("has an unsupported kind of group, such as one with flags")
 
     def _class(self, unit: re.Match[str]) -> str:
-        written, ranges = "", []
-        for member in _MEMBER.finditer(unit["members"]):
-            first = self._escaped(member["first"], in_class=True)
-            last = first if member["last"] is None else self._escaped(member["last"], in_class=True)
-            if isinstance(first, int) and isinstance(last, int):
-                ranges.append((first, last))
-                written += _spell(first) if member["last"] is None else f"{_spell(first)}-{_spell(last)}"
-                continue
-            parts = [first] if member["last"] is None else [first, ord("-"), last]
-            ranges.append((0x80, 0x80))
-            written += "".join(part if isinstance(part, str) else _spell(part) for part in parts)
-        if not written:
-            if unit["negated"]:
-                return r"[\s\S]"
+        """A class, without the characters that JSON strings cannot contain."""
+        members = "".join(map(self._member, _MEMBER.finditer(unit["members"])))
+        if unit["negated"]:
+            return f"[^{members}{self._never}]" if members or self._never else r"[\s\S]"
+        if not unit["members"]:
             raise self._error("has an empty character class")
-        if not unit["negated"]:
-            self._check_writable(*ranges)
-        return f"[{unit['negated']}{written}]"
+        if not members:
+            raise self._error(_UNWRITABLE_PROBLEM)
+        return self._without_never(members)
+
+    def _without_never(self, members: str) -> str:
+        """A class of members that are writable unless they are Unicode properties."""
+        return f"[{members}--[{self._never}]]" if self._never and "\\p{" in members.lower() else f"[{members}]"
+
+    def _member(self, member: re.Match[str]) -> str:
+        """A member of a class: a range, or the characters that its escapes stand for."""
+        first = self._escaped(member["first"], in_class=True)
+        last = first if member["last"] is None else self._escaped(member["last"], in_class=True)
+        if isinstance(first, int) and isinstance(last, int):
+            return self._range(first, last)
+        parts = [first] if member["last"] is None else [first, ord("-"), last]
+        return "".join(part if isinstance(part, str) else self._range(part, part) for part in parts)
+
+    def _range(self, first: int, last: int) -> str:
+        """The writable part of a range, inside a class; all of an invalid range, which Rust refuses."""
+        if not self._never or first > last:
+            return _spell_range(first, last)
+        parts = ((max(first, start), min(last, end)) for start, end in _WRITABLE)
+        return "".join(_spell_range(start, end) for start, end in parts if start <= end)
 
     def _escaped(self, text: str, *, in_class: bool = False) -> int | str:
         """The character that an escape stands for, or its replacement inside a class."""
@@ -196,7 +219,8 @@ class _Translation:
         letter = text[1:2]
         lower = letter.lower()
         if letter and lower in _CLASSES:
-            return _CLASSES[lower] if letter == lower else f"[^{_CLASSES[lower]}]"
+            members = _CLASSES[lower] + (_VERTICAL_TAB if lower == "s" and not self._never else "")
+            return members if letter == lower else f"[^{members}{self._never}]"
         if letter in {"p", "P"}:
             return self._property(text)
         if letter == "b" and in_class:
@@ -228,18 +252,14 @@ class _Translation:
         return point
 
     def _spelt(self, point: int) -> str:
-        self._check_writable((point, point))
+        """One character outside of a class."""
+        if not self._range(point, point):
+            raise self._error(_UNWRITABLE_PROBLEM)
         return _spell(point)
 
-    def _check_writable(self, *ranges: tuple[int, int]) -> None:
-        """Raises ConstraintError if no character of the ranges can occur in a JSON string.
 
-        llguidance would silently drop them.
-        """
-        if self._in_json and all(
-            last < 0x80 and UNWRITABLE.issuperset(range(first, last + 1)) for first, last in ranges
-        ):
-            raise self._error(f"has a control character (number {ranges[0][0]}) that cannot be written")
+def _spell_range(first: int, last: int) -> str:
+    return _spell(first) if first == last else f"{_spell(first)}-{_spell(last)}"
 
 
 def _spell(point: int) -> str:

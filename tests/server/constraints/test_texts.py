@@ -2,8 +2,11 @@
 
 import json
 import re
+from itertools import product
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from server.generation.constraints.check import grammar_of
 from server.generation.constraints.fragment import ConstraintError
@@ -115,6 +118,56 @@ def test_a_pattern_of_a_schema_fits_anywhere(pattern: str) -> None:
     for text in [*TEXTS, *(f"x{text}x" for text in TEXTS)]:
         quoted = json.dumps(text, ensure_ascii=False)
         assert accepts(grammar, quoted) == (expected.search(text) is not None), text
+
+
+MEMBERS = [
+    '"',
+    "\\\\",
+    "\\]",
+    "\\^",
+    "\\-",
+    "/",
+    ":",
+    "*",
+    "a",
+    "\\n",
+    "\\t",
+    "\\b",
+    "\\0",
+    "\\x0b",
+    "\\x7f",
+    " -~",
+    "\\0-\\x1f",
+]
+MEMBERS += ["\\d", "\\D", "\\w", "\\W", "\\s", "\\S", "!-[", "#-é"]
+CLASSES = st.builds(
+    "[{}{}]{}".format,
+    st.sampled_from(["^", "^", ""]),
+    st.lists(st.sampled_from(MEMBERS), min_size=1, max_size=4).map("".join),
+    st.sampled_from(["", "?", "+", "{1,3}"]),
+) | st.sampled_from(["\\S", "\\D+", "\\W", "[^]", "[\\s\\S]"])
+ANY_TEXT = ["", *'a"\\\n\t\b\f\r /]^-:*é5_', *map("".join, product('a"\\\n', repeat=2))]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@example('[^"]{1,3}', False)
+@example('[^\\\\/:*?"<>|]+', True)
+@given(classes=st.lists(CLASSES, min_size=1, max_size=2).map("".join), is_name=st.booleans())
+def test_the_value_that_is_written_matches(classes: str, is_name: bool) -> None:
+    """A class that excludes quotes, backslashes or control characters excludes their escapes."""
+    pattern = f"^{classes}$"
+    expected = re.compile(classes.replace("[^]", "[\\s\\S]"), re.ASCII)
+    schema = {"type": "string", "pattern": pattern}
+    if is_name:
+        schema = {"type": "object", "patternProperties": {pattern: True}, "additionalProperties": False}
+    try:
+        grammar = grammar_of(JsonSchema(schema, "schema"), "schema")
+    except ConstraintError:
+        assert not any(map(expected.fullmatch, ANY_TEXT))
+        return
+    for text in ANY_TEXT:
+        written = json.dumps(text, ensure_ascii=False)
+        assert accepts(grammar, f"{{{written}:0}}" if is_name else written) == bool(expected.fullmatch(text)), text
 
 
 @pytest.mark.parametrize("pattern", REFUSED)
