@@ -4,13 +4,14 @@ Formats: https://github.com/huggingface/sentence-transformers, version 6 (base/m
 sentence_transformer/modules and cross_encoder/model.py).
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from model_runner.hub.names import is_safe_path
 from model_runner.models.damage import naming_damage
+from model_runner.models.json_files import find_object, read_list
 from model_runner.models.refusal import UnsupportedModelError, few
 
 _ENCODERS = frozenset({
@@ -133,7 +134,7 @@ def find_encoder(folder: Path) -> EncoderFolder | None:
 
 
 def _read_encoder(folder: Path) -> EncoderFolder | None:
-    config = read_object(folder / "config.json")
+    config = find_object(folder / "config.json")
     if not is_encoder(config):
         return None
     kind = str(config["model_type"])
@@ -148,10 +149,10 @@ def _read_encoder(folder: Path) -> EncoderFolder | None:
             f"{folder} (a {kind} model) has a head for another task ({architecture}); encoders are supported for "
             f"embeddings, and with a head of the class ...{_CLASSIFIES} for scores and classes; give another checkpoint"
         )
-    transformer = next((found for name in _TRANSFORMER_FILES if (found := read_object(folder / name))), {})
+    transformer = next((found for name in _TRANSFORMER_FILES if (found := find_object(folder / name))), {})
     has_modules = (folder / "modules.json").is_file()
     modules = tuple(_modules(folder)) if has_modules and not classifies else (PoolingModule(),)
-    limits = transformer.get("max_seq_length"), read_object(folder / "tokenizer_config.json").get("model_max_length")
+    limits = transformer.get("max_seq_length"), find_object(folder / "tokenizer_config.json").get("model_max_length")
     lengths = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 1 << 30]
     return EncoderFolder(
         path=folder,
@@ -164,24 +165,27 @@ def _read_encoder(folder: Path) -> EncoderFolder | None:
     )
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no file. Raises OSError or ValueError."""
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object; download it again")
-    return content
+def read_modules(folder: Path) -> list[tuple[str, str]]:
+    """Kinds and folders of sentence-transformers' modules; the model's own folder is empty.
+
+    Raises:
+        UnsupportedModelError: if the list is damaged, or names a folder outside of the model's.
+        OSError: if it cannot be read.
+    """
+    path = folder / "modules.json"
+    found = [(entry.get("type"), entry.get("path")) for entry in read_list(path)]
+    if not all(isinstance(kind, str) and isinstance(place, str) for kind, place in found):
+        raise UnsupportedModelError(f"{path} is no list of modules; download it again")
+    modules = [(str(kind).rpartition(".")[2], str(place)) for kind, place in found]
+    if outside := [place for _, place in modules if place and not is_safe_path(place)]:
+        raise UnsupportedModelError(f"{path} names the folder {outside[0]!r}, which is outside of the model's")
+    return modules
 
 
 def _modules(folder: Path) -> Iterator[SentenceModule]:
     """The modules after the Transformer."""
     names = []
-    for entry in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
-        try:
-            kind, path = str(entry["type"]).rpartition(".")[2], str(entry["path"])
-        except (TypeError, KeyError):
-            raise ValueError(f"{folder / 'modules.json'} is no list of modules; download it again") from None
+    for kind, path in read_modules(folder):
         names.append(kind)
         if kind == "Transformer":
             if path:
@@ -193,7 +197,7 @@ def _modules(folder: Path) -> Iterator[SentenceModule]:
 
 
 def _module(folder: Path, kind: str, path: Path) -> SentenceModule:
-    config = read_object(path / "config.json")
+    config = find_object(path / "config.json")
     named = config.get("module_input_name") or "sentence_embedding", config.get("module_output_name")
     if named[0] != "sentence_embedding" or named[1] not in (None, "sentence_embedding"):
         raise _unsupported(folder, f"has a module {kind} for {named[0]!r}, not for the embedding of a text")

@@ -6,9 +6,7 @@ from pathlib import Path
 
 from model_runner.hub.access import MAIN, ModelNotFoundError
 from model_runner.hub.choice import (
-    INDEX,
     PREFERRED,
-    SINGLE,
     Wanted,
     choose_gguf,
     choose_small,
@@ -16,6 +14,7 @@ from model_runner.hub.choice import (
     chooses_gguf,
 )
 from model_runner.hub.store import RepoCache
+from model_runner.models.safetensors_head import INDEX, SINGLE
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 

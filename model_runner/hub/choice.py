@@ -3,7 +3,6 @@
 The choice of a GGUF file follows llama.cpp's rule (common/download.cpp), so that the same name gives the same file.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -12,10 +11,9 @@ from pathlib import Path, PurePosixPath
 
 from model_runner.gguf.header import parts_of
 from model_runner.hub.access import ModelNotFoundError
-from model_runner.hub.names import is_safe_path
+from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.safetensors_head import INDEX, SINGLE, shards_of
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 WEIGHTS = (".safetensors", ".gguf")
 """Endings of files with weights."""
 PREFERRED = ("Q4_K_M", "Q8_0")
@@ -104,21 +102,13 @@ def choose_weights(paths: Collection[str], index: Path | None, where: str) -> li
     if index is None:
         files = [path for path in paths if "/" not in path and _is_safetensors(path)]
         return [file for file in files if not file.startswith("consolidated")] or files
-    shards = shards_of(index)
-    if missing := sorted(shards - set(paths)):
-        raise ModelNotFoundError(f"{where} has no file {missing[0][:200]!r}, which its {INDEX} names")
-    return sorted(shards)
-
-
-def shards_of(index: Path) -> set[str]:
-    """The files that an index names. Raises ModelNotFoundError if it is damaged."""
     try:
-        names = json.loads(index.read_bytes())["weight_map"].values()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ModelNotFoundError(f"{index} is damaged ({error}); delete it and try again") from None
-    if not all(isinstance(name, str) and is_safe_path(name) for name in names):
-        raise ModelNotFoundError(f"{index} names files outside of its folder")
-    return set(names)
+        shards = shards_of(index)
+    except (OSError, UnsupportedModelError) as error:
+        raise ModelNotFoundError(str(error)) from None
+    if missing := sorted(set(shards) - set(paths)):
+        raise ModelNotFoundError(f"{where} has no file {missing[0][:200]!r}, which its {INDEX} names")
+    return shards
 
 
 def _is_safetensors(path: str) -> bool:

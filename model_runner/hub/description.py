@@ -1,6 +1,5 @@
 """Describes a model by the heads of its files, without loading it."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,15 +8,11 @@ from typing import Any
 
 from model_runner.gguf.header import GgufFile, read_gguf
 from model_runner.hub.access import ModelNotFoundError
-from model_runner.hub.choice import INDEX, choose_weights
-from model_runner.hub.remote_heads import (
-    end_of_head,
-    least_bytes_of_gguf,
-    least_bytes_of_safetensors,
-    parse_safetensors_head,
-    stored_bytes,
-)
+from model_runner.hub.choice import choose_weights
+from model_runner.hub.remote_heads import least_bytes_of_gguf, least_bytes_of_safetensors, stored_bytes
+from model_runner.models.json_files import find_object, read_object
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.safetensors_head import INDEX, read_safetensors_head
 
 _KV_BYTES = 2
 """Bytes of a number in a KV cache of 16 bits."""
@@ -59,7 +54,7 @@ def describe(path: Path) -> Description:
     try:
         return describe_gguf([read_gguf(path)]) if path.is_file() else _describe_folder(path)
     except UnsupportedModelError as error:
-        raise ModelNotFoundError(f"{path}: {error}") from error
+        raise ModelNotFoundError(str(error) if path.is_dir() else f"{path}: {error}") from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelNotFoundError(f"{path} cannot be read: {error}; download it again") from error
 
@@ -130,20 +125,15 @@ def has_chat_template(folder: Path) -> bool:
     """Whether a folder has a chat template, in one of the places where transformers looks."""
     if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
         return True
-    path = folder / "tokenizer_config.json"
-    return path.is_file() and bool(json.loads(path.read_bytes()).get("chat_template"))
+    return bool(find_object(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _describe_folder(folder: Path) -> Description:
     names = [path.name for path in folder.iterdir() if path.is_file()]
     index = folder / INDEX
     weights = [folder / name for name in choose_weights(names, index if index.is_file() else None, str(folder))]
-    heads = []
-    for path in weights:
-        with path.open("rb") as file:
-            start = file.read(8)
-            heads.append(parse_safetensors_head(start + file.read(end_of_head(start) - 8)))
-    config = json.loads((folder / "config.json").read_bytes())
+    heads = [read_safetensors_head(path)[0] for path in weights]
+    config = read_object(folder / "config.json")
     size = sum(path.stat().st_size for path in weights)
     return describe_safetensors(heads, config, size, has_chat_template=has_chat_template(folder))
 

@@ -1,7 +1,6 @@
 """All models on this machine that the server can read, its own downloads and other programs'."""
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from model_runner.hub.choice import Wanted, choose_gguf
 from model_runner.hub.other_stores import models_of_llama_cpp, models_of_lmstudio, models_of_ollama
 from model_runner.hub.store import RepoCache, repos_in
 from model_runner.hub.url_cache import FOLDER, SOURCE
+from model_runner.models.json_files import read_object
 
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)(-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 
@@ -101,7 +101,7 @@ def _revision_of(files: RepoCache, commit: str) -> str:
 def _models_of_urls(own_cache: Path) -> Iterator[LocalModel]:
     for source in sorted((own_cache / FOLDER).glob(f"*/{SOURCE}")):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            url = str(json.loads(source.read_bytes())["url"])
+            url = str(read_object(source)["url"])
             first = next(path for path in sorted(source.parent.glob("*.gguf")) if parts_of(path)[0] == path)
             parts = parts_of(first)
             if all(part.is_file() for part in parts):

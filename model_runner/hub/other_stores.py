@@ -4,25 +4,23 @@ Ollama: `manifests/<registry>/<namespace>/<model>/<tag>` is a JSON list of layer
 `blobs/sha256-<hash>`, a GGUF file. LM Studio: `models/<publisher>/<repository>/<file>.gguf`.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from model_runner.gguf.header import parts_of
 from model_runner.hub.access import ModelNotFoundError
 from model_runner.hub.choice import Wanted, choose_gguf, chooses_gguf
 from model_runner.hub.names import StoreName, is_safe_path
+from model_runner.models.json_files import read_object
 
 _MODEL = "application/vnd.ollama.image.model"
 _ADAPTER = "application/vnd.ollama.image.adapter"
 _REGISTRY, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _WORD = re.compile(r"\w[\w.:-]{0,127}", re.ASCII)
-_LARGEST_MANIFEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +129,9 @@ def _find_in_ollama(name: str) -> Path:
 def _read_manifest(folder: Path, path: Path) -> Path:
     """The GGUF file that a manifest names. Raises ModelNotFoundError if there is none."""
     try:
-        if not _is_inside(path, folder) or path.stat().st_size > _LARGEST_MANIFEST:
+        if not _is_inside(path, folder):
             raise ValueError("it is no manifest")
-        manifest: Any = json.loads(path.read_bytes())
+        manifest = read_object(path)
         layers = {str(layer["mediaType"]): str(layer["digest"]) for layer in manifest["layers"]}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ModelNotFoundError(f"{path} cannot be read ({error}); pull the model again with Ollama") from error

@@ -1,8 +1,6 @@
 """Heads of weight files that are still on a server: what the model is and needs, before it is downloaded."""
 
-import json
 import math
-import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,10 @@ from typing import Any
 import httpx
 
 from model_runner.gguf.header import GgufFile, GgufTensor, IncompleteHeadError, parse_head
-from model_runner.hub.transfer import Answer, TransferError, get
+from model_runner.hub.transfer import Answer, get
 from model_runner.kernels.block_formats import BLOCK_FORMATS
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.safetensors_head import end_of_head, parse_safetensors_head
 
 _FIRST = 1 << 21
 _LARGEST = 1 << 27
@@ -47,40 +46,12 @@ def read_gguf_head(client: httpx.Client, url: str, headers: Mapping[str, str], p
 
 
 def read_safetensors_head(client: httpx.Client, url: str, headers: Mapping[str, str], name: str) -> dict[str, Any]:
-    """The head of a safetensors file: type and shape of each tensor. Raises TransferError."""
+    """The head of a safetensors file: type and shape of each tensor. Raises TransferError, UnsupportedModelError."""
     content = get(client, url, {**headers, **_range(0, _FIRST)}, name, _FIRST).content
-    try:
-        end = end_of_head(content)
-        if end > len(content):
-            content = get(client, url, {**headers, **_range(0, end)}, name, end).content
-        return parse_safetensors_head(content[:end])
-    except ValueError as error:
-        raise TransferError(f"{name} is not a safetensors file ({error})") from error
-
-
-def end_of_head(content: bytes) -> int:
-    """Bytes of the head of a safetensors file, from its first 8. Raises ValueError if it is none."""
-    try:
-        (length,) = struct.unpack_from("<Q", content)
-    except struct.error as error:
-        raise ValueError(str(error)) from error
-    if length > _LARGEST:
-        raise ValueError(f"its head would have {length:,} bytes")
-    return 8 + int(length)
-
-
-def parse_safetensors_head(content: bytes) -> dict[str, Any]:
-    """Type and shape of each tensor, from a whole head. Raises ValueError if it is damaged."""
-    head = json.loads(content[8:])
-    if not isinstance(head, dict):
-        raise ValueError("its head is no object")
-    tensors = {name: entry for name, entry in head.items() if name != "__metadata__"}
-    for name, entry in tensors.items():
-        if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list) or "dtype" not in entry:
-            raise ValueError(f"its tensor {name[:80]!r} has no shape")
-        if not all(isinstance(size, int) and size >= 0 for size in entry["shape"]):
-            raise ValueError(f"its tensor {name[:80]!r} has a wrong shape")
-    return tensors
+    end = end_of_head(content, name)
+    if end > len(content):
+        content = get(client, url, {**headers, **_range(0, end)}, name, end).content
+    return parse_safetensors_head(content[:end], name)
 
 
 def _range(start: int, end: int) -> dict[str, str]:

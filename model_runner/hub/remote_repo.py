@@ -1,6 +1,5 @@
 """A repository on the hub: its files, and the heads of its weights."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from model_runner.hub.access import HubAccess, hub_token, hub_url, is_commit
 from model_runner.hub.remote_heads import read_gguf_head, read_safetensors_head
 from model_runner.hub.store import HubFile, RepoCache
 from model_runner.hub.transfer import TransferError, get
+from model_runner.models.json_files import LARGE, parse_object
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
@@ -47,7 +47,7 @@ class RemoteRepo:
         url = f"{hub_url()}/api/models/{self._repo}/revision/{quote(self.revision, safe='')}?blobs=true"
         answer = get(self.client, url, self.headers, self._repo)
         try:
-            self.commit, self.listing = _read_listing(json.loads(answer.content))
+            self.commit, self.listing = _read_listing(parse_object(answer.content, "its answer", most=LARGE))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise TransferError(f"{hub_url()} does not answer like the hub ({error}); check HF_ENDPOINT") from error
         if cache is not None:
@@ -58,21 +58,20 @@ class RemoteRepo:
         return f"{hub_url()}/{self._repo}/resolve/{self.commit}/{quote(path)}"
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """The content of a small file, or nothing if there is no such file. Raises TransferError."""
+        """The content of a small file, or nothing if there is no such file.
+
+        Raises TransferError, UnsupportedModelError.
+        """
         if path not in self.listing:
             return {}
-        try:
-            content = json.loads(get(self.client, self.url(path), self.headers, path).content)
-        except ValueError as error:
-            raise TransferError(f"{path} is not valid JSON ({error})") from error
-        return content if isinstance(content, dict) else {}
+        return parse_object(get(self.client, self.url(path), self.headers, path).content, path)
 
     def gguf_heads(self, files: Iterable[HubFile]) -> list[GgufFile]:
         """Heads of GGUF files. Raises TransferError, UnsupportedModelError."""
         return [read_gguf_head(self.client, self.url(file.path), self.headers, Path(file.path))[0] for file in files]
 
     def safetensors_heads(self, files: Iterable[HubFile]) -> list[dict[str, Any]]:
-        """Heads of safetensors files. Raises TransferError."""
+        """Heads of safetensors files. Raises TransferError, UnsupportedModelError."""
         return [read_safetensors_head(self.client, self.url(file.path), self.headers, file.path) for file in files]
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from model_runner.hub.access import is_commit
 from model_runner.hub.names import is_safe_path
+from model_runner.models.json_files import LARGE, read_object
 
 PREFIX = "models--"
 _HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -109,7 +110,7 @@ class RepoCache:
     def read_listing(self, commit: str) -> dict[str, HubFile] | None:
         """All files of a commit; None if they were not listed before."""
         try:
-            tree = json.loads((self.folder / "trees" / f"{commit}.json").read_bytes())
+            tree = read_object(self.folder / "trees" / f"{commit}.json", most=LARGE)
             if tree["format_version"] != _TREE_VERSION:
                 return None
             files = [

@@ -17,6 +17,7 @@ from model_runner.hub.names import FileUrl
 from model_runner.hub.remote_heads import least_bytes_of_gguf, read_gguf_head
 from model_runner.hub.transfer import Answer, Item, TransferError
 from model_runner.hub.url_cache import SOURCE
+from model_runner.models.json_files import read_object
 
 _SHA256_DIGITS = 64
 
@@ -82,7 +83,7 @@ class _Download:
     def _forget_others(self, versions: Sequence[str]) -> None:
         """Delete what is there of another version, or of one that cannot be told from others."""
         try:
-            known = json.loads(self._source.read_bytes())["versions"]
+            known = read_object(self._source)["versions"]
         except (OSError, ValueError, LookupError, TypeError):
             known = []
         if known != list(versions) or "" in versions:

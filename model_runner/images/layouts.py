@@ -4,7 +4,6 @@ Everything follows from the files of a model folder and from an image's width an
 transformers are needed. The counts are the same as with transformers' processors, with which the tests compare.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any
 
 from model_runner.images import sizes
 from model_runner.images.decoding import Fault, ImageError
+from model_runner.models.json_files import find_object
 
 _LOW_SIDE = 512
 """The side of a square, in pixels, into which an image is scaled that a client asks for in low resolution."""
@@ -117,10 +117,11 @@ class _Files:
 
     @classmethod
     def read(cls, folder: Path) -> "_Files":
-        processor = _read(folder / "processor_config.json")
+        processor = find_object(folder / "processor_config.json")
         nested = processor.get("image_processor")
-        settings = nested if isinstance(nested, dict) else _read(folder / "preprocessor_config.json")
-        return cls(_read(folder / "config.json"), processor, settings, _read(folder / "tokenizer_config.json"))
+        settings = nested if isinstance(nested, dict) else find_object(folder / "preprocessor_config.json")
+        config, tokens = find_object(folder / "config.json"), find_object(folder / "tokenizer_config.json")
+        return cls(config, processor, settings, tokens)
 
     def token(self, name: str, default: str) -> str:
         """The text of the special token that the tokenizer's configuration has under this name."""
@@ -146,16 +147,6 @@ class _Files:
         settings = {key: value for key, value in self.settings.items() if key != "_valid_processor_keys"}
         layout = Layout(family, token, placeholder, arrange, around, call, settings)
         return layout if low is None else replace(layout, low=replace(layout, arrange=low[0], call={**call, **low[1]}))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download it again.") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _side(size: Any, name: str) -> int:

@@ -27,6 +27,7 @@ from torch import Tensor
 from model_runner.models.heads.base import Heads, HeadsError, TargetShape
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
 from model_runner.models.heads.loading import heads_checkpoint, heads_of, stored_as
+from model_runner.models.json_files import LARGE, parse_object
 from model_runner.models.repository import hash_file
 
 _METADATA = "__metadata__"
@@ -62,9 +63,8 @@ def read_learnt(content: bytes) -> Learnt:
         metadata = header[_METADATA]
         if metadata.pop("checksum") != _checksum(header, weights):
             raise HeadsError("its checksum does not match")
-        return Learnt(
-            int(metadata["version"]), metadata["fingerprint"], json.loads(metadata["config"]), dict(load(content))
-        )
+        config = parse_object(metadata["config"].encode(), "their configuration")
+        return Learnt(int(metadata["version"]), metadata["fingerprint"], config, dict(load(content)))
     except (struct.error, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise HeadsError(f"it is not a file of trained heads ({type(error).__name__})") from error
 
@@ -79,9 +79,7 @@ def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
     """Split a file into header and weights. Raises ValueError or struct.error."""
     (length,) = struct.unpack_from("<Q", content)
     start = struct.calcsize("<Q") + length
-    header = json.loads(content[struct.calcsize("<Q") : start])
-    if not isinstance(header, dict):
-        raise TypeError("the header is not an object")
+    header = parse_object(content[struct.calcsize("<Q") : start], "the header", most=LARGE)
     return header, memoryview(content)[start:]
 
 

@@ -7,7 +7,6 @@ exactness.
 """
 
 import importlib.util
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 
+from model_runner.models.json_files import read_object
 from model_runner.models.quantized_linears import LinearReader, linear_reader
 from model_runner.models.refusal import UnsupportedModelError
 
@@ -136,7 +136,7 @@ def _refuse_unread(folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        algorithm = json.loads(path.read_text(encoding="utf-8"))["quantization"]["quant_algo"]
+        algorithm = read_object(path)["quantization"]["quant_algo"]
     except (ValueError, KeyError, TypeError):
         algorithm = "an algorithm that it does not name"
     if algorithm is not None:

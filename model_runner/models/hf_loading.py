@@ -1,6 +1,5 @@
 """Loads models by transformers: configuration, sizes, and modules with their weights."""
 
-import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from model_runner.kernels.library import INT4_GROUP
 from model_runner.kv_cache import KVShape
 from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
+from model_runner.models.json_files import read_object
 from model_runner.models.latents import keep_latents, plain_heads
 from model_runner.models.loading import (
     ModelShape,
@@ -253,7 +253,7 @@ def load_config(folder: Path) -> PretrainedConfig:
         UnsupportedModelError: if transformers does not know the architecture, or its head is for another task.
     """
     with refused(f"{folder} holds no model that transformers can read", advice=SEE_MODELS), naming_damage(folder):
-        entries = json.loads((folder / "config.json").read_bytes())
+        entries = read_object(folder / "config.json")
         kind = entries.get("model_type")
         if "auto_map" not in entries and (not isinstance(kind, str) or kind not in CONFIG_MAPPING):
             raise UnsupportedModelError(
@@ -326,7 +326,7 @@ def _dense_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """All weights of a folder with a GGUF file in memory, as transformers' modules have them."""
     checkpoint = open_checkpoint(folder)
     assert checkpoint is not None, "the folder has a GGUF file"
-    entries = json.loads((folder / "config.json").read_bytes())
+    entries = read_object(folder / "config.json")
     return module_tensors({name: checkpoint.tensor(name).to(dtype) for name in checkpoint.shapes}, entries)
 
 

@@ -5,13 +5,13 @@ Only what a file says is taken from it. Transformers knows defaults for each fam
 MissingEntryError, and then transformers reads the file.
 """
 
-import json
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from model_runner.models.families import MODEL_TYPES, Family
+from model_runner.models.json_files import read_object
 from model_runner.models.refusal import other_task
 
 _NONE_IF_ABSENT = frozenset({"architectures", "num_nextn_predict_layers", "quantization_config"})
@@ -110,7 +110,7 @@ def read_known_config(folder: Path) -> KnownConfig | None:
         versions.
     """
     try:
-        entries = json.loads((folder / "config.json").read_bytes(), object_hook=_read_number)
+        entries = read_object(folder / "config.json", object_hook=_read_number)
     except (OSError, ValueError):
         return None
     if not isinstance(entries, dict) or other_task(entries.get("architectures")) is not None:

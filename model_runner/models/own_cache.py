@@ -1,7 +1,6 @@
 """Lists and removes what Samewise keeps in its cache folder. Other files there are never touched."""
 
 import contextlib
-import json
 import os
 import shutil
 import stat
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model_runner.hub.url_cache import FOLDER, SOURCE
+from model_runner.models.json_files import read_object
 
 _MODEL_FORM = "[0-9a-f]" * 16
 """The part of a converted model's name that is its hash."""
@@ -104,7 +104,7 @@ def _source(path: Path, kind: CacheKind) -> str:
         return path.name.rpartition("-")[0]
     if kind.name == "downloads":
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            return str(json.loads((path / SOURCE).read_bytes())["url"])
+            return str(read_object(path / SOURCE)["url"])
     return kind.what
 
 

@@ -1,12 +1,7 @@
-"""Safetensors files as a checkpoint whose weights stay in the files until they are read.
+"""Safetensors files as a checkpoint whose weights stay in the files until they are read."""
 
-Format: eight bytes with the size of a JSON header, the header, then the tensors
-(https://github.com/huggingface/safetensors#format).
-"""
-
-import json
+import math
 import mmap
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +13,7 @@ from torch import Tensor
 
 from model_runner.models.parameters import Matrix
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.safetensors_head import INDEX, SINGLE, read_safetensors_head, shards_of
 
 _TYPES = {
     "F64": torch.float64,
@@ -33,10 +29,6 @@ _TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_INDEX = "model.safetensors.index.json"
-_WEIGHTS = "model.safetensors"
-_SIZE_BYTES = 8
-_LARGEST_HEADER = 100 << 20
 
 
 class MappedFile:
@@ -131,13 +123,17 @@ class SafetensorsCheckpoint:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the weights of a folder; none if it has no safetensors."""
-    whole, index = folder / _WEIGHTS, folder / _INDEX
+    """The files with the weights of a folder; none if it has no safetensors.
+
+    Raises:
+        UnsupportedModelError: if the index is damaged, or names files outside of the folder.
+    """
+    whole, index = folder / SINGLE, folder / INDEX
     if whole.is_file():
         return [whole]
     if not index.is_file():
         return []
-    return [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+    return [folder / name for name in shards_of(index)]
 
 
 def _typed(stored: Tensor, dtype: torch.dtype) -> Tensor:
@@ -150,22 +146,19 @@ def _typed(stored: Tensor, dtype: torch.dtype) -> Tensor:
 def _read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file."""
     try:
+        head, start = read_safetensors_head(path)
         file = MappedFile(path)
-        (size,) = struct.unpack("<Q", bytes(file.read(0, _SIZE_BYTES).numpy()))
-        if size > min(file.size, _LARGEST_HEADER):
-            raise ValueError(f"its header of {size:,} bytes is longer than the file")
-        entries: dict[str, Any] = json.loads(bytes(file.read(_SIZE_BYTES, size).numpy()))
-        start = _SIZE_BYTES + size
-        entries.pop("__metadata__", None)
-        return {name: _stored(file, start, entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+        return {name: _stored(file, start, entry) for name, entry in head.items()}
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, UnsupportedModelError):
+            raise
         raise UnsupportedModelError(f"{path} is damaged ({error}); download it again") from error
 
 
 def _stored(file: MappedFile, start: int, entry: dict[str, Any]) -> StoredTensor:
-    """Raises ValueError if the entry does not fit the file."""
+    """Raises ValueError if a tensor's place does not fit its size, and KeyError if its type is unknown."""
     shape, dtype = tuple(entry["shape"]), _TYPES[entry["dtype"]]
     first, end = entry["data_offsets"]
-    if end - first != torch.Size(shape).numel() * dtype.itemsize or first < 0 or start + end > file.size:
+    if end - first != math.prod(shape) * dtype.itemsize:
         raise ValueError("its header does not fit its size")
     return StoredTensor(file, start + first, shape, dtype)

@@ -6,7 +6,6 @@ https://github.com/mistralai/mistral-common/blob/main/src/mistral_common/tokens/
 
 import base64
 import importlib.util
-import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
+from model_runner.models.json_files import LARGE, find_object, read_object
 from model_runner.models.refusal import UnsupportedModelError, few
 from model_runner.models.vocabulary import (
     SPACE,
@@ -95,19 +95,6 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UnsupportedModelError(f"{path} is not valid JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise UnsupportedModelError(f"{path} holds no JSON object; download it again")
-    return content
-
-
 # -- sentencepiece -----------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +116,7 @@ class _Pieces:
 
 
 def _make_sentencepiece(folder: Path, pieces: _Pieces) -> MadeTokenizer:
-    config = {**_read_object(folder / "special_tokens_map.json"), **_read_object(folder / "tokenizer_config.json")}
+    config = {**find_object(folder / "special_tokens_map.json"), **find_object(folder / "tokenizer_config.json")}
     added = _added_tokens(folder, config)
     pieces = _renamed(pieces, added)
     special = {f"{name}_token": pieces.tokens[token] for name, token in pieces.ids.items()}
@@ -167,7 +154,7 @@ def _added_tokens(folder: Path, config: Mapping[str, Any]) -> dict[int, AddedTok
     """The tokens by id that Hugging Face's files add to the model's own, or rename."""
     added = {
         int(token): AddedToken(content, normalized=False, special=False)
-        for content, token in _read_object(folder / "added_tokens.json").items()
+        for content, token in find_object(folder / "added_tokens.json").items()
     }
     for token, value in (config.get("added_tokens_decoder") or {}).items():
         flags = ("single_word", "lstrip", "rstrip", "special")
@@ -299,7 +286,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 def _read_tekken(folder: Path) -> MadeTokenizer:
     path = folder / TEKKEN
-    content = _read_object(path)
+    content = read_object(path, most=LARGE)
     try:
         settings, special = content["config"], content.get("special_tokens")
         names = _OLD_TEKKEN if special is None else [entry["token_str"] for entry in special]
@@ -318,7 +305,7 @@ def _read_tekken(folder: Path) -> MadeTokenizer:
     if not is_whole or not numbered:
         raise UnsupportedModelError(f"{path} is damaged: its tokens are not numbered in order; download it again")
     tokenizer = _tekken(names, words, pattern)
-    config = _read_object(folder / "tokenizer_config.json")
+    config = find_object(folder / "tokenizer_config.json")
     known = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     special_tokens = {name: text for name, text in known.items() if text in names}
     bos = _special(tokenizer, special_tokens, "bos")

@@ -7,7 +7,6 @@ share no template and no topic with these.
 
 import importlib
 import inspect
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Literal
 
-_DATA = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
+from model_runner.models.json_files import read_object
+
+_DATA = read_object(Path(__file__).with_name("prompts.json"))
 TOPICS: Mapping[str, Sequence[str]] = _DATA["training"]
 """Topics of the training prompts, by kind. `documented` lists Python modules."""
 HELD_OUT: Mapping[str, Sequence[str]] = _DATA["held_out"]

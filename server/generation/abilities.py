@@ -1,15 +1,15 @@
 """The abilities of a model (generating, embedding, scoring), read from its files."""
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from model_runner.encoders.folder import EncoderFolder, find_encoder
+from model_runner.encoders.folder import EncoderFolder, find_encoder, read_modules
+from model_runner.models.json_files import LARGE, find_object
+from model_runner.models.safetensors_head import INDEX, SINGLE, read_safetensors_head
 from server.errors import InvalidRequestError
-from server.text.template_files import read_json
 from server.text.tokenizer import Tokenizer
 
 
@@ -173,10 +173,10 @@ class _Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = read_json(folder / "config.json")
-        self.sentences = read_json(folder / "config_sentence_transformers.json")
-        self.transformer = read_json(folder / "sentence_bert_config.json")
-        self.modules = _read_modules(folder / "modules.json")
+        self.config = find_object(folder / "config.json")
+        self.sentences = find_object(folder / "config_sentence_transformers.json")
+        self.transformer = find_object(folder / "sentence_bert_config.json")
+        self.modules = dict(read_modules(folder)) if (folder / "modules.json").is_file() else {}
         self.architecture = str((self.config.get("architectures") or ["ForCausalLM"])[0])
         self.encoder: EncoderFolder | None = find_encoder(folder)
 
@@ -212,30 +212,15 @@ class _Files:
     def of_module(self, kind: str) -> dict[str, Any] | None:
         """The configuration of a sentence-transformers module; None if there is no such module."""
         path = self.modules.get(kind)
-        return None if path is None else read_json(self.folder / path / "config.json")
+        return None if path is None else find_object(self.folder / path / "config.json")
 
 
 def _weight_names(folder: Path) -> Collection[str]:
     """Names of the checkpoint's weights; empty if it is not in safetensors."""
-    if index := read_json(folder / "model.safetensors.index.json"):
+    if index := find_object(folder / INDEX, most=LARGE):
         return list(index.get("weight_map", {}))
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        return ()
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        return list(json.loads(file.read(size)))
-
-
-def _read_modules(path: Path) -> Mapping[str, str]:
-    """Folders of sentence-transformers' modules, by kind."""
-    if not path.is_file():
-        return {}
-    modules = json.loads(path.read_text(encoding="utf-8"))
-    try:
-        return {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in modules}
-    except (TypeError, KeyError):
-        raise ValueError(f"{path} is no list of modules.") from None
+    path = folder / SINGLE
+    return list(read_safetensors_head(path)[0]) if path.is_file() else ()
 
 
 def _embedding(files: _Files) -> Embedding:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from model_runner.models.json_files import find_object
 from server.generation.settings import DecodingSettings, facts_of
-from server.text.template_files import read_json
 from server.text.tokenizer import Tokenizer
 
 _FILE = "generation_config.json"
@@ -84,10 +84,10 @@ def load_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
     Raises:
         ValueError: for an invalid value.
     """
-    generation = read_json(folder / _FILE)
+    generation = find_object(folder / _FILE)
     if unused := not_taken(generation):
         logger.warning("%s sets %s, which this server ignores", _FILE, ", ".join(unused))
-    eos = _token_ids(generation, _FILE) or _of_config(read_json(folder / "config.json"))
+    eos = _token_ids(generation, _FILE) or _of_config(find_object(folder / "config.json"))
     values = {name: _value(generation, name, key) for name, key in _KEYS.items()}
     if generation.get("do_sample") is False:
         values["temperature"] = 0.0

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_runner.images.layouts import Layout, read_layout
+from model_runner.models.json_files import find_object
 from server.errors import InvalidRequestError, unknown_model
 from server.generation.abilities import Abilities, read_abilities
 from server.generation.generation_config import GenerationDefaults, load_defaults
 from server.generation.notices import Notice
 from server.generation.output_formats import ModelFormats
-from server.text.template_files import read_json
 from server.text.tokenizer import Tokenizer
 
 
@@ -54,7 +54,7 @@ class ServedModel:
         name, *aliases = names
         formats = formats or ModelFormats.of(tokenizer.chat_template)
         abilities = read_abilities(folder, tokenizer, score_tokens)
-        kind = str(read_json(folder / "config.json").get("model_type", "unknown"))
+        kind = str(find_object(folder / "config.json").get("model_type", "unknown"))
         defaults = load_defaults(folder, tokenizer)
         texts = defaults, formats, aux_model, abilities, tuple(aliases)
         return cls(name, *texts, read_layout(folder), folder=folder, model_type=kind, is_only=is_only)

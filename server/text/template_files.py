@@ -1,10 +1,10 @@
 """Finds a model's chat templates, in all the places that transformers has written them to."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from model_runner.models.json_files import find_object
 from server.text.chat_template import TemplateSources
 
 _FILE, _FOLDER = "chat_template.jinja", "additional_chat_templates"
@@ -27,22 +27,9 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> TemplateSources |
     """
     named = _of_files(folder) or _named(config.get("chat_template"), folder / "tokenizer_config.json")
     for name in _OF_PROCESSORS:
-        named = named or _named(read_json(folder / name).get("chat_template"), folder / name)
+        named = named or _named(find_object(folder / name).get("chat_template"), folder / name)
     default = named.get(_DEFAULT)
     return None if default is None else TemplateSources(default, named.get(_TOOL_USE))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Empty if there is no file; raises ValueError if it holds anything else."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download it again.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object; download it again.")
-    return content
 
 
 def _of_files(folder: Path) -> Mapping[str, str]:

@@ -11,11 +11,12 @@ from tokenizers import normalizers
 
 from model_runner.contract import Breaker
 from model_runner.encoders.folder import find_encoder
+from model_runner.models.json_files import find_object
 from model_runner.models.vocabulary import byte_characters
 from server.text.chat_template import ChatTemplate, TemplateSources
 from server.text.dry_breakers import BreakerSpellings
 from server.text.fill_in import FillInTokens
-from server.text.template_files import read_json, read_templates
+from server.text.template_files import read_templates
 
 _LONG = 1 << 11
 """Characters from which a text is encoded by the library's batch function, which releases the GIL."""
@@ -62,8 +63,8 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no tokenizer.json.")
-        config = read_json(folder / "tokenizer_config.json")
-        config = {**read_json(folder / "special_tokens_map.json"), **config}
+        config = find_object(folder / "tokenizer_config.json")
+        config = {**find_object(folder / "special_tokens_map.json"), **config}
         try:
             model = TokenizerModel.from_file(str(path))
         except Exception as error:  # the library raises nothing more special

@@ -28,10 +28,10 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
     "missing": (lambda whole: None, "is missing"),
     "empty": (lambda whole: b"", "is empty"),
     "truncated": (lambda whole: whole[:-9], "is not valid JSON|has [0-9,]+ bytes instead of"),
-    "binary": (lambda whole: BINARY, "is not valid JSON|is damaged: its header cannot be read"),
-    "a page": (lambda whole: PAGE, "is not valid JSON|is damaged: its header cannot be read"),
+    "binary": (lambda whole: BINARY, "is not valid JSON|is damaged: it"),
+    "a page": (lambda whole: PAGE, "is not valid JSON|is damaged: it"),
     "a pointer": (lambda whole: POINTER, "is a Git LFS pointer"),
-    "another value": (lambda whole: b"[1]", "does not hold a JSON object|is damaged: its header cannot be read"),
+    "another value": (lambda whole: b"[1]", "does not hold a JSON object|is damaged: it"),
 }
 SHARD, INDEX = "model-00002-of-00002.safetensors", "model.safetensors.index.json"
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", INDEX, SHARD)

@@ -5,7 +5,6 @@ works for every kind of heads. Weights may be int8: `X.weight` and `X.weight_sca
 scale.
 """
 
-import json
 import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -16,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from model_runner.models.heads.base import HeadsError, TargetShape, from_offsets
+from model_runner.models.json_files import read_object
+from model_runner.models.refusal import UnsupportedModelError
 
 SCALE = "_scale"
 """Suffix of the scales of an int8 weight."""
@@ -126,16 +127,12 @@ class HeadsCheckpoint:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json. Raises HeadsError unless it is a JSON object."""
-    path = folder / "config.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(folder / "config.json")
     except OSError as error:
         raise HeadsError(f"the heads in {folder} cannot be used: config.json: {error.strerror}") from error
-    except ValueError as error:
-        raise HeadsError(f"the heads in {folder} cannot be used: config.json is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise HeadsError(f"the heads in {folder} cannot be used: config.json is not a JSON object")
-    return content
+    except UnsupportedModelError as error:
+        raise HeadsError(f"the heads cannot be used: {error}") from error
 
 
 def _read_tensors(folder: Path, prefix: str) -> dict[str, Tensor]:

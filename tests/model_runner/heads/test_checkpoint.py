@@ -68,7 +68,7 @@ def test_folders_without_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HeadsError, match=r"config\.json: No such file"):
         load_heads(tmp_path, TARGET)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(HeadsError, match="not a JSON object"):
+    with pytest.raises(HeadsError, match="does not hold a JSON object"):
         load_heads(tmp_path, TARGET)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(HeadsError, match="not valid JSON"):

@@ -1,0 +1,87 @@
+"""Heads of safetensors files, and the files that an index names. Imports no torch.
+
+Format: eight bytes with the size of a JSON header, the header, then the tensors
+(https://github.com/huggingface/safetensors#format).
+"""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+from model_runner.hub.names import is_safe_path
+from model_runner.models.json_files import LARGE, parse_object, read_object
+from model_runner.models.refusal import UnsupportedModelError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_SIZE = struct.Struct("<Q")
+_LARGEST_TENSOR = 1 << 62
+"""Bytes, and the most of each dimension: products of larger numbers do not fit into 64 bits."""
+
+
+def end_of_head(start: bytes, name: str) -> int:
+    """Bytes of the head of a safetensors file, from its first eight. Raises UnsupportedModelError if it is none."""
+    if len(start) < _SIZE.size:
+        raise UnsupportedModelError(f"{name} is damaged: it is shorter than a header; download it again")
+    (length,) = _SIZE.unpack_from(start)
+    if length > LARGE:
+        raise UnsupportedModelError(f"{name} is damaged: its header would have {length:,} bytes; download it again")
+    return _SIZE.size + int(length)
+
+
+def parse_safetensors_head(content: bytes, name: str) -> dict[str, Any]:
+    """The `dtype`, `shape` and `data_offsets` of each tensor, from a whole head.
+
+    Raises:
+        UnsupportedModelError: if it is damaged; `name` is the file, for the message.
+    """
+    head = parse_object(content[_SIZE.size :], f"the header of {name}", most=LARGE)
+    head.pop("__metadata__", None)
+    for tensor, entry in head.items():
+        if not _is_entry(entry):
+            raise UnsupportedModelError(
+                f"{name} is damaged: its header does not say what the tensor {tensor[:80]!r} is; download it again"
+            )
+    return head
+
+
+def read_safetensors_head(path: Path) -> tuple[dict[str, Any], int]:
+    """The head of a file as `parse_safetensors_head` returns it, and the bytes before the first tensor.
+
+    Raises:
+        UnsupportedModelError: if it is damaged, or tensors end elsewhere than the file.
+        OSError: if it cannot be read.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(_SIZE.size)
+        end = end_of_head(start, str(path))
+        if end > size:
+            raise UnsupportedModelError(f"{path} is damaged: it ends within its header; download it again")
+        head = parse_safetensors_head(start + file.read(end - _SIZE.size), str(path))
+    expected = end + max((entry["data_offsets"][1] for entry in head.values()), default=0)
+    if size != expected:
+        raise UnsupportedModelError(f"{path} has {size:,} bytes instead of {expected:,}; download it again")
+    return head, end
+
+
+def shards_of(index: Path) -> list[str]:
+    """The files that an index names, all inside of its folder. Raises UnsupportedModelError, and OSError."""
+    names = read_object(index, most=LARGE).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UnsupportedModelError(f"{index} does not name the files of the weights; download it again")
+    if outside := sorted(name for name in set(names.values()) if not is_safe_path(name)):
+        raise UnsupportedModelError(f"{index} names the file {outside[0]!r}, which is outside of its folder")
+    return sorted(set(names.values()))
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a tensor's entry has the right form."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return False
+    shape, place = entry.get("shape"), entry.get("data_offsets")
+    if not (isinstance(shape, list) and isinstance(place, list) and len(place) == 2):
+        return False
+    sizes = [*shape, *place]
+    are_sizes = all(type(size) is int and 0 <= size < _LARGEST_TENSOR for size in sizes)
+    return are_sizes and place[0] <= place[1]
