@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from server.api.fields import generation, messages
 from server.api.fields.decoding import DecodingFields
-from server.api.fields.foreign import ForeignFields
+from server.api.fields.foreign import ForeignFields, ForeignHints, ForeignSettings
 from server.api.fields.openai import AccountFields, SamplingFields
 from server.api.fields.rules import RequestModel
 from server.api.fields.structured import StructuredFields
@@ -115,6 +115,12 @@ GROUPS = (
         "Fields of other servers", ForeignFields,
         "Fields of vLLM, SGLang, llama.cpp, Ollama and OpenRouter that have no equivalent here.",
     ),
+    FieldGroup(
+        "Samplers and settings of other servers", ForeignSettings,
+        "Names of llama.cpp, Ollama and vLLM that every API for text takes; in Ollama's, they are `options`. Samplers "
+        "that this server does not have, and settings that belong to the server, are ignored and reported.",
+    ),
+    FieldGroup("Hints of other servers", ForeignHints, "Fields of other servers that every request takes."),
     FieldGroup("Conversation or its next part", HistoryFields, "Fields of all requests with a response's input."),
     FieldGroup("Input and form of a response", InputFields, "Fields of requests that create or count a response."),
     FieldGroup("Every message", MessagesFields, "Fields that messages and their token counts share."),

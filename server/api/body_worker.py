@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from model_runner.processes import describe_end, isolated_module
 from model_runner.runner_interface import RunnerInfo
-from server.api.fields.rules import LENIENT
+from server.api.fields.rules import LENIENT, NOT_LENIENT
 from server.config import Settings
 from server.errors import (
     SHUTTING_DOWN,
@@ -103,7 +103,7 @@ class BodyContext:
 
         Raises InvalidRequestError; for unknown fields only if the server is not lenient.
         """
-        return validated(schema, body, LENIENT if self.settings.lenient else None)
+        return validated(schema, body, LENIENT if self.settings.lenient else NOT_LENIENT)
 
     def planner(self) -> Planner:
         """Plans generation requests."""

@@ -47,9 +47,24 @@ OF_BOTH: list[tuple[Fields, Fields]] = [
     ({"rid": "mine"}, {"request_id": "mine"}),
     ({"spaces_between_special_tokens": False}, {}),
     ({"cache_prompt": True}, {}),
+    ({"repeat_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    ({"repeat_penalty": 1.2, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+    ({"repeat_penalty": 1.2, "presence_penalty": 1, "repeat_last_n": 0}, {}),
+    ({"typ_p": 0.5}, {"typical_p": 0.5}),
+    ({"samplers": ["penalties", "top_k", "min_p", "temperature"], "top_k": 5, "top_p": 0.5, "min_p": 0.1},
+     {"sampler_order": ["top_k", "min_p", "temperature"], "top_k": 5, "top_p": 1, "min_p": 0.1}),
+    ({"samplers": [], "repeat_penalty": 1.2, "temperature": 0.5}, {"temperature": 1}),
 ]  # fmt: skip
 OF_CHAT: list[tuple[Fields, Fields]] = [
     *OF_BOTH,
+    ({"n_predict": 3, "max_tokens": None}, {"max_tokens": 3}),
+    ({"num_predict": 3.0, "max_tokens": None}, {"max_tokens": 3}),
+    ({"max_tokens": 3, "max_completion_tokens": 3, "n_predict": 3}, {"max_tokens": 3}),
+    ({"n_predict": -1, "num_predict": 0, "max_tokens": None}, {"max_tokens": None}),
+    ({"n_probs": 2}, {"logprobs": True, "top_logprobs": 2}),
+    ({"n_probs": 0}, {}),
+    ({"reasoning_budget": 3}, {"thinking_token_budget": 3}),
+    ({"reasoning_budget": -1}, {}),
     ({"think": False}, {"thinking": {"type": "disabled"}}),
     ({"think": True}, {"thinking": {"type": "enabled"}}),
     ({"think": "high"}, {"reasoning_effort": "high"}),
@@ -99,7 +114,9 @@ async def told(client: httpx.AsyncClient, path: str, body: Fields) -> tuple[Fiel
 
 @pytest.mark.parametrize(("foreign", "own"), OF_CHAT)
 async def test_chat_means_the_same(thinker: httpx.AsyncClient, engine: FakeEngine, foreign: Fields, own: Fields):
-    answers = [await told(thinker, CHAT, chat(max_tokens=90, **ALWAYS_SAME, **fields)) for fields in (foreign, own)]
+    answers = [
+        await told(thinker, CHAT, chat(**{"max_tokens": 90, **ALWAYS_SAME, **fields})) for fields in (foreign, own)
+    ]
     assert answers[0][0] == answers[1][0]
     assert [bare(request) for request in engine.requests[:2]] == [bare(request) for request in engine.requests[2:]]
     for (_, reported), fields in zip(answers, (foreign, own), strict=True):
@@ -136,7 +153,13 @@ HINTS: list[tuple[str, object, object]] = [
     ("mm_processor_kwargs", {"num_crops": 4}, {}), ("media_io_kwargs", {"video": {}}, {}),
     ("usage", {"include": True}, {}), ("transforms", ["middle-out"], []), ("stream_interval", 4, 1),
     ("timings_per_token", True, False), ("return_progress", True, False), ("n_keep", 5, 0), ("n_discard", 5, 0),
-    ("stream_reasoning", False, True),
+    ("stream_reasoning", False, True), ("num_ctx", 8192.0, None), ("num_keep", 24, 0), ("num_batch", 512, None),
+    ("num_gpu", 20, -1), ("main_gpu", 1, 0), ("num_thread", 2, 0), ("draft_num_predict", 4, None),
+    ("use_mmap", False, True), ("use_mlock", True, False), ("numa", True, False), ("low_vram", True, False),
+    ("f16_kv", False, True), ("tfs_z", 0.5, 1), ("penalize_newline", False, True), ("n_indent", 4, 0),
+    ("min_keep", 5, 0), ("dynatemp_range", 0.5, 0), ("adaptive_target", 0.5, -1), ("t_max_prompt_ms", 500, 0),
+    ("t_max_predict_ms", 500, 0), ("post_sampling_probs", True, False), ("parse_tool_calls", False, True),
+    ("guided_decoding_backend", "outlines", "auto"),
 ]  # fmt: skip
 """A field, a value that is reported, and one that asks for nothing."""
 
@@ -156,7 +179,40 @@ async def test_hints_are_reported_and_change_nothing(
 
 def test_every_hint_is_tested():
     hints = {name for name, relations in relations_of(ForeignFields).items() if relations.hint}
-    assert hints | {"stream_reasoning"} == {name for name, _, _ in HINTS}
+    assert hints - {"n_probs", "reasoning_budget"} | {"stream_reasoning"} == {name for name, _, _ in HINTS}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "within"),
+    [
+        (CHAT, chat(), ""),
+        (COMPLETIONS, completion(), ""),
+        ("/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 5}, ""),
+        ("/v1/messages", chat(), ""),
+        ("/completion", {"prompt": "hi", "n_predict": 5}, ""),
+        ("/api/chat", chat(stream=False, max_tokens=None), "options."),
+        ("/api/generate", {"model": "tiny", "prompt": "hi", "stream": False}, "options."),
+    ],
+)
+async def test_every_api_takes_the_samplers_of_other_servers(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, body: Fields, within: str
+):
+    """Names with an equal are honoured, and all others are reported, by their path."""
+    honoured = {"repeat_penalty": 1.5, "repetition_penalty": 1.5, "samplers": ["penalties", "top_k", "mine"]}
+    no_equal = {
+        "tfs_z": 0.5, "num_batch": 512, "use_mmap": False, "min_keep": 3, "dynatemp_range": 0.5, "n_keep": 3,
+        "dynatemp_exponent": 2, "t_max_predict_ms": 100, "post_sampling_probs": True, "parse_tool_calls": False,
+        "guided_decoding_backend": "outlines", "repeat_last_n": 64,
+    }  # fmt: skip
+    sent = {**honoured, **no_equal, "top_k": 7, "top_p": 0.5, "seed": 1}
+    max_tokens = {"num_predict": 5} if within else {}
+    response = await client.post(path, json={**body, **({"options": {**sent, **max_tokens}} if within else sent)})
+    assert response.status_code == 200, response.text
+    reported = {warning["path"] for warning in response.json()["warnings"]}
+    assert reported == {within + name for name in (*no_equal, "samplers[2]") if name != "dynatemp_exponent"}
+    assert set(response.headers["x-samewise-ignored"].split(", ")) == reported
+    sampling = engine.requests[-1].sampling
+    assert (sampling.repetition_penalty, sampling.top_k, sampling.top_p) == (1.5, 7, 1.0)
 
 
 REFUSED: list[tuple[Fields, str, str]] = [

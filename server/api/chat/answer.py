@@ -190,7 +190,7 @@ def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) 
     """The ChatOptions of a body."""
     return ChatOptions(
         **openai_options(body),
-        logprobs=bool(body.logprobs),
+        logprobs=body.num_logprobs is not None,
         lists_own_logprob=bool(body.logprob_token_ids),
         calls_functions=bool(body.functions),
         hides_reasoning=not body.is_shown,

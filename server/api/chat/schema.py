@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from server.api.fields.foreign import MAX_LOGPROBS, NPredict, NProbs, NumPredict
 from server.api.fields.generation import MAX_TOKENS
 from server.api.fields.messages import Message, TextContent, for_template, text_of
 from server.api.fields.openai import AccountFields, SamplingFields, shared_fields
@@ -18,6 +19,7 @@ from server.api.fields.rules import (
     no_effect,
     refused,
     related,
+    same_as,
 )
 from server.api.fields.tools import ToolFields
 from server.generation.notices import Notice
@@ -46,18 +48,18 @@ class ChatCompletionRequest(ToolFields, AccountFields, ReasoningFields, Sampling
         le=2**31 - 1,
         description=MAX_TOKENS,
     )
-    max_tokens: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="Older name for `max_completion_tokens`.",
-        json_schema_extra=related(excludes=["max_completion_tokens"]),
-    )  # fmt: skip
+    max_tokens: int | None = same_as("max_completion_tokens", "Older name.", ge=1, le=2**31 - 1)
+    n_predict: NPredict = same_as("max_completion_tokens", "llama.cpp's name; -1 is no limit.")
+    num_predict: NumPredict = same_as("max_completion_tokens", "Ollama's name; 0 or less is no limit.")
     logprobs: bool | None = Field(None, description="Report the log-probability of each token.")
     top_logprobs: int | None = Field(
         None,
         ge=0,
-        le=20,
+        le=MAX_LOGPROBS,
         description="Report this many alternatives for each token.",
         json_schema_extra=related(requires=["logprobs"]),
     )
+    n_probs: NProbs = same_as("top_logprobs", "llama.cpp's name, which needs no `logprobs`; 0 reports nothing.")
 
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; on by default.")
     continue_final_message: bool | None = Field(
@@ -99,6 +101,11 @@ class ChatCompletionRequest(ToolFields, AccountFields, ReasoningFields, Sampling
             )
 
     @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report for each token; None: no log-probabilities are reported."""
+        return self.n_probs or (self.top_logprobs or 0 if self.logprobs else None)
+
+    @property
     def echoed(self) -> str:
         """The text with which the content begins."""
         last = self.messages[-1]
@@ -116,7 +123,7 @@ class ChatCompletionRequest(ToolFields, AccountFields, ReasoningFields, Sampling
 
 def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
     """Convert a body."""
-    max_tokens = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    max_tokens_path, max_tokens = body.named_value("max_completion_tokens")
     tools, settings = body.tool_use, body.reasoning_settings
     reasoning = {name: value for name, (_, value) in settings.items()}
     messages, images = for_template(body.messages)
@@ -136,8 +143,8 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
             body,
             {
                 "prompt": "messages",
-                "max_tokens": max_tokens,
-                "logprobs": "top_logprobs" if body.top_logprobs else "logprobs",
+                "max_tokens": max_tokens_path,
+                "logprobs": body.named_value("top_logprobs")[0] if body.num_logprobs else "logprobs",
                 "thinking_budget": "thinking_token_budget",
                 "continue_last": "continue_final_message",
                 "echoes": "echo",
@@ -151,9 +158,9 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
         thinking_budget=reasoning.get("thinking_budget"),
         separates_reasoning=body.is_separate,
         echoes=bool(body.echoed),
-        max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        max_tokens=max_tokens,
         num_choices=body.num_answers,
         num_repeats=body.num_answers if body.stream or body.echoed else 1,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=body.num_logprobs,
         prediction=None if body.prediction is None else body.prediction.text,
     )

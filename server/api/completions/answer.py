@@ -92,7 +92,7 @@ def completion_options(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer
     """The CompletionOptions of a body."""
     return CompletionOptions(
         **openai_options(body),
-        logprobs=body.logprobs,
+        logprobs=body.num_logprobs,
         num_answers=body.num_answers,
         echoes=_echoes(body, plan, tokenizer) if body.echo else None,
     )

@@ -6,8 +6,9 @@ from typing import Annotated, Self, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.decoding import TokenId
+from server.api.fields.foreign import MAX_LOGPROBS, NPredict, NProbs, NumPredict
 from server.api.fields.openai import SamplingFields, shared_fields
-from server.api.fields.rules import problem, related
+from server.api.fields.rules import problem, related, same_as
 from server.generation.notices import Notice
 from server.generation.request import FillIn, GenerationRequest, TextPrompt, TokenPrompt
 
@@ -47,10 +48,13 @@ class CompletionRequest(SamplingFields):
         le=2**31 - 1,
         description=f"The most output tokens; {DEFAULT_MAX_TOKENS} by default. Never more than the context has left.",
     )
+    n_predict: NPredict = same_as("max_tokens", "llama.cpp's name; -1 is no limit.")
+    num_predict: NumPredict = same_as("max_tokens", "Ollama's name; 0 or less is no limit.")
     echo: bool | None = Field(None, description="Return the prompt before the completion, also in the logprobs.")
     logprobs: int | None = Field(
-        None, ge=0, le=5, description="Report the logprobs of each token and of this many alternatives."
+        None, ge=0, le=MAX_LOGPROBS, description="Report the logprobs of each token and of this many alternatives."
     )
+    n_probs: NProbs = same_as("logprobs", "llama.cpp's name; 0 reports nothing.")
 
     best_of: int | None = Field(
         None, ge=1, le=MAX_BEST_OF,
@@ -81,6 +85,12 @@ class CompletionRequest(SamplingFields):
         return self.num_answers if self.best_of is None or self.beams is not None else self.best_of
 
     @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report for each token; None: no log-probabilities are reported."""
+        count: int | None = self.named_value("logprobs")[1]
+        return count
+
+    @property
     def prompts(self) -> Sequence[str | list[int]]:
         """All prompts, in any of the four shapes."""
         if isinstance(self.prompt, str):
@@ -93,20 +103,27 @@ class CompletionRequest(SamplingFields):
 def completion_intent(body: CompletionRequest) -> GenerationRequest:
     """Convert a body."""
     ranks = body.num_choices > body.num_answers
-    of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
-    paths = {"echoes": "echo", "prompt_logprobs": "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"}
+    echoed = body.num_logprobs if body.echo else None
+    of_prompt = [count for count in (body.prompt_logprobs, echoed) if count is not None]
+    logprobs, (max_tokens_path, max_tokens) = body.named_value("logprobs")[0], body.named_value("max_tokens")
+    paths = {
+        "echoes": "echo",
+        "max_tokens": max_tokens_path,
+        "logprobs": logprobs,
+        "prompt_logprobs": logprobs if body.prompt_logprobs is None else "prompt_logprobs",
+    }
     shared = shared_fields(body, {**paths, "num_choices": "best_of"} if ranks else paths, body.constraint)
     notices = (*shared["notices"], *_not_added(body))
     return GenerationRequest(
         **{**shared, "prompt_logprobs": max(of_prompt, default=None), "notices": notices},
         id_prefix="cmpl-",
         prompts=tuple(_prompt(body, index, prompt) for index, prompt in enumerate(body.prompts)),
-        max_tokens=body.max_tokens,
+        max_tokens=max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         num_choices=body.num_choices,
         echoes=bool(body.echo),
         num_repeats=body.num_answers,
-        logprobs=0 if ranks and body.logprobs is None else body.logprobs,
+        logprobs=0 if ranks and body.num_logprobs is None else body.num_logprobs,
     )
 
 

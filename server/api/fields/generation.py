@@ -1,16 +1,19 @@
 """Fields of every API that generates: model, sampling, structured output and extensions."""
 
 import uuid
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from server.api.fields.decoding import DecodingFields, settings_of
-from server.api.fields.foreign import ForeignFields, own_id
+from server.api.fields.foreign import ForeignFields, NPredict, own_id
 from server.api.fields.rules import Refused, RequestModel, hint, problem, refused, related, same_as
+from server.api.fields.samplers import counted_notices
 from server.api.fields.structured import StructuredFields
 from server.generation.constraints.fragment import Constraint
 from server.generation.constraints.json_schema import LooseJson
+from server.generation.notices import Notice
 from server.generation.settings import MAX_CANDIDATES, BeamSearchSettings, DecodingSettings
 
 MODEL = "Name of the served model. If omitted, the served model is used, and that is reported."
@@ -70,6 +73,10 @@ class GenerationFields(StructuredFields, DecodingFields, ForeignFields):
 class ConversationFields(RequestModel):
     """Extensions of APIs that answer conversations."""
 
+    reasoning_budget: NPredict = same_as("thinking_token_budget", "llama.cpp's name; -1 is no limit.")
+    thinking_budget_tokens: NPredict = same_as("thinking_token_budget", "llama.cpp's name; -1 is no limit.")
+    thinking_budget: int | None = same_as("thinking_token_budget", "Qwen's name.", ge=0, le=2**31 - 1)
+
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
     thinking_token_budget: int | None = Field(
         None, ge=0, le=2**31 - 1, description="The most reasoning tokens; after them the reasoning is ended."
@@ -93,9 +100,12 @@ class OneAnswerFields(GenerationFields):
 
 def generation_fields(body: GenerationFields, paths: dict[str, str], constraint: Constraint | None) -> dict[str, Any]:
     """The fields of a GenerationRequest that all APIs set in the same way, given the API's `paths` and `constraint`."""
+    decoding = settings_of(DecodingSettings, body, stop=body.stop_strings, beam_search=body.beams)
+    decoding = body.with_samplers(decoding, body.samplers)
+    of_constraint = constraint.notices if isinstance(constraint, LooseJson) else ()
     return {
         "model": body.model,
-        "decoding": settings_of(DecodingSettings, body, stop=body.stop_strings, beam_search=body.beams),
+        "decoding": decoding,
         "seed": body.seed,
         "truncate_prompt": body.truncate_prompt_tokens,
         "keeps_beginning": body.truncation_side == "right",
@@ -105,8 +115,14 @@ def generation_fields(body: GenerationFields, paths: dict[str, str], constraint:
         "stream": bool(body.stream),
         "constraint": constraint,
         "paths": {"constraint": body.constrained_by or "", **paths},
-        "notices": (*body.ignored(), *(constraint.notices if isinstance(constraint, LooseJson) else ())),
+        "notices": (*body.ignored(), *_not_counted(body, decoding), *of_constraint),
     }
+
+
+def _not_counted(body: GenerationFields, decoding: DecodingSettings) -> Iterator[Notice]:
+    """A notice if the request says how many tokens penalties count, and they count others."""
+    if body.repeat_last_n is not None:
+        yield from counted_notices(decoding, body.repeat_last_n, "repeat_last_n")
 
 
 def _check_candidates(top_k: int) -> None:

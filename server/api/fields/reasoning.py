@@ -13,7 +13,6 @@ from server.api.fields.rules import (
     hint,
     not_together,
     related,
-    same_as,
 )
 
 Think = Annotated[
@@ -60,7 +59,6 @@ class ReasoningFields(ConversationFields):
         None, description="Ollama's name for `thinking` (true or false) and `reasoning_effort` (a string)."
     )
     enable_thinking: bool | None = Field(None, description="Qwen's name for `thinking`, as true or false.")
-    thinking_budget: int | None = same_as("thinking_token_budget", "Qwen's name.", ge=0, le=2**31 - 1)
     reasoning: ReasoningConfig | None = Field(None, description="OpenRouter's form of these settings.")
 
     include_reasoning: bool | None = Field(

@@ -39,6 +39,9 @@ from server.generation.settings import is_active_value
 _Value = TypeVar("_Value")
 LENIENT = {"lenient": True}
 """Context of a validation that accepts unknown fields; `RequestModel.ignored` reports them."""
+NOT_LENIENT = {"lenient": False}
+"""Context of a validation that refuses unknown fields, and says that a lenient server would ignore them."""
+_LENIENT_ADVICE = " A server started with --lenient ignores such fields, and reports them."
 
 
 def problem(code: str, message: str, field: str = "") -> PydanticCustomError:
@@ -74,7 +77,8 @@ class RequestModel(BaseModel):
             known = names_of(cls)
             unknown = next((key for key in value if key not in known), None)
             if unknown is not None:
-                message = "Unknown parameter: '{path}'." + _did_you_mean(unknown, known)
+                advice = _LENIENT_ADVICE if info.context is NOT_LENIENT else ""
+                message = f"Unknown parameter: '{{path}}'.{_did_you_mean(unknown, known)}{advice}"
                 raise problem("unknown_parameter", message, shorten(unknown))
         return value
 

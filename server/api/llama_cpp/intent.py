@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.api.llama_cpp.schema import ABSENT, InfillRequest, LlamaCompletionRequest, LlamaFields
+from server.api.fields.samplers import STEPS, counted_notices, is_present
+from server.api.llama_cpp.schema import InfillRequest, LlamaCompletionRequest, LlamaFields
 from server.generation.constraints.fragment import Constraint
 from server.generation.constraints.json_schema import LooseJson
 from server.generation.constraints.lark import Gbnf
@@ -15,17 +16,6 @@ from server.generation.settings import DecodingSettings
 from server.text.tokenizer import Tokenizer
 
 _RANDOM_SEEDS = (None, -1, 2**32 - 1)
-_STEPS: Mapping[str, tuple[str, object]] = {
-    "top_n_sigma": ("top_n_sigma", 0.0),
-    "top_k": ("top_k", 0),
-    "typ_p": ("typical_p", 1.0),
-    "typical_p": ("typical_p", 1.0),
-    "top_p": ("top_p", 1.0),
-    "min_p": ("min_p", 0.0),
-    "xtc": ("xtc_probability", 0.0),
-    "temperature": ("temperature", 1.0),
-}
-"""The native field of each sampler after the penalties, and the value that turns it off, by llama.cpp's name."""
 _SAME = (
     *("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
     *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
@@ -59,20 +49,20 @@ class LlamaOptions:
 
 def completion_intent(body: LlamaCompletionRequest) -> GenerationRequest:
     """Convert a body of POST /completion."""
-    return _request(body, body.prompts, {"max_tokens": _max_tokens_path(body)})
+    return _request(body, body.prompts, {"max_tokens": body.named_value("n_predict")[0]})
 
 
 def infill_intent(body: InfillRequest) -> GenerationRequest:
     """Convert a body of POST /infill."""
     before = [body.input_prefix, *([body.prompt] if body.prompt else [])]
     prompt = FillIn(before, body.input_suffix, "input_prefix", "input_suffix", body.files)
-    return _request(body, [prompt], {"max_tokens": _max_tokens_path(body), "prompt": "input_prefix"})
+    return _request(body, [prompt], {"max_tokens": body.named_value("n_predict")[0], "prompt": "input_prefix"})
 
 
 def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, str]) -> GenerationRequest:
     constraint = _constraint(body)
     form = "grammar" if body.grammar else "json_schema"
-    n_predict = _n_predict(body)
+    n_predict = body.value_of("n_predict")
     of_form = constraint.notices if isinstance(constraint, LooseJson) else ()
     return GenerationRequest(
         model=body.model,
@@ -101,18 +91,11 @@ def decoding_of(body: LlamaFields) -> DecodingSettings:
     values: dict[str, Any] = {name: body.value_of(name) for name in _SAME}
     values |= {"temperature": max(0.0, body.value_of("temperature"))}
     values |= {"repetition_penalty": body.value_of("repeat_penalty")}
-    order: str | Sequence[str] | None = "llama.cpp"
     if body.mirostat:
-        values |= {name: off for name, off in _STEPS.values() if name != "temperature"}
-        order = None
-    elif body.samplers is not None:
-        order = _order(body.samplers, values)
-    without_penalties = body.samplers is not None and not body.mirostat and "penalties" not in body.samplers
-    if without_penalties or body.repeat_last_n == 0:
-        values |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    return DecodingSettings(
+        values |= {name: off for name, off in STEPS.values() if name != "temperature"}
+    decoding = DecodingSettings(
         **values,
-        sampler_order=order,
+        sampler_order=None if body.mirostat else "llama.cpp",
         dry_sequence_breakers=None if body.dry_sequence_breakers is None else tuple(body.dry_sequence_breakers),
         stop=tuple(body.stop or ()),
         ignore_eos=body.ignore_eos,
@@ -121,6 +104,7 @@ def decoding_of(body: LlamaFields) -> DecodingSettings:
         eta_cutoff=0.0,
         no_repeat_ngram_size=0,
     )
+    return body.with_samplers(decoding, None if body.mirostat else body.samplers)
 
 
 def _summed(body: LlamaFields) -> Mapping[str, float] | None:
@@ -132,28 +116,9 @@ def _summed(body: LlamaFields) -> Mapping[str, float] | None:
     return sums or None
 
 
-def _order(samplers: Sequence[str], values: dict[str, Any]) -> Sequence[str] | None:
-    """The native order of these samplers; turns off the others in `values`."""
-    steps = [_STEPS[name] for name in samplers if name in _STEPS]
-    named = [name for name, _ in steps]
-    values |= {name: off for name, off in _STEPS.values() if name not in named}
-    if "dry" not in samplers:
-        values["dry_multiplier"] = 0.0
-    return tuple("xtc" if name == "xtc_probability" else name for name in named) or None
-
-
 def _not_followed(body: LlamaFields) -> Sequence[Notice]:
     """Notices of fields that have another effect than in llama.cpp."""
-    notices = []
-    decoding = decoding_of(body)
-    last_n = body.value_of("repeat_last_n")
-    counts_output = bool(decoding.presence_penalty or decoding.frequency_penalty)
-    if counts_output or (decoding.repetition_penalty != 1 and last_n != -1):
-        reason = "`repeat_penalty` counts the whole prompt and output, the other two penalties the output."
-        notices.append(Notice("repeat_last_n", reason))
-    for index, name in enumerate(body.samplers or ()):
-        if name in ABSENT:
-            notices.append(Notice(f"samplers[{index}]", f"This server has no sampler '{name}'."))
+    notices = list(counted_notices(decoding_of(body), body.repeat_last_n, "repeat_last_n"))
     if body.mirostat:
         ignored = [name for name in _NOT_WITH_MIROSTAT if name in body.model_fields_set and body.asks(name)]
         notices += [Notice(name, "Mirostat replaces it.") for name in ignored]
@@ -166,22 +131,13 @@ def _constraint(body: LlamaFields) -> Constraint | None:
     return None if body.json_schema is None else LooseJson.read(body.json_schema, "json_schema")
 
 
-def _n_predict(body: LlamaFields) -> int:
-    given = body.max_tokens if body.n_predict is None else body.n_predict
-    return -1 if given is None else given
-
-
-def _max_tokens_path(body: LlamaFields) -> str:
-    return "n_predict" if body.max_tokens is None else "max_tokens"
-
-
 def _shows(body: LlamaFields, name: str) -> bool:
     return not body.response_fields or name in body.response_fields
 
 
 def llama_options(body: LlamaFields, plan: Plan, tokenizer: Tokenizer) -> LlamaOptions:
     """The LlamaOptions of a body and its plan."""
-    n_predict = _n_predict(body)
+    n_predict = body.value_of("n_predict")
     shown = [tokenizer.decode(one.prompt, skip_special_tokens=False) for one in plan.requests]
     return LlamaOptions(
         settings=generation_settings(body),
@@ -199,7 +155,7 @@ def llama_options(body: LlamaFields, plan: Plan, tokenizer: Tokenizer) -> LlamaO
 def generation_settings(body: LlamaFields) -> Mapping[str, Any]:
     """The effective settings by llama.cpp's names; the seed -1 means that one is drawn."""
     decoding = decoding_of(body)
-    n_predict = _n_predict(body)
+    n_predict = body.value_of("n_predict")
     same = {name: getattr(decoding, name) for name in _SAME}
     return {
         "seed": -1 if body.seed is None else body.seed,
@@ -223,7 +179,7 @@ def generation_settings(body: LlamaFields) -> Mapping[str, Any]:
         "n_probs": body.value_of("n_probs"),
         "min_keep": 0,
         "grammar": body.grammar or "",
-        "samplers": [name for name in body.value_of("samplers") if name not in ABSENT],
+        "samplers": [name for name in body.value_of("samplers") if is_present(name)],
         "timings_per_token": bool(body.timings_per_token),
         "post_sampling_probs": False,
         "lora": [],

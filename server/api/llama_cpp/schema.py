@@ -1,11 +1,12 @@
 """Request schemas for POST /completion and POST /infill, with llama.cpp's names and defaults."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from server.api.fields.decoding import MAX_BREAKERS, Breaker, StopString, TokenId
+from server.api.fields.foreign import ForeignSettings, NumPredict
 from server.api.fields.openai import MAX_PROMPT_LOGPROBS
 from server.api.fields.rules import (
     SUPPORTED_ONLY,
@@ -17,7 +18,9 @@ from server.api.fields.rules import (
     problem,
     refused,
     related,
+    same_as,
 )
+from server.api.fields.samplers import LAST_N_DESCRIPTION, SAMPLERS, SAMPLERS_DESCRIPTION, SamplerNames
 from server.api.fields.structured import MAX_TEXT
 from server.generation.request import ContextFile, MixedPrompt, TextPrompt, TokenPrompt
 from server.generation.settings import DRY_BREAKERS, MAX_LOGIT_BIAS, MAX_STOPS, DecodingSettings, facts_of
@@ -46,30 +49,11 @@ DEFAULTS: Mapping[str, Any] = {
     "mirostat_eta": 0.1,
     "n_predict": -1,
     "n_probs": 0,
-    "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "samplers": list(SAMPLERS),
 }
 """llama.cpp's defaults. On its routes they replace the model's own defaults."""
 _NO_SHIFT = "The context does not shift: an answer ends when the context is full."
 _NO_TIME = "Answers do not depend on time; use `n_predict` to limit them."
-
-SamplerName = Literal[
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "typical_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-    "infill",
-    "adaptive_p",
-]
-PENALTIES = ("penalties", "dry")
-"""Samplers that come first, in this order."""
-ABSENT = ("infill", "adaptive_p")
-"""Samplers that this server does not have."""
 
 
 def _check_pair(pair: list[Any]) -> list[Any]:
@@ -113,7 +97,7 @@ def _field(description: str, name: str, off: Sequence[object] = (), **limits: An
     return Field(None, description=description, json_schema_extra=extra, **limits)
 
 
-class LlamaFields(RequestModel):
+class LlamaFields(ForeignSettings):
     """The fields that POST /completion and POST /infill share."""
 
     model: str | None = Field(None, description="Name of the served model; optional.")
@@ -124,10 +108,8 @@ class LlamaFields(RequestModel):
         ge=-1,
         le=2**31 - 1,
     )
-    max_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="Another name for `n_predict`.",
-        json_schema_extra=related(excludes=["n_predict"]),
-    )  # fmt: skip
+    max_tokens: int | None = same_as("n_predict", ge=-1, le=2**31 - 1)
+    num_predict: NumPredict = same_as("n_predict", "Ollama's name.")
     n_cmpl: int | None = Field(
         None, ge=1, le=128, description="Completions for each prompt; 1 by default.", json_schema_extra=related(off=[1])
     )
@@ -151,11 +133,8 @@ class LlamaFields(RequestModel):
     repeat_penalty: float | None = _field(
         "As `repetition_penalty` of /v1/completions.", "repeat_penalty", off=[1], ge=0.01, le=100
     )
-    repeat_last_n: int | None = _field(
-        "0 turns the three penalties off. Otherwise `repeat_penalty` counts the whole prompt and output, as with -1, "
-        "and the other two count the output; other values are reported.",
-        "repeat_last_n", ge=-1, le=2**31 - 1,
-    )  # fmt: skip
+    repetition_penalty: float | None = same_as("repeat_penalty", "vLLM's name.", ge=0.01, le=100)
+    repeat_last_n: int | None = _field(LAST_N_DESCRIPTION, "repeat_last_n", ge=-1, le=2**31 - 1)
     presence_penalty: float | None = _as_native("presence_penalty")
     frequency_penalty: float | None = _as_native("frequency_penalty")
     dry_multiplier: float | None = _as_native("dry_multiplier")
@@ -172,11 +151,7 @@ class LlamaFields(RequestModel):
     )
     mirostat_tau: float | None = _as_native("mirostat_tau")
     mirostat_eta: float | None = _as_native("mirostat_eta")
-    samplers: Annotated[list[SamplerName], Field(max_length=16, fail_fast=True)] | None = _field(
-        "The samplers to use, in this order; samplers that are not named are off. `penalties` and `dry` come first. "
-        "`infill` and `adaptive_p` are not supported; they are ignored and reported.",
-        "samplers",
-    )
+    samplers: SamplerNames | None = _field(SAMPLERS_DESCRIPTION, "samplers")
     logit_bias: LogitBias | None = Field(
         None,
         description="Pairs `[token, bias]`, or an object. A token is an id, or a text each of whose tokens gets the "
@@ -207,39 +182,15 @@ class LlamaFields(RequestModel):
     cache_prompt: bool | None = no_effect("Prefixes are cached, and never change an answer.")
     n_cache_reuse: int | None = no_effect("Prefixes are cached, and never change an answer.")
     backend_sampling: bool | None = no_effect("Where tokens are drawn never changes them.")
-    dynatemp_exponent: float | None = no_effect("Only with a `dynatemp_range`.")
+    id_slot: int | None = hint("Which slot to use.", "There are no fixed slots.", off=[-1])
     sse_ping_interval: int | None = hint("Seconds between pings.", "The server's keepalive_s decides.", off=[-1])
     return_progress: bool | None = hint("Report progress on the prompt.", "Progress is not reported.")
-    id_slot: int | None = hint("Which slot to use.", "There are no fixed slots.", off=[-1])
-    n_keep: int | None = hint("What to keep when the context shifts.", _NO_SHIFT, off=[0, -1])
-    n_discard: int | None = hint("What to discard when the context shifts.", _NO_SHIFT, off=[0])
-    t_max_prompt_ms: int | None = hint("The longest time for the prompt.", _NO_TIME, off=[0])
-    t_max_predict_ms: int | None = hint("The longest time for the output.", _NO_TIME, off=[0])
 
-    dynatemp_range: Annotated[Literal[0] | None, SUPPORTED_ONLY] = refused("Dynamic temperature.")
-    n_indent: Annotated[Literal[0] | None, SUPPORTED_ONLY] = refused("The least indentation of a line.")
-    min_keep: Annotated[Literal[0, 1] | None, SUPPORTED_ONLY] = refused("The fewest tokens that samplers keep.")
-    post_sampling_probs: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused("Probabilities after sampling.")
     lora: Annotated[list[Any] | None, Field(max_length=0), SUPPORTED_ONLY] = refused("LoRA adapters.")
-
-    @model_validator(mode="after")
-    def _check_samplers(self) -> Self:
-        names = ["typ_p" if name == "typical_p" else name for name in self.samplers or ()]
-        twice = next((index for index, name in enumerate(names) if name in names[:index]), None)
-        if twice is not None:
-            raise problem(
-                "invalid_value", f"Invalid '{{path}}': '{names[twice]}' is named twice.", f"samplers[{twice}]"
-            )
-        present = [name for name in names if name not in ABSENT]
-        first = [name for name in PENALTIES if name in present]
-        if present[: len(first)] != first:
-            message = "Unsupported value: '{path}' needs 'penalties' and 'dry', in this order, before other samplers."
-            raise problem("unsupported_value", message, "samplers")
-        return self
 
     def value_of(self, name: str) -> Any:
         """The value of a field, or llama.cpp's default."""
-        value = getattr(self, name)
+        value = self.named_value(name)[1]
         return DEFAULTS[name] if value is None else value
 
     @property

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.decoding import StopString
+from server.api.fields.foreign import WholeNumber
 from server.api.fields.generation import ConversationFields, OneAnswerFields, generation_fields
 from server.api.fields.rules import (
     SUPPORTED_ONLY,
@@ -14,9 +15,11 @@ from server.api.fields.rules import (
     RequestModel,
     hint,
     no_effect,
+    not_together,
     problem,
     refused,
     related,
+    same_as,
     tag_by_type,
 )
 from server.api.fields.structured import CONSTRAINT_FIELDS
@@ -38,6 +41,7 @@ _PATHS = {
     "messages[].tool_calls[].function.arguments": "messages[].content[].input",
 }
 
+_MAX_TOKENS = "`max_tokens` says how many tokens there may be."
 Display = Literal["summarized", "omitted"]
 
 
@@ -113,9 +117,11 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
         description="The conversation, oldest first. If the last message is the assistant's, it is continued.",
     )  # fmt: skip
     system: SystemText | None = Field(None, description="The system prompt.")
-    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = Field(
-        None, description="Texts that end the output.", json_schema_extra=related(excludes=["stop"])
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = same_as(
+        "stop", "Texts that end the output: Anthropic's name."
     )
+    num_predict: WholeNumber | None = hint("Ollama: the most output tokens.", _MAX_TOKENS, off=[0, -1, -2])
+    n_predict: WholeNumber | None = hint("llama.cpp: the most output tokens.", _MAX_TOKENS, off=[-1])
     output_config: OutputConfig | None = Field(
         None, description="Reasoning effort and format of the answer.",
         json_schema_extra=related(excludes=["ignore_eos", "output_format", *CONSTRAINT_FIELDS]),
@@ -169,9 +175,9 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
-        if isinstance(self.thinking, ThinkingOn) and self.thinking_token_budget is not None:
-            message = "Setting 'thinking_token_budget' and 'thinking.budget_tokens' at the same time is not supported."
-            raise problem("invalid_parameter_combination", message, "thinking_token_budget")
+        name, budget = self.named_value("thinking_token_budget")
+        if isinstance(self.thinking, ThinkingOn) and budget not in (None, self.thinking.budget_tokens):
+            raise not_together(name, "thinking.budget_tokens")
         return self
 
     def asks(self, name: str) -> bool:
@@ -236,7 +242,7 @@ def messages_intent(body: MessagesFields) -> GenerationRequest:
         open_turn=not body.continues,
         continue_last=body.continues,
     )
-    budget, budget_path = body.thinking_token_budget, "thinking_token_budget"
+    budget_path, budget = body.named_value("thinking_token_budget")
     if isinstance(body.thinking, ThinkingOn):
         budget, budget_path = body.thinking.budget_tokens, "thinking.budget_tokens"
     stop = "stop" if body.stop_sequences is None else "stop_sequences"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from server.api.fields.reasoning import Think
-from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related
+from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related, same_as
 from server.api.ollama.messages import MAX_TOOLS, History, OllamaMessage, OllamaTool, tool_use, with_images
 from server.api.ollama.options import OllamaOptions, with_ollama_defaults
 from server.api.ollama.served import meant_name, thinks
@@ -105,7 +105,7 @@ class NamedFields(RequestModel):
     """The model of a request that does not use it, by one of two fields."""
 
     model: str | None = Field(None, description=f"{MODEL} Either this or `name` is required.")
-    name: str | None = Field(None, description="Older name for `model`.", json_schema_extra=related(excludes=["model"]))
+    name: str | None = same_as("model", "Older name.")
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
@@ -268,8 +268,8 @@ def _request(body: OllamaFields, prompt: Prompt, paths: dict[str, str], **more: 
         prompts=(prompt,),
         id_prefix="gen-",
         decoding=options.decoding,
-        max_tokens=options.max_tokens,
-        may_fill_context=options.max_tokens is None,
+        max_tokens=options.num_tokens,
+        may_fill_context=options.num_tokens is None,
         seed=None if options.seed == -1 else options.seed,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         constraint=constraint,

@@ -48,15 +48,18 @@ from server.generation.tools import CUSTOM_INPUT
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 _PATHS = {
     "prompt": "input",
-    "max_tokens": "max_output_tokens",
-    "logprobs": "top_logprobs",
-    "thinking_budget": "thinking_token_budget",
     "reasoning_effort": "reasoning.effort",
     "thinking": "reasoning.effort",
     "messages[].role": "input",
     "messages[].tool_calls[].function.arguments": "input[].arguments",
 }
 """This API's names for the pipeline's fields."""
+_WITH_OTHER_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "thinking_budget": "thinking_token_budget",
+}
+"""This API's names for fields that other servers give other names."""
 _WITH_PARTS = ("content", "output")
 """The keys of items that may have images."""
 _SUMMARIZE = (
@@ -170,16 +173,20 @@ def _response_request(
     """The generation request of a body, and the client's names of the tools by the model's names."""
     offer = _offer_of(body)
     history = _history_of(body, stored, offer)
-    wants_logprobs = "message.output_text.logprobs" in body.includes or bool(body.top_logprobs)
+    renamed = {name: body.named_value(own) for name, own in _WITH_OTHER_NAMES.items()}
+    top_logprobs = renamed["logprobs"][1] or 0
+    wants_logprobs = "message.output_text.logprobs" in body.includes or top_logprobs > 0
     conversation = _conversation_of(history, body, offer, body.chat_template_kwargs or {})
     request = GenerationRequest(
-        **generation_fields(body, _paths_of(history), body.constraint),
+        **generation_fields(
+            body, {**_paths_of(history), **{name: path for name, (path, _) in renamed.items()}}, body.constraint
+        ),
         id=meta.answer_id,
         prompts=(replace(conversation, drops_oldest=body.truncation == "auto"),),
         tools=tool_use(offer, body.tool_choice, is_parallel=body.parallel_tool_calls is not False),
-        thinking_budget=body.thinking_token_budget,
-        max_tokens=body.max_output_tokens,
-        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        thinking_budget=renamed["thinking_budget"][1],
+        max_tokens=renamed["max_tokens"][1],
+        logprobs=top_logprobs if wants_logprobs else None,
     )
     if request.seed is None:
         request = replace(request, seed=meta.seed)

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from server.api.fields.foreign import MAX_LOGPROBS, NPredict, NProbs, NumPredict
 from server.api.fields.generation import MAX_TOKENS, MODEL, ConversationFields, OneAnswerFields, ReasoningEffort
 from server.api.fields.openai import AccountFields, EndUser
 from server.api.fields.rules import (
@@ -18,6 +19,7 @@ from server.api.fields.rules import (
     problem,
     refused,
     related,
+    same_as,
 )
 from server.api.fields.structured import CONSTRAINT_FIELDS, JsonObjectFormat, NamedSchema, TextFormat
 from server.api.fields.structured import constraint_of_schema as of_schema
@@ -74,9 +76,7 @@ class ReasoningConfig(RequestModel):
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Return the whole, unchanged reasoning as `summary`. By default it is `content`."
     )
-    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None, description="Older name for `summary`.", json_schema_extra=related(excludes=["summary"])
-    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = same_as("summary", "Older name.")
     context: Literal["auto", "current_turn", "all_turns"] | None = hint(
         "The earlier reasoning that the model sees.", "The chat template decides.", off=["auto"]
     )
@@ -182,6 +182,9 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
         le=2**31 - 1,
         description=MAX_TOKENS,
     )
+    n_predict: NPredict = same_as("max_output_tokens", "llama.cpp's name; -1 is no limit.")
+    num_predict: NumPredict = same_as("max_output_tokens", "Ollama's name; 0 or less is no limit.")
+    n_probs: NProbs = same_as("top_logprobs", "llama.cpp's name; 0 reports nothing.")
     truncation: Literal["auto", "disabled"] | None = Field(
         None,
         description="If a conversation does not fit, `auto` drops its oldest messages and reports it. `disabled`, the "
@@ -191,7 +194,7 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
     top_logprobs: int | None = Field(
         None,
         ge=0,
-        le=20,
+        le=MAX_LOGPROBS,
         description="Report the log-probabilities of the text's tokens and of this many alternatives.",
     )
     include: list[Includable] | None = Field(

@@ -102,7 +102,7 @@ async def test_the_answer_is_that_to_the_same_tokens(codestral: httpx.AsyncClien
         ({"input_extra": [{"text": "a", "filename": 3}]}, "input_extra[0].filename", "invalid_type"),
         ({"prompt": [1]}, "prompt", "invalid_type"),
         ({"input_extra": [{"text": "x" * 300}]}, "input_prefix", "context_length_exceeded"),
-        ({"n_indent": 4}, "n_indent", "unsupported_parameter"),
+        ({"n_predict": 4, "num_predict": 5}, "num_predict", "invalid_parameter_combination"),
     ],
 )
 async def test_what_is_refused(coder: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str):

@@ -176,7 +176,7 @@ async def test_num_ctx_caps_prompt_and_output(client: httpx.AsyncClient, engine:
         ({"think": "hugely"}, "think", "invalid_value"),
         ({"options": {"top_k": 1.5}}, "options.top_k", "invalid_type"),
         ({"options": {"mirostat": 1}}, "options.mirostat", "unsupported_value"),
-        ({"options": {"tfs_z": 0.5}}, "options.tfs_z", "unsupported_parameter"),
+        ({"options": {"n_predict": 4, "num_predict": 5}}, "options.n_predict", "invalid_parameter_combination"),
         ({"options": {"seed": -2}}, "options.seed", "integer_below_min_value"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images[0]",
          "unsupported_parameter"),
