@@ -1,7 +1,8 @@
 """Decodes image files to RGB pixels, with bounds, so that the same file gives the same pixels everywhere.
 
-Only PNG, JPEG, WebP and GIF are read. Orientation is applied, transparency is composited on white, and the first frame
-counts. Nothing of a library's error texts, which may contain addresses or paths, gets into an error.
+Only PNG, JPEG, WebP and GIF are read, without their metadata (see stripping.py). Orientation is applied, transparency
+is composited on white, and the first frame counts. Nothing of a library's error texts, which may contain addresses or
+paths, gets into an error.
 """
 
 import hashlib
@@ -13,15 +14,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from model_runner.images.stripping import CostlyError, StrippedFile, strip
+
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
-    from PIL.ImageFile import ImageFile
 
 FORMATS = ("png", "jpeg", "gif", "webp")
 """The formats that are read, under OpenAI's names and in its order."""
 _READERS = ("PNG", "JPEG", "WEBP", "GIF")
-_ANIMATED = frozenset({"PNG", "WEBP", "GIF"})
-"""Formats in which further frames are an animation. In a JPEG they are previews and depth maps."""
 MAX_ASPECT = 200
 """The longer side at most divided by the shorter one. Several image processors refuse more."""
 _WHITE = (255, 255, 255, 255)
@@ -40,6 +40,8 @@ class Fault(StrEnum):
     """It has too many pixels."""
     ASPECT = "aspect"
     """It is too long and narrow."""
+    COST = "cost"
+    """It takes more work than its pixels are worth."""
 
 
 class ImageError(ValueError):
@@ -73,13 +75,13 @@ def read(data: bytes, max_pixels: int | None = None) -> DecodedImage:
 
     Raises ImageError, and MemoryError if the pixels do not fit into memory.
     """
-    file = _open(data)
-    _check_size(*file.size, max_pixels)
+    file = _stripped(data)
+    image = _open(file.data)
+    _check_size(*image.size, max_pixels)
     try:
-        is_animated = file.format in _ANIMATED and bool(getattr(file, "is_animated", False))
-        file.load()
-        _turn_upright(file)
-        return DecodedImage(_to_rgb(file), is_animated)
+        image.load()
+        image = _turned(image, file.orientation)
+        return DecodedImage(_to_rgb(image), file.is_animated)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - decoders raise anything, and their texts must not reach a client
@@ -98,7 +100,15 @@ def digest(pixels: "Pixels", options: Mapping[str, Any]) -> bytes:
     return hashed.digest()
 
 
-def _open(data: bytes) -> "ImageFile":
+def _stripped(data: bytes) -> StrippedFile:
+    """The parts of a file that decide its pixels. Raises ImageError if they take too much work."""
+    try:
+        return strip(data)
+    except CostlyError as error:
+        raise ImageError(Fault.COST, str(error)) from None
+
+
+def _open(data: bytes) -> "Pixels":
     """The file with its header read. Raises ImageError."""
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415  (only for requests with images)
 
@@ -144,16 +154,20 @@ def _damaged() -> ImageError:
     return ImageError(Fault.DAMAGED, "The image is cut off or damaged.")
 
 
-def _turn_upright(file: "ImageFile") -> None:
-    """Turn and mirror an image as its EXIF orientation says; nothing happens if that cannot be read."""
-    from PIL import ImageOps  # noqa: PLC0415
+def _turned(image: "Pixels", orientation: int) -> "Pixels":
+    """An image, turned and mirrored as an EXIF orientation says."""
+    from PIL.Image import Transpose  # noqa: PLC0415
 
-    try:
-        ImageOps.exif_transpose(file, in_place=True)
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - broken metadata does not make the pixels unusable
-        pass
+    methods = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return image.transpose(methods[orientation]) if orientation in methods else image
 
 
 def _to_rgb(image: "Pixels") -> "Pixels":

@@ -18,7 +18,6 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
@@ -65,6 +64,10 @@ grammars are compiled. A field's name may have escapes. Ollama's clients send `t
 _NO_FILES: Mapping[str, UploadedFile] = {}
 
 
+def _allow_nothing() -> None:
+    """Outside of worker processes no work is limited."""
+
+
 class HeavyError(Exception):
     """A body means more work than is allowed in this place; a worker process then does it."""
 
@@ -86,6 +89,8 @@ class BodyContext:
     """The most bytes of text that may be worked on in this place; None: any number."""
     files: Mapping[str, UploadedFile] = field(default_factory=dict)
     """Images that the body may name, uploaded ones by their ids and fetched ones by their URLs."""
+    allow_image: Callable[[], None] = _allow_nothing
+    """Raises the limit of CPU time by what decoding one image may take."""
 
     @property
     def info(self) -> RunnerInfo:
@@ -98,6 +103,11 @@ class BodyContext:
         if self.most_bytes is not None and num_bytes > self.most_bytes:
             raise HeavyError(num_bytes)
 
+    def weigh_image(self) -> None:
+        """Raise HeavyError if this is no place to decode an image in; otherwise allow the time for it."""
+        self.weigh(LARGE_BYTES)
+        self.allow_image()
+
     def validated(self, schema: type[_Body], body: bytes) -> _Body:
         """The body by its schema, for an answer that reports ignored fields.
 
@@ -107,8 +117,7 @@ class BodyContext:
 
     def planner(self) -> Planner:
         """Plans generation requests."""
-        weigh_images = partial(self.weigh, LARGE_BYTES)
-        return Planner(self.tokenizer, self.model, self.info, self.settings, weigh_images, self.files)
+        return Planner(self.tokenizer, self.model, self.info, self.settings, self.weigh_image, self.files)
 
     def pooling(self) -> PoolingRules:
         """Plans requests for embeddings and scores."""
@@ -208,7 +217,7 @@ class BodyWorker:
     ) -> _T:
         limits = Limits.of_size(size)
         if self._model.images is not None:
-            limits = limits.with_images(self._settings.max_images, self._settings.max_image_megapixels)
+            limits = limits.with_pixels(self._settings.max_image_megapixels)
         errand = Errand(self._pickled_context(info), work, body, args, sender.name, limits, files)
         result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
         return result
@@ -240,6 +249,8 @@ MAX_WAITING_BYTES = 64 << 20
 """The most bytes of one sender's bodies that wait for a worker."""
 _IMAGE_BYTES = 20
 """Memory for each pixel of the largest image while it is decoded and made opaque."""
+IMAGE_CPU_S = 2
+"""CPU time for an image, of which the largest take one second."""
 _BASE_CPU_S = 10
 _BASE_BYTES = 512 << 20
 _MEMORY_PER_BYTE = 64
@@ -255,6 +266,7 @@ class Limits:
     """The CPU time and memory that work on one body may take."""
 
     cpu_s: int
+    """CPU seconds, in addition to those for images."""
     num_bytes: int
     """Memory in addition to what the worker already has."""
 
@@ -263,9 +275,12 @@ class Limits:
         """The limits for a body of this many bytes."""
         return cls(_BASE_CPU_S + (size >> 20), _BASE_BYTES + _MEMORY_PER_BYTE * size)
 
-    def with_images(self, most: int, megapixels: float) -> "Limits":
-        """The limits for a body with `most` images of this size, which are decoded one after the other."""
-        return Limits(self.cpu_s + most, self.num_bytes + int(_IMAGE_BYTES * megapixels * 1_000_000))
+    def with_pixels(self, megapixels: float) -> "Limits":
+        """The limits for a body with images of at most this size, which are decoded one after the other.
+
+        Each image raises the limit of CPU time when its turn comes (see BodyContext.allow_image).
+        """
+        return Limits(self.cpu_s, self.num_bytes + int(_IMAGE_BYTES * megapixels * 1_000_000))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import server.api.dialects  # noqa: F401 - most errands are functions of these
 from model_runner.processes import die_with_parent
-from server.api.body_worker import BodyContext, Errand, Limits, Outcome, too_much_memory
+from server.api.body_worker import IMAGE_CPU_S, BodyContext, Errand, Limits, Outcome, too_much_memory
 from server.errors import ApiError
 from server.generation.constraints.check import grammar_error
 from server.generation.constraints.json_schema import loose_fragment, strict_fragment
@@ -51,7 +51,7 @@ def main() -> None:
 def _outcome(errand: Errand, *, is_new_sender: bool) -> Outcome:
     """The outcome of an errand: its value, or the exception that the server raises again."""
     try:
-        context = replace(_context(errand.pickled_context), files=errand.files)
+        context = replace(_context(errand.pickled_context), files=errand.files, allow_image=_allow_image)
         if is_new_sender and context.settings.isolate_keys:
             _forget(context)
         with _limited(errand.limits):
@@ -91,6 +91,11 @@ def _limited(limits: Limits) -> Iterator[None]:
     finally:
         _set_limit(resource.RLIMIT_CPU, resource.RLIM_INFINITY)
         _set_limit(resource.RLIMIT_DATA, resource.RLIM_INFINITY)
+
+
+def _allow_image() -> None:
+    """Raise the limit of CPU time, within `_limited`, by the time for one image."""
+    _set_limit(resource.RLIMIT_CPU, resource.getrlimit(resource.RLIMIT_CPU)[0] + IMAGE_CPU_S)
 
 
 def _set_limit(kind: int, soft: int) -> None:

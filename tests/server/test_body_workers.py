@@ -41,6 +41,15 @@ def take_time(context: BodyContext, body: bytes) -> None:
         pass
 
 
+def take_time_for_an_image(context: BodyContext, body: bytes) -> int:
+    """Work that takes longer than the limit, with an image."""
+    context.weigh_image()
+    start = time.process_time()
+    while time.process_time() < start + LIMITS.cpu_s + 1.1:
+        pass
+    return os.getpid()
+
+
 def end(context: BodyContext, body: bytes) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -93,6 +102,10 @@ def test_what_exceeds_a_limit_is_refused_and_the_next_body_is_checked(ask, work:
         ask(work).result()
     assert caught.value.code == "request_too_complex"
     assert ask(process_of).result() != os.getpid()
+
+
+def test_an_image_allows_time_of_its_own(ask):
+    assert ask(take_time_for_an_image).result() != os.getpid()
 
 
 def test_a_process_that_is_killed_is_an_error_of_one_request(ask):

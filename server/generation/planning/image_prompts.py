@@ -46,8 +46,8 @@ class ImagePrompts:
         weigh: Callable[[], None],
         files: Mapping[str, UploadedFile],
     ) -> None:
-        """`weigh` is called before images are decoded, and raises if this is no place for that. `files` are those that
-        the request may name, by their ids and URLs.
+        """`weigh` is called before each image is decoded, and raises if this is no place for that. `files` are those
+        that the request may name, by their ids and URLs.
         """
         self._files = files
         self._tokenizer = tokenizer
@@ -80,7 +80,6 @@ class ImagePrompts:
             message = f"The request has {len(sent)} images, and this server accepts at most {most} in one request."
             raise InvalidRequestError(message, param=sent[most].path, code="invalid_value")
         self._check_fetched(sent)
-        self._weigh()
         known: dict[tuple[bytes, str], ImageInPrompt] = {}
         images: dict[str, ImageInPrompt] = {}
         for index, one in enumerate(sent):
@@ -88,6 +87,7 @@ class ImagePrompts:
             if self.layout.several is not None and len(sent) > 1:
                 detail = SEVERAL
             if (data, detail) not in known:
+                self._weigh()
                 known[data, detail] = self._read(one, data, detail, self.layout.at(detail), notices)
             images[mark_of(index)] = known[data, detail]
         return images
@@ -227,6 +227,8 @@ def _unusable(sent: SentImage, error: ImageError) -> InvalidRequestError:
     if error.fault in (Fault.AREA, Fault.ASPECT):
         at = f"{sent.field}:" if sent.kind == "image" else f"Invalid '{sent.field}':"
         return InvalidRequestError(f"{at} {error}", param=sent.path, code="image_too_large")
+    if error.fault is Fault.COST and sent.kind != "image":
+        return InvalidRequestError(f"Invalid '{sent.field}': {error}", param=sent.path, code="invalid_image")
     if sent.kind == "image":
         message = f"{sent.field}: Could not process image. {error}"
         return InvalidRequestError(message, param=sent.path, code="invalid_image")

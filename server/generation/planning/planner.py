@@ -86,10 +86,10 @@ class Planner:
         model: ServedModel,
         info: RunnerInfo,
         settings: Settings,
-        weigh_images: Callable[[], None] = _anywhere,
+        weigh_image: Callable[[], None] = _anywhere,
         files: Mapping[str, UploadedFile] = MappingProxyType({}),
     ) -> None:
-        """`weigh_images` is called before images are decoded, and raises if this is no place for that. `files` are
+        """`weigh_image` is called before each image is decoded, and raises if this is no place for that. `files` are
         uploaded images that a request may name.
         """
         self._tokenizer = tokenizer
@@ -97,7 +97,7 @@ class Planner:
         self._info = info
         self._settings = settings
         self._rules = SamplingRules(tokenizer, model, info)
-        self._images = ImagePrompts(tokenizer, model.images, info, settings, weigh_images, files)
+        self._images = ImagePrompts(tokenizer, model.images, info, settings, weigh_image, files)
         self._limits = RequestLimits(
             info,
             max_waiting=settings.max_waiting,

@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from model_runner.images.decoding import Fault, ImageError, decode, digest, read
 
@@ -161,8 +161,99 @@ def test_bombs() -> None:
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 4 << 20
-    text = (b"zTXt", b"Comment\0\0" + zlib.compress(b"a" * (80 << 20)))
-    assert fault_of(png(8, 8, text, (b"IDAT", zlib.compress(b"\0" * 200)), (b"IEND", b""))) is Fault.DAMAGED
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    """A segment of a JPEG."""
+    return bytes((0xFF, marker)) + struct.pack(">H", len(content) + 2) + content
+
+
+def exif(*entries: tuple[int, int, int, bytes], size: int = 0) -> bytes:
+    """EXIF metadata with these entries (tag, type, number, value), and so many bytes after them."""
+    packed = b"".join(struct.pack("<HHI", *entry[:3]) + entry[3] for entry in entries)
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + packed + bytes(4 + size)
+
+
+def flooded(form: str, part: bytes, number: int) -> bytes:
+    """A file of 8 x 8 pixels with a part repeated before its pixels."""
+    data = saved(picture(8, 8), form)
+    at = {"PNG": 33, "JPEG": 2, "GIF": data.find(b","), "WEBP": len(data)}[form]
+    file = data[:at] + part * number + data[at:]
+    return file if form != "WEBP" else file[:4] + struct.pack("<I", len(file) - 8) + file[8:]
+
+
+PARTS = {
+    "PNG": struct.pack(">I", 0) + b"tEXt" + struct.pack(">I", zlib.crc32(b"tEXt")),
+    "JPEG": segment(0xED, b""),
+    "GIF": b"!\xfe\1a\0",
+    "WEBP": b"abcd" + bytes(4),
+}
+"""The smallest part of each format's files."""
+LARGE = exif(*((0x9000 + tag, 7, 4 << 20, struct.pack("<I", 8)) for tag in range(60)), size=4 << 20)
+"""EXIF metadata of 4 MiB that names 240 MiB."""
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_many_parts(form: str) -> None:
+    assert fault_of(flooded(form, PARTS[form], 2_000)) is Fault.COST
+    assert np.array_equal(pixels(flooded(form, PARTS[form], 400)), pixels(saved(picture(8, 8), form)))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_scans(progressive: bool) -> None:
+    """A scan costs as much as all pixels, and some ten bytes."""
+    whole = saved(picture(), "JPEG", progressive=progressive)
+    at = whole.rindex(b"\xff\xda")
+    scan, before = whole[at:-2], whole[:at].count(b"\xff\xda")
+    if progressive:
+        assert pixels(whole[:at] + scan * (32 - before) + whole[-2:]).shape == (20, 30, 3)
+    assert fault_of(whole[:at] + scan * (33 - before) + whole[-2:]) is Fault.COST
+
+
+def test_costly_metadata() -> None:
+    """It is not read: these files would take up to 240 MiB, and one of them hours with more entries."""
+    bomb = zlib.compress(bytes(80 << 20))
+    body = ((b"IDAT", zlib.compress(bytes(200))), (b"IEND", b""))
+    files = [
+        png(8, 8, (b"zTXt", b"Comment\0\0" + bomb), *body),
+        png(8, 8, (b"iCCP", b"profile\0\0" + bomb), *body),
+        png(8, 8, (b"iTXt", b"Comment\0\1\0\0\0" + bomb), *body),
+        png(8, 8, (b"eXIf", LARGE), *body),
+        flooded("JPEG", b"".join(segment(0xE1, b"Exif\0\0" + LARGE[:60_000]) for _ in range(70)), 1),
+        flooded("JPEG", b"".join(segment(0xE2, b"ICC_PROFILE\0\1\1" + bytes(60_000)) for _ in range(70)), 1),
+        flooded("JPEG", segment(0xE2, b"MPF\0" + exif((0xB001, 4, 1, struct.pack("<I", 1 << 30)))), 1),
+        flooded("WEBP", b"EXIF" + struct.pack("<I", len(LARGE)) + LARGE, 1),
+    ]
+    tracemalloc.start()
+    for file in files:
+        tracemalloc.reset_peak()
+        assert pixels(file).shape == (8, 8, 3)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exif": exif((0x0112, 4, 1, struct.pack("<I", 6)))},
+        {"exif": exif((0x0112, 1, 1, b"\3\0\0\0"))},
+        {"exif": exif((0x0112, 3, 1, b"\x09\0\0\0"))},
+        {"exif": exif((0x0112, 2, 1, b"6\0\0\0"))},
+        {"xmp": b'<x tiff:Orientation="8"/>'},
+        {"xmp": b"<tiff:Orientation>5</tiff:Orientation>", "exif": exif((0x0110, 2, 1, b"a\0\0\0"))},
+        {"icc_profile": b"not a profile", "comment": b"a comment"},
+    ],
+)
+def test_metadata_is_read_as_pillow_reads_it(form: str, options: dict[str, bytes]) -> None:
+    if form == "JPEG" and "exif" in options:
+        options = {**options, "exif": b"Exif\0\0" + options["exif"]}
+    data = saved(picture(), form, **options)
+    if form == "PNG" and "xmp" in options:
+        text = b"XML:com.adobe.xmp\0\0\0\0\0" + options["xmp"]
+        data = data[:33] + png(1, 1, (b"iTXt", text))[33:] + data[33:]
+    with Image.open(io.BytesIO(data)) as file:
+        assert np.array_equal(pixels(data), np.asarray(ImageOps.exif_transpose(file)))
 
 
 def test_sizes() -> None:

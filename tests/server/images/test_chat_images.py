@@ -217,6 +217,8 @@ async def test_images_of_tools(image_client: Client, engine: FakeEngine):
 
 
 PNG = file_of(picture())
+JPEG = file_of(picture(), "JPEG")
+MANY_SCANS = JPEG[: JPEG.rindex(b"\xff\xda")] + 40 * JPEG[JPEG.rindex(b"\xff\xda") : -2] + JPEG[-2:]
 
 
 @pytest.mark.parametrize(
@@ -230,6 +232,7 @@ PNG = file_of(picture())
         ("data:image/png;base64,", "Invalid base64 image_url.", "invalid_base64"),
         (data_url(b"hello"), "one the following formats: ['png', 'jpeg', 'gif', 'webp'].", "invalid_image_format"),
         (data_url(file_of(picture(), "BMP")), "one the following formats", "invalid_image_format"),
+        (data_url(MANY_SCANS), "Invalid 'messages[0].content[1].image_url.url': The image has more", "invalid_image"),
         (data_url(PNG[: len(PNG) // 2]), "Please make sure your image is valid.", "invalid_image"),
         (data_url(file_of(picture(300, 1))), "300 x 1 pixels", "image_too_large"),
         (data_url(file_of(picture(200, 60))), "at most 10000. Scale it down.", "image_too_large"),
