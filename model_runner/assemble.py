@@ -164,7 +164,7 @@ def _put_together(
             fresh = learned.method
             with_heads[fresh] = fresh_proposer(learned, target.model)
         learning = make_learning(config, learned, with_heads[learned.method], controller, platform, make_link)
-    proposers = make_proposers(blocks, drafter) | with_heads
+    proposers = make_proposers(blocks, drafter, platform.sizes(config).max_num_batched_tokens) | with_heads
     trained = next((method for method in BY_WORTH if method in proposers and method != fresh), fresh)
     proposers["grammar"] = GrammarProposer(sampling.matcher)
     speculator = Speculator(proposers, controller, config.num_draft_tokens, trained, matcher_of=sampling.matcher)

@@ -183,7 +183,7 @@ def _step_bytes(shapes: Shapes, platform: Platform, config: RunnerConfig, sizes:
         *(kv for one in shapes.heads for kv in heads_kv(one)),
     ]
     scratch = sizes.max_num_seqs * config.block_size * sum(kv.num_bytes(platform.types.kv) for kv in drafters)
-    return platform.step_bytes(shapes.target, sizes) + scratch
+    return max(platform.step_bytes(shape, sizes) for shape in shapes.models()) + scratch
 
 
 def _needs(shapes: Shapes, platform: Platform) -> Needs:

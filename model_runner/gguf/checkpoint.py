@@ -80,13 +80,18 @@ class GgufCheckpoint:
     def tensor(self, name: str) -> Tensor:
         parameter = self._parameters[name]
         if parameter.combine is not None:
-            whole = [self._whole(source).float().numpy() for source in parameter.sources]
-            return torch.from_numpy(parameter.combine(whole))
+            sources = [self._whole(source).float().numpy() for source in parameter.sources]
+            return torch.from_numpy(parameter.combine(sources))
         if self._num_experts(parameter) is not None:
-            return torch.stack([torch.cat([m.read() for m in expert]).float() for expert in self.matrices(name)])
+            whole = torch.empty(parameter.shape)
+            for expert, matrices in zip(whole, self.matrices(name), strict=True):
+                for rows, matrix in zip(expert.split([one.shape[0] for one in matrices]), matrices, strict=True):
+                    rows.copy_(matrix.read())
+            return whole
         parts = [self._whole(source) for source in parameter.sources]
         # Each expert has the biases of gate and up; all else is rows, one after the other.
-        return torch.cat(parts, 1 if name.endswith("_proj_bias") else 0).reshape(parameter.shape)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1 if name.endswith("_proj_bias") else 0)
+        return whole.reshape(parameter.shape)
 
     def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
         parameter = self._parameters[name]

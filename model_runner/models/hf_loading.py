@@ -323,11 +323,19 @@ def _left_unread(model: PreTrainedModel, unused: Collection[str], report: Mappin
 
 
 def _dense_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All weights of a folder with a GGUF file in memory, as transformers' modules have them."""
+    """All weights of a folder with a GGUF file in memory, as transformers' modules have them.
+
+    None is a view of the file, which may be replaced while the model is served.
+    """
     checkpoint = open_checkpoint(folder)
     assert checkpoint is not None, "the folder has a GGUF file"
+
+    def in_memory(name: str) -> Tensor:
+        tensor = checkpoint.tensor(name)
+        return tensor.to(dtype, copy=tensor.untyped_storage().nbytes() > tensor.nbytes)
+
     entries = read_object(folder / "config.json")
-    return module_tensors({name: checkpoint.tensor(name).to(dtype) for name in checkpoint.shapes}, entries)
+    return module_tensors({name: in_memory(name) for name in checkpoint.shapes}, entries)
 
 
 def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]) -> None:

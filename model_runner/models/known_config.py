@@ -72,6 +72,8 @@ _OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
 
 _WINDOW_PERIODS = {"gemma2": 2, "gemma3_text": 6}
 """How often a layer without a window comes, for model types whose older files do not list the layers."""
+_NEED_FLAG = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
+"""Model types whose `sliding_window` counts only with `use_sliding_window`. Others do not have this flag."""
 
 
 class MissingEntryError(Exception):
@@ -137,7 +139,7 @@ def _read_text(entries: Mapping[str, Any], family: Family, folder: Path) -> Know
     hidden, heads = entries.get("hidden_size"), entries.get("num_attention_heads")
     if entries.get("head_dim") is None and entries.get("model_type") in _DERIVES_HEAD_DIM and hidden and heads:
         own["head_dim"] = hidden // heads
-    if entries.get("use_sliding_window") is False:
+    if entries.get("model_type") in _NEED_FLAG and not entries.get("use_sliding_window"):
         own["sliding_window"] = None
     if family.layer.recurrent is None and {**entries, **own}.get("sliding_window", 0) is None:
         own["layer_types"] = entries.get("layer_types") or ["full_attention"] * entries.get("num_hidden_layers", 0)
@@ -150,6 +152,8 @@ def _with_usual_names(entries: Mapping[str, Any]) -> dict[str, Any]:
     names = _OTHER_NAMES.get(model_type, {})
     usual = {**_DEFAULTS.get(model_type, {}), **{name: entries[name] for name in entries if name not in names}}
     usual |= {names[name]: entries[name] for name in entries if name in names}
+    if usual.get("layer_types", ()) is None:  # then transformers computes them
+        del usual["layer_types"]
     num_layers = usual.get("num_hidden_layers")
     if model_type in _WINDOW_PERIODS and num_layers and not usual.get("layer_types"):
         period = usual.get("sliding_window_pattern", _WINDOW_PERIODS[model_type])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Protocol
 
 import torch
@@ -157,18 +157,19 @@ class NativePacker:
 
     def _slabs(self, matrices: Sequence[Matrix]) -> Iterator[Tensor]:
         """Rows in float32, in whole panels except at the end. Each slab is valid until the next."""
-        if any(matrix.shape[0] % PANEL for matrix in matrices[:-1]):
-            rows = [self._read(matrix, 0, matrix.shape[0], torch.empty(matrix.shape)) for matrix in matrices]
-            matrices = [DenseMatrix(torch.cat(rows))]
-        inputs = max(matrices[0].shape[1], 1)
+        outputs, inputs = [matrix.shape[0] for matrix in matrices], max(matrices[0].shape[1], 1)
         step = max(_SLAB // inputs // PANEL, 1) * PANEL
-        size = min(step, max(matrix.shape[0] for matrix in matrices)) * inputs
+        size = min(step, max(outputs)) * inputs
         memory = torch.empty(size) if self.slab is None or size > len(self.slab) else self.slab
-        for matrix in matrices:
-            for start in range(0, matrix.shape[0], step):
-                stop = min(start + step, matrix.shape[0])
-                yield self._read(matrix, start, stop, memory)
-                matrix.drop(start, stop)
+        for parts in _slab_parts(outputs, step):
+            if len(parts) == 1:
+                ((index, start, stop),) = parts
+                yield self._read(matrices[index], start, stop, memory)
+            else:
+                rows = [self._read(matrices[i], start, stop, torch.empty(PANEL * inputs)) for i, start, stop in parts]
+                yield torch.cat(rows)
+            for index, start, stop in parts:
+                matrices[index].drop(start, stop)
 
     def _read(self, matrix: Matrix, start: int, stop: int, memory: Tensor) -> Tensor:
         """Rows [start, stop) in float32: as they are stored, or converted in float32 `memory` of at least this size."""
@@ -194,6 +195,27 @@ class NativePacker:
 
     def __call__(self, weight: Tensor) -> NativeProduct:
         return NativeProduct(self.kernels, self.pack(Linear([DenseMatrix(weight.detach())])))
+
+
+def _slab_parts(outputs: Sequence[int], step: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Divide the rows of matrices, one below the other, into slabs of at most `step` rows, whole panels but the last.
+
+    A slab is in one matrix, except for a panel in which a matrix ends.
+
+    Returns:
+        The parts of each slab: the index of a matrix, and its first and end row.
+    """
+    ends = list(accumulate(outputs))
+    start = 0
+    while start < ends[-1]:
+        end = next(end for end in ends if end > start)
+        whole = end if end == ends[-1] else end // PANEL * PANEL
+        stop = min(start + step, whole) if whole > start else min(start + PANEL, ends[-1])
+        spans = [
+            (max(start, last - count), min(stop, last), last - count) for count, last in zip(outputs, ends, strict=True)
+        ]
+        yield [(index, low - first, high - first) for index, (low, high, first) in enumerate(spans) if low < high]
+        start = stop
 
 
 def _take_the_same_rows(blocks: Sequence[Blocks | None]) -> bool:

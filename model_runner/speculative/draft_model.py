@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from model_runner.images.positions import RotaryPositions
 from model_runner.models.features import Feature
 from model_runner.models.target import TargetModel
 from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
-from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
+from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep, share_out
 
 
 def num_draft_blocks(num_blocks: int, max_num_seqs: int, block_size: int, nodes: int) -> int:
@@ -213,11 +214,19 @@ class DraftModelProposer:
     reads_step = False
     sees_all_steps = False
 
-    def __init__(self, model: TargetModel, kv: DraftKV, limits: GrowthLimits) -> None:
-        """The model reads and writes the cache that `kv` manages."""
+    def __init__(self, model: TargetModel, kv: DraftKV, limits: GrowthLimits, max_known: int) -> None:
+        """The model reads and writes the cache that `kv` manages.
+
+        Args:
+            model: the smaller model.
+            kv: the bookkeeping of its cache.
+            limits: of the trees.
+            max_known: the most known tokens that a step computes. Choices that lack more catch up over several steps.
+        """
         self._model = model
         self._kv = kv
         self._limits = limits
+        self._max_known = max_known
 
     def begin(self, choice: NewChoice) -> None:
         self._kv.begin(choice)
@@ -225,14 +234,22 @@ class DraftModelProposer:
     @torch.inference_mode()
     def propose(self, step: TargetStep) -> list[DraftTree]:
         wanted = [choice for choice in step.choices if choice.max_nodes]
-        if not wanted:
+        missing = [self._kv.missing(choice, len(choice.tokens)) for choice in wanted]
+        shares = share_out([len(span) for span in missing], self._max_known)
+        spans = {
+            choice.slot: span[:share] for choice, span, share in zip(wanted, missing, shares, strict=True) if share
+        }
+        if not spans:
             return [NO_DRAFT] * len(step.choices)
-        spans = [self._kv.missing(choice, len(choice.tokens)) for choice in wanted]
-        first = self._model.forward(self._kv.known_batch(wanted, spans))
-        for choice, span in zip(wanted, spans, strict=True):
-            self._kv.keep(choice, span)
-        trees = iter(grow(wanted, first, self._extend, None, self._limits))
-        return [next(trees) if choice.max_nodes else NO_DRAFT for choice in step.choices]
+        computed = [choice for choice in wanted if choice.slot in spans]
+        logits = self._model.forward(self._kv.known_batch(computed, list(spans.values())))
+        for choice in computed:
+            self._kv.keep(choice, spans[choice.slot])
+        is_ready = [spans[choice.slot].stop == len(choice.tokens) for choice in computed]
+        ready = list(compress(computed, is_ready))
+        grown = grow(ready, logits[is_ready], self._extend, None, self._limits) if ready else []
+        trees = {choice.slot: tree for choice, tree in zip(ready, grown, strict=True)}
+        return [trees.get(choice.slot, NO_DRAFT) for choice in step.choices]
 
     def end(self, slot: int) -> None:
         self._kv.end(slot)

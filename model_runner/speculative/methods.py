@@ -50,12 +50,13 @@ class Blocks:
         return DraftKV(self.generations, self.block_size, _MODEL_LIMITS.num_extended)
 
 
-def make_proposers(blocks: Blocks, draft: TargetModel | None) -> dict[str, Proposer]:
+def make_proposers(blocks: Blocks, draft: TargetModel | None, step_tokens: int) -> dict[str, Proposer]:
     """A proposer for each available method, by name. `auto` chooses among them.
 
     Args:
         blocks: the target's cache.
         draft: a smaller model with its own cache, for `draft_model`.
+        step_tokens: tokens of the largest step, for which memory is planned.
     """
     proposers: dict[str, Proposer] = {
         "lookahead": LookaheadProposer(),
@@ -64,7 +65,7 @@ def make_proposers(blocks: Blocks, draft: TargetModel | None) -> dict[str, Propo
     if (library := load_suffix()) is not None:
         proposers["suffix"] = SuffixProposer(library)
     if draft is not None:
-        proposers["draft_model"] = DraftModelProposer(draft, blocks.draft_kv(), _MODEL_LIMITS)
+        proposers["draft_model"] = DraftModelProposer(draft, blocks.draft_kv(), _MODEL_LIMITS, step_tokens)
     return proposers
 
 

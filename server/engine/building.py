@@ -17,6 +17,8 @@ from model_runner.encoders.folder import find_encoder
 from model_runner.kernels.early import build_early
 from model_runner.model_needs import ModelNeeds
 from model_runner.processes import private_memory, without_collecting
+from model_runner.runner_interface import RunnerInfo
+from scheduler.block_pool import blocks_for
 from scheduler.prefix_cache import CacheLog
 from server.engine.beam_stop_strings import StopStringWatches
 from server.engine.loop import LoadedEngine
@@ -75,9 +77,6 @@ def load(config: EngineConfig) -> LoadedEngine:
     imports_s = time.perf_counter() - start
     runner = load_runner()
     check_speculation(config.runner, runner.info.speculation_methods)
-    has_states = any(group.kind == "page" for group in runner.groups)
-    if config.snapshot_every is not None and not has_states:
-        raise ValueError("state_snapshot_every needs a model with recurrent layers; remove --state-snapshot-every")
     scheduler_config = SchedulerConfig(
         block_size=runner.info.block_size,
         max_num_seqs=runner.info.max_num_seqs,
@@ -86,7 +85,7 @@ def load(config: EngineConfig) -> LoadedEngine:
         policy=config.policy,
         prefix_caching=config.prefix_caching and runner.info.has_kv_cache,
         sees_images=runner.info.sees_images,
-        snapshot_every=_SNAPSHOT_EVERY if config.snapshot_every is None else config.snapshot_every,
+        snapshot_every=snapshot_interval(config.snapshot_every, runner.info),
     )
     info = replace(runner.info, started_in=(("imports", imports_s), *runner.info.started_in))
     watches = StopStringWatches(partial(_load_tokenizer, config.runner.model))
@@ -107,6 +106,38 @@ def _loader(config: RunnerConfig) -> "Callable[[], ModelRunner | EncoderRunner]"
     from model_runner.encoders.runner import EncoderRunner  # noqa: PLC0415
 
     return partial(EncoderRunner.load, config, encoder)
+
+
+def snapshot_interval(asked: int | None, info: RunnerInfo) -> int:
+    """Tokens of a prompt between kept states of recurrent layers, in whole blocks; 0 for none.
+
+    Args:
+        asked: the setting; None for the default, which grows where a step would keep too many states.
+        info: of the loaded runner.
+
+    Raises:
+        ValueError: if the model has no such layers, or a step would keep more states than there is room for.
+    """
+    pages = next((group for group in info.groups if group.kind == "page"), None)
+    if pages is None:
+        if asked is not None:
+            raise ValueError("state_snapshot_every needs a model with recurrent layers; remove --state-snapshot-every")
+        return 0
+    block, budget = info.block_size, info.max_num_batched_tokens
+    running = pages.most_held(
+        width=info.max_num_seqs, length=info.max_model_len, budget=budget, block_size=block, snapshot_every=0
+    )
+    spare = pages.num_blocks - running
+    least = blocks_for(budget // (spare + 1) + 1, block) * block
+    if asked is None:
+        return max(_SNAPSHOT_EVERY, least)
+    every = blocks_for(asked, block) * block
+    if 0 < every < least:
+        raise ValueError(
+            f"state_snapshot_every {asked} is too small: a step of {budget} tokens would keep more states than the "
+            f"{spare} that fit with those of running choices; set at least {least}, or more --kv-cache-gib"
+        )
+    return every
 
 
 def _load_tokenizer(folder: Path) -> "Tokenizer":

@@ -1,7 +1,7 @@
 """A drafter attends to keys and values of the current tokens, even if blocks were used by others before."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +31,12 @@ class Listener:
     model: TargetModel
     logits: list[torch.Tensor] = field(default_factory=list)
     num_computed: int = 0
+    sizes: list[int] = field(default_factory=list)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         logits = self.model.forward(batch)
         self.num_computed += len(batch.tokens)
+        self.sizes.append(len(batch.tokens))
         self.logits.append(logits.clone())
         return logits
 
@@ -112,3 +114,16 @@ def test_keys_that_are_there_are_not_computed_again(harness: Harness, listener: 
         blocks.run(2, DRAFTING)
         num_computed.append(listener.num_computed)
     assert num_computed[0] - num_computed[1] == NUM_FULL * harness.runner.info.block_size
+
+
+def test_a_drafter_catches_up_in_steps(harness: Harness, listener: Listener) -> None:
+    """A long prompt takes no more memory than is planned for a step, and drafts begin once all of it was computed."""
+    most = harness.runner.info.max_num_batched_tokens
+    prompt = tuple(np.random.default_rng(5).integers(3, SMALL_VOCAB, size=most + 300).tolist())
+    request = EngineRequest("long", prompt, GREEDY, 30, speculation=DRAFTING)
+    (drafted,) = harness.run(harness.engine(prefix_caching=False), [request]).values()
+    assert listener.sizes[0] == most
+    assert listener.sizes[1] in range(300, most)
+    assert drafted.num_accepted + drafted.num_rejected > 0
+    (alone,) = harness.run(harness.engine(prefix_caching=False), [replace(request, speculation=None)]).values()
+    assert drafted.tokens == alone.tokens

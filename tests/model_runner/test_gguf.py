@@ -69,7 +69,7 @@ def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
 
 def weights_of(path: Path) -> dict[str, torch.Tensor]:
     checkpoint = GgufCheckpoint(path)
-    return {name: checkpoint.tensor(name) for name in checkpoint.shapes}
+    return {name: checkpoint.tensor(name).clone() for name in checkpoint.shapes}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,6 +86,23 @@ def test_a_file_becomes_the_model_that_it_was_made_from(
     tokens = torch.randint(3, 300, (1, 120), generator=torch.Generator().manual_seed(1))
     wanted = expected(tokens).logits
     assert torch.allclose(logits_of(tmp_path / "converted", tokens), wanted, atol=1e-4 * float(wanted.abs().max()))
+
+
+@torch.inference_mode()
+def test_weights_of_modules_are_read_once_and_stay(write: Callable[..., Path], tmp_path: Path) -> None:
+    """A plain matrix is not copied as it is read, and what is served does not change when the file is replaced."""
+    path = write("olmo2")
+    convert_gguf(path, tmp_path / "converted")
+    checkpoint, name = GgufCheckpoint(path), "model.layers.0.mlp.down_proj.weight"
+    ((matrix,),) = checkpoint.matrices(name)
+    assert checkpoint.tensor(name).data_ptr() == matrix.read().data_ptr()
+    model: Any = load_model(tmp_path / "converted", load_config(tmp_path / "converted"), torch.float32)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    file = (tmp_path / "converted" / "model.gguf").resolve()
+    with file.open("r+b") as stream:
+        stream.write(bytes(file.stat().st_size))
+    assert not checkpoint.tensor(name).any()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
 def test_text_of_models_with_images_and_layers_without_recurrences_may_have_their_keys(

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from transformers import AutoConfig
 
 from bench.tiny_models import write_tiny_model
-from model_runner.models.families import MODEL_TYPES
+from model_runner.models.families import MODEL_TYPES, Family
 from model_runner.models.interleaved_experts import with_usual_experts
 from model_runner.models.known_config import MissingEntryError, read_known_config
 from model_runner.models.layer_family import head_dim
@@ -88,6 +89,35 @@ def test_an_absent_entry_is_never_guessed(model_type: str, tmp_path: Path) -> No
                     assert head_dim(known) == head_dim(expected)
                 else:
                     assert (getattr(known, name) or None) == (getattr(expected, name) or None), (left_out, name)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_windows_are_transformers(model_type: str, tmp_path: Path) -> None:
+    """Each layer's window, with and without the flag and the kinds of layers, which some families need."""
+    family = MODEL_TYPES[model_type]
+    if model_type == "phi4_multimodal" or family.layer.recurrent is not None:  # its files list the layers
+        return
+    config = AutoConfig.for_model(model_type)
+    whole = config.get_text_config().to_dict() if family.has_text_config else config.to_dict()
+    for flag, kinds, window in product((..., True, False), (whole.get("layer_types"), None, ...), (..., 64)):
+        changes = {"use_sliding_window": flag, "layer_types": kinds, "sliding_window": window}
+        entries = {name: value for name, value in {**whole, **changes}.items() if value is not ...}
+        file = {**config.to_dict(), "text_config": entries} if family.has_text_config else entries
+        (tmp_path / "config.json").write_text(json.dumps(file))
+        with contextlib.suppress(MissingEntryError):
+            if (known := read_known_config(tmp_path)) is not None:
+                windows = windows_of(known.get_text_config(), family)
+                expected = AutoConfig.from_pretrained(tmp_path).get_text_config()
+                assert windows == windows_of(expected, family), changes
+
+
+def windows_of(config: Any, family: Family) -> list[int | None]:
+    """The window of each layer; None for layers that see all positions, or do not attend."""
+    layer = family.layer
+    return [
+        (layer.window(config, number) or None) if layer.attends(config, number) else None
+        for number in range(config.num_hidden_layers)
+    ]
 
 
 @pytest.mark.parametrize(

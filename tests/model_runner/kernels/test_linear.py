@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.kernels.library import WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
+from model_runner.models import native_packer
 from model_runner.models.latents import NativeHeads
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import PackedWeight
+from model_runner.models.parameters import DenseMatrix, Linear
 from tests.model_runner.kernels import int4_oracle, int8_oracle, rotated_oracle
 
 OUTPUTS = (1, 15, 16, 17, 100)
@@ -301,3 +303,39 @@ def test_heads_with_a_weight_each_are_as_one_after_the_other(kind: WeightKind, c
         assert torch.equal(result[:, head], expected)
     assert torch.equal(heads(rows[:1]), result[:1])
     assert heads(rows[:0]).shape == (0, 5, 37)
+
+
+class WatchedMatrix(DenseMatrix):
+    """Notes the rows that are read, and those that are given back."""
+
+    def __init__(self, tensor: Tensor, log: list[tuple[str, int]]) -> None:
+        object.__setattr__(self, "tensor", tensor)
+        object.__setattr__(self, "log", log)
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        rows = super().read(start, stop)
+        self.log.append(("read", len(rows)))
+        return rows
+
+    def drop(self, start: int, stop: int) -> None:
+        self.log.append(("drop", stop - start))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8_rotated", "int4"])
+@pytest.mark.parametrize("outputs", [(100, 37, 64, 5), (1, 2, 3), (16, 32), (7, 200), (200, 7), (15, 1, 17)])
+def test_matrices_that_end_within_a_panel_are_packed_slab_by_slab(
+    kind: WeightKind, outputs: tuple[int, ...], kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed as if they were one matrix, while only a slab is in memory."""
+    monkeypatch.setattr(native_packer, "_SLAB", 64 * 48)
+    weights, log = [random(count, 64, seed=count) for count in outputs], []
+    packed = NativePacker(kernels, kind).pack(Linear([WatchedMatrix(weight, log) for weight in weights]))
+    whole = kernels.pack(kind, torch.cat(weights))
+    assert torch.equal(packed.packed, whole.packed)
+    assert torch.equal(packed.scales, whole.scales)
+    held = 0
+    for action, rows in log:
+        held += rows if action == "read" else -rows
+        assert held in range(49)
+    assert held == 0
+    assert sum(rows for action, rows in log if action == "read") == sum(outputs)

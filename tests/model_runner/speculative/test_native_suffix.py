@@ -159,7 +159,7 @@ def test_then_there_is_no_such_method(monkeypatch: pytest.MonkeyPatch, caplog: p
 
     def names() -> set[str]:
         """Names of the methods; the model is not run here."""
-        return set(methods.make_proposers(methods.Blocks(8, 16, 4, BlockGenerations(8)), None))
+        return set(methods.make_proposers(methods.Blocks(8, 16, 4, BlockGenerations(8)), None, 16))
 
     everywhere = names()
     monkeypatch.setattr(methods, "suffix_library", build)
