@@ -281,6 +281,11 @@ class Settings(BaseSettings):
     lenient: bool = Field(
         False, description="Report unknown request fields instead of refusing them, for clients that send extras."
     )
+    any_model_name: bool = Field(
+        False,
+        description="Answer requests for any model's name with the only model, and report it, for clients with a name "
+        "that cannot be changed.",
+    )
     logprobs: LogprobsMode = Field(
         "raw",
         description="Logprobs of the model's own distribution (raw), or of the one after penalties, temperature and "
@@ -475,7 +480,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("host", "port", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "page", "max_body_mib"),
         *("client_timeout_s", "keepalive_s", "drain_grace_s"),
     ),
-    "API": ("strict", "lenient", "logprobs"),
+    "API": ("strict", "lenient", "any_model_name", "logprobs"),
     "Images": ("images", "image_cache_gib", "max_images", "max_image_mib", "max_image_megapixels", "image_hosts"),
     "Stored data": ("data_dir", "max_stored_mib", "max_file_mib", "max_files_mib", "max_batch_lines"),
     "Security": (

@@ -141,6 +141,8 @@ def check_together(settings: "Settings") -> None:
         for problem in _problems(settings, entry):
             message = f"{_place(number, entry)}: {problem}"
             raise setting_error("models", message)
+    if settings.any_model_name and len(settings.models) > 1:
+        raise setting_error("any_model_name", "is for a server of one model: with several, names choose the model")
     for name in sorted(settings.model_fields_set & OF_A_MODEL):
         if all(name in entry.overrides for entry in settings.models):
             raise setting_error(name, "has no effect, because every entry of `models` sets it. Leave it out")

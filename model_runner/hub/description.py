@@ -35,7 +35,7 @@ class Description:
     vocabulary: int | None = None
     has_chat_template: bool = False
     quantization: str | None = None
-    """Method of a quantised checkpoint of safetensors."""
+    """Method of a quantised checkpoint of safetensors, or the name of a GGUF file's mixture of types."""
     least_memory: int = 0
     """Bytes that the weights need at least: as stored, or in int4."""
     kv_bytes_per_token: int | None = None
@@ -89,6 +89,7 @@ def describe_gguf(files: Sequence[GgufFile], size: int | None = None) -> Descrip
         context=_number(first, "context_length"),
         vocabulary=len(tokens) if isinstance(tokens, list) else None,
         has_chat_template="tokenizer.chat_template" in first.metadata,
+        quantization=_file_type(first),
         least_memory=least_bytes_of_gguf(files),
         kv_bytes_per_token=_kv_of_gguf(first),
     )
@@ -140,6 +141,15 @@ def _describe_folder(folder: Path) -> Description:
 
 def _by_share(types: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(types.items(), key=lambda item: -item[1]))
+
+
+def _file_type(file: GgufFile) -> str | None:
+    """The name of a file's mixture of types, such as Q4_K_M; None if the file does not tell."""
+    from gguf import LlamaFileType  # noqa: PLC0415
+
+    kind = file.metadata.get("general.file_type")
+    names = {int(one): one.name.removeprefix("MOSTLY_").removeprefix("ALL_") for one in LlamaFileType}
+    return names.get(kind) if isinstance(kind, int) else None
 
 
 def _number(file: GgufFile, key: str) -> int | None:

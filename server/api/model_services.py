@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_runner.models.repository import ModelFolder
 from model_runner.runner_interface import RunnerInfo
@@ -77,6 +77,7 @@ class ModelServices:
             score_tokens=settings.score_tokens,
             is_only=is_only,
         )
+        model = replace(model, takes_any_name=settings.any_model_name)
         tokenizer.spell_breakers(DRY_BREAKERS, tokenizer.vocab_size)  # now, so that the first request does not wait
         metrics = Metrics(parts.engine, model.name, settings.metrics_prefix)
         return cls(

@@ -249,7 +249,7 @@ def _pairs(found: "Description") -> dict[str, str]:
     lines = {
         "format": found.format,
         "architecture": found.architecture,
-        "parameters": "" if found.quantization else f"{found.parameters:,}",
+        "parameters": "" if found.quantization and found.format != "GGUF" else f"{found.parameters:,}",
         "quantization": found.quantization or "",
         "weights": f"{size_text(found.size)}: {types}",
         "context": "" if found.context is None else f"{found.context:,} tokens",

@@ -38,6 +38,8 @@ class ServedModel:
     """The architecture that its config.json names."""
     is_only: bool = True
     """Whether the server has no other model."""
+    takes_any_name: bool = False
+    """Whether requests for any other model are its own, too."""
 
     @classmethod
     def from_folder(
@@ -65,12 +67,15 @@ class ServedModel:
         return (self.name, *self.aliases)
 
     def named(self, name: str | None, notices: list[Notice], *, needs_name: bool) -> str:
-        """The name of the model in a request; if the request names none, the first one, with a notice.
+        """The name of the model in a request; if the request has no name of its, the first one, with a notice.
 
         Raises NotFoundError for another model's name, and InvalidRequestError if a name is needed and missing.
         """
         if name is not None:
             self.check_name(name)
+            if name not in self.names:
+                notices.append(Notice("model", f"There is no such model; set to '{self.name}', the only model."))
+                return self.name
             return name
         if needs_name:
             message = "Missing required parameter: 'model'."
@@ -80,6 +85,6 @@ class ServedModel:
         return self.name
 
     def check_name(self, name: str) -> None:
-        """Raise NotFoundError unless this is one of the model's names."""
-        if name not in self.names:
+        """Raise NotFoundError unless this is one of the model's names, or any name is its own."""
+        if name not in self.names and not self.takes_any_name:
             raise unknown_model(name)

@@ -1,7 +1,7 @@
 """Reads request bodies and uploaded forms, and limits the size of each and the memory of all."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from io import BytesIO
 
 from fastapi import Request
@@ -13,6 +13,10 @@ from server.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError
 
 MAX_INCOMPLETE_MIB = 256.0
 """Memory for incomplete bodies. At least four of the largest size always fit."""
+_UNTYPED: Sequence[Sequence[str]] = ([], ["application/x-www-form-urlencoded"])
+"""Content types of clients that say nothing about the body: none, and the default of curl's option `-d`."""
+_OF_PAGES = frozenset({"origin", "referer", "sec-fetch-site"})
+"""Headers that browsers send with the requests of web pages, and other clients do not."""
 
 
 class IncomingBodies:
@@ -31,11 +35,21 @@ class IncomingBodies:
         """Bytes received of each body, the oldest first. Its timeout ends the reading."""
 
     async def read_json(self, request: Request) -> bytes:
-        """Read a JSON body. Raises MediaTypeError and everything that `read` raises."""
-        types = request.headers.getlist("content-type")
-        if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
-            raise MediaTypeError("The request needs exactly one header 'Content-Type: application/json'.")
-        return await self.read(request)
+        """Read a JSON body. Raises MediaTypeError and everything that `read` raises.
+
+        An object without a content type, or with the one that `curl -d` sets, is JSON as well, but not from a web page:
+        pages of all sites may send such a request, and browsers ask the server only before one of type JSON.
+        """
+        types = [text.partition(";")[0].strip().lower() for text in request.headers.getlist("content-type")]
+        if types == ["application/json"]:
+            return await self.read(request)
+        wrong = MediaTypeError("The request needs exactly one header 'Content-Type: application/json'.")
+        if types not in _UNTYPED or not _OF_PAGES.isdisjoint(request.headers.keys()):
+            raise wrong
+        body = await self.read(request)
+        if not body.lstrip(b" \t\r\n").startswith(b"{"):
+            raise wrong
+        return body
 
     async def read(self, request: Request, max_mib: float | None = None) -> bytes:
         """Read a body of any media type, of at most `max_mib` (by default the limit of all bodies).

@@ -114,6 +114,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "max_files_mib": ("2.5", 2.5),
     "strict": ("true", True),
     "lenient": ("true", True),
+    "any_model_name": ("true", True),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "isolate_keys": ("true", True),
     "cors_origins": ("https://a.example", ("https://a.example",)),
@@ -162,7 +163,12 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
     if name == "isolate_keys":
         monkeypatch.setenv("SAMEWISE_API_KEYS_FILE", "keys.txt")
     flags = {"model": [text], "log_prompts": ["--log-prompts"], "strict": ["--strict"], "learn": ["--learn"]}
-    flags |= {"lenient": ["--lenient"], "isolate_keys": ["--isolate-keys"], "open_metrics": ["--open-metrics"]}
+    flags |= {
+        "lenient": ["--lenient"],
+        "any_model_name": ["--any-model-name"],
+        "isolate_keys": ["--isolate-keys"],
+        "open_metrics": ["--open-metrics"],
+    }
     flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs", "page", "images")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")

@@ -110,10 +110,30 @@ async def test_text_far_beyond_the_context_is_not_even_encoded(client: httpx.Asy
     assert "at least" in message
 
 
-@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded"])
-async def test_media_type(client: httpx.AsyncClient, content_type: str | None):
-    headers = {"content-type": content_type} if content_type else {}
-    error_of(await client.post(CHAT, content=json.dumps(chat()), headers=headers), 415)
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+"""As `curl -d` sends without an option for the header."""
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"content-type": "text/plain"}, chat()),
+        (FORM, "model=tiny"),
+        ({}, "[1]"),
+        *((FORM | {name: "https://x.example"}, chat()) for name in ("origin", "referer", "sec-fetch-site")),
+        ({"origin": "http://localhost:5173"}, chat()),
+    ],
+)
+async def test_media_type(client: httpx.AsyncClient, headers: dict[str, str], body: object):
+    """Only other programs than browsers may leave it out: any page may send a form or an untyped body."""
+    content = body if isinstance(body, str) else json.dumps(body)
+    error_of(await client.post(CHAT, content=content, headers=headers), 415)
+
+
+async def test_an_object_without_a_media_type_is_json(client: httpx.AsyncClient):
+    for headers in ({}, FORM):
+        answer = await client.post(CHAT, content=f" \n{json.dumps(chat())}", headers=headers)
+        assert answer.status_code == 200, answer.text
 
 
 async def test_two_media_types(client: httpx.AsyncClient):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, refused
+from tests.server.test_reasoning import SWITCHED
 from tests.server.tiny_model import TEMPLATE, byte_level_tokenizer
 
 PLAIN = """{%- for message in messages -%}
@@ -77,6 +78,23 @@ HISTORIES: dict[str, list[dict[str, Any]]] = {
     "arguments no object": [user(), calling(call("[1]")), result()],
     "a custom call": [user(), calling({"type": "custom", "custom": {"name": "sh", "input": "ls"}}), result()],
     "litellm": [user(), calling(provider_specific_fields={"refusal": None}, reasoning_content="hm"), result(name="f")],
+    "calls empty": [user(tool_calls=[]), {"role": "assistant", "content": "a", "tool_calls": []}, user()],
+    "assistant's content null": [user(), {"role": "assistant", "content": None}, user()],
+    "tool's content null": [user(), calling(), result(None)],
+    "no parts": [user(), calling(content=[]), result([])],
+    "parts of Responses": [user([{"type": "input_text", "text": "a"}]),
+                           {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]}, user()],
+    "thinking": [user(), calling(content=[{"type": "thinking", "thinking": "hm", "signature": "x"}]), result()],
+    "thinking of Mistral": [user(), calling(content=[{"type": "thinking", "thinking": texts("hm")}]), result()],
+    "hosted tools": [
+        user(),
+        {"role": "assistant", "content": [
+            {"type": "redacted_thinking", "data": "x"}, *texts("a"),
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        ]},
+        user(),
+    ],
     "openai": [user(), calling(content=None, refusal=None, annotations=[], audio=None, function_call=None), result()],
     "without a result": [user(), calling(call('{"a'), content=None), user("go on")],
     "result without call": [user(), result()],
@@ -121,8 +139,20 @@ async def test_every_shape_is_accepted(
             prompt, _ = await shown(client, engine, messages, **({"tools": tools} if with_tools else {}))
             for message in messages:
                 content = message.get("content") or ""
-                for text in [content] if isinstance(content, str) else [part["text"] for part in content]:
+                parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+                for text in parts:
                     assert text in prompt, name
+
+
+async def test_parts_of_other_apis_are_shown_or_reported(
+    client_with: Callable[..., httpx.AsyncClient], engine: FakeEngine
+):
+    async with client_with(SWITCHED) as client:
+        for name in ("thinking", "thinking of Mistral"):
+            prompt, reported = await shown(client, engine, HISTORIES[name])
+            assert ("hm" in prompt, reported) == (True, [])
+        _, reported = await shown(client, engine, HISTORIES["hosted tools"])
+    assert reported == [f"messages[1].content[{place}]" for place in (0, 2, 3)]
 
 
 async def test_templates_that_refuse_several_system_messages(

@@ -185,7 +185,7 @@ async def test_what_is_refused_names_the_place(
 
 async def test_an_unknown_type_is_told_the_known_ones(client: httpx.AsyncClient) -> None:
     message = await refused(client, CHAT, chat(response_format={"type": "yaml"}), f"{FORMAT}.type", "invalid_value")
-    known = "'text', 'json_object', 'json_schema', 'structural_tag'"
+    known = "'text', 'json_object', 'json', 'regex', 'json_schema', 'structural_tag'"
     assert message == f"Invalid value: 'yaml'. Supported values are: {known}."
     message = await refused(client, CHAT, chat(response_format={"type": 3}), f"{FORMAT}.type", "invalid_type")
     assert message == "Invalid type for 'response_format.type': expected a string, but got an integer instead."

@@ -11,6 +11,7 @@ from server.api.fields.rules import (
     Refused,
     RequestModel,
     hint,
+    no_effect,
     problem,
     refused,
     related,
@@ -27,54 +28,93 @@ from server.text.image_marks import joined
 
 
 class TextPart(EchoedModel):
-    """A part of a message: a text, or a refusal by the assistant."""
+    """A part of a message: a text, under the names of several APIs, or a refusal by the assistant."""
 
-    type: Literal["text", "refusal"]
-    text: str | None = Field(None, description="The text of a `text` part. Parts are joined by line breaks.")
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str | None = Field(None, description="The text, but of a `refusal`. Parts are joined by line breaks.")
     refusal: str | None = Field(None, description="The text of a `refusal` part, treated as text.")
 
     @model_validator(mode="after")
     def _has_text(self) -> "TextPart":
-        if getattr(self, self.type) is None:
-            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", self.type)
+        name = "refusal" if self.type == "refusal" else "text"
+        if getattr(self, name) is None:
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", name)
         return self
 
     def ignored(self, path: str = "") -> Iterator[Notice]:
         yield from super().ignored(path)
-        other = "refusal" if self.type == "text" else "text"
+        other = "text" if self.type == "refusal" else "refusal"
         if self.asks(other):
             yield Notice(f"{path}.{other}", f"The part has the type '{self.type}'.")
 
     @property
     def content(self) -> str:
         """The text of the part."""
-        return (self.text if self.type == "text" else self.refusal) or ""
+        return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
 TextContent = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<array>")],
     Discriminator(shape),
 ]
-_Part = Annotated[
+
+
+class ThinkingPart(EchoedModel):
+    """Thinking of the assistant, in the format of Anthropic or Mistral; the same as `reasoning_content`."""
+
+    type: Literal["thinking"]
+    thinking: TextContent = Field(description="The text.")
+    signature: str | None = no_effect("The signature, which is not verified.")
+
+
+class HostedPart(EchoedModel):
+    """A part that only another server can use, such as a call of a tool that it ran: ignored and reported."""
+
+    type: Literal[
+        "redacted_thinking", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
+        "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result",
+        "tool_search_tool_result", "mcp_tool_use", "mcp_tool_result", "container_upload",
+    ]  # fmt: skip
+
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield Notice(path, f"Parts of the type '{self.type}' belong to another server, and this one cannot use them.")
+
+
+HOSTED_PARTS = frozenset(HostedPart.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
+HOSTED_TAG = "<any of another server>"
+
+
+def part_tag(value: object) -> str:
+    """The tag of a part, with one for all that only another server can use."""
+    tag = tag_by_type("text")(value)
+    return HOSTED_TAG if tag[1:-1] in HOSTED_PARTS else tag
+
+
+Part = TextPart | ImagePart | ThinkingPart | HostedPart
+_TaggedPart = Annotated[
     Annotated[TextPart, Tag("<text>")]
+    | Annotated[TextPart, Tag("<input_text>")]
+    | Annotated[TextPart, Tag("<output_text>")]
     | Annotated[TextPart, Tag("<refusal>")]
-    | Annotated[ImagePart, Tag("<image_url>")],
-    Discriminator(tag_by_type("text")),
+    | Annotated[ImagePart, Tag("<image_url>")]
+    | Annotated[ThinkingPart, Tag("<thinking>")]
+    | Annotated[HostedPart, Tag(HOSTED_TAG)],
+    Discriminator(part_tag),
 ]
 Content = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[_Part], Field(min_length=1, fail_fast=True), Tag("<array>")],
+    Annotated[str, Tag("<string>")] | Annotated[list[_TaggedPart], Field(fail_fast=True), Tag("<array>")],
     Discriminator(shape),
 ]
 
 
-def text_of(content: str | Sequence[TextPart | ImagePart] | None) -> str:
+def text_of(content: str | Sequence[Part] | None) -> str:
     """The text of the content as one string, without images."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.content for part in content if isinstance(part, TextPart))
 
 
-def content_of(content: str | Sequence[TextPart | ImagePart] | None, images: SentImages, path: str) -> str:
+def content_of(content: str | Sequence[Part] | None, images: SentImages, path: str) -> str:
     """The content as one string, with marks for its images, which are added to `images`.
 
     Raises InvalidRequestError.
@@ -84,7 +124,14 @@ def content_of(content: str | Sequence[TextPart | ImagePart] | None, images: Sen
     return joined(
         part.content if isinstance(part, TextPart) else part.mark(images, f"{path}[{index}]")
         for index, part in enumerate(content)
+        if isinstance(part, TextPart | ImagePart)
     )
+
+
+def thoughts_of(content: str | Sequence[object] | None) -> str | None:
+    """The thinking in the content; None: none."""
+    parts = () if content is None or isinstance(content, str) else content
+    return "\n".join(text_of(part.thinking) for part in parts if isinstance(part, ThinkingPart)) or None
 
 
 def arguments_of(text: str) -> Any:
@@ -137,6 +184,10 @@ class ToolCall(EchoedModel):
         return self
 
 
+_MAY_BE_EMPTY = ("assistant", "tool", "function")
+"""Roles whose messages need no content: a call or a result may have none."""
+
+
 class Message(EchoedModel):
     """A message of the conversation. Unknown fields are ignored and reported."""
 
@@ -146,12 +197,11 @@ class Message(EchoedModel):
         "template supports. `developer` is treated as `system` unless the template supports it, `function` as `tool`.",
     )  # fmt: skip
     content: Content | None = Field(
-        None, description="Required, except in an assistant's message with tool_calls or a refusal."
+        None, description="Required in messages of the user and the system. Otherwise, null is an empty text."
     )
     name: str | None = Field(None, description="Ignored and reported if the chat template does not show it.")
     tool_calls: list[ToolCall] | None = Field(
         None,
-        min_length=1,
         fail_fast=True,
         description="Calls by the assistant; written as text if the chat template does not support calls.",
     )
@@ -173,13 +223,13 @@ class Message(EchoedModel):
         self._only_for(
             "assistant", "tool_calls", "function_call", "refusal", "reasoning_content", "reasoning", "annotations"
         )
-        if self.content is None and not (self.tool_calls or self.function_call or self.refusal):
+        if self.content is None and self.role not in _MAY_BE_EMPTY:
             raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "content")
         return self
 
     def _only_for(self, role: str, *fields: str) -> None:
         for field in fields:
-            if self.role != role and getattr(self, field) is not None:
+            if self.role != role and getattr(self, field) not in (None, []):
                 message = f"Unknown parameter: '{{path}}'. It belongs to messages of the role '{role}'."
                 raise problem("unknown_parameter", message, field)
 
@@ -195,7 +245,8 @@ class Message(EchoedModel):
         """
         kept = {"role", "name", "tool_call_id"}
         message: dict[str, Any] = self.model_dump(include=kept, exclude_none=True)
-        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        sent = (self.reasoning_content, self.reasoning, thoughts_of(self.content))
+        reasoning = next((text for text in sent if text is not None), None)
         if reasoning is not None:
             message["reasoning_content"] = reasoning
         if self.role == "function":

@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related, tag_by_type
+from server.api.fields.rules import (
+    SUPPORTED_ONLY,
+    RequestModel,
+    hint,
+    not_together,
+    problem,
+    refused,
+    related,
+    tag_by_type,
+)
 from server.generation.constraints.fragment import Constraint, ConstraintError, under
 from server.generation.constraints.json_schema import (
     BOUNDED,
@@ -52,12 +61,27 @@ class JsonObjectFormat(RequestModel):
     type: Literal["json_object"]
 
 
-class JsonObjectBySchema(JsonObjectFormat):
-    """Any JSON object, or JSON by a schema as in llama.cpp."""
+class JsonObjectBySchema(RequestModel):
+    """Any JSON object, or JSON by a schema as in llama.cpp, or as in Text Generation Inference (TGI)."""
 
+    type: Literal["json_object", "json"] = Field(description="`json` is TGI's name.")
     schema_: dict[str, Any] | None = Field(
         None, alias="schema", description="A JSON schema. Keywords that cannot be enforced are ignored and reported."
     )
+    value: SchemaOrText | None = Field(None, description="TGI's name for `schema`, as an object or as text.")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if self.schema_ is not None and self.value not in (None, self.schema_):
+            raise not_together("value", "schema")
+        return self
+
+
+class RegexFormat(RequestModel):
+    """Text that matches a regular expression, as in Text Generation Inference (TGI)."""
+
+    type: Literal["regex"]
+    value: str = Field(max_length=MAX_TEXT, description="A regular expression that the whole text matches.")
 
 
 STRICT = "Refuse a schema that cannot be enforced completely. If off, keywords that cannot be enforced are reported."
@@ -96,6 +120,8 @@ class StructuralTagFormat(RequestModel):
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JsonObjectBySchema, Tag("<json_object>")]
+    | Annotated[JsonObjectBySchema, Tag("<json>")]
+    | Annotated[RegexFormat, Tag("<regex>")]
     | Annotated[JsonSchemaFormat, Tag("<json_schema>")]
     | Annotated[StructuralTagFormat, Tag("<structural_tag>")],
     Discriminator(tag_by_type("text")),
@@ -184,8 +210,14 @@ class StructuredFields(RequestModel):
         return super().asks(name) and not (name == "response_format" and isinstance(self.response_format, TextFormat))
 
 
-def _of_format(asked: JsonObjectBySchema | JsonSchemaFormat | StructuralTagFormat, path: str) -> Constraint:
+def _of_format(
+    asked: JsonObjectBySchema | RegexFormat | JsonSchemaFormat | StructuralTagFormat, path: str
+) -> Constraint:
     match asked:
+        case JsonObjectBySchema(value=value) if value:
+            return LooseJson.read(_read_json(value, f"{path}.value"), f"{path}.value")
+        case RegexFormat(value=regex):
+            return Regex(regex, f"{path}.value")
         case JsonObjectBySchema(schema_=schema):
             return LooseJson.read(schema, f"{path}.schema") if schema else JsonObject()
         case JsonSchemaFormat(json_schema=named):

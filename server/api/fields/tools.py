@@ -5,13 +5,23 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.rules import RequestModel, problem, related, tag_by_type
+from server.api.fields.rules import Opaque, RequestModel, no_effect, problem, related, tag_by_type
 from server.api.fields.structured import MAX_TEXT, STRICT
 from server.generation.tools import TextFormat, Tool, ToolUse
 
 MAX_TOOLS = 512
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-zA-Z0-9_.:-]+$")]
+
+
+def cache_control() -> Any:
+    """The default of Anthropic's field `cache_control`, which tools and parts of messages have."""
+    return no_effect("Every prefix is cached while there is room.")
+
+
+def result_schema(alias: str | None = None) -> Any:
+    """The default of a field with the schema of a tool's results."""
+    return no_effect("A JSON schema of the results, which the model does not see.", alias=alias)
 
 
 class FunctionDefinition(RequestModel):
@@ -23,6 +33,7 @@ class FunctionDefinition(RequestModel):
         None, description="A JSON schema of the arguments object; if omitted, the function takes no arguments."
     )
     strict: bool | None = Field(None, description=STRICT)
+    return_: Opaque | None = result_schema(alias="return")
 
     def tool(self, path: str) -> Tool:
         """The tool for the pipeline; `path` is its path in the request."""
@@ -35,6 +46,7 @@ class FunctionTool(RequestModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: Opaque | None = cache_control()
 
     def tool(self, path: str) -> Tool:
         """The tool for the pipeline; `path` is the path of this object in the request."""
@@ -82,6 +94,7 @@ class CustomTool(RequestModel):
 
     type: Literal["custom"]
     custom: CustomDefinition
+    cache_control: Opaque | None = cache_control()
 
     def tool(self, path: str) -> Tool:
         """The tool for the pipeline; `path` is the path of this object in the request."""

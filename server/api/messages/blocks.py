@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.images import from_base64
-from server.api.fields.rules import SUPPORTED_VALUES_ONLY, EchoedModel, hint, no_effect, problem, shape, tag_by_type
+from server.api.fields.messages import HOSTED_TAG, HostedPart, part_tag
+from server.api.fields.rules import SUPPORTED_VALUES_ONLY, EchoedModel, hint, problem, shape, tag_by_type
+from server.api.fields.tools import cache_control
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
 from server.generation.sent_images import SentImage, SentImages
@@ -23,15 +25,10 @@ class CacheControl(EchoedModel):
     ttl: Literal["5m", "1h"] | None = None
 
 
-def cache_control() -> Any:
-    """The default of the field `cache_control`, which many blocks have."""
-    return no_effect("Every prefix is cached while there is room.")
-
-
 class TextBlock(EchoedModel):
-    """A text."""
+    """A text. `input_text` and `output_text` are OpenAI's names."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str = Field(description="Texts of one message are joined by line breaks.")
     cache_control: CacheControl | None = cache_control()
     citations: list[Any] | None = hint("Sources of the text.", "Citations are not used.")
@@ -119,13 +116,6 @@ class ThinkingBlock(EchoedModel):
             yield Notice(f"{path}.signature", "The signature is another server's, so the thinking is unknown.")
 
 
-class RedactedThinkingBlock(EchoedModel):
-    """Thinking that only another server can read."""
-
-    type: Literal["redacted_thinking"]
-    data: str = hint("The thinking, encrypted.", "This server cannot decrypt it.")
-
-
 class ToolUseBlock(EchoedModel):
     """A call that the assistant made."""
 
@@ -201,23 +191,25 @@ def _shown(
             yield f"The tool {block.tool_name} can be called now."
 
 
-Block = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | HostedPart
 _TaggedBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
-    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
-    | Annotated[ToolResultBlock, Tag("<tool_result>")],
-    Discriminator(tag_by_type("text")),
+    | Annotated[ToolResultBlock, Tag("<tool_result>")]
+    | Annotated[TextBlock, Tag("<input_text>")]
+    | Annotated[TextBlock, Tag("<output_text>")]
+    | Annotated[HostedPart, Tag(HOSTED_TAG)],
+    Discriminator(part_tag),
 ]
 SystemText = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[list[TextBlock], Field(fail_fast=True), Tag("<array>")],
     Discriminator(shape),
 ]
 _KINDS = {
-    "user": (TextBlock, ImageBlock, ToolResultBlock),
-    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+    "user": (TextBlock, ImageBlock, ToolResultBlock, HostedPart),
+    "assistant": (TextBlock, ThinkingBlock, ToolUseBlock, HostedPart),
     "system": (TextBlock,),
 }
 """The blocks that are allowed in messages of each role."""
@@ -229,13 +221,22 @@ class InputMessage(EchoedModel):
     role: Literal["user", "assistant", "system"] = Field(
         description="`system` messages may be anywhere in the conversation."
     )
-    content: Annotated[
-        Annotated[str, Tag("<string>")] | Annotated[list[_TaggedBlock], Field(fail_fast=True), Tag("<array>")],
-        Discriminator(shape),
-    ] = Field(description="A text, or blocks. Results of calls come before texts in the prompt.")
+    content: (
+        Annotated[
+            Annotated[str, Tag("<string>")] | Annotated[list[_TaggedBlock], Field(fail_fast=True), Tag("<array>")],
+            Discriminator(shape),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="A text, or blocks. Results of calls come before texts in the prompt. Required, except in the "
+        "assistant's messages.",
+    )
 
     @model_validator(mode="after")
     def _fit_role(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "content")
         for index, block in enumerate(self.blocks):
             if not isinstance(block, _KINDS[self.role]):
                 message = f"Invalid '{{path}}': messages of the role '{self.role}' cannot have '{block.type}'."
@@ -247,7 +248,7 @@ class InputMessage(EchoedModel):
         """The content as blocks."""
         if isinstance(self.content, str):
             return (TextBlock(type="text", text=self.content),)
-        return self.content
+        return self.content or ()
 
     @property
     def text(self) -> str:
@@ -263,10 +264,10 @@ class InputMessage(EchoedModel):
         )
 
 
-def text_of(content: str | Sequence[Block]) -> str:
+def text_of(content: str | Sequence[Block] | None) -> str:
     """The texts of the content."""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     return "\n".join(block.text for block in content if isinstance(block, TextBlock))
 
 

@@ -23,7 +23,8 @@ from server.api.fields.rules import (
     tag_by_type,
 )
 from server.api.fields.structured import CONSTRAINT_FIELDS
-from server.api.messages.blocks import CacheControl, InputMessage, SystemText, ToolUseBlock, cache_control, text_of
+from server.api.fields.tools import cache_control
+from server.api.messages.blocks import CacheControl, InputMessage, SystemText, TextBlock, ToolUseBlock, text_of
 from server.api.messages.history import History
 from server.api.messages.tools import MessagesToolFields
 from server.generation.constraints.fragment import Constraint
@@ -114,7 +115,8 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
 
     messages: list[InputMessage] = Field(
         min_length=1, fail_fast=True,
-        description="The conversation, oldest first. If the last message is the assistant's, it is continued.",
+        description="The conversation, oldest first. If the last message is the assistant's, it is continued; if it is "
+        "empty, it is left out.",
     )  # fmt: skip
     system: SystemText | None = Field(None, description="The system prompt.")
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = same_as(
@@ -167,8 +169,10 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
     @model_validator(mode="after")
     def _check_last(self) -> Self:
         last = self.messages[-1]
+        has_others = any(not isinstance(block, TextBlock) for block in last.blocks)
         calls = any(isinstance(block, ToolUseBlock) for block in last.blocks)
-        if self.continues and (calls or not last.text):
+        is_alone = len(self.messages) == 1
+        if last.role == "assistant" and (calls or (not last.text and (has_others or is_alone))):
             message = "Invalid '{path}': a last message of the assistant is continued, so it needs text and no calls."
             raise problem("invalid_value", message, f"messages[{len(self.messages) - 1}].content")
         return self
@@ -187,7 +191,13 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
     @property
     def continues(self) -> bool:
         """Whether the last message is continued."""
-        return self.messages[-1].role == "assistant"
+        return self.messages[-1].role == "assistant" and bool(self.messages[-1].text)
+
+    @property
+    def turns(self) -> Sequence[InputMessage]:
+        """The messages, without an empty one of the assistant at their end, which asks for an answer like none."""
+        is_empty = self.messages[-1].role == "assistant" and not self.continues
+        return self.messages[:-1] if is_empty else self.messages
 
     @property
     def stop_strings(self) -> Sequence[str] | None:
@@ -229,7 +239,7 @@ class CountTokensRequest(MessagesFields):
 
 def messages_intent(body: MessagesFields) -> GenerationRequest:
     """Convert a body."""
-    history = History.of("" if body.system is None else text_of(body.system), body.messages, body.tool_names)
+    history = History.of("" if body.system is None else text_of(body.system), body.turns, body.tool_names)
     tools = body.tool_use(history.loaded)
     effort = None if body.output_config is None else body.output_config.effort
     conversation = Conversation(

@@ -8,8 +8,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import EchoedModel, RequestModel, hint, no_effect, problem, related, tag_by_type
 from server.api.fields.structured import STRICT
-from server.api.fields.tools import MAX_TOOLS, ToolName
-from server.api.messages.blocks import CacheControl, cache_control
+from server.api.fields.tools import MAX_TOOLS, ToolName, cache_control, result_schema
+from server.api.messages.blocks import CacheControl
 from server.errors import InvalidRequestError, shorten
 from server.generation.notices import Notice
 from server.generation.tools import Tool, ToolUse
@@ -30,6 +30,7 @@ class SchemaTool(RequestModel):
         None, description="Hide the tool from the model until a `tool_reference` in a result names it."
     )
     cache_control: CacheControl | None = cache_control()
+    return_: dict[str, Any] | None = result_schema(alias="return")
     eager_input_streaming: bool | None = no_effect("Arguments are streamed as they are generated.")
     input_examples: list[dict[str, Any]] | None = hint("Examples of arguments.", "No chat template shows them.")
     allowed_callers: list[str] | None = hint(

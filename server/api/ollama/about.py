@@ -47,10 +47,15 @@ class OllamaDetails(AnswerObject):
 
     parent_model: Annotated[str, doc("Always empty.")] = ""
     format: Annotated[str, doc("`gguf`, `safetensors` or `unknown`.")]
-    family: Annotated[str, doc("The model's architecture.")]
+    family: Annotated[str, doc("The model's architecture, by the name in its files.")]
     families: Annotated[Sequence[str], doc("Same as `family`.")]
     parameter_size: Annotated[str, doc("How many weights the model has, such as `134.52M`.")]
-    quantization_level: Annotated[str, doc("Type in which most weights are stored.")]
+    quantization_level: Annotated[
+        str,
+        doc(
+            "Name of the file's or checkpoint's quantisation, such as `Q4_K_M`; without one, the type of most weights."
+        ),
+    ]
     context_length: Annotated[
         int | UnsetType,
         doc("Prompt and output together, in tokens. Missing until known: seconds after the start."),
@@ -227,12 +232,13 @@ async def _read_files(served: ModelServices) -> _ModelFiles:
     """Describe the model by its files, and by what is known from its engine or its last one."""
     info, length = served.known_info, served.residence.status.max_model_len
     description = await asyncio.to_thread(described, served.model.folder)
+    family = description.architecture if description.format == "GGUF" else served.model.model_type
     details = OllamaDetails(
         format=description.format.lower(),
-        family=served.model.model_type,
-        families=[served.model.model_type],
+        family=family,
+        families=[family],
         parameter_size=_count(description.parameters),
-        quantization_level=next(iter(description.types), "unknown"),
+        quantization_level=description.quantization or next(iter(description.types), "unknown"),
         context_length=UNSET if length is None else length,
         embedding_length=UNSET if info is None else info.hidden_size,
     )

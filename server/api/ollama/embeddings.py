@@ -18,7 +18,7 @@ from server.api.endpoint import model_request
 from server.api.fields.rules import RequestModel, related, shape
 from server.api.ollama.planning import LoadRequest, capped_context, explained_cap
 from server.api.ollama.schema import KeptFields
-from server.api.ollama.served import find_model, meant_name
+from server.api.ollama.served import find_model, name_for
 from server.api.pooling.answer import floats_of
 from server.api.pooling.routes import answer_with_numbers
 from server.api.pooling.schema import MAX_TEXTS
@@ -123,7 +123,7 @@ def plan_embedding(
 ) -> PlannedRequest | LoadRequest:
     """Validate a body and plan its request. Raises ApiError and HeavyError."""
     asked: EmbeddingFields = context.validated(schema, body)  # type: ignore[assignment]
-    name = meant_name(context.model.names, asked.model)
+    name = name_for(context.model, asked.model)
     capped, notices = capped_context(context, asked.set_options)
     notices = [*asked.kept(bounds), *notices]
     if not asked.texts:

@@ -6,8 +6,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from server.api.fields.images import from_base64
-from server.api.fields.rules import EchoedModel, RequestModel
-from server.api.fields.tools import FunctionDefinition
+from server.api.fields.rules import EchoedModel, Opaque, RequestModel
+from server.api.fields.tools import FunctionDefinition, cache_control
 from server.errors import InvalidRequestError
 from server.generation.sent_images import SentImage, SentImages
 from server.generation.tools import Tool, ToolUse
@@ -74,6 +74,7 @@ class OllamaTool(RequestModel):
 
     type: Literal["function"] | None = Field(None, description="Always `function`.")
     function: FunctionDefinition
+    cache_control: Opaque | None = cache_control()
 
 
 def tool_use(tools: Sequence[OllamaTool] | None) -> ToolUse | None:

@@ -8,8 +8,8 @@ from server.api.body_worker import BodyContext
 from server.api.dialect import GenerationApi, PlannedRequest, refused_constraints
 from server.api.ollama.answer import OllamaReports
 from server.api.ollama.options import OllamaOptions
-from server.api.ollama.schema import OllamaChatRequest, OllamaFields, for_model
-from server.api.ollama.served import meant_name
+from server.api.ollama.schema import OllamaChatRequest, OllamaFields, OllamaGenerateRequest, for_model
+from server.api.ollama.served import name_for
 from server.errors import ContextLengthError
 from server.generation.notices import Notice, to_report
 from server.models.residence import StayBounds
@@ -41,10 +41,14 @@ def plan_ollama(
 ) -> PlannedRequest | LoadRequest:
     """Validate a body of POST /api/chat or /api/generate and plan its request. Raises ApiError."""
     asked: OllamaFields = context.validated(api.schema, body)  # type: ignore[assignment]
+    if isinstance(asked, OllamaGenerateRequest) and context.tokenizer.chat_template is None:
+        asked, dropped = asked.without_template()
+    else:
+        dropped = ()
     capped, notices = capped_context(context, asked.set_options)
-    notices = [*asked.kept(bounds), *notices]
+    notices = [*asked.kept(bounds), *dropped, *notices]
     if asked.only_loads:
-        meant_name(context.model.names, asked.model)
+        name_for(context.model, asked.model)
         all_notices = to_report([*asked.ignored(), *notices], strict=context.settings.strict)
         return LoadRequest(asked.model, all_notices, asked.keep_s)
     with refused_constraints(), explained_cap(context, capped):

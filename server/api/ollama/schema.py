@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -12,7 +12,7 @@ from server.api.fields.reasoning import Think
 from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related, same_as
 from server.api.ollama.messages import MAX_TOOLS, History, OllamaMessage, OllamaTool, tool_use, with_images
 from server.api.ollama.options import OllamaOptions, with_ollama_defaults
-from server.api.ollama.served import meant_name, thinks
+from server.api.ollama.served import name_for, thinks
 from server.errors import InvalidRequestError
 from server.generation.constraints.fragment import Constraint
 from server.generation.constraints.json_schema import JsonObject, LooseJson
@@ -195,8 +195,8 @@ class OllamaGenerateRequest(OllamaFields):
 
     prompt: str | None = Field(
         None,
-        description="The user's message, or with `raw` a text to continue. Without a prompt, the answer only says that "
-        "the model is loaded.",
+        description="The user's message. It is a text to continue with `raw`, and for a model without a chat template. "
+        "Without a prompt, the answer only says that the model is loaded.",
     )  # fmt: skip
     system: str | None = Field(
         None, description="The system prompt.", json_schema_extra=related(excludes=["raw", "suffix"])
@@ -222,6 +222,17 @@ class OllamaGenerateRequest(OllamaFields):
     @property
     def only_loads(self) -> bool:
         return not (self.prompt or self.suffix or self.images)
+
+    def without_template(self) -> "tuple[OllamaGenerateRequest, Sequence[Notice]]":
+        """The request for a model without a chat template, which continues the prompt, and notices of what is dropped.
+
+        As in Ollama, whose template is then nothing but the prompt.
+        """
+        if self.suffix or self.raw or self.images:
+            return self, ()
+        reason = "The model has no chat template: it continues the prompt, and gets nothing else."
+        notices = [Notice("system", reason)] if self.system else []
+        return self.model_copy(update={"raw": True}), notices
 
 
 def chat_intent(body: OllamaChatRequest) -> GenerationRequest:
@@ -285,7 +296,7 @@ def for_model(request: GenerationRequest, model: ServedModel, tokenizer: Tokeniz
 
     Raises NotFoundError if there is no model of this name, and InvalidRequestError if it shall think and cannot.
     """
-    name = meant_name(model.names, request.model or "")
+    name = name_for(model, request.model or "")
     decoding = with_ollama_defaults(request.decoding, model.defaults.values)
     prompts = [_thinking_by(prompt, model, tokenizer) for prompt in request.prompts]
     return replace(request, model=name, decoding=decoding, prompts=tuple(prompts))

@@ -31,6 +31,19 @@ def meant_name(names: Collection[str], asked: str) -> str:
     return found
 
 
+def name_for(model: ServedModel, asked: str) -> str:
+    """The name of this model that a request means, or the request's own if the model takes any name.
+
+    Raises NotFoundError, in Ollama's words, if it means another model.
+    """
+    try:
+        return meant_name(model.names, asked)
+    except NotFoundError:
+        if model.takes_any_name:
+            return asked
+        raise
+
+
 def find_model(models: ServedModels, asked: str) -> ModelServices:
     """The model that a request means, as `meant_name` has it. Raises NotFoundError."""
     return models.find(meant_name(models.names, asked))

@@ -11,7 +11,7 @@ from server.api.body_worker import BodyContext
 from server.api.dialect import refused_constraints
 from server.api.fields.generation import generation_fields
 from server.api.fields.images import data_url
-from server.api.fields.messages import arguments_of
+from server.api.fields.messages import arguments_of, thoughts_of
 from server.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -147,10 +147,10 @@ def _as_stored(item: Mapping[str, Any]) -> dict[str, Any]:
     """An item in stored form: with its type and a status, and with its content in parts."""
     kind = item.get("type") or "message"
     stored = {**item, "type": kind}
-    if kind == "message" and isinstance(item["content"], str):
+    if kind == "message" and isinstance(item.get("content", ""), str):
         of_assistant = {"type": "output_text", "annotations": []}
         part = of_assistant if item["role"] == "assistant" else {"type": "input_text"}
-        stored["content"] = [{**part, "text": item["content"]}]
+        stored["content"] = [{**part, "text": item.get("content", "")}]
     if kind != "reasoning":
         stored["status"] = item.get("status") or "completed"
     return stored
@@ -291,6 +291,7 @@ class History:
         for path, item in items:
             match item:
                 case MessageItem(role="assistant"):
+                    self._add_reasoning(thoughts_of(item.content) or "", path)
                     self._turn(has="content")["content"] = content_of(item.content, self.images, f"{path}.content")
                 case MessageItem():
                     self.add_text(item.role, content_of(item.content, self.images, f"{path}.content"))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.images import DETAIL, URL, Detail, add_url
+from server.api.fields.messages import HOSTED_PARTS, HOSTED_TAG, HostedPart, ThinkingPart
 from server.api.fields.rules import EchoedModel, hint, no_effect, problem, shape
 from server.api.fields.tools import MAX_TOOLS
 from server.api.responses.tools import AnyTool
@@ -87,12 +88,19 @@ def _part_tag(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     if kind == "input_image":
         return "<input_image>"
+    if kind == "thinking":
+        return "<thinking>"
+    if isinstance(kind, str) and kind in HOSTED_PARTS:
+        return HOSTED_TAG
     return "<media>" if kind in ("input_file", "input_audio", "computer_screenshot") else "<text>"
 
 
+InputPart = Part | InputImagePart | ThinkingPart | HostedPart | MediaPart
 AnyPart = Annotated[
     Annotated[Part, Tag("<text>")]
     | Annotated[InputImagePart, Tag("<input_image>")]
+    | Annotated[ThinkingPart, Tag("<thinking>")]
+    | Annotated[HostedPart, Tag(HOSTED_TAG)]
     | Annotated[MediaPart, Tag("<media>")],
     Discriminator(_part_tag),
 ]
@@ -107,7 +115,7 @@ def text_of(content: str | Sequence[Part]) -> str:
     return content if isinstance(content, str) else "\n".join(part.content for part in content)
 
 
-def content_of(content: str | Sequence[Part | InputImagePart | MediaPart], images: SentImages, path: str) -> str:
+def content_of(content: str | Sequence[InputPart], images: SentImages, path: str) -> str:
     """The content as one string, with marks for its images, which are added to `images`.
 
     Raises InvalidRequestError for an image that cannot be read.
@@ -117,7 +125,7 @@ def content_of(content: str | Sequence[Part | InputImagePart | MediaPart], image
     return joined(
         part.content if isinstance(part, Part) else part.mark(images, f"{path}[{index}]")
         for index, part in enumerate(content)
-        if not isinstance(part, MediaPart)
+        if isinstance(part, Part | InputImagePart)
     )
 
 
@@ -133,10 +141,16 @@ class MessageItem(Item):
 
     type: Literal["message"] | None = Field(None, description="Optional.")
     role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    content: Content = Field("", description="Required, except in the assistant's messages.")
     phase: Literal["commentary", "final_answer"] | None = hint(
         "The purpose of the assistant's message.", "The phase is not shown to the model."
     )
+
+    @model_validator(mode="after")
+    def _has_content(self) -> "MessageItem":
+        if "content" not in self.model_fields_set and self.role != "assistant":
+            raise problem("missing_required_parameter", "Missing required parameter: '{path}'.", "content")
+        return self
 
 
 class ReasoningItem(Item):

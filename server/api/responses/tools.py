@@ -6,9 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from server.api.fields.rules import EchoedModel, Opaque, RequestModel, hint, no_effect, tag_by_type
+from server.api.fields.rules import EchoedModel, Opaque, RequestModel, hint, tag_by_type
 from server.api.fields.structured import STRICT
-from server.api.fields.tools import MAX_TOOLS, NO_ARGUMENTS, AnyText, GrammarDefinition, ToolName
+from server.api.fields.tools import (
+    MAX_TOOLS,
+    NO_ARGUMENTS,
+    AnyText,
+    GrammarDefinition,
+    ToolName,
+    cache_control,
+    result_schema,
+)
 from server.errors import InvalidRequestError
 from server.generation.notices import Notice
 from server.generation.tools import TextFormat, Tool, ToolUse
@@ -26,6 +34,7 @@ class _Callable(RequestModel):
     description: str | None = Field(None, description="The purpose of the tool, for the model.")
     defer_loading: bool | None = hint("Hide the tool until the model searches for it.", _NOT_DEFERRED)
     allowed_callers: list[str] | None = hint("Allowed callers of the tool.", _BY_PROGRAMS, off=[["direct"]])
+    cache_control: Opaque | None = cache_control()
 
 
 class FunctionTool(_Callable):
@@ -36,7 +45,8 @@ class FunctionTool(_Callable):
         None, description="A JSON schema of the arguments object; if omitted, the function takes no arguments."
     )
     strict: bool | None = Field(None, description=STRICT)
-    output_schema: Opaque | None = no_effect("A JSON schema of the results.")
+    output_schema: Opaque | None = result_schema()
+    return_: Opaque | None = result_schema(alias="return")
 
     def tool(self, name: str, path: str) -> Tool:
         """The tool for the pipeline, under the model's name `name`; `path` is its path in the body."""

@@ -14,7 +14,7 @@ def gguf_bytes(architecture: str = "llama", rows: int = 8, seed: int = 0, **keys
     writer = gguf.GGUFWriter(path, architecture)
     sizes = {"context_length": 256, "block_count": 2, "embedding_length": 64, "attention.head_count": 4}
     for key, value in {**sizes, "attention.head_count_kv": 2, **keys}.items():
-        writer.add_uint32(f"{architecture}.{key}", value)
+        writer.add_uint32(key if key.startswith("general.") else f"{architecture}.{key}", value)
     writer.add_array("tokenizer.ggml.tokens", ["a", "b", "c"])
     writer.add_string("tokenizer.chat_template", "{{ messages }}")
     matrix = np.random.default_rng(seed).standard_normal((rows, 64), np.float32)

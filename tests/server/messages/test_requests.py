@@ -100,7 +100,34 @@ async def test_a_last_message_of_the_assistant_is_continued(client: httpx.AsyncC
     assert prompt.endswith("<|start|>assistant\nThe answer is (")
 
 
-@pytest.mark.parametrize("content", ["", [], [use("time", "a")], [text("x"), use("time", "a")]])
+@pytest.mark.parametrize("content", ["", [], None, [text("")]])
+async def test_an_empty_last_message_of_the_assistant_asks_for_an_answer(
+    client: httpx.AsyncClient, engine: FakeEngine, content: Any
+):
+    prompt = await prompt_of(client, engine, messages=[HI, {"role": "assistant", "content": content}])
+    assert prompt == await prompt_of(client, engine, messages=[HI])
+    await refused(client, message(messages=[{"role": "assistant", "content": content}]), "messages[0].content",
+                  "invalid_value")  # fmt: skip
+
+
+async def test_blocks_of_other_apis(client: httpx.AsyncClient, engine: FakeEngine):
+    """Texts under OpenAI's names are shown; calls of tools that another server ran are reported."""
+    said = [
+        {"type": "output_text", "text": "x"},
+        {"type": "server_tool_use", "id": "a", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "a", "content": []},
+    ]
+    asked = [{"type": "input_text", "text": "hi"}]
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said, "tool_calls": []}, HI]
+    response = await client.post(MESSAGES, json=message(messages=messages))
+    paths = ["messages[1].content[1]", "messages[1].content[2]", "messages[1].tool_calls"]
+    check_reported(response, response.json(), paths)
+    plain = [HI, {"role": "assistant", "content": "x"}, HI]
+    assert shown(engine) == await prompt_of(client, engine, messages=plain)
+
+
+@pytest.mark.parametrize("content", [[use("time", "a")], [text("x"), use("time", "a")], [{"type": "thinking",
+                                     "thinking": "hm"}]])  # fmt: skip
 async def test_what_cannot_be_continued_is_refused(client: httpx.AsyncClient, content: Any):
     messages = [HI, {"role": "assistant", "content": content}]
     await refused(client, message(messages=messages), "messages[1].content", "invalid_value")
@@ -122,7 +149,7 @@ async def test_thinking_that_only_another_server_can_read_is_reported(thinking: 
     ]
     messages = [HI, {"role": "assistant", "content": said}, HI]
     response = await thinking.post(MESSAGES, json=message(messages=messages))
-    check_reported(response, response.json(), ["messages[1].content[0].data", "messages[1].content[1].signature"])
+    check_reported(response, response.json(), ["messages[1].content[0]", "messages[1].content[1].signature"])
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------

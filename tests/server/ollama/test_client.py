@@ -145,7 +145,7 @@ def test_errors(official: ollama.Client, engine: FakeEngine, stream: bool) -> No
         return raised.value.error
 
     assert refused(404, "phi") == "model 'phi' not found"
-    assert refused(400, options={"temprature": 1}).endswith("Did you mean 'temperature'?")
+    assert "Did you mean 'temperature'?" in refused(400, options={"temprature": 1})
     engine.refuse = QueueFullError()
     assert refused(429).startswith("The server's queue is full.")
     engine.refuse, engine.fail_after, engine.failure = None, 2, RequestTimeoutError("Too slow.")

@@ -52,6 +52,7 @@ def called(call_id: str, arguments: str) -> dict[str, Any]:
 SYSTEM = {"role": "system", "content": "s"}
 REFUSAL = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "phase": "commentary"}
 LOOK = [{"type": "output_text", "text": "Look.", "annotations": [], "logprobs": []}]
+HOSTED = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
 SHELL_CALL = {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": "ls"}
 SHELL_CALLED = {"id": "c1", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
 OUTPUT = {"role": "tool", "tool_call_id": "c1", "content": "Sunny."}
@@ -66,6 +67,14 @@ OUTPUT = {"role": "tool", "tool_call_id": "c1", "content": "Sunny."}
         ([user(type="message", id="msg_1", status="completed")], [user()]),
         ([user([{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}])], [user("a\nb")]),
         ([user(), SYSTEM, user("b")], [user(), SYSTEM, user("b")]),
+        (
+            [user(), {"role": "assistant", "content": None, "tool_calls": []}, user()],
+            [user(), {"role": "assistant", "content": ""}, user()],
+        ),
+        (
+            [user(), {"role": "assistant", "content": [*LOOK, HOSTED]}, user()],
+            [user(), {"role": "assistant", "content": "Look."}, user()],
+        ),
         ([user(), REFUSAL, user()], [user(), {"role": "assistant", "content": "No."}, user()]),
         (
             [user(), call(), result(), {"role": "assistant", "content": "Sunny."}, user("b")],
@@ -111,6 +120,7 @@ async def test_the_model_sees_what_it_does_in_chat_completions(
         {"content": [{"type": "reasoning_text", "text": "Is it?"}], "encrypted_content": None},
         {"id": "rs_1", "summary": [], "content": None, "encrypted_content": seal(reasoning="Is it?")},
         {"summary": [{"type": "summary_text", "text": "Is it?"}], "encrypted_content": "gAAAAA=="},
+        {"role": "assistant", "type": "message", "content": [{"type": "thinking", "thinking": "Is it?"}]},
     ],
 )
 async def test_reasoning_comes_back(client_with: Callable[..., Any], engine: FakeEngine, thought: Any) -> None:
