@@ -21,7 +21,7 @@ from model_runner.processes import die_with_parent
 from server.api.body_worker import IMAGE_CPU_S, BodyContext, Errand, Limits, Outcome, too_much_memory
 from server.errors import ApiError
 from server.generation.constraints.check import grammar_error
-from server.generation.constraints.json_schema import loose_fragment, strict_fragment
+from server.generation.constraints.json_schema import schema_fragment
 from server.text.chat_template import TemplateSources
 from server.text.tokenizer import Tokenizer
 
@@ -68,7 +68,7 @@ def _outcome(errand: Errand, *, is_new_sender: bool) -> Outcome:
 
 def _forget(context: BodyContext) -> None:
     """Clear all caches of checked bodies: a fast check would reveal to the next sender what another one has sent."""
-    for remembered in (grammar_error, strict_fragment, loose_fragment):
+    for remembered in (grammar_error, schema_fragment):
         remembered.cache_clear()
     context.tokenizer.forget_breakers()
 

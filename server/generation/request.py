@@ -178,6 +178,8 @@ class GenerationRequest:
     """Constraint on the answer's text. It does not apply to reasoning and calls."""
     tools: ToolUse | None = None
     """Tools that the answer may call."""
+    opens_objects: bool | None = None
+    """Whether objects in the tools' arguments may have properties that their schemas do not name, as in JsonStyle."""
     thinking_budget: int | None = None
     """Reasoning tokens after which the end of the reasoning is forced."""
     separates_reasoning: bool = True

@@ -25,6 +25,7 @@ SCHEMA = {
 TAG = {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}]}
 PARTLY = {
     "type": "object",
+    "additionalProperties": False,
     "properties": {"a": {"type": "integer", "not": {"const": 1}}, "b": {"contains": {"const": 1}}},
 }
 """A schema that can only be enforced in part."""
@@ -60,6 +61,32 @@ FORMS = {
     ),
     "own whitespace": (
         {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "~?"}}, ['{"a":~1}'], ['{"a": 1}']
+    ),
+    "older whitespace": (
+        {"guided_json": SCHEMA, "guided_whitespace_pattern": "~?"}, ['{"a":~1}'], ['{"a": 1}']
+    ),
+    "whitespace of JSON in a grammar": (
+        {"structured_outputs": {"grammar": f"start: %json {json.dumps(SCHEMA)}", "disable_any_whitespace": True}},
+        ['{"a":1}'], ['{"a": 1}'],
+    ),
+    "whitespace of JSON in a tag": (
+        {"structured_outputs": {"structural_tag": TAG, "disable_any_whitespace": True}},
+        ['<f>{"a":1}</f>'], ['<f>{"a": 1}</f>'],
+    ),
+    "opened": (
+        {"guided_json": {"properties": {"a": {"type": "integer"}}}, "allow_additional_properties": True},
+        ['{"b": 1}'], ['{"a": "x"}'],
+    ),
+    "opened, as vLLM says it": (
+        {"structured_outputs": {"json": {"properties": {}}, "disable_additional_properties": False}},
+        ['{"b": 1}'], ["{"],
+    ),
+    "said twice": (
+        {"guided_grammar": 'start: "a"', "grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}},
+        ["a"], ["b"],
+    ),
+    "said twice, once as text": (
+        {**schema_format(SCHEMA), "guided_json": json.dumps(SCHEMA), "json_schema": SCHEMA}, ['{"a": 1}'], ["{}"]
     ),
     "guided_json": ({"guided_json": SCHEMA}, ['{"a": 1}'], ["{}"]),
     "guided_regex": ({"guided_regex": "a{2}"}, ["aa"], ["a", "aaa"]),
@@ -156,8 +183,8 @@ STRICT_SCHEMA = f"{FORMAT}.json_schema.schema"
             "structured_outputs.whitespace_pattern", "invalid_parameter_combination",
         ),
         (
-            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
-            "structured_outputs.disable_additional_properties", "unsupported_parameter",
+            {"structured_outputs": {"json": {}, "disable_any_whitespace": True}, "guided_whitespace_pattern": " "},
+            "guided_whitespace_pattern", "invalid_parameter_combination",
         ),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "unknown_parameter"),
         ({"guided_json": [1]}, "guided_json", "invalid_type"),
@@ -232,6 +259,36 @@ async def test_what_a_schema_cannot_have_enforced_is_reported_unless_it_is_stric
     assert not accepts(grammar, '{"a": "x"}')
     await refused(strict_client, CHAT, chat(**schema_format(PARTLY)), paths[0], "unsupported_parameter")
     assert (await strict_client.post(CHAT, json=chat(**schema_format(SCHEMA)))).status_code == 200
+
+
+IGNORED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"guided_regex": "a", "guided_decoding_backend": "outlines"}, ["guided_decoding_backend"]),
+    ({"guided_regex": "a", "guided_decoding_backend": "auto"}, []),
+    ({"guided_regex": "a", "guided_whitespace_pattern": " "}, ["guided_whitespace_pattern"]),
+    ({"guided_whitespace_pattern": " "}, ["guided_whitespace_pattern"]),
+    (
+        {"structured_outputs": {"grammar": 'root ::= "a"', "disable_any_whitespace": True}},
+        ["structured_outputs.disable_any_whitespace"],
+    ),
+    (
+        {"structured_outputs": {"choice": ["a"], "whitespace_pattern": " ", "disable_additional_properties": True}},
+        ["structured_outputs.whitespace_pattern", "structured_outputs.disable_additional_properties"],
+    ),
+    ({"guided_json": {"properties": {"a": {"properties": {}}, "b": {"properties": {}}}}}, ["guided_json"]),
+    ({"guided_json": {"properties": {"a": {"properties": {}}}}, "allow_additional_properties": False}, []),
+    ({"structured_outputs": {"grammar": 'start: %json {"properties": {}}'}}, ["structured_outputs.grammar.%json"]),
+    ({"structured_outputs": {"grammar": 'start[max_tokens=9]: "a"'}}, ["structured_outputs.grammar"]),
+    ({**schema_format({"properties": {}}, strict=True)}, [STRICT_SCHEMA]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "paths"), IGNORED, ids=str)
+async def test_what_does_not_apply_or_closes_objects_is_reported(
+    fields: dict[str, Any], paths: list[str], client: httpx.AsyncClient
+) -> None:
+    for path, body in ((CHAT, chat(**fields)), (COMPLETIONS, completion(**fields))):
+        answer = (await client.post(path, json=body)).json()
+        assert [warning["path"] for warning in answer.get("warnings", [])] == paths
 
 
 async def test_stop_strings_are_not_looked_for(

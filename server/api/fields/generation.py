@@ -12,7 +12,6 @@ from server.api.fields.rules import Refused, RequestModel, hint, problem, refuse
 from server.api.fields.samplers import counted_notices
 from server.api.fields.structured import StructuredFields
 from server.generation.constraints.fragment import Constraint
-from server.generation.constraints.json_schema import LooseJson
 from server.generation.notices import Notice
 from server.generation.settings import MAX_CANDIDATES, BeamSearchSettings, DecodingSettings
 
@@ -102,7 +101,6 @@ def generation_fields(body: GenerationFields, paths: dict[str, str], constraint:
     """The fields of a GenerationRequest that all APIs set in the same way, given the API's `paths` and `constraint`."""
     decoding = settings_of(DecodingSettings, body, stop=body.stop_strings, beam_search=body.beams)
     decoding = body.with_samplers(decoding, body.samplers)
-    of_constraint = constraint.notices if isinstance(constraint, LooseJson) else ()
     return {
         "model": body.model,
         "decoding": decoding,
@@ -114,8 +112,9 @@ def generation_fields(body: GenerationFields, paths: dict[str, str], constraint:
         "learn": body.learn,
         "stream": bool(body.stream),
         "constraint": constraint,
+        "opens_objects": body.allow_additional_properties,
         "paths": {"constraint": body.constrained_by or "", **paths},
-        "notices": (*body.ignored(), *_not_counted(body, decoding), *of_constraint),
+        "notices": (*body.ignored(), *_not_counted(body, decoding)),
     }
 
 

@@ -1,34 +1,25 @@
 """Structured output: request fields, and their conversion to constraints."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from server.api.fields.rules import (
-    SUPPORTED_ONLY,
-    RequestModel,
-    hint,
-    not_together,
-    problem,
-    refused,
-    related,
-    tag_by_type,
-)
+from server.api.fields.rules import RequestModel, hint, not_together, problem, related, tag_by_type
 from server.generation.constraints.fragment import Constraint, ConstraintError, under
 from server.generation.constraints.json_schema import (
     BOUNDED,
-    COMPACT,
     JsonObject,
     JsonSchema,
-    LooseJson,
-    Whitespace,
+    JsonStyle,
     read_whitespace,
 )
 from server.generation.constraints.lark import Gbnf, Lark
 from server.generation.constraints.structural_tag import StructuralTag
 from server.generation.constraints.texts import OneOfStrings, Regex
+from server.generation.notices import Notice
 
 MAX_TEXT = 1 << 20
 """The longest regular expression or grammar, in characters. Its cost is bounded elsewhere."""
@@ -38,6 +29,8 @@ CONSTRAINT_FIELDS = (
 )
 """Fields for structured output. A request can have one of them."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_OF_JSON = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_ONLY_JSON = "It applies to JSON, which this constraint does not contain."
 
 Schema = Annotated[
     Annotated[dict[str, Any], Tag("<object>")] | Annotated[bool, Tag("<boolean>")],
@@ -143,8 +136,8 @@ class StructuredOutputs(RequestModel):
         None, max_length=1024, description="Regular expression of the whitespace between JSON tokens."
     )
     disable_any_whitespace: bool | None = Field(None, description="Allow no whitespace between JSON tokens.")
-    disable_additional_properties: Annotated[Literal[False] | None, SUPPORTED_ONLY] = refused(
-        "Use `additionalProperties: false` in the schema instead."
+    disable_additional_properties: bool | None = Field(
+        None, description="The opposite of `allow_additional_properties`, for this constraint."
     )
 
     @model_validator(mode="after")
@@ -159,6 +152,54 @@ class StructuredOutputs(RequestModel):
             raise problem("invalid_parameter_combination", message, "whitespace_pattern")
         return self
 
+    @property
+    def kind(self) -> str:
+        """The kind of the constraint: one of _KINDS."""
+        return next(name for name in _KINDS if getattr(self, _field_of(name)) not in (None, False))
+
+    def style(self, of_request: JsonStyle) -> JsonStyle:
+        """How JSON is to be written, given the request's own fields. Raises ConstraintError."""
+        style = of_request
+        if self.disable_any_whitespace:
+            style = replace(style, whitespace=None)
+        if self.whitespace_pattern is not None:
+            path = "structured_outputs.whitespace_pattern"
+            style = replace(style, whitespace=read_whitespace(self.whitespace_pattern, path))
+        if self.disable_additional_properties is not None:
+            style = replace(style, is_open=not self.disable_additional_properties)
+        return style
+
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield from super().ignored(path)
+        if not _wish(path, self).writes_json:
+            asking = (name for name in _OF_JSON if getattr(self, name) not in (None, False))
+            yield from (Notice(f"{path}.{name}", _ONLY_JSON) for name in asking)
+
+
+class GuidedFields(RequestModel):
+    """vLLM's older field for structured output that goes with any constraint."""
+
+    guided_whitespace_pattern: str | None = Field(
+        None, max_length=1024, description="Older name for structured_outputs.whitespace_pattern."
+    )
+
+    @property
+    def json_style(self) -> JsonStyle:
+        """How JSON is to be written. Raises ConstraintError."""
+        if self.guided_whitespace_pattern is None:
+            return BOUNDED
+        return JsonStyle(read_whitespace(self.guided_whitespace_pattern, "guided_whitespace_pattern"))
+
+    @property
+    def writes_json(self) -> bool:
+        """Whether a constraint may be of JSON, so that whitespace matters."""
+        raise NotImplementedError
+
+    def ignored(self, path: str = "") -> Iterator[Notice]:
+        yield from super().ignored(path)
+        if self.guided_whitespace_pattern is not None and not self.writes_json:
+            yield Notice("guided_whitespace_pattern", _ONLY_JSON)
+
 
 def _constraint_field(name: str, description: str, **limits: Any) -> Any:
     """The default of one of CONSTRAINT_FIELDS."""
@@ -166,7 +207,7 @@ def _constraint_field(name: str, description: str, **limits: Any) -> Any:
     return Field(None, description=description, json_schema_extra=related(excludes=excludes), **limits)
 
 
-class StructuredFields(RequestModel):
+class StructuredFields(GuidedFields):
     """Structured output under the names of OpenAI, vLLM, SGLang and llama.cpp, including old ones."""
 
     response_format: ResponseFormat | None = _constraint_field(
@@ -192,6 +233,12 @@ class StructuredFields(RequestModel):
         "ebnf", "SGLang's name for structured_outputs.grammar, in GBNF.", max_length=MAX_TEXT
     )
 
+    allow_additional_properties: bool | None = Field(
+        None,
+        description="Whether objects may have properties that their schema does not name, in the answer and in calls, "
+        "where it does not set `additionalProperties`. By default they may not, and that is reported.",
+    )
+
     @property
     def constrained_by(self) -> str | None:
         """The field that constrains the answer; None: none."""
@@ -199,71 +246,117 @@ class StructuredFields(RequestModel):
             (name for name in CONSTRAINT_FIELDS if not isinstance(getattr(self, name), TextFormat | None)), None
         )
 
+    @model_validator(mode="after")
+    def _check_whitespace(self) -> Self:
+        asked, own = self.structured_outputs, self.guided_whitespace_pattern
+        if own is None or asked is None:
+            return self
+        if asked.disable_any_whitespace or asked.whitespace_pattern not in (None, own):
+            raise not_together("guided_whitespace_pattern", "structured_outputs")
+        return self
+
+    @property
+    def json_style(self) -> JsonStyle:
+        return replace(super().json_style, is_open=self.allow_additional_properties)
+
     @property
     def constraint(self) -> Constraint | None:
         """The requested constraint; None: none. Raises ConstraintError."""
         name = self.constrained_by
-        return None if name is None else _CONSTRAINTS[name](getattr(self, name), name)
+        if name is None:
+            return None
+        asked = self.structured_outputs
+        is_structured = name == "structured_outputs" and asked is not None
+        style = asked.style(self.json_style) if asked is not None and is_structured else self.json_style
+        return _wish(name, getattr(self, name)).constraint(style)
 
     def asks(self, name: str) -> bool:
+        return super().asks(name) and not (
+            name in CONSTRAINT_FIELDS and (isinstance(getattr(self, name), TextFormat) or self._repeats(name))
+        )
 
-        return super().asks(name) and not (name == "response_format" and isinstance(self.response_format, TextFormat))
+    @property
+    def writes_json(self) -> bool:
+        name = self.constrained_by
+        if name not in CONSTRAINT_FIELDS:
+            return name is not None
+        return _wish(name, getattr(self, name)).writes_json
+
+    def _repeats(self, name: str) -> bool:
+        """Whether an earlier field asks for the same constraint."""
+        earlier = self.constrained_by
+        if earlier in (None, name) or earlier not in CONSTRAINT_FIELDS:
+            return False
+        return _wish(earlier, getattr(self, earlier)).key == _wish(name, getattr(self, name)).key
 
 
-def _of_format(
-    asked: JsonObjectBySchema | RegexFormat | JsonSchemaFormat | StructuralTagFormat, path: str
-) -> Constraint:
-    match asked:
-        case JsonObjectBySchema(value=value) if value:
-            return LooseJson.read(_read_json(value, f"{path}.value"), f"{path}.value")
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A constraint that a field asks for."""
+
+    kind: str
+    """One of _KINDS, or `gbnf`."""
+    value: Any
+    path: str
+    is_strict: bool = True
+
+    @property
+    def key(self) -> object:
+        """The same for wishes of the same constraint."""
+        if self.kind in {"json", "structural_tag"} and isinstance(self.value, str):
+            try:
+                return self.kind, json.loads(self.value)
+            except (ValueError, RecursionError):
+                return self.kind, self.value
+        return "grammar" if self.kind == "gbnf" else self.kind, self.value
+
+    @property
+    def writes_json(self) -> bool:
+        """Whether the answer may contain JSON."""
+        is_lark = self.kind == "grammar" and "%json" in self.value and "::=" not in self.value
+        return is_lark or self.kind in {"json", "json_object", "structural_tag"}
+
+    def constraint(self, style: JsonStyle) -> Constraint:
+        """The constraint. Raises ConstraintError."""
+        match self.kind:
+            case "json":
+                return JsonSchema(_read_json(self.value, self.path), self.path, style, self.is_strict)
+            case "regex":
+                return Regex(self.value, self.path)
+            case "choice":
+                return OneOfStrings(self.value, self.path)
+            case "structural_tag":
+                return StructuralTag(_read_json(self.value, self.path), self.path, style)
+            case "json_object":
+                return JsonObject(style)
+        is_gbnf = self.kind == "gbnf" or "::=" in self.value
+        return Gbnf(self.value, self.path) if is_gbnf else Lark(self.value, self.path, style)
+
+
+def _wish(name: str, value: Any) -> _Wish:
+    """The wish of one of CONSTRAINT_FIELDS."""
+    match value:
+        case JsonObjectBySchema(value=of_tgi) if of_tgi:
+            return _Wish("json", of_tgi, f"{name}.value", False)
         case RegexFormat(value=regex):
-            return Regex(regex, f"{path}.value")
+            return _Wish("regex", regex, f"{name}.value")
         case JsonObjectBySchema(schema_=schema):
-            return LooseJson.read(schema, f"{path}.schema") if schema else JsonObject()
+            return _Wish("json", schema, f"{name}.schema", False) if schema else _Wish("json_object", None, name)
         case JsonSchemaFormat(json_schema=named):
-            return constraint_of_schema(named, f"{path}.json_schema.schema")
+            is_any = named.schema_ is None
+            kind, path = "json_object" if is_any else "json", f"{name}.json_schema.schema"
+            return _Wish(kind, named.schema_, path, bool(named.strict))
         case StructuralTagFormat():
-            return StructuralTag(asked.model_dump(exclude_none=True), path)
+            return _Wish("structural_tag", value.model_dump(exclude_none=True), name)
+        case StructuredOutputs(kind=kind):
+            asked = None if kind == "json_object" else getattr(value, _field_of(kind))
+            return _Wish(kind, asked, under(name, kind))
+    return _Wish(_KIND_OF[name], value, name)
 
 
-def constraint_of_schema(named: NamedSchema, path: str) -> Constraint:
-    """The constraint of a schema at this path. Raises ConstraintError."""
-    if named.schema_ is None:
-        return JsonObject()
-    return JsonSchema(named.schema_, path) if named.strict else LooseJson.read(named.schema_, path)
-
-
-def _of_structured(asked: StructuredOutputs, path: str) -> Constraint:
-    whitespace = _whitespace(asked, path)
-    if asked.json_ is not None:
-        return JsonSchema(_read_json(asked.json_, under(path, "json")), under(path, "json"), whitespace)
-    if asked.regex is not None:
-        return Regex(asked.regex, under(path, "regex"))
-    if asked.choice is not None:
-        return OneOfStrings(asked.choice, under(path, "choice"))
-    if asked.grammar is not None:
-        return _grammar(asked.grammar, under(path, "grammar"))
-    if asked.structural_tag is not None:
-        tag = under(path, "structural_tag")
-        return StructuralTag(_read_json(asked.structural_tag, tag), tag)
-    return JsonObject(whitespace)
-
-
-def _whitespace(asked: StructuredOutputs, path: str) -> Whitespace:
-    if asked.disable_any_whitespace:
-        return COMPACT
-    if asked.whitespace_pattern is None:
-        return BOUNDED
-    return read_whitespace(asked.whitespace_pattern, under(path, "whitespace_pattern"))
-
-
-def _grammar(text: str, path: str) -> Constraint:
-    """A GBNF grammar if its rules have `::=`, otherwise Lark."""
-    return Gbnf(text, path) if "::=" in text else Lark(text, path)
-
-
-def _schema(value: Mapping[str, Any] | str, path: str) -> Constraint:
-    return JsonSchema(_read_json(value, path), path)
+def constraint_of_schema(named: NamedSchema, path: str, style: JsonStyle) -> Constraint:
+    """The constraint of a schema at this path."""
+    return JsonObject(style) if named.schema_ is None else JsonSchema(named.schema_, path, style, bool(named.strict))
 
 
 def _read_json(value: Mapping[str, Any] | str, path: str) -> Any:
@@ -279,16 +372,11 @@ def _field_of(name: str) -> str:
     return "json_" if name == "json" else name
 
 
-_CONSTRAINTS: Mapping[str, Callable[[Any, str], Constraint]] = {
-    "response_format": _of_format,
-    "structured_outputs": _of_structured,
-    "guided_json": _schema,
-    "guided_regex": Regex,
-    "guided_choice": OneOfStrings,
-    "guided_grammar": _grammar,
-    "json_schema": _schema,
-    "regex": Regex,
-    "grammar": _grammar,
-    "ebnf": Gbnf,
+_KIND_OF: Mapping[str, str] = {
+    **dict.fromkeys(("guided_json", "json_schema"), "json"),
+    **dict.fromkeys(("guided_regex", "regex"), "regex"),
+    "guided_choice": "choice",
+    **dict.fromkeys(("guided_grammar", "grammar"), "grammar"),
+    "ebnf": "gbnf",
 }
-"""Functions, by field, from the field's value and name to the constraint. They may raise ConstraintError."""
+"""The kind of constraint of each field that has only one kind."""

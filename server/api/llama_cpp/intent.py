@@ -7,7 +7,7 @@ from typing import Any
 from server.api.fields.samplers import STEPS, counted_notices, is_present
 from server.api.llama_cpp.schema import InfillRequest, LlamaCompletionRequest, LlamaFields
 from server.generation.constraints.fragment import Constraint
-from server.generation.constraints.json_schema import LooseJson
+from server.generation.constraints.json_schema import JsonSchema
 from server.generation.constraints.lark import Gbnf
 from server.generation.notices import Notice
 from server.generation.planning.plan import Plan
@@ -63,7 +63,6 @@ def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, s
     constraint = _constraint(body)
     form = "grammar" if body.grammar else "json_schema"
     n_predict = body.value_of("n_predict")
-    of_form = constraint.notices if isinstance(constraint, LooseJson) else ()
     return GenerationRequest(
         model=body.model,
         may_omit_model=True,
@@ -82,7 +81,7 @@ def _request(body: LlamaFields, prompts: Sequence[Prompt], paths: Mapping[str, s
         constraint=constraint,
         stream=bool(body.stream),
         paths={**_ON_PATHS, "echoes": "prompt", "constraint": form, **paths},
-        notices=(*body.ignored(), *_not_followed(body), *of_form),
+        notices=(*body.ignored(), *_not_followed(body)),
     )
 
 
@@ -128,7 +127,7 @@ def _not_followed(body: LlamaFields) -> Sequence[Notice]:
 def _constraint(body: LlamaFields) -> Constraint | None:
     if body.grammar:
         return Gbnf(body.grammar, "grammar")
-    return None if body.json_schema is None else LooseJson.read(body.json_schema, "json_schema")
+    return None if body.json_schema is None else JsonSchema(body.json_schema, "json_schema", body.json_style, False)
 
 
 def _shows(body: LlamaFields, name: str) -> bool:

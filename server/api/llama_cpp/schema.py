@@ -21,7 +21,7 @@ from server.api.fields.rules import (
     same_as,
 )
 from server.api.fields.samplers import LAST_N_DESCRIPTION, SAMPLERS, SAMPLERS_DESCRIPTION, SamplerNames
-from server.api.fields.structured import MAX_TEXT
+from server.api.fields.structured import MAX_TEXT, GuidedFields
 from server.generation.request import ContextFile, MixedPrompt, TextPrompt, TokenPrompt
 from server.generation.settings import DRY_BREAKERS, MAX_LOGIT_BIAS, MAX_STOPS, DecodingSettings, facts_of
 
@@ -97,7 +97,7 @@ def _field(description: str, name: str, off: Sequence[object] = (), **limits: An
     return Field(None, description=description, json_schema_extra=extra, **limits)
 
 
-class LlamaFields(ForeignSettings):
+class LlamaFields(ForeignSettings, GuidedFields):
     """The fields that POST /completion and POST /infill share."""
 
     model: str | None = Field(None, description="Name of the served model; optional.")
@@ -187,6 +187,10 @@ class LlamaFields(ForeignSettings):
     return_progress: bool | None = hint("Report progress on the prompt.", "Progress is not reported.")
 
     lora: Annotated[list[Any] | None, Field(max_length=0), SUPPORTED_ONLY] = refused("LoRA adapters.")
+
+    @property
+    def writes_json(self) -> bool:
+        return self.json_schema is not None and not self.grammar
 
     def value_of(self, name: str) -> Any:
         """The value of a field, or llama.cpp's default."""

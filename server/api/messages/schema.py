@@ -28,7 +28,7 @@ from server.api.messages.blocks import CacheControl, InputMessage, SystemText, T
 from server.api.messages.history import History
 from server.api.messages.tools import MessagesToolFields
 from server.generation.constraints.fragment import Constraint
-from server.generation.constraints.json_schema import LooseJson
+from server.generation.constraints.json_schema import JsonSchema
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.settings import MAX_STOPS
 
@@ -211,7 +211,11 @@ class MessagesFields(MessagesToolFields, ConversationFields, OneAnswerFields):
     @property
     def constraint(self) -> Constraint | None:
         form, path = self._format
-        return super().constraint if form is None else LooseJson.read(form.schema_, f"{path}.schema")
+        return (
+            super().constraint
+            if form is None
+            else JsonSchema(form.schema_, f"{path}.schema", self.json_style, is_strict=False)
+        )
 
     @property
     def _format(self) -> tuple[JsonFormat | None, str]:

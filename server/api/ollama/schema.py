@@ -10,12 +10,13 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from server.api.fields.reasoning import Think
 from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related, same_as
+from server.api.fields.structured import GuidedFields
 from server.api.ollama.messages import MAX_TOOLS, History, OllamaMessage, OllamaTool, tool_use, with_images
 from server.api.ollama.options import OllamaOptions, with_ollama_defaults
 from server.api.ollama.served import name_for, thinks
 from server.errors import InvalidRequestError
 from server.generation.constraints.fragment import Constraint
-from server.generation.constraints.json_schema import JsonObject, LooseJson
+from server.generation.constraints.json_schema import JsonObject, JsonSchema
 from server.generation.notices import Notice
 from server.generation.request import Conversation, FillIn, GenerationRequest, Prompt, TextPrompt
 from server.generation.sent_images import SentImages
@@ -119,7 +120,7 @@ class NamedFields(RequestModel):
         return self.model or self.name or ""
 
 
-class OllamaFields(KeptFields):
+class OllamaFields(KeptFields, GuidedFields):
     """The fields that POST /api/chat and POST /api/generate share."""
 
     stream: bool | None = Field(
@@ -150,11 +151,15 @@ class OllamaFields(KeptFields):
         raise NotImplementedError
 
     @property
+    def writes_json(self) -> bool:
+        return bool(self.format)
+
+    @property
     def constraint(self) -> Constraint | None:
         """The requested form of the text. Raises ConstraintError."""
         if isinstance(self.format, dict):
-            return LooseJson.read(self.format, "format")
-        return JsonObject() if self.format == "json" else None
+            return JsonSchema(self.format, "format", self.json_style, is_strict=False)
+        return JsonObject(self.json_style) if self.format == "json" else None
 
 
 class OllamaChatRequest(OllamaFields):
@@ -273,7 +278,6 @@ def _thinking(body: OllamaFields) -> dict[str, Any]:
 
 def _request(body: OllamaFields, prompt: Prompt, paths: dict[str, str], **more: Any) -> GenerationRequest:
     options, constraint = body.set_options, body.constraint
-    notices = constraint.notices if isinstance(constraint, LooseJson) else ()
     return GenerationRequest(
         model=body.model,
         prompts=(prompt,),
@@ -286,7 +290,7 @@ def _request(body: OllamaFields, prompt: Prompt, paths: dict[str, str], **more: 
         constraint=constraint,
         stream=body.stream is not False,
         paths={**_PATHS, **paths},
-        notices=(*body.ignored(), *notices),
+        notices=tuple(body.ignored()),
         **more,
     )
 

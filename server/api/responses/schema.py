@@ -254,7 +254,7 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
     def constraint(self) -> Constraint | None:
         match self._format:
             case JsonSchemaFormat() as named:
-                return of_schema(named, "text.format.schema")
+                return of_schema(named, "text.format.schema", self.json_style)
             case JsonObjectFormat():
                 return JsonObject()
         return super().constraint

@@ -8,6 +8,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from server.errors import shorten
 from server.generation.constraints.fragment import Constraint, ConstraintError, whole
 from server.generation.constraints.values import MAX_MULTIPLE, multiple_size
+from server.generation.notices import Notice
 
 _PLACE = re.compile(r"^at (?:\d+\(\d+\)|EOF): ")
 _PREFIXES = ("failed to compile JSON schema: ", "Unsatisfiable schema: ")
@@ -20,13 +21,16 @@ _MULTIPLE = re.compile(r'"multipleOf": ([0-9][-+.0-9e]*)')
 """Finds each `multipleOf` in the schemas that `json_schema` writes."""
 
 
-def grammar_of(constraint: Constraint, path: str) -> str:
-    """The complete grammar of an answer that has only this constraint.
+def grammar_of(constraint: Constraint, path: str, notices: list[Notice] | None = None) -> str:
+    """The complete grammar of an answer that has only this constraint. Adds the constraint's notices to `notices`.
 
     Raises ConstraintError if the constraint cannot be enforced, or does not compile; the latter with `path`.
     """
-    grammar = whole(constraint.fragment("answer"))
+    fragment = constraint.fragment("answer")
+    grammar = whole(fragment)
     check_grammar(grammar, path)
+    if notices is not None:
+        notices += fragment.notices
     return grammar
 
 

@@ -15,10 +15,11 @@ How llguidance 1.9 treats these grammars, found by experiment:
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from server.errors import shorten
+from server.generation.notices import Notice
 
 _HEADER = '%llguidance {"no_forcing": true}\n'
 """Without this, a literal that spells a special token would require that token."""
@@ -42,6 +43,8 @@ class Fragment:
     start: str
     rules: str = ""
     """Whole lines. Their names begin with the unique name that was given to the fragment's maker."""
+    notices: tuple[Notice, ...] = ()
+    """Notices of parts of a client's schemas that are not enforced, or more strictly than they say."""
 
 
 class Constraint(Protocol):
@@ -87,17 +90,17 @@ def text(exact: str) -> Fragment:
 
 def sequence(*parts: Fragment) -> Fragment:
     """The parts, one after the other."""
-    return Fragment(" ".join(part.start for part in parts), _rules(parts))
+    return Fragment(" ".join(part.start for part in parts), *_combined(parts))
 
 
 def either(*parts: Fragment) -> Fragment:
     """One of the parts. They should differ in their first terminals."""
-    return Fragment("(" + " | ".join(part.start for part in parts) + ")", _rules(parts))
+    return Fragment("(" + " | ".join(part.start for part in parts) + ")", *_combined(parts))
 
 
 def repeated(part: Fragment, *, at_least: int = 0, at_most: int | None = None) -> Fragment:
     """The part at least `at_least` and at most `at_most` times."""
-    return Fragment(f"({part.start}){{{at_least},{'' if at_most is None else at_most}}}", part.rules)
+    return replace(part, start=f"({part.start}){{{at_least},{'' if at_most is None else at_most}}}")
 
 
 def until(body: str, end: str, name: str) -> Fragment:
@@ -110,5 +113,7 @@ def whole(fragment: Fragment) -> str:
     return f"{_HEADER}start: {fragment.start}\n{fragment.rules}"
 
 
-def _rules(parts: Iterable[Fragment]) -> str:
-    return "".join(part.rules for part in parts)
+def _combined(parts: Iterable[Fragment]) -> tuple[str, tuple[Notice, ...]]:
+    """The rules and the notices of all parts."""
+    parts = list(parts)
+    return "".join(part.rules for part in parts), tuple(notice for part in parts for notice in part.notices)

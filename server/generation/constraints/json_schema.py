@@ -5,18 +5,19 @@ annotations, only references to its own definitions, and numbers and patterns th
 keywords constrain nothing, as JSON schema says. llguidance reports what of the rest it cannot enforce, but not where,
 so doubtful parts are compiled separately.
 
-Two things are stricter than the schema: bounds beyond 2**53 move inwards to a double, and declared properties come in
-the schema's order. Two are not enforced: that undeclared properties have different names, and the dates of leap
-seconds.
+Three things are stricter than the schema: objects have no properties that it does not name, unless it says so
+(`closing`); bounds beyond 2**53 move inwards to a double; and declared properties come in the schema's order. Two are
+not enforced: that properties of open objects have different names, and the dates of leap seconds.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from server.generation.constraints.check import compile_error, grammar_error
+from server.generation.constraints.closing import CLOSED, Names, ObjectCloser, names_said
 from server.generation.constraints.fragment import ConstraintError, Fragment, check_text, literal, under, whole
 from server.generation.constraints.limits import Definitions, Schema, SchemaLimits
 from server.generation.constraints.references import References, is_document
@@ -75,29 +76,34 @@ _DEPENDENTS: Mapping[str, tuple[str, ...]] = {
 _OF_PROPERTIES = frozenset(
     {"minProperties", "maxProperties", "required", "additionalProperties", "properties", "patternProperties"}
 )
+_NAMING = frozenset({"properties", "required", "$ref", "allOf", "anyOf", "oneOf"})
+"""Keywords without which the names of an object's properties are not known."""
 _NOT_DISJOINT = "A value might fit two of these. Use 'anyOf', or a required property with a constant string in each."
 
 
 @dataclass(frozen=True, slots=True)
-class Whitespace:
-    """The whitespace that is allowed between JSON tokens."""
+class JsonStyle:
+    """How JSON is written."""
 
-    pattern: str | None
-    """An expression in llguidance's dialect, used at most once at each place; None for no whitespace."""
+    whitespace: str | None
+    """The whitespace that is allowed between JSON tokens: an expression in llguidance's dialect, used at most once at
+    each place; None for no whitespace."""
+    is_open: bool | None = None
+    """Whether an object may have properties that its schema does not name, where the schema does not say so. None: it
+    may not, and that is reported."""
 
 
-BOUNDED = Whitespace(r"[ \t]{1,8}|\r?\n[ \t]{0,32}")
+BOUNDED = JsonStyle(r"[ \t]{1,8}|\r?\n[ \t]{0,32}")
 """A few blanks, or a new line with an indentation. Bounded, because models might otherwise write whitespace forever."""
-COMPACT = Whitespace(None)
 
 
-def read_whitespace(pattern: str, path: str) -> Whitespace:
-    """The whitespace that a client's expression matches. Raises ConstraintError if it cannot be enforced."""
+def read_whitespace(pattern: str, path: str) -> str | None:
+    """A JsonStyle's whitespace, from a client's expression. Raises ConstraintError if it cannot be enforced."""
     rust = read_pattern(pattern, path)
     error = compile_error(_start({"pattern": rust}))
     if error is not None:
         raise ConstraintError(path, error)
-    return Whitespace(rust or None)
+    return rust or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,66 +112,44 @@ class JsonSchema:
 
     schema: Any
     path: str
-    whitespace: Whitespace = BOUNDED
+    style: JsonStyle = BOUNDED
+    is_strict: bool = True
+    """Whether a schema that cannot be enforced completely is refused. Otherwise notices name the other parts."""
 
     def fragment(self, name: str) -> Fragment:
-        """A grammar without rules. Raises ConstraintError if anything in the schema cannot be enforced."""
-        return strict_fragment(json.dumps(self.schema), self.path, self.whitespace)
+        """A grammar without rules. Raises ConstraintError for a strict schema that cannot be enforced."""
+        return schema_fragment(json.dumps(self.schema), self.path, self.style, is_strict=self.is_strict)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
     """Any JSON object."""
 
-    whitespace: Whitespace = BOUNDED
+    style: JsonStyle = BOUNDED
 
     def fragment(self, name: str) -> Fragment:
         """A grammar without rules. Never raises."""
-        return json_fragment({"type": "object"}, self.whitespace)
-
-
-@dataclass(frozen=True, slots=True)
-class LooseJson:
-    """JSON that fits the enforceable part of a schema."""
-
-    enforced: Fragment
-    notices: tuple[Notice, ...]
-    """Notices of the parts that are not enforced."""
-
-    @classmethod
-    def read(cls, schema: Any, path: str, whitespace: Whitespace = BOUNDED) -> "LooseJson":
-        """Read a schema. Never raises."""
-        return cls(*loose_fragment(json.dumps(schema), path, whitespace))
-
-    def fragment(self, name: str) -> Fragment:
-        """A grammar without rules."""
-        return self.enforced
+        return json_fragment({"type": "object"}, self.style)
 
 
 @lru_cache(_KEPT)
-def strict_fragment(schema: str, path: str, whitespace: Whitespace) -> Fragment:
-    """JSON that fits this schema, given as text, with all of it enforced. Raises ConstraintError."""
-    return json_fragment(read_schema(json.loads(schema), path).schema, whitespace)
-
-
-@lru_cache(_KEPT)
-def loose_fragment(schema: str, path: str, whitespace: Whitespace) -> tuple[Fragment, tuple[Notice, ...]]:
-    """JSON that fits the enforceable part of this schema, given as text, and notices of the rest."""
-    read = read_schema(json.loads(schema), path, strict=False)
-    fragment = json_fragment(read.schema, whitespace)
-    error = grammar_error(whole(fragment))
+def schema_fragment(schema: str, path: str, style: JsonStyle, *, is_strict: bool) -> Fragment:
+    """JSON that fits this schema, given as text; if it is not strict, its enforceable part. Raises ConstraintError."""
+    read = read_schema(json.loads(schema), path, strict=is_strict, is_open=style.is_open)
+    fragment = replace(json_fragment(read.schema, style), notices=read.notices)
+    error = None if is_strict else grammar_error(whole(fragment))
     if error is None:
-        return fragment, read.notices
-    return json_fragment({}, whitespace), (*read.notices, Notice(path, error))
+        return fragment
+    return replace(json_fragment({}, style), notices=(*read.notices, Notice(path, error)))
 
 
-def json_fragment(schema: Mapping[str, Any], whitespace: Whitespace) -> Fragment:
+def json_fragment(schema: Mapping[str, Any], style: JsonStyle) -> Fragment:
     """JSON that fits a schema that `read_schema` has written, without whitespace around it."""
     options: dict[str, Any] = {"json_allowed_escapes": _ESCAPES}
-    if whitespace.pattern is None:
+    if style.whitespace is None:
         options["whitespace_flexible"] = False
     else:
-        options["whitespace_pattern"] = whitespace.pattern
+        options["whitespace_pattern"] = style.whitespace
     return Fragment("%json " + json.dumps({"x-guidance": options, **schema}))
 
 
@@ -176,16 +160,16 @@ class EnforcedSchema:
     schema: Mapping[str, Any]
     """Empty if any value fits."""
     notices: tuple[Notice, ...] = ()
-    """Notices of the parts that are not enforced; empty if the schema was read strictly."""
+    """Notices of the parts that are not enforced, and of objects that are closed."""
 
 
-def read_schema(schema: Any, path: str, *, strict: bool = True) -> EnforcedSchema:
+def read_schema(schema: Any, path: str, *, strict: bool = True, is_open: bool | None = None) -> EnforcedSchema:
     """The schema as llguidance accepts it, with bounded size and compile time.
 
     If it is `strict`, raises ConstraintError, with a path below `path`, for a part that cannot be enforced exactly.
-    Otherwise such a part is omitted with a notice, so that more is allowed but never less.
+    Otherwise such a part is omitted with a notice, so that more is allowed but never less. `is_open` is JsonStyle's.
     """
-    return _SchemaReader(schema, path, strict=strict).read()
+    return _SchemaReader(schema, path, strict=strict, is_open=is_open).read()
 
 
 @dataclass(slots=True)
@@ -218,15 +202,18 @@ class _Trial:
 class _SchemaReader:
     """Reads the schema of one document."""
 
-    def __init__(self, schema: Any, path: str, *, strict: bool) -> None:
+    def __init__(self, schema: Any, path: str, *, strict: bool, is_open: bool | None) -> None:
         self._root = schema
         self._path = path
         self._strict = strict
+        self._is_open = is_open
         self._references = References(schema, path)
         self._names = {id(schema): "#"}
         """Names of the definitions to write, by the ids of the schemas that they are read from."""
         self._waiting: list[tuple[Any, str]] = []
         self._paths: dict[int, str] = {}
+        self._said: dict[int, tuple[Schema, Names]] = {}
+        """Names of properties that written schemas lack, by the ids of these schemas."""
         self._trials: list[_Trial] = []
         self._unions: list[_Trial] = []
         self._notices: list[Notice] = []
@@ -241,6 +228,7 @@ class _SchemaReader:
         try:
             SchemaLimits(definitions, self._path_of).check()
             self._try(definitions)
+            definitions = dict(self._close(definitions))
         except ConstraintError as error:
             self._leave_out(error)
             return EnforcedSchema({}, tuple(self._notices))
@@ -251,6 +239,16 @@ class _SchemaReader:
             return EnforcedSchema({}, tuple(self._notices))
         named = {name.removeprefix("#/$defs/"): schema for name, schema in definitions.items() if name != "#"}
         return EnforcedSchema({**root, **({"$defs": named} if named else {})}, tuple(self._notices))
+
+    def _close(self, definitions: Definitions) -> Definitions:
+        """Close the objects, unless the request opens them, and report it once."""
+        if self._is_open:
+            return definitions
+        closer = ObjectCloser(definitions, self._path, lambda schema: self._said.get(id(schema), (schema, Names()))[1])
+        closed = closer.close()
+        if closer.has_closed and self._is_open is None:
+            self._notices.append(Notice(self._path, CLOSED))
+        return closed
 
     def _path_of(self, schema: Schema) -> str:
         return self._paths.get(id(schema), self._path)
@@ -355,11 +353,22 @@ class _SchemaReader:
                 self._keyword(node, keyword, value, under(path, keyword))
             except ConstraintError as error:
                 self._leave_out(error)
-                without.update(_DEPENDENTS.get(keyword, ()))
+                without.update((keyword, *_DEPENDENTS.get(keyword, ())))
         for keyword in without:
             node.written.pop(keyword, None)
         self._embedded -= is_embedded
+        self._said[id(node.written)] = node.written, self._names_said(node, is_complete=_NAMING.isdisjoint(without))
         return node.written
+
+    def _names_said(self, node: _Node, *, is_complete: bool) -> Names:
+        """The names in keywords that are not enforced. An object whose names are not all known stays open."""
+        try:
+            found = names_said(
+                node.given, lambda name: self._references.resolve(name, node.path)[0], lambda: self._spend(node.path)
+            )
+        except ConstraintError:
+            is_complete = False
+        return found if is_complete else Names(is_open=True)
 
     def _keyword(self, node: _Node, keyword: str, value: Any, path: str) -> None:
         if keyword in _UNSUPPORTED and value not in _UNSUPPORTED[keyword]:

@@ -14,8 +14,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from server.generation.constraints.check import check_grammar
 from server.generation.constraints.fragment import ConstraintError, Fragment, check_text, whole
-from server.generation.constraints.json_schema import BOUNDED, JsonSchema, Whitespace
+from server.generation.constraints.json_schema import BOUNDED, JsonSchema, JsonStyle
 from server.generation.constraints.texts import MAX_EXPANDED, regex_size
+from server.generation.notices import Notice
 
 MAX_CHARACTERS = 200_000
 _MAX_WRITTEN = 1_000_000
@@ -37,8 +38,14 @@ _TOKEN = re.compile(
 )
 _ALLOWED_DIRECTIVES = ("%ignore", "%import", "%if", "%json", "%regex", "%llguidance")
 _REFUSED_ATTRIBUTES = frozenset({"max_tokens", "temperature", "stop", "stop_capture"})
+_NO_LIMIT = (
+    "`max_tokens` of a rule is ignored, because tokens do not count in a grammar. Use the request's `max_tokens`."
+)
+_HEADER = re.compile(r"^(?P<name>[ \t]*[A-Za-z_][\w-]*[ \t]*)\[(?P<attributes>[^\]\n]*)\](?=[ \t]*:)", re.MULTILINE)
+_OPTIONS: tuple[object, ...] = ({}, {"no_forcing": True})
+"""Options of a grammar that say no more than the server's own."""
 _NUMBER = re.compile(r"\d+")
-_ANY_CHARACTER = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.", re.DOTALL)
+_ANY_CHARACTER = re.compile(r"\\.|\[(?:\\.|[^\]\\])*(?:\]|\Z)|\.", re.DOTALL)
 _COMMON: Mapping[str, str] = MappingProxyType(
     {
         "LF": r"\n",
@@ -67,16 +74,16 @@ class Lark:
 
     grammar: str
     path: str
-    whitespace: Whitespace = BOUNDED
+    style: JsonStyle = BOUNDED
 
     def fragment(self, name: str) -> Fragment:
         """A rule called `name` around the whole grammar, which keeps its own names and `%ignore`.
 
         Raises ConstraintError for a grammar that does not compile or could break out of the rule. Special tokens are
-        refused, and so are attributes that depend on more than the text.
+        refused, and so are attributes that depend on more than the text, except `max_tokens`, which is reported.
         """
-        body = _Grammar(self.grammar, self.path, self.whitespace).checked()
-        fragment = Fragment(name, f"{name}: %lark {{\n{body}\n}}\n")
+        grammar = _Grammar(self.grammar, self.path, self.style)
+        fragment = Fragment(name, f"{name}: %lark {{\n{grammar.checked()}\n}}\n", tuple(grammar.notices))
         check_grammar(whole(fragment), self.path)
         return fragment
 
@@ -131,22 +138,24 @@ def _spell_escape(escape: re.Match[str]) -> str:
 class _Grammar:
     """A client's grammar, read token by token."""
 
-    def __init__(self, text: str, path: str, whitespace: Whitespace = BOUNDED, *, exact: bool = False) -> None:
+    def __init__(self, text: str, path: str, style: JsonStyle = BOUNDED, *, exact: bool = False) -> None:
         """Raises ConstraintError for a token that clients may not use.
 
         Without `exact`, expressions only serve to estimate the size of terminals: parts that are not expressions are
         ignored.
         """
         check_text(text, path)
-        self._text = text
+        self._text = text if exact else _HEADER.sub(_without_limit, text)
         self._path = path
-        self._whitespace = whitespace
+        self._style = style
         self._exact = exact
         self._right_sides: dict[str, list[_Token]] = {}
         self._terminals: set[str] = set()
         """Names of terminals, and of rules that llguidance treats as terminals."""
         self._expressions: dict[str, str] = {}
         self._spent = 0
+        self.notices = [Notice(path, _NO_LIMIT)] if self._text != text else []
+        """Notices of what is not enforced."""
         if len(text) > MAX_CHARACTERS:
             raise self._error(f"Grammars of more than {MAX_CHARACTERS} characters are not supported.")
         tokens = list(self._tokens())
@@ -214,10 +223,11 @@ class _Grammar:
         if kind == "regex" and regex_size(token) > MAX_EXPANDED:
             raise self._error(f"{token[:20]} has more than {MAX_EXPANDED} characters with its counts expanded.")
         if kind == "%json":
-            schema = JsonSchema(json.loads(token), f"{self._path}.%json", self._whitespace)
-            return schema.fragment("json").start
+            fragment = JsonSchema(json.loads(token), f"{self._path}.%json", self._style).fragment("json")
+            self.notices += fragment.notices
+            return fragment.start
         if kind == "%llguidance":
-            if token != "{}":
+            if json.loads(token) not in _OPTIONS:
                 raise self._error("'%llguidance' is not supported with options.")
             return ""
         return f"%regex {token}" if kind == "%regex" else token
@@ -306,6 +316,12 @@ class _Grammar:
                 return token
             raise self._error(f"{token} is not a valid string.") from None
         return text
+
+
+def _without_limit(header: re.Match[str]) -> str:
+    """The name and attributes of a rule without the attribute `max_tokens`."""
+    kept = [one for one in header["attributes"].split(",") if one.partition("=")[0].strip() != "max_tokens"]
+    return header["name"] + (f"[{','.join(kept)}]" if kept else "")
 
 
 def _quantifier(count: str) -> str:

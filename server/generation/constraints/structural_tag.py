@@ -5,7 +5,7 @@ OpenAI's API. `{"format": {"type": ...}}` is xgrammar's, which both servers also
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -21,7 +21,7 @@ from server.generation.constraints.fragment import (
     under,
     until,
 )
-from server.generation.constraints.json_schema import BOUNDED, JsonSchema, Whitespace
+from server.generation.constraints.json_schema import BOUNDED, JsonSchema, JsonStyle
 from server.generation.constraints.lark import Gbnf
 from server.generation.constraints.texts import Regex
 
@@ -50,11 +50,11 @@ class StructuralTag:
 
     value: Any
     path: str
-    whitespace: Whitespace = BOUNDED
+    style: JsonStyle = BOUNDED
 
     def fragment(self, name: str) -> Fragment:
         """The tag as a grammar. Raises ConstraintError for malformed tags and unknown formats."""
-        builder = _Builder(name, self.whitespace)
+        builder = _Builder(name, self.style)
         value = _object(self.value, self.path)
         if "structures" in value:
             return builder.legacy(value, self.path)
@@ -64,9 +64,9 @@ class StructuralTag:
 class _Builder:
     """Makes the rules of one structural tag, with unique names."""
 
-    def __init__(self, name: str, whitespace: Whitespace) -> None:
+    def __init__(self, name: str, style: JsonStyle) -> None:
         self._names: Iterator[str] = (f"{name}_{number}" for number in count())
-        self._whitespace = whitespace
+        self._style = style
         self._tags = 0
 
     def legacy(self, value: Mapping[str, Any], path: str) -> Fragment:
@@ -76,7 +76,7 @@ class _Builder:
         for index, structure in enumerate(structures):
             at = under(under(path, "structures"), index)
             given = _object(structure, at)
-            content = JsonSchema(_field(given, "schema", at), under(at, "schema"), self._whitespace).fragment(
+            content = JsonSchema(_field(given, "schema", at), under(at, "schema"), self._style).fragment(
                 next(self._names)
             )
             end = _string(given, "end", at)
@@ -103,7 +103,7 @@ class _Builder:
         path = position.path
         if given.get("style", "json") != "json":
             raise ConstraintError(under(path, "style"), "Only 'json' is supported.")
-        return JsonSchema(_field(given, "json_schema", path), under(path, "json_schema"), self._whitespace).fragment(
+        return JsonSchema(_field(given, "json_schema", path), under(path, "json_schema"), self._style).fragment(
             next(self._names)
         )
 
@@ -229,8 +229,8 @@ class _Builder:
         several = one
         if not _flag(given, "stop_after_first", path):
             several = sequence(one, repeated(sequence(text(_string(given, "separator", path)), either(*tags))))
-            several = Fragment(several.start, one.rules)
-        return several if _flag(given, "at_least_one", path) else Fragment(f"({several.start})?", several.rules)
+            several = replace(one, start=several.start)
+        return several if _flag(given, "at_least_one", path) else replace(several, start=f"({several.start})?")
 
 
 _ANY = "any_text"

@@ -7,6 +7,7 @@ from typing import Any
 
 from server.generation.constraints.fragment import FREE_TEXT, Fragment, either, literal, repeated, sequence, text, under
 from server.generation.constraints.texts import Regex
+from server.generation.notices import Notice
 from server.generation.parsing.call_grammar import GrammarBuilder, OfferedTool, optional
 from server.generation.parsing.json_text import PYTHON, escaped, whole_value
 from server.generation.parsing.parts import CallArguments, Kept, Part, arguments
@@ -127,10 +128,11 @@ def allowed_types(schema: Any) -> frozenset[str]:
 
 
 _PLAIN = frozenset({"type", "properties", "required", "additionalProperties", "title", "description", "$schema"})
-_SAYS_NOTHING = frozenset({"type", "title", "description", "$schema"})
+_SAYS_NOTHING = frozenset({"type", "title", "description", "$schema", "additionalProperties"})
 """Keywords that do not restrict an object's arguments."""
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 _NOT_OF_STRINGS = "Not enforced: this model's format writes strings unquoted."
+_ONLY_NAMED = "Calls have only the arguments that the schema names: this model's format does not prevent repeated ones."
 _NOT_PLAIN = "Not enforced: this model's format needs an object with known properties."
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCE_ELSEWHERE = re.compile(r"'\$(?:dynamicRef|ref)': (?!'#/(?:\$defs|definitions)/)")
@@ -159,12 +161,18 @@ def tagged_arguments(builder: GrammarBuilder, tool: OfferedTool, tags: PropertyT
     Strings are not constrained, except constants; nor are values that may also be strings. With any arguments, a model
     could repeat one, which makes the call invalid.
     """
-    properties = _properties(tool.schema)
+    schema = tool.schema
+    is_open = schema.get("additionalProperties", bool(tool.is_open)) is not False
+    properties = _properties(schema, is_open=is_open)
     if properties is None:
-        if not tool.schema.keys() <= _SAYS_NOTHING:
+        if not schema.keys() <= _SAYS_NOTHING or schema.get("additionalProperties", True) not in (True, {}):
             tool.leave_out(tool.path, _NOT_PLAIN)
         return repeated(builder.rule(sequence(tags.any_begin, _string(builder, tags))))
-    required = tool.schema.get("required", ())
+    if is_open:
+        tool.report([Notice(under(tool.path, "additionalProperties"), _ONLY_NAMED)])
+    elif "additionalProperties" not in schema:
+        tool.close()
+    required = schema.get("required", ())
     found = []
     for key, schema in properties.items():
         argument = _argument(builder, tool, tags, key, schema)
@@ -213,12 +221,12 @@ def _string(builder: GrammarBuilder, tags: PropertyTags, body: str = FREE_TEXT) 
     return sequence(Fragment(ended.start, rule + ended.rules), tags.after)
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _properties(schema: Mapping[str, Any], *, is_open: bool) -> Mapping[str, Any] | None:
     """The properties of an object that allows no others and needs nothing else; None for any other object."""
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping) or not schema.keys() <= _PLAIN.union(_DEFINITIONS):
         return None
-    if not properties and schema.get("additionalProperties") is not False:
+    if not properties and is_open:
         return None
     are_known = all(isinstance(value, Mapping) and IN_TAG.fullmatch(key) for key, value in properties.items())
     if not are_known or not properties.keys() >= set(schema.get("required", ())):

@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from server.generation.constraints.closing import CLOSED
 from server.generation.constraints.fragment import (
     FREE_TEXT,
     ConstraintError,
@@ -19,14 +20,12 @@ from server.generation.constraints.fragment import (
     under,
     until,
 )
-from server.generation.constraints.json_schema import JsonSchema, LooseJson
+from server.generation.constraints.json_schema import BOUNDED, JsonSchema
 from server.generation.notices import Notice
 
 FREE = Fragment(FREE_TEXT)
 MAX_REQUIRED_CALLS = 32
 """Calls of an answer that consists of calls only: small models would not stop before the context is full."""
-_OPEN = frozenset({"patternProperties", "propertyNames", "minProperties", "allOf", "anyOf", "oneOf", "$ref"})
-"""Keywords with which an object's `properties` may not list all its properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,10 @@ class OfferedTool:
     """Whether a schema that cannot be fully enforced is refused."""
     pattern: str | None = None
     """Expression for a custom tool's whole text. The schema contains it, too."""
+    is_open: bool | None = None
+    """Whether objects may have properties that the schema does not name, as in JsonStyle."""
     left_out: list[Notice] = field(default_factory=list, compare=False)
-    """Notices of parts of the schema that its grammar does not enforce."""
+    """Notices of parts of the schema that its grammar does not enforce, or more strictly than it says."""
 
     def leave_out(self, path: str, reason: str) -> None:
         """Note a part of the schema that is not enforced. Raises ConstraintError if the tool is strict."""
@@ -55,12 +56,9 @@ class OfferedTool:
     def object_schema(self) -> Mapping[str, Any]:
         """The schema of the arguments object.
 
-        If it names arguments and does not mention others, others are not allowed: a small model would keep inventing
-        them.
+        A schema without properties has none, because a model would invent some.
         """
-        is_list = bool(self.schema.get("properties")) and not self.schema.keys() & _OPEN
-        closed = {"additionalProperties": False} if is_list else {}
-        return {**closed, **self.schema, "type": "object"}
+        return {"properties": {}, **self.schema, "type": "object"}
 
     def check_root(self) -> None:
         """Report a schema that is not of an object. Raises ConstraintError if it is strict."""
@@ -74,11 +72,24 @@ class OfferedTool:
 
     def json(self, schema: Any, path: str) -> Fragment:
         """JSON that fits a schema of this tool. Raises ConstraintError for a schema that is refused."""
-        if self.is_strict:
-            return JsonSchema(schema, path).fragment("")
-        loose = LooseJson.read(schema, path)
-        self.left_out.extend(loose.notices)
-        return loose.fragment("")
+        style = replace(BOUNDED, is_open=self.is_open)
+        fragment = JsonSchema(schema, path, style, self.is_strict).fragment("")
+        self.report(fragment.notices)
+        return fragment
+
+    def report(self, notices: Iterable[Notice]) -> None:
+        """Add notices of a part of the schema; that objects are closed, once for the whole schema."""
+        for notice in notices:
+            if notice.reason == CLOSED:
+                self.close()
+            else:
+                self.left_out.append(notice)
+
+    def close(self) -> None:
+        """Report that objects are closed, unless the request says which ones are."""
+        notice = Notice(self.path, CLOSED)
+        if self.is_open is None and notice not in self.left_out:
+            self.left_out.append(notice)
 
 
 class GrammarBuilder:

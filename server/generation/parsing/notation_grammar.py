@@ -63,8 +63,9 @@ class NotationGrammar:
 
     def arguments(self, keys: Keys) -> Fragment:
         """All arguments, in the schema's order, with commas. Raises ConstraintError for a refused schema."""
-        read = read_schema(self._tool.object_schema, self._tool.path, strict=self._tool.is_strict)
-        self._tool.left_out.extend(read.notices)
+        tool = self._tool
+        read = read_schema(tool.object_schema, tool.path, strict=tool.is_strict, is_open=tool.is_open)
+        tool.report(read.notices)
         self._definitions = {"#": read.schema}
         self._definitions |= {f"#/$defs/{name}": one for name, one in read.schema.get("$defs", {}).items()}
         for keyword in read.schema.keys() - _OF_TYPES["object"] - {"type", "$defs"}:

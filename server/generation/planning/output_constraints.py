@@ -52,7 +52,7 @@ class ConstraintRules:
         """
         continued = _continued(request)
         if continued is not None:
-            return _continuation(request, continued)
+            return _continuation(request, continued, notices)
         held = self._held(request, prompt, notices)
         grammar = None
         if held is not None:
@@ -94,6 +94,7 @@ class ConstraintRules:
     def _held(self, request: GenerationRequest, prompt: str, notices: list[Notice]) -> Fragment | None:
         """The grammar of the output after the reasoning; None if it is unconstrained."""
         answer = None if request.constraint is None else request.constraint.fragment("answer")
+        notices += () if answer is None else answer.notices
         if request.tools is not None:
             return self._calls(request, request.tools, prompt, answer, notices)
         if answer is not None and self._formats.tool_format in FULL_OUTPUT_FORMATS:
@@ -104,7 +105,8 @@ class ConstraintRules:
         self, request: GenerationRequest, tools: ToolUse, prompt: str, answer: Fragment | None, notices: list[Notice]
     ) -> Fragment | None:
         offered = [
-            OfferedTool(tool.name, tool.schema, tool.path, tool.is_strict, tool.pattern) for tool in tools.callable
+            OfferedTool(tool.name, tool.schema, tool.path, tool.is_strict, tool.pattern, request.opens_objects)
+            for tool in tools.callable
         ]
         for one in offered:
             one.check_root()
@@ -188,7 +190,7 @@ def _continued(request: GenerationRequest) -> str | None:
     return str(prompt.messages[-1]["content"])
 
 
-def _continuation(request: GenerationRequest, begun: str) -> OutputConstraints:
+def _continuation(request: GenerationRequest, begun: str, notices: list[Notice]) -> OutputConstraints:
     """Constraints on the rest of a structured answer, which is neither reasoning nor a call."""
     path = request.path("continue_last")
     if request.constraint is None or request.tools is not None:
@@ -196,7 +198,7 @@ def _continuation(request: GenerationRequest, begun: str) -> OutputConstraints:
         message = f"Setting '{path}' and '{other}' at the same time is not supported with structured output."
         raise InvalidRequestError(message, param=path, code="invalid_parameter_combination")
     constraint = request.path("constraint")
-    grammar = grammar_of(request.constraint, constraint)
+    grammar = grammar_of(request.constraint, constraint, notices)
     if not begins(grammar, begun):
         message = f"Invalid '{path}': the final message's content does not begin an answer that fits '{constraint}'."
         raise InvalidRequestError(message, param=path, code="invalid_value")

@@ -433,7 +433,7 @@ class Planner:
             return ConstraintRules(self._tokenizer, self._model.formats).of_conversation(request, prompt, notices)
         if request.constraint is None:
             return OutputConstraints()
-        return OutputConstraints(grammar_of(request.constraint, request.path("constraint")))
+        return OutputConstraints(grammar_of(request.constraint, request.path("constraint"), notices))
 
     def _eos_token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         return self._rules.eos_token_ids(request.decoding, fills_in=request.fills_in)

@@ -1,6 +1,8 @@
 """Grammars of clients, alone, in the server's own, and as expressions."""
 
 import re
+from contextlib import suppress
+from time import process_time
 
 import pytest
 
@@ -78,7 +80,7 @@ def test_lark(grammar: str, fitting: list[str], unfitting: list[str]) -> None:
         ("start: <|end|>", "Special tokens"),
         ('start: "a" <[^3-4]> "b"', "Special tokens"),
         ("start: @other", "other grammars"),
-        ("start: x\nx[max_tokens=3]: /a*/", "max_tokens"),
+        ('start: x\nx[stop="]", max_tokens=3]: /a*/', "stop"),
         ("start: x\nx[lazy, temperature=0.5]: /a*/", "temperature"),
         ('start: x "b"\nx[stop="b"]: /a*/', "stop"),
         ('%llguidance {"no_forcing": false}\nstart: "a"', "%llguidance"),
@@ -216,3 +218,22 @@ def test_what_is_refused(grammar: str):
     with pytest.raises(ConstraintError) as refusal:
         regex_of_lark(grammar, "tools[0].definition")
     assert refusal.value.path == "tools[0].definition"
+
+
+@pytest.mark.parametrize(
+    "attributes", ["[max_tokens=3]", " [ max_tokens = 3 ] ", "[lazy,max_tokens=3]", "[max_tokens=3, lazy]"]
+)
+def test_a_limit_on_the_tokens_of_a_rule_is_reported(attributes: str) -> None:
+    grammar = f'%llguidance {{"no_forcing": true}}\nstart: x "b"\nx{attributes}: /[max_tokens]*/\n'
+    fragment = Lark(grammar, "grammar").fragment("answer")
+    assert [notice.path for notice in fragment.notices] == ["grammar"]
+    assert accepts(whole(fragment), "maxb" if "lazy" not in attributes else "b")
+    assert not accepts(whole(fragment), "c")
+
+
+def test_reading_a_grammar_takes_linear_time() -> None:
+    start = process_time()
+    for body in ("/" + "[" * 100_000 + "/", "/" + "[\\]" * 30_000 + "/", "x[" * 60_000, "\t" * 190_000):
+        with suppress(ConstraintError):
+            Lark(f"start: {body}", "grammar").fragment("answer")
+    assert process_time() - start < 3

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -11,10 +12,11 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
 from server.generation.constraints.check import grammar_of
-from server.generation.constraints.json_schema import COMPACT, JsonObject, JsonSchema, read_whitespace
+from server.generation.constraints.json_schema import BOUNDED, JsonObject, JsonSchema, JsonStyle, read_whitespace
 from tests.server.constraints.matching import accepts, begins, walk
 from tests.server.constraints.schemas import SCHEMAS
 
+OPEN = replace(BOUNDED, is_open=True)
 INSTANCES: dict[str, list[Any]] = {
     "integer": [0, -7, 10**30],
     "largest_bounds": [2**60, 2**60 + 256, 2**63 - 1, 2**63],
@@ -101,7 +103,7 @@ def test_whatever_is_generated_is_valid(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_an_instance_is_accepted_if_it_is_valid(name: str) -> None:
-    grammar = grammar_of(JsonSchema(SCHEMAS[name], "schema"), "schema")
+    grammar = grammar_of(JsonSchema(SCHEMAS[name], "schema", OPEN), "schema")
     validator = oracle(SCHEMAS[name])
     for instance in [*OF_ALL_TYPES, *INSTANCES.get(name, ())]:
         text = json.dumps(instance, ensure_ascii=False, separators=(",", ":"))
@@ -128,10 +130,10 @@ def test_whitespace_does_not_run_on() -> None:
 
 
 def test_whitespace_can_be_forbidden_or_a_clients_own() -> None:
-    none = grammar_of(JsonObject(COMPACT), "format")
+    none = grammar_of(JsonObject(JsonStyle(None)), "format")
     assert accepts(none, '{"a":[1,2]}')
     assert not accepts(none, '{"a": [1,2]}')
-    own = grammar_of(JsonObject(read_whitespace("[ ]?", "whitespace_pattern")), "format")
+    own = grammar_of(JsonObject(JsonStyle(read_whitespace("[ ]?", "whitespace_pattern"))), "format")
     assert accepts(own, '{"a": [1, 2]}')
     assert not accepts(own, '{"a":  [1, 2]}')
     assert not accepts(own, '{\n"a":1}')

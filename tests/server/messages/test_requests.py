@@ -235,7 +235,7 @@ async def test_what_is_cut_off_is_not_counted(client: httpx.AsyncClient):
 
 @pytest.mark.parametrize("kind", ["array", 5, ["string", "null"]])
 async def test_arguments_are_an_object_whatever_their_schema_says(client: httpx.AsyncClient, kind: Any):
-    tool = {"name": "f", "input_schema": {"type": kind}}
+    tool = {"name": "f", "input_schema": {"type": kind, "additionalProperties": True}}
     response = await client.post(MESSAGES, json=message(tools=[tool]))
     check_reported(response, response.json(), ["tools[0].input_schema.type"])
     strict = message(tools=[{**tool, "strict": True}])
@@ -339,7 +339,7 @@ async def test_a_form(client: httpx.AsyncClient, engine: FakeEngine, name: str):
 
 
 async def test_what_of_a_form_cannot_be_enforced_is_reported(client: httpx.AsyncClient):
-    schema = {"type": "object", "properties": {"b": {"not": {}}}}
+    schema = {"type": "object", "properties": {"b": {"not": {}}}, "additionalProperties": False}
     form = {"type": "json_schema", "schema": schema}
     response = await client.post(MESSAGES, json=message(output_config={"format": form}))
     check_reported(response, response.json(), ["output_config.format.schema.properties.b.not"])

@@ -88,7 +88,7 @@ async def test_home_assistant(client: httpx.AsyncClient, engine: FakeEngine):
     }  # fmt: skip
     lines = lines_of(await client.post(CHAT, json=asked))
     assert "".join(line["message"]["content"] for line in lines) == '{"c": "red"}'
-    assert [warning["path"] for warning in lines[0]["warnings"]] == ["options.num_ctx"]
+    assert [warning["path"] for warning in lines[0]["warnings"]] == ["options.num_ctx", "format"]
     assert (await client.post("/api/pull", json={"model": "phi"})).status_code == 404
     pulled = await client.post("/api/pull", json={"model": model["model"]})
     assert [json.loads(line)["status"] for line in pulled.text.splitlines()] == ["pulling manifest", "success"]

@@ -127,7 +127,7 @@ SCHEMAS = {
         "$defs": {"place": {"type": "array", "items": {"type": "number"}, "maxItems": 2}},
     },
     "get": {"type": "object", "properties": {}, "additionalProperties": False},
-    "any_thing": {"type": "object"},
+    "any_thing": {"type": "object", "additionalProperties": True},
 }
 TOOLS = [OfferedTool(name, schema, "tools", is_strict=True) for name, schema in SCHEMAS.items()]
 KNOWN = TOOLS[:2]
@@ -327,7 +327,8 @@ def test_values_of_a_notation_of_its_own_fit_any_schema(name: str, controls: dic
 
 @pytest.mark.parametrize("name", ["gemma4", "pythonic"])
 def test_what_a_notation_cannot_hold_is_refused_or_told(name: str):
-    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^x"}, "b:=": {"type": "null"}}}
+    properties = {"a": {"type": "string", "pattern": "^x"}, "b:=": {"type": "null"}}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
     paths = {"tools.properties.a.pattern", "tools.properties.b:="}
     loose = OfferedTool("f", schema, "tools")
     grammar(name, {}, [loose])

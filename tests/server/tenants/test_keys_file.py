@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from server.api.body_worker import BodyContext
 from server.config import Settings
-from server.generation.constraints.json_schema import BOUNDED, strict_fragment
+from server.generation.constraints.json_schema import BOUNDED, schema_fragment
 from server.telemetry.request_trace import Sender
 from server.tenants.keys import KeyRing, KeysError, Tenant, TenantLimits, read_keys
 from tests.server.helpers import chat
@@ -166,8 +166,8 @@ async def test_isolated_keys_share_no_checked_schemas(make_with_keys, engine) ->
 
 def num_remembered(context: BodyContext, body: bytes) -> int:
     """Number of schemas that a worker remembers before it gets another one."""
-    before = strict_fragment.cache_info().currsize
-    strict_fragment('{"type": "null"}', "x", BOUNDED)
+    before = schema_fragment.cache_info().currsize
+    schema_fragment('{"type": "null"}', "x", BOUNDED, is_strict=True)
     return before
 
 

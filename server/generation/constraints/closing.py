@@ -1,0 +1,237 @@
+"""Closes the objects of a schema: only properties that the schema names are allowed, unless it says otherwise.
+
+JSON schema allows any other property where nothing is said, and models then invent some. The names of one object may be
+spread over `properties`, `allOf`, `$ref`, alternatives and conditions, so all of them are brought together first.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from server.generation.constraints.fragment import ConstraintError
+from server.generation.constraints.limits import Definitions, Schema
+
+CLOSED = (
+    "Objects have only the properties that the schema names, unless it sets `additionalProperties`. To allow others, "
+    "set it to true, or `allow_additional_properties` for the whole request."
+)
+"""Reported where objects are closed."""
+MAX_REPEATED = 100_000
+"""Names that are written again to close objects whose names are spread over several schemas."""
+_SAYS_OPEN = frozenset({"additionalProperties", "patternProperties", "propertyNames", "$dynamicRef", "$recursiveRef"})
+"""Keywords with which other properties are the schema's own matter."""
+_LISTS = ("allOf", "anyOf", "oneOf")
+_CONDITIONS = ("if", "then", "else")
+_DEPENDENT = ("dependentSchemas", "dependentRequired", "dependencies")
+_OWN_MATTER = frozenset({"additionalProperties", "patternProperties", "enum", "const"})
+"""Written keywords with which a schema itself restricts the properties, or the values that have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The properties that the schemas of one object name."""
+
+    known: tuple[str, ...] = ()
+    declares: bool = False
+    """Whether there is a list of properties, which may be empty."""
+    is_open: bool = False
+    """Whether the schemas say which other properties are allowed."""
+    fewest: int = 0
+    """The least number of properties."""
+
+    def __or__(self, other: "Names") -> "Names":
+        return Names(
+            tuple(dict.fromkeys((*self.known, *other.known))),
+            self.declares or other.declares,
+            self.is_open or other.is_open,
+            max(self.fewest, other.fewest),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the schemas say nothing about properties."""
+        return self == _NOTHING
+
+    @property
+    def can_close(self) -> bool:
+        """Whether other properties are not allowed."""
+        return self.declares and not self.is_open and self.fewest <= len(self.known)
+
+
+_NOTHING = Names()
+
+
+def names_said(schema: Mapping[str, Any], resolve: Callable[[object], Any], spend: Callable[[], None]) -> Names:
+    """The properties that a given schema names in keywords that are not enforced, such as `if`.
+
+    Args:
+        schema: the schema as the client sent it.
+        resolve: the schema that a reference names. Raises ConstraintError.
+        spend: called for each schema that is read. Raises ConstraintError if there are too many.
+    """
+    is_open = not _SAYS_OPEN.isdisjoint(schema) or schema.get("unevaluatedProperties", False) is not False
+    known: dict[str, None] = {}
+    waiting = list(_conditional(schema))
+    seen: set[int] = set()
+    for here in waiting:
+        if not isinstance(here, dict) or id(here) in seen:
+            continue
+        spend()
+        seen.add(id(here))
+        known.update(dict.fromkeys((*_strings(here.get("properties")), *_strings(here.get("required")))))
+        waiting += _conditional(here)
+        waiting += (one for keyword in _LISTS if isinstance(here.get(keyword), list) for one in here[keyword])
+        if "$ref" in here:
+            waiting.append(resolve(here["$ref"]))
+    return Names(tuple(known), is_open=is_open)
+
+
+def _conditional(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas that apply to the same object under a condition; a list of names as a schema that requires them."""
+    yield from (schema[keyword] for keyword in _CONDITIONS if keyword in schema)
+    for keyword in _DEPENDENT:
+        if isinstance(schema.get(keyword), dict):
+            for name, one in schema[keyword].items():
+                yield {"required": [name, *one]} if isinstance(one, list) else one
+
+
+def _strings(value: object) -> Iterator[str]:
+    return (name for name in value if isinstance(name, str)) if isinstance(value, dict | list) else iter(())
+
+
+class ObjectCloser:
+    """Closes the objects in the definitions of one document, as `json_schema` writes them."""
+
+    def __init__(self, definitions: Definitions, path: str, said: Callable[[Schema], Names]) -> None:
+        """`path` is the document's. `said` returns what the given form of a schema says beyond the written one."""
+        self._definitions = definitions
+        self._path = path
+        self._said = said
+        self._names: dict[int, Names] = {}
+        self._waiting = [("#", False)]
+        self._repeated = 0
+        self.has_closed = False
+        """Whether any object was closed."""
+
+    def close(self) -> Definitions:
+        """The definitions with closed objects, without those that are no longer used.
+
+        Raises ConstraintError if too many names must be repeated.
+        """
+        closed: dict[str, Schema] = {}
+        while self._waiting:
+            name, is_part = self._waiting.pop()
+            written = _part_name(name) if is_part else name
+            if written not in closed:
+                schema = self._definitions[name]
+                closed[written] = self._part(schema) if is_part else self._closed(schema)
+        return closed
+
+    def _closed(self, schema: Schema, around: Names = _NOTHING) -> Schema:
+        """The schema of a whole object, or of any other value. `around` has the names of others for the same object."""
+        if isinstance(schema, bool) or not _may_be_object(schema):
+            return self._part(schema)
+        own, of_parts = self._own(schema), self._names_by_keyword(schema)
+        told = [keyword for keyword, names in of_parts.items() if not names.is_empty]
+        is_alone = own.is_empty and around.is_empty
+        if is_alone and len(told) == 1 and self._is_single(schema, told[0]):
+            return self._part(schema, told[0])
+        context = _together(of_parts["$ref"], of_parts["allOf"], own, around)
+        if "anyOf" in told and self._differ(schema["anyOf"], context):
+            return self._part(schema, "anyOf", context)
+        everything = _together(own, *of_parts.values(), around)
+        if not everything.can_close:
+            return self._part(schema)
+        self.has_closed = True
+        part = self._part_of(schema)
+        if set(everything.known) <= set(own.known):
+            return _closed_alone(part, everything.known)
+        self._repeated += len(everything.known)
+        if self._repeated > MAX_REPEATED:
+            raise ConstraintError(self._path, f"More than {MAX_REPEATED} names in objects of several schemas.")
+        closing = {"properties": dict.fromkeys(everything.known, True), "additionalProperties": False}
+        return {**part, "allOf": [*part.get("allOf", ()), closing]}
+
+    def _is_single(self, schema: Mapping[str, Any], keyword: str) -> bool:
+        """Whether the schemas of a keyword can be closed on their own, because they are not for the same object."""
+        return keyword != "allOf" or sum(not self._names_of(part).is_empty for part in schema["allOf"]) == 1
+
+    def _differ(self, branches: Sequence[Schema], context: Names) -> bool:
+        """Whether alternatives are to be closed one by one, because they name different properties."""
+        names = _together(*map(self._names_of, branches))
+        has_room = self._repeated + len(branches) * (len(context.known) + len(names.known)) <= MAX_REPEATED
+        return has_room and not context.is_open and (names.is_open or not set(names.known) <= set(context.known))
+
+    def _part(self, schema: Schema, keyword: str = "", around: Names = _NOTHING) -> Schema:
+        """A schema as `_part_of` returns it, or a boolean."""
+        return schema if isinstance(schema, bool) else self._part_of(schema, keyword, around)
+
+    def _part_of(self, schema: Mapping[str, Any], keyword: str = "", around: Names = _NOTHING) -> dict[str, Any]:
+        """A schema with all values in it closed, but not itself, unless by the schemas of this keyword."""
+        written = dict(schema)
+        for name in ("properties", "patternProperties"):
+            if name in schema:
+                written[name] = {key: self._closed(one) for key, one in schema[name].items()}
+        for name in ("items", "additionalProperties"):
+            if name in schema:
+                written[name] = self._closed(schema[name])
+        if "prefixItems" in schema:
+            written["prefixItems"] = [self._closed(one) for one in schema["prefixItems"]]
+        for name in ("allOf", "anyOf"):
+            if name in schema:
+                parts = schema[name]
+                written[name] = [self._closed(one, around) if name == keyword else self._part(one) for one in parts]
+        if "$ref" in schema:
+            written["$ref"] = self._reference(schema["$ref"], is_part=keyword != "$ref")
+        return written
+
+    def _reference(self, name: str, *, is_part: bool) -> str:
+        """The name of a definition in the form that is needed."""
+        is_part = is_part and self._names_of(self._definitions[name]).declares
+        self._waiting.append((name, is_part))
+        return _part_name(name) if is_part else name
+
+    def _names_of(self, schema: Schema) -> Names:
+        """All names for an object that a schema applies to."""
+        if isinstance(schema, bool):
+            return _NOTHING
+        if id(schema) not in self._names:
+            self._names[id(schema)] = _together(self._own(schema), *self._names_by_keyword(schema).values())
+        return self._names[id(schema)]
+
+    def _names_by_keyword(self, schema: Mapping[str, Any]) -> Mapping[str, Names]:
+        referred = [self._definitions[schema["$ref"]]] if "$ref" in schema else []
+        parts = {"$ref": referred, "allOf": schema.get("allOf", ()), "anyOf": schema.get("anyOf", ())}
+        return {keyword: _together(*map(self._names_of, several)) for keyword, several in parts.items()}
+
+    def _own(self, schema: Mapping[str, Any]) -> Names:
+        """The names that a schema itself has."""
+        written = Names(
+            tuple(dict.fromkeys((*schema.get("properties", ()), *schema.get("required", ())))),
+            "properties" in schema,
+            not _OWN_MATTER.isdisjoint(schema),
+            schema.get("minProperties", 0),
+        )
+        return written | self._said(schema)
+
+
+def _together(*several: Names) -> Names:
+    return reduce(or_, several, _NOTHING)
+
+
+def _part_name(name: str) -> str:
+    """The name of a definition that is a part of an object, and so must not be closed itself."""
+    return f"{'#/$defs/root' if name == '#' else name}-part"
+
+
+def _may_be_object(schema: Mapping[str, Any]) -> bool:
+    types = schema.get("type", "object")
+    return "object" in (types if isinstance(types, list) else [types])
+
+
+def _closed_alone(schema: Mapping[str, Any], known: Sequence[str]) -> Schema:
+    """The schema of an object, with these properties only, all of which it names itself."""
+    properties = {**dict.fromkeys(known, True), **schema.get("properties", {})}
+    return {**schema, "properties": properties, "additionalProperties": False}
