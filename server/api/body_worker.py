@@ -4,7 +4,8 @@ Parsing, validating and encoding hold the interpreter's lock for long stretches,
 loop from a body of megabytes. A grammar of a few hundred bytes can take any amount of time and memory to compile, in a
 library that nothing can interrupt. Worker processes with limits handle both: exceeding a limit ends one process and
 fails one request. Bodies of kilobytes share one thread: several threads would pass the lock among each other while the
-event loop waits.
+event loop waits. A chat template that takes more work than its place allows (server/text/template_sandbox.py) is
+rendered again in a worker process.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import subprocess
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
@@ -45,6 +46,7 @@ from server.generation.served_model import ServedModel
 from server.http.image_fetcher import ImageFetcher
 from server.http.json_body import validated
 from server.telemetry.request_trace import Sender
+from server.text.template_sandbox import TemplateWorkError, within
 from server.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
@@ -53,6 +55,10 @@ SMALL_BYTES = 4 << 10
 """Bodies up to this size are handled on the event loop, which takes less time than handing them over."""
 LARGE_BYTES = 192 << 10
 """Bodies from this size on go to worker processes."""
+_SMALL_WORK = 10_000
+"""Units of work that chat templates may take on the event loop for one body: a few hundredths of a second."""
+_THREAD_WORK = 100_000
+"""Units in a thread."""
 COSTLY = re.compile(
     rb"dry_sequence_breakers|response_format|json_schema|output_config|output_format|structured_outputs|guided_|"
     rb"tools(?!\":\s*\[\s*\])|functions|\"(?:regex|grammar|ebnf)\"|\"format\"\s*:\s*\{|\\u00"
@@ -185,6 +191,8 @@ class BodyWorker:
             return await self._run(size, sender, files, work, body, info, *args)
         except HeavyError as error:
             return await self._run(error.num_bytes, sender, files, work, body, info, *args)
+        except TemplateWorkError:
+            return await self._run(max(size, LARGE_BYTES), sender, files, work, body, info, *args)
 
     async def _run(
         self,
@@ -202,8 +210,9 @@ class BodyWorker:
         most = SMALL_BYTES if is_small else LARGE_BYTES - 1
         context = BodyContext(self._tokenizer, self._model, info, self._settings, most)
         if is_small:
-            return work(context, body, *args)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, context, body, *args)
+            return within(_SMALL_WORK, work, context, body, *args)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, within, _THREAD_WORK, work, context, body, *args)
 
     async def _by_worker(
         self,
@@ -253,6 +262,8 @@ IMAGE_CPU_S = 2
 """CPU time for an image, of which the largest take one second."""
 _BASE_CPU_S = 10
 _BASE_BYTES = 512 << 20
+_BASE_WORK = 2_000_000
+"""Units of work for chat templates, and one more for each byte: a few seconds."""
 _MEMORY_PER_BYTE = 64
 """Python objects take up to this many times the memory of their JSON."""
 _EXPECTED_ENDS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
@@ -263,24 +274,25 @@ _logger = logging.getLogger("samewise.body_worker")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The CPU time and memory that work on one body may take."""
+    """The CPU time and memory that work on one body may take, and the work of chat templates for it."""
 
     cpu_s: int
     """CPU seconds, in addition to those for images."""
     num_bytes: int
     """Memory in addition to what the worker already has."""
+    template_work: int = _BASE_WORK
 
     @classmethod
     def of_size(cls, size: int) -> "Limits":
         """The limits for a body of this many bytes."""
-        return cls(_BASE_CPU_S + (size >> 20), _BASE_BYTES + _MEMORY_PER_BYTE * size)
+        return cls(_BASE_CPU_S + (size >> 20), _BASE_BYTES + _MEMORY_PER_BYTE * size, _BASE_WORK + size)
 
     def with_pixels(self, megapixels: float) -> "Limits":
         """The limits for a body with images of at most this size, which are decoded one after the other.
 
         Each image raises the limit of CPU time when its turn comes (see BodyContext.allow_image).
         """
-        return Limits(self.cpu_s, self.num_bytes + int(_IMAGE_BYTES * megapixels * 1_000_000))
+        return replace(self, num_bytes=self.num_bytes + int(_IMAGE_BYTES * megapixels * 1_000_000))
 
 
 @dataclass(frozen=True, slots=True)

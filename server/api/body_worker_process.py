@@ -19,14 +19,19 @@ from pathlib import Path
 import server.api.dialects  # noqa: F401 - most errands are functions of these
 from model_runner.processes import die_with_parent
 from server.api.body_worker import IMAGE_CPU_S, BodyContext, Errand, Limits, Outcome, too_much_memory
-from server.errors import ApiError
+from server.errors import ApiError, InvalidRequestError
 from server.generation.constraints.check import grammar_error
 from server.generation.constraints.json_schema import schema_fragment
 from server.text.chat_template import TemplateSources
+from server.text.template_sandbox import TemplateWorkError, within
 from server.text.tokenizer import Tokenizer
 
 _LARGE_BYTES = 1 << 30
 """A process with more memory than this is replaced."""
+_TEMPLATE = (
+    "The model's chat template takes too much work to show these messages: it repeats or copies too much. Send a "
+    "shorter conversation, or replace the template with the server's setting chat_template."
+)
 _MODELS = 4
 """The most models whose tokenizers are kept."""
 
@@ -55,9 +60,11 @@ def _outcome(errand: Errand, *, is_new_sender: bool) -> Outcome:
         if is_new_sender and context.settings.isolate_keys:
             _forget(context)
         with _limited(errand.limits):
-            value = errand.work(context, errand.body, *errand.args)
+            value = within(errand.limits.template_work, errand.work, context, errand.body, *errand.args)
     except MemoryError:
         return Outcome(error=too_much_memory(errand.limits, os.getpid()), is_last=True)
+    except TemplateWorkError:
+        return Outcome(error=InvalidRequestError(_TEMPLATE, code="request_too_complex"), is_last=_is_large())
     except ApiError as error:
         return Outcome(error=error, is_last=_is_large())
     except Exception as error:  # noqa: BLE001 - raised again in the server

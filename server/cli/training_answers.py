@@ -11,6 +11,7 @@ from scheduler.interface import EngineRequest
 from server.engine.loop import Engine
 from server.generation.served_model import ServedModel
 from server.text.chat_template import ChatTemplateError
+from server.text.template_sandbox import TemplateWorkError
 from server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("samewise.training")
@@ -67,7 +68,7 @@ class OfflineAnswerer:
                 text = template.render_open([message], variables={})
             else:
                 text = template.render([message], add_generation_prompt=True, variables={})
-        except ChatTemplateError as error:
+        except (ChatTemplateError, TemplateWorkError) as error:
             logger.warning("the chat template cannot make a prompt: %s", error)
             return ()
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

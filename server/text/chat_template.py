@@ -1,28 +1,43 @@
 """Chat templates: Jinja programs that come with a model and turn messages into a prompt's text."""
 
-import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, TemplateSyntaxError, meta
 
+from server.errors import shorten
 from server.text.image_marks import marks_in, parts_of
+from server.text.template_sandbox import TemplateSandbox, TemplateWorkError, compile_source, metered
 
 Message = Mapping[str, Any]
 
 _RESERVED = frozenset({"messages", "add_generation_prompt", "raise_exception", "strftime_now", "tools", "documents"})
+_logger = logging.getLogger("samewise.chat_template")
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""Errors of a template that does not accept its messages."""
 _CUT_HERE = "\ue000samewise-cut\ue000"
 
 
 class ChatTemplateError(Exception):
     """The template does not accept these messages."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """The function `strftime_now` of templates that show the date: an input of the rendering, like the messages."""
+
+    date: datetime = field(default_factory=lambda: datetime.now().astimezone().replace(microsecond=0))
+    was_read: bool = False
+    """Whether a template has shown the date."""
+
+    def __call__(self, form: str) -> str:
+        self.was_read = True
+        return self.date.strftime(form)
 
 
 class TemplateLineError(ValueError):
@@ -37,20 +52,9 @@ class TemplateLineError(ValueError):
 def check_template(source: str) -> None:
     """Raise TemplateLineError unless the source compiles."""
     try:
-        _environment().from_string(source)
+        compile_source(TemplateSandbox(), source)
     except TemplateSyntaxError as error:
-        raise TemplateLineError(error.message or type(error).__name__, error.lineno) from error
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox with what templates expect: Hugging Face's filters, functions and tags."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+        raise TemplateLineError(shorten(error.message or type(error).__name__, 200), error.lineno) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +71,20 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None) -> None:
         """`tool_use` is the source for requests with tools. Raises ValueError if a source is not a valid template."""
-        environment = _environment()
+        environment = TemplateSandbox()
         try:
-            self._template = environment.from_string(source)
-            variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-        except TemplateError as error:
-            raise ValueError(f"The chat template cannot be read: {error}") from error
+            self._template = compile_source(environment, source)
+            with metered():
+                variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        except TemplateSyntaxError as error:
+            reason = shorten(error.message or type(error).__name__, 200)
+            raise ValueError(f"The chat template cannot be read: line {error.lineno}: {reason}") from error
         self.variables = variables - _RESERVED - set(special_tokens)
         """Variables that a request may set."""
         self.knows_tools = "tools" in variables
         """Whether the template shows tools to the model."""
+        self.shows_date = "strftime_now" in variables
+        """Whether the template may show the date."""
         self.source = source
         self.with_tools = self if tool_use is None else ChatTemplate(tool_use, special_tokens)
         """The template for requests with tools."""
@@ -102,21 +110,26 @@ class ChatTemplate:
 
         A developer message becomes a system message unless the template knows that role. A content with marks of images
         becomes a list of parts if the template shows such lists; otherwise the marks stay in the text. Raises
-        ChatTemplateError.
+        ChatTemplateError, and TemplateWorkError if rendering takes more work than is allowed here.
         """
         values = {**self._special_tokens, **variables}
         try:
-            return self._template.render(
+            return self._rendered(
                 messages=[self._in_form(self._known_role(message)) for message in messages],
                 tools=list(tools) or None,
-                documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **values,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise ChatTemplateError(str(error) or type(error).__name__) from error
         except RecursionError as error:
             raise ChatTemplateError("it recurses too deeply") from error
+        except _REFUSALS as error:
+            raise ChatTemplateError(str(error) or type(error).__name__) from error
+
+    def _rendered(self, **values: Any) -> str:
+        """The text of the template with these values. Raises `_REFUSALS` and TemplateWorkError."""
+        with metered():
+            text: str = self._template.render(**{"strftime_now": Clock(), "documents": None, **values})
+            return text
 
     def render_open(
         self, messages: Sequence[Message], *, variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
@@ -138,6 +151,12 @@ class ChatTemplate:
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CUT_HERE}]
         try:
             text = self.render(messages, add_generation_prompt=False, variables={})
+        except TemplateWorkError:
+            _logger.warning(
+                "the chat template takes long to show two short messages: chats are rendered in a worker process, and "
+                "refused if they take too much work there; the setting chat_template replaces it"
+            )
+            return ""
         except ChatTemplateError:
             return ""
         return text.rpartition(_CUT_HERE)[2] if _CUT_HERE in text else ""
@@ -198,43 +217,12 @@ class ChatTemplate:
     def _probed(self, content: str | list[dict[str, str]]) -> str:
         """The prompt of a user's message with this content; empty if the template refuses it."""
         try:
-            return self._template.render(
-                messages=[{"role": "user", "content": content}],
-                tools=None,
-                documents=None,
-                add_generation_prompt=False,
-                **self._special_tokens,
-            )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            messages = [{"role": "user", "content": content}]
+            return self._rendered(messages=messages, tools=None, add_generation_prompt=False, **self._special_tokens)
+        except _REFUSALS:
             return ""
 
     def _known_role(self, message: Message) -> Message:
         if message["role"] == "developer" and not self._knows_developer:
             return {**message, "role": "system"}
         return message
-
-
-class _GenerationTag(Extension):
-    """Handles `{% generation %}`, which marks the assistant's text for training: renders its body as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's interface
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(
-    value: object, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:  # fmt: skip
-    """Plain JSON. Jinja's own filter would escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:  # noqa: A002 - the name that templates use
-    return datetime.now().astimezone().strftime(format)
