@@ -28,6 +28,7 @@ from server.setting_types import (
     File,
     Hosts,
     ImageHosts,
+    IsoDate,
     MetricsPrefix,
     Model,
     Names,
@@ -66,8 +67,10 @@ class Settings(BaseSettings):
     )
     chat_template: File | None = Field(
         None,
-        description="Jinja file that replaces the model's chat template. Set it when the model has none, or one "
-        "without tools.",
+        description="Jinja file that replaces the model's chat template, if that is missing or shows no tools.",
+    )
+    template_date: IsoDate | None = Field(
+        None, description="Date that chat templates show as today's. By default today."
     )
     tool_parser: str | None = Field(
         None,
@@ -457,8 +460,8 @@ class Settings(BaseSettings):
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model": (
-        *("model", "served_model_name", "revision", "hub_token", "chat_template", "tool_parser", "reasoning_parser"),
-        *("score_tokens", "aux_model"),
+        *("model", "served_model_name", "revision", "hub_token", "chat_template", "template_date"),
+        *("tool_parser", "reasoning_parser", "score_tokens", "aux_model"),
     ),
     "Several models": ("models", *OF_SEVERAL),
     "Device and precision": ("device", "dtype", "quantization", "rows", "exact", "cuda_graphs", "threads"),

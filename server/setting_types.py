@@ -2,6 +2,7 @@
 
 import os
 import re
+from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -180,3 +181,19 @@ Revision = Annotated[str, AfterValidator(_check_revision)]
 
 File = Annotated[Path, AfterValidator(_expand_home)]
 """A file to read."""
+
+
+def _iso_date(value: object) -> object:
+    """A date in ISO 8601 as text; YAML reads one without quotes as a date."""
+    text = value.isoformat() if isinstance(value, date) else value
+    if isinstance(text, str):
+        try:
+            datetime.fromisoformat(text)
+        except ValueError:
+            message = "expected a date in ISO 8601, such as 2026-11-28 or 2026-11-28T09:30:00+01:00"
+            raise PydanticCustomError("no_date", message) from None
+    return text
+
+
+IsoDate = Annotated[str, BeforeValidator(_iso_date)]
+"""A date, or a date and time, in ISO 8601."""

@@ -54,6 +54,15 @@ WARNINGS = (
 Warnings = Annotated[Sequence[Notice] | msgspec.UnsetType, doc(WARNINGS)]
 """Type of the property `warnings`: declare `warnings: Warnings = UNSET`, and pass `notices or UNSET`."""
 
+TemplateDate = Annotated[
+    str | msgspec.UnsetType,
+    doc(
+        "Extension: the date that the chat template has shown as today's, if it has. Send it as "
+        "`chat_template_kwargs.template_date` to get the same prompt on another day."
+    ),
+]
+"""Type of the property `template_date`: declare it with the default UNSET."""
+
 
 def schema_of(kind: Any) -> dict[str, Any]:
     """The JSON schema of an AnswerObject, a union of tagged ones, or a list; it refers to `components`."""

@@ -19,6 +19,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
@@ -91,6 +92,8 @@ class BodyContext:
     engine: RunnerInfo | None
     """None if the work does not need it."""
     settings: Settings
+    date: datetime | None = None
+    """The date that chat templates show; None: now."""
     most_bytes: int | None = None
     """The most bytes of text that may be worked on in this place; None: any number."""
     files: Mapping[str, UploadedFile] = field(default_factory=dict)
@@ -123,7 +126,10 @@ class BodyContext:
 
     def planner(self) -> Planner:
         """Plans generation requests."""
-        return Planner(self.tokenizer, self.model, self.info, self.settings, self.weigh_image, self.files)
+        settings = self.settings
+        if self.date is not None and settings.template_date is None:
+            settings = settings.model_copy(update={"template_date": self.date.isoformat()})
+        return Planner(self.tokenizer, self.model, self.info, settings, self.weigh_image, self.files)
 
     def pooling(self) -> PoolingRules:
         """Plans requests for embeddings and scores."""
@@ -208,7 +214,7 @@ class BodyWorker:
             return await self._by_worker(size, sender, files, work, body, info, *args)
         is_small = size <= SMALL_BYTES
         most = SMALL_BYTES if is_small else LARGE_BYTES - 1
-        context = BodyContext(self._tokenizer, self._model, info, self._settings, most)
+        context = BodyContext(self._tokenizer, self._model, info, self._settings, sender.date, most)
         if is_small:
             return within(_SMALL_WORK, work, context, body, *args)
         loop = asyncio.get_running_loop()
@@ -227,7 +233,7 @@ class BodyWorker:
         limits = Limits.of_size(size)
         if self._model.images is not None:
             limits = limits.with_pixels(self._settings.max_image_megapixels)
-        errand = Errand(self._pickled_context(info), work, body, args, sender.name, limits, files)
+        errand = Errand(self._pickled_context(info), work, body, args, sender, limits, files)
         result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
         return result
 
@@ -304,8 +310,7 @@ class Errand:
     work: Callable[..., Any]
     body: bytes
     args: tuple[Any, ...]
-    sender: str
-    """Name of the body's sender."""
+    sender: Sender
     limits: Limits
     files: Mapping[str, UploadedFile] = field(default_factory=dict)
     """The context's files."""

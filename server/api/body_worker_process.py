@@ -48,15 +48,16 @@ def main() -> None:
         is_last, sender = False, None
         while not is_last:
             errand: Errand = pickle.loads(connection.recv_bytes())
-            outcome = _outcome(errand, is_new_sender=errand.sender != sender)
-            is_last, sender = outcome.is_last, errand.sender
+            outcome = _outcome(errand, is_new_sender=errand.sender.name != sender)
+            is_last, sender = outcome.is_last, errand.sender.name
             connection.send_bytes(_pickled(outcome))
 
 
 def _outcome(errand: Errand, *, is_new_sender: bool) -> Outcome:
     """The outcome of an errand: its value, or the exception that the server raises again."""
     try:
-        context = replace(_context(errand.pickled_context), files=errand.files, allow_image=_allow_image)
+        context = _context(errand.pickled_context)
+        context = replace(context, files=errand.files, date=errand.sender.date, allow_image=_allow_image)
         if is_new_sender and context.settings.isolate_keys:
             _forget(context)
         with _limited(errand.limits):

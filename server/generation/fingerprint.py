@@ -6,6 +6,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from model_runner.hub.choice import Wanted, choose_small, choose_weights
@@ -17,6 +19,14 @@ from server.config import Settings
 
 _ARITHMETIC = "2"
 """Increase it if a change of arithmetic changes answers, because the version stays the same until the next release."""
+
+
+_LIBRARIES = ("tokenizers", "llguidance", "jinja2", "pillow", "numpy")
+"""Libraries that prepare prompts and images, and constrain outputs."""
+_DECIDING = (
+    *("exact", "logprobs", "max_model_len", "tool_parser", "reasoning_parser", "template_date", "score_tokens"),
+)
+"""Settings that decide answers, next to those that `RunnerInfo` has."""
 
 
 class Fingerprint:
@@ -73,8 +83,8 @@ class Fingerprint:
         engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.rows, info.kernels)
         sizes = (str(info.block_size), str(info.max_model_len))
         # LongRoPE's factors follow from the limit that is set, not from the one that fits in memory.
-        settings = (f"exact={self._settings.exact}", self._settings.logprobs, str(self._settings.max_model_len))
-        parts = (__version__, _ARITHMETIC, digest, *engine, *sizes, *settings, *self._replaced)
+        settings = (f"{name}={getattr(self._settings, name)}" for name in _DECIDING)
+        parts = (__version__, _ARITHMETIC, digest, *engine, *sizes, *settings, *_libraries(), *self._replaced)
         return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def _run(self) -> None:
@@ -88,6 +98,12 @@ class Fingerprint:
         for index, path in self._files:
             digest.update(f"{index}\n{path.name}\n{hash_file(path, cache)}\n".encode())
         return digest.hexdigest()
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    """The versions of libraries that affect answers."""
+    return tuple(f"{name} {version(name)}" for name in _LIBRARIES)
 
 
 def _files_of(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from server.generation.notices import Notice
 from server.generation.sent_images import SentImage
 from server.generation.settings import DecodingSettings
 from server.generation.tools import ToolUse
+from server.text.chat_template import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ class Conversation:
     thinks: bool | None = None
     """Whether the model should reason before it answers. Reported as `thinking` if the template has no switch for
     it."""
+    clock: Clock = field(default_factory=Clock)
+    """The date that the template shows, unless the variables have one."""
     effort: str | None = None
     """How much the model should reason; "none" also turns the switch off. Reported as `reasoning_effort` if the
     template has no variable for it."""

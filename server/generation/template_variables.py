@@ -1,13 +1,16 @@
 """Variables of a conversation's chat template: the request's own, and those for its reasoning settings."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, NoReturn
 
-from server.errors import shorten
+from server.errors import InvalidRequestError, shorten
 from server.generation.notices import Notice
 from server.generation.request import Conversation
 from server.text.chat_template import ChatTemplate
 
+_DATE = "template_date"
+"""The variable with which a request sets the date that a template shows as today's."""
 _EFFORT = "reasoning_effort"
 _NO_EFFORT = "none"
 _SWITCHES = ("enable_thinking", "thinking")
@@ -19,14 +22,31 @@ _NO_SWITCH = "The model's chat template has no switch for it."
 def template_variables(template: ChatTemplate, conversation: Conversation) -> tuple[Mapping[str, Any], list[Notice]]:
     """The variables to render with, and notices of settings that the template does not support.
 
-    In a conflict, the request's own variables take precedence, then `thinks`, then `effort`.
+    The date that the request sets becomes the conversation's. In a conflict, the request's own variables take
+    precedence, then `thinks`, then `effort`.
     """
     given = {name: value for name, value in conversation.variables.items() if value is not None}
     known = template.variables
+    if template.shows_date and _DATE not in known and _DATE in given:
+        conversation.clock.date = _date(given.pop(_DATE))
     wishes = _Wishes(template, conversation, {name: value for name, value in given.items() if name in known})
     notices = [Notice(f"chat_template_kwargs.{shorten(name)}", _NO_VARIABLE) for name in given if name not in known]
     notices += [*wishes.of_thinking(), *wishes.of_effort()]
-    return {**wishes.followed, **wishes.own}, notices
+    return {"strftime_now": conversation.clock, **wishes.followed, **wishes.own}, notices
+
+
+def _date(value: object) -> datetime:
+    """A date in ISO 8601. Raises InvalidRequestError."""
+    try:
+        return datetime.fromisoformat(value) if isinstance(value, str) else _not_a_date()
+    except ValueError:
+        return _not_a_date()
+
+
+def _not_a_date() -> NoReturn:
+    path = f"chat_template_kwargs.{_DATE}"
+    message = f"Invalid '{path}': expected a date in ISO 8601, such as '2026-11-28' or '2026-11-28T09:30:00+01:00'."
+    raise InvalidRequestError(message, param=path, code="invalid_value")
 
 
 class _Wishes:

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from datetime import datetime
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,11 +32,16 @@ class Loopback:
         self._slots: dict[tuple[str, str], asyncio.Semaphore] = {}
         """By client and group."""
 
-    async def post(self, path: str, body: bytes, client: str, group: str = "") -> LoopbackAnswer:
-        """Send a JSON body on behalf of this client. Requests of different groups never wait for each other."""
+    async def post(
+        self, path: str, body: bytes, client: str, group: str = "", date: datetime | None = None
+    ) -> LoopbackAnswer:
+        """Send a JSON body on behalf of this client. Requests of different groups never wait for each other.
+
+        Chat templates show this date; by default now.
+        """
         import httpx  # noqa: PLC0415  (takes time and memory, and few servers run batches)
 
-        record = RequestTrace(new_request_id(), client=client, is_background=True)
+        record = RequestTrace(new_request_id(), client=client, is_background=True, date=date)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await self._app({**scope, "state": {"record": record}}, receive, send)

@@ -44,7 +44,7 @@ def sender_of(request: Request) -> Sender:
     """The sender of a request: a key's owner, otherwise an address."""
     record = record_of(request)
     address = request.client.host if request.client is not None else ""
-    return Sender(record.client or address, record.is_background)
+    return Sender(record.client or address, record.is_background, record.date)
 
 
 def report(error: Exception, scope: Scope) -> ApiError:

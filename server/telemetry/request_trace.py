@@ -8,6 +8,7 @@ otherwise.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import islice
 
 from scheduler.history import ChoiceHistory
@@ -29,6 +30,8 @@ class Sender:
     name: str
     is_background: bool = False
     """Whether the server sent the body to itself, so that no client waits for it."""
+    date: datetime | None = field(default=None, compare=False)
+    """The date that chat templates show; None: now."""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class RequestTrace:
     """Name of the client's API key (no secret); empty on a server without keys."""
     is_background: bool = False
     """Whether the server sent the request to itself, so that no client waits for this answer."""
+    date: datetime | None = None
+    """The date that chat templates show; None: now. All lines of a batch have the same."""
     keep_s: float | None = None
     """For how many seconds the model shall stay loaded afterwards; None: as the operator has set."""
     headers: dict[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,17 +28,27 @@ class ChatTemplateError(Exception):
     """The template does not accept these messages."""
 
 
+def at_second(unix: float) -> datetime:
+    """The local date and time of a Unix time."""
+    return datetime.fromtimestamp(int(unix)).astimezone()
+
+
 @dataclass(slots=True)
 class Clock:
     """The function `strftime_now` of templates that show the date: an input of the rendering, like the messages."""
 
-    date: datetime = field(default_factory=lambda: datetime.now().astimezone().replace(microsecond=0))
+    date: datetime = field(default_factory=lambda: at_second(time.time()))
     was_read: bool = False
     """Whether a template has shown the date."""
 
     def __call__(self, form: str) -> str:
         self.was_read = True
         return self.date.strftime(form)
+
+    @property
+    def shown(self) -> str | None:
+        """The date in ISO 8601, if a template has shown it."""
+        return self.date.isoformat() if self.was_read else None
 
 
 class TemplateLineError(ValueError):

@@ -189,12 +189,12 @@ class _Metering(NodeTransformer):
     """Adds steps that count work to a parsed template."""
 
     def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
-        changed: nodes.Node = super().generic_visit(node, *args, **kwargs)
-        change = _CHANGES.get(type(changed))
-        return changed if change is None else change(changed)
+        super().generic_visit(node, *args, **kwargs)  # changes it in place
+        change = _CHANGES.get(type(node))
+        return node if change is None else change(node)
 
 
-def _repeated(node: Any) -> nodes.Node:
+def _repeated(node: Any) -> Any:
     """A loop, macro or block with a step at the beginning of its body."""
     num_characters = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
     step = _call("step", [nodes.Const(1 + num_characters // _TEXT_UNIT)], node)

@@ -122,6 +122,15 @@ class Tokenizer:
             for token, _ in takewhile(lambda pair: pair[1], zip(encoded.ids, encoded.special_tokens_mask, strict=True))
         ]
 
+    def without_beginning(self, text: str) -> str:
+        """The text without the special tokens that begin every encoded text, if its tokens are the same with them."""
+        beginning = self.decode(self.beginning_ids, skip_special_tokens=False)
+        rest = text.removeprefix(beginning)
+        if rest == text:
+            return text
+        whole = self.encode(text, add_special_tokens=False)
+        return rest if self.encode(rest, add_special_tokens=True)[: len(whole)] == whole else text
+
     @cached_property
     def _prepends_space(self) -> bool:
         """Whether the tokenizer puts a space before every text."""

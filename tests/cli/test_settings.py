@@ -65,6 +65,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "served_model_name": ("x", ("x",)),
     "revision": ("v1.0", "v1.0"),
     "chat_template": ("chat.jinja", Path("chat.jinja")),
+    "template_date": ("2026-11-28", "2026-11-28"),
     "host": ("::1", "::1"),
     "port": ("0", 0),
     "root_path": ("/llm/", "/llm"),

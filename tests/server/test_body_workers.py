@@ -77,7 +77,9 @@ def ask(workers: WorkerPool, make_app: Callable[..., Any], engine: FakeEngine) -
         *,
         is_background: bool = False,
     ):
-        return pool.submit(Sender(sender, is_background), Errand(place, work, body, (), sender, LIMITS), len(body))
+        return pool.submit(
+            Sender(sender, is_background), Errand(place, work, body, (), Sender(sender), LIMITS), len(body)
+        )
 
     return submit
 

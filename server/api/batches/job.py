@@ -20,6 +20,7 @@ from server.errors import RETRY_AFTER_S, NotFoundError
 from server.http.loopback import MAX_IN_FLIGHT, Loopback
 from server.storage.batches import Batch, BatchTable, LineResult
 from server.storage.files import FileStore
+from server.text.chat_template import at_second
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("samewise.batches")
@@ -234,8 +235,10 @@ class LinesRun:
 
     async def _result(self, line: Line, group: str) -> LineResult:
         """The result of a line, which is retried while the server refuses it for now."""
+        batch = self._batch
+        date = at_second(batch.fields["created_at"])  # all lines have one date, also after midnight or a restart
         while True:
-            answer = await self._loopback.post(self._batch.fields["endpoint"], line.body, self._batch.client, group)
+            answer = await self._loopback.post(batch.fields["endpoint"], line.body, batch.client, group, date)
             if answer.retry_after_s is None:
                 return result_of(self._batch.id, line, answer)
             await asyncio.sleep(min(max(answer.retry_after_s, RETRY_AFTER_S), _LONGEST_WAIT_S))

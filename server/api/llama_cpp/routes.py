@@ -10,7 +10,7 @@ from pydantic import Field
 
 from model_runner.runner_interface import RunnerInfo
 from server import __version__
-from server.api.answer_object import AnswerObject, Warnings, doc
+from server.api.answer_object import AnswerObject, TemplateDate, Warnings, doc
 from server.api.body_worker import BodyContext
 from server.api.dialect import Dialect, GenerationApi
 from server.api.endpoint import respond, tokens_of_body
@@ -26,7 +26,6 @@ from server.api.openapi import GENERATION_ERRORS, answers, takes
 from server.api.services import OF_MODEL, ModelDep, ServicesDep
 from server.errors import InvalidRequestError, UnavailableError
 from server.generation.notices import as_headers, to_report
-from server.generation.prompt import render
 from server.generation.request import Conversation
 from server.http.middleware import record_of
 from server.http.responses import json_response
@@ -71,7 +70,11 @@ class ApplyTemplateRequest(ToolFields, RequestModel):
 class AppliedTemplate(AnswerObject):
     """Response schema for POST /apply-template."""
 
-    prompt: Annotated[str, doc("The messages as text, special tokens included.")]
+    prompt: Annotated[
+        str,
+        doc("The messages as text, special tokens included, except those with which POST /completion begins a text."),
+    ]
+    template_date: TemplateDate = UNSET
     warnings: Warnings = UNSET
 
 
@@ -102,9 +105,10 @@ def apply_template(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[st
         open_turn=asked.add_generation_prompt is not False and not asked.continue_final_message,
         continue_last=bool(asked.continue_final_message),
     )
-    text, ignored = render(context.tokenizer.chat_template, conversation)
+    text, date, ignored = context.planner().rendered(conversation)
     notices = to_report([*asked.ignored(), *ignored], strict=context.settings.strict)
-    return msgspec.json.encode(AppliedTemplate(prompt=text, warnings=notices or UNSET)), as_headers(notices)
+    answer = AppliedTemplate(prompt=text, template_date=date or UNSET, warnings=notices or UNSET)
+    return msgspec.json.encode(answer), as_headers(notices)
 
 
 class LlamaModalities(AnswerObject):

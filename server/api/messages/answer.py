@@ -10,7 +10,7 @@ from msgspec import UNSET
 from pydantic_core import from_json
 
 from scheduler.interface import BeamScore
-from server.api.answer_object import AnswerObject, Warnings, doc
+from server.api.answer_object import AnswerObject, TemplateDate, Warnings, doc
 from server.api.dialect import AnswerContext
 from server.api.messages.blocks import signature_of
 from server.api.messages.errors import MessagesErrorBody, error_frame
@@ -118,6 +118,7 @@ class AnsweredMessage(AnswerObject):
     usage: MessageUsage
     system_fingerprint: Annotated[str, doc("Extension: changes whenever the answer to the same request may change.")]
     seed: Annotated[int, doc("Extension: the request's seed, or the drawn one.")]
+    template_date: TemplateDate = UNSET
     verification: Verification = UNSET
     score: Score = UNSET
     cumulative_logprob: CumulativeLogprob = UNSET
@@ -291,6 +292,7 @@ class MessagesAnswer:
             usage=_usage_of(self._run.usage),
             system_fingerprint=self._answering.fingerprint,
             seed=plan.seed,
+            template_date=plan.template_date or UNSET,
             verification=UNSET if plan.verification == "match" else plan.verification,
             warnings=plan.notices or UNSET,
             **end,

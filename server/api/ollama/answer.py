@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.api.answer_object import WARNINGS, AnswerObject, doc
+from server.api.answer_object import WARNINGS, AnswerObject, TemplateDate, doc
 from server.api.dialect import AnswerContext
 from server.api.messages.answer import as_written
 from server.api.ollama.errors import error_line
@@ -78,6 +78,7 @@ class OllamaLine(AnswerObject):
     system_fingerprint: Annotated[
         str | UnsetType, doc("Extension: changes whenever the answer to the same request may change.")
     ] = UNSET
+    template_date: TemplateDate = UNSET
     warnings: Annotated[Sequence[Notice] | UnsetType, doc(f"{WARNINGS} In a stream, only the first line has it.")] = (
         UNSET
     )
@@ -230,6 +231,7 @@ class OllamaAnswer:
             eval_duration=int(after_s * _NANOSECONDS),
             seed=self._run.plan.seed,
             system_fingerprint=self._answering.fingerprint,
+            template_date=self._run.plan.template_date or UNSET,
             warnings=warnings,
             **more,
         )

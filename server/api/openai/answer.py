@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from scheduler.interface import BeamScore
-from server.api.answer_object import WARNINGS, AnswerObject, doc
+from server.api.answer_object import WARNINGS, AnswerObject, TemplateDate, doc
 from server.api.dialect import AnswerContext
 from server.api.fields.openai import SamplingFields
 from server.api.openai.errors import DONE, error_frames
@@ -100,6 +100,7 @@ class Envelope(AnswerObject):
     model: Annotated[str, doc("Name of the served model.")]
     system_fingerprint: Annotated[str, doc("Changes whenever the answer to the same request may change.")]
     seed: Annotated[int, doc("Extension: the request's seed, or the drawn one.")]
+    template_date: TemplateDate = UNSET
     verification: Verification = UNSET
     warnings: Annotated[Sequence[Notice] | UnsetType, doc(f"{WARNINGS} In a stream, only the first chunk has it.")] = (
         UNSET
@@ -153,6 +154,7 @@ class OpenAIAnswer:
             "model": plan.model,
             "system_fingerprint": answering.fingerprint,
             "seed": plan.seed,
+            "template_date": plan.template_date or UNSET,
             "verification": UNSET if plan.verification == "match" else plan.verification,
             "choices": (),
         }

@@ -44,6 +44,7 @@ from server.generation.planning.plan import Plan
 from server.generation.request import Conversation, GenerationRequest
 from server.generation.sent_images import SentImages, UploadedFile
 from server.generation.tools import CUSTOM_INPUT
+from server.text.chat_template import Clock, at_second
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 _PATHS = {
@@ -177,12 +178,13 @@ def _response_request(
     top_logprobs = renamed["logprobs"][1] or 0
     wants_logprobs = "message.output_text.logprobs" in body.includes or top_logprobs > 0
     conversation = _conversation_of(history, body, offer, body.chat_template_kwargs or {})
+    clock = Clock(at_second(meta.created))  # the same if a restart generates it again
     request = GenerationRequest(
         **generation_fields(
             body, {**_paths_of(history), **{name: path for name, (path, _) in renamed.items()}}, body.constraint
         ),
         id=meta.answer_id,
-        prompts=(replace(conversation, drops_oldest=body.truncation == "auto"),),
+        prompts=(replace(conversation, drops_oldest=body.truncation == "auto", clock=clock),),
         tools=tool_use(offer, body.tool_choice, is_parallel=body.parallel_tool_calls is not False),
         thinking_budget=renamed["thinking_budget"][1],
         max_tokens=renamed["max_tokens"][1],

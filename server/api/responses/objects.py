@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from server.api.answer_object import AnswerObject, Warnings, doc
+from server.api.answer_object import AnswerObject, TemplateDate, Warnings, doc
 from server.api.openai.answer import CACHE_WRITTEN
 from server.api.openai.logprobs import TokenLogprob
 
@@ -182,6 +182,7 @@ class ResponseObject(AnswerObject):
     system_fingerprint: Annotated[
         str, doc("Extension: changes whenever the answer to the same request may change.")
     ] = ""
+    template_date: TemplateDate = UNSET
     verification: Annotated[Literal["rejection", "typical"] | UnsetType, doc("Extension: as in chat completions.")] = (
         UNSET
     )

@@ -124,6 +124,7 @@ def response_fields(
         truncation=body.truncation or "disabled",
         user=UNSET if body.user is None else body.user,
         seed=plan.seed,
+        template_date=plan.template_date or UNSET,
         verification=UNSET if plan.verification == "match" else plan.verification,
         warnings=plan.notices or UNSET,
     )

@@ -45,6 +45,8 @@ class Plan:
     """Most engine requests in the engine at a time. None: all, or the request fails if they do not all fit."""
     is_bounded: bool = True
     """Whether the request or the model limits the output's length; otherwise only the context does."""
+    template_date: str | None = None
+    """The date that the chat template has shown, in ISO 8601; None: it shows none."""
     notices: Sequence[Notice] = ()
     """Ignored and changed fields."""
 

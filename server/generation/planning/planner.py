@@ -4,6 +4,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from types import MappingProxyType
 
 from model_runner.contract import SamplingParams, Speculation
@@ -37,6 +38,7 @@ from server.generation.request import (
 )
 from server.generation.sent_images import UploadedFile
 from server.generation.served_model import ServedModel
+from server.text.chat_template import Clock
 from server.text.image_marks import without_marks
 from server.text.tokenizer import Tokenizer
 
@@ -75,6 +77,10 @@ class _Encoded:
 
 def _anywhere() -> None:
     """Allows any work."""
+
+
+def _date_shown(prompt: Prompt) -> str | None:
+    return prompt.clock.shown if isinstance(prompt, Conversation) else None
 
 
 class Planner:
@@ -136,6 +142,7 @@ class Planner:
         if request.pooling is None:
             self._model.abilities.check_generates(name)
             self._limits.check_queue(request)
+        request = replace(request, prompts=tuple(map(self._dated, request.prompts)))
         encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
         constraints = self._constraints(request, encoded[0].text, notices)
@@ -164,8 +171,26 @@ class Planner:
             stream=request.stream,
             at_a_time=None if request.pooling is None else self._info.max_num_seqs,
             is_bounded=request.max_tokens is not None or self._default_max_tokens(request) is not None,
+            template_date=_date_shown(request.prompts[0]),
             notices=to_report(notices, strict=self._settings.strict),
         )
+
+    def rendered(self, conversation: Conversation) -> tuple[str, str | None, Sequence[Notice]]:
+        """The text of a conversation without images for a later completion, the date in it, and notices.
+
+        It lacks the special tokens that begin every completion.
+        """
+        dated = self._dated(conversation)
+        assert isinstance(dated, Conversation), "it was one"
+        text, notices = read_prompt(self._tokenizer, dated)
+        return self._tokenizer.without_beginning(text), dated.clock.shown, notices
+
+    def _dated(self, prompt: Prompt) -> Prompt:
+        """The prompt with the date that the settings fix for chat templates."""
+        fixed = self._settings.template_date
+        if fixed is None or not isinstance(prompt, Conversation):
+            return prompt
+        return replace(prompt, clock=Clock(datetime.fromisoformat(fixed)))
 
     def count(self, request: GenerationRequest) -> tuple[int, Sequence[Notice]]:
         """Count the tokens of a request's only prompt, as `tokenize` returns them."""
@@ -179,7 +204,7 @@ class Planner:
         """
         notices = list(request.notices)
         self._named(request, notices)
-        (prompt,) = request.prompts
+        prompt = self._dated(request.prompts[0])
         assert isinstance(prompt, TextPrompt | Conversation), "only these prompts are counted"
         encoded = self._tokens(prompt, request, notices, is_cut=True)
         room = TokenBudget(self._limits, self._limits.capacity(), request, self._default_max_tokens(request), notices)

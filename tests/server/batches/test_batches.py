@@ -567,7 +567,7 @@ async def test_a_bug_ends_a_batch_and_says_so(
     app = make_batches()
     post = app.state.services.loopback.post
 
-    async def fail(path: str, body: bytes, client: str, group: str) -> Any:
+    async def fail(path: str, body: bytes, client: str, group: str, date: object = None) -> Any:
         if b'"seed": 3' in body:
             raise RuntimeError("a bug")
         return await post(path, body, client, group)
