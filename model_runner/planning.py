@@ -14,6 +14,7 @@ from model_runner.models.heads.loading import load_heads
 from model_runner.models.heads.mtp import comes_with_mtp
 from model_runner.models.loading import ModelShape, check_tokenizers
 from model_runner.models.refusal import refused
+from model_runner.models.size_check import check_folder
 from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import GIB, MemoryPlan, Needs, Room, plan_memory
@@ -132,6 +133,7 @@ def plan_model(
 
 
 def _inspect(config: RunnerConfig, platform: Platform) -> Shapes:
+    check_folder(config.model)
     target = platform.inspect(config.model)
     fitting = TargetShape(target.hidden, target.vocab_size, target.num_layers)
     heads = [load_heads(folder, fitting) for folder in config.heads]
@@ -162,6 +164,7 @@ def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | 
     """The shape of a draft or auxiliary model, which must have the target's tokenizer."""
     if folder is None:
         return None
+    check_folder(folder)
     check_tokenizers(config.model, folder, role)
     shape = platform.inspect(folder)
     if shape.has_states:

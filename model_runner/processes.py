@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -111,9 +112,9 @@ def _used_memory(group: Path) -> int:
     return int((group / "memory.current").read_text()) - int(stat["inactive_file"])
 
 
-def private_memory() -> int:
-    """Bytes of this process that no file backs: the system cannot take them back."""
-    lines = (line.split() for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+def private_memory(process: int | Literal["self"] = "self") -> int:
+    """Bytes of a process that no file backs: the system cannot take them back. Raises OSError if it has ended."""
+    lines = (line.split() for line in Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines())
     return sum(int(words[1]) for words in lines if words[0] in ("RssAnon:", "RssShmem:")) * 1024
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from model_runner.config import RunnerConfig
 from model_runner.hub.access import HubAccess, ModelNotFoundError
+from model_runner.models.refusal import one_line
 from model_runner.models.repository import ModelFolder, resolve_heads, resolve_model
 from model_runner.processes import free_memory
 from server.config import Settings
@@ -36,7 +37,10 @@ _HEAD_METHODS = ("auto", "eagle", "hydra", "medusa")
 
 
 class StartError(Exception):
-    """The server cannot start or continue. The message is one line for the user."""
+    """The server cannot start or continue. The message is one line of bounded length for the user."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from model_runner.hub.names import is_safe_path
 from model_runner.models.damage import naming_damage
 from model_runner.models.json_files import find_object, read_list
-from model_runner.models.refusal import UnsupportedModelError, few
+from model_runner.models.refusal import UnsupportedModelError, few, refused
 
 _ENCODERS = frozenset({
     *("albert", "bert", "camembert", "distilbert", "electra", "ernie", "eurobert", "modernbert", "mpnet"),
@@ -129,7 +129,7 @@ def find_encoder(folder: Path) -> EncoderFolder | None:
         UnsupportedModelError: if the model needs something that is not supported.
         OSError, ValueError: if a file is malformed.
     """
-    with naming_damage(folder):
+    with refused(f"{folder} cannot be read", ValueError, OSError), naming_damage(folder):
         return _read_encoder(folder)
 
 

@@ -19,6 +19,7 @@ from model_runner.models.damage import naming_damage
 from model_runner.models.hf_loading import quiet
 from model_runner.models.packed import OneDNNPacker, Packer, pack_weights
 from model_runner.models.refusal import UnsupportedModelError, describe_model, few, refused
+from model_runner.models.size_check import check_folder
 
 _BUFFERS = (".position_ids", ".token_type_ids", ".inv_freq")
 """Endings of the names of tensors in old checkpoints that follow from the configuration."""
@@ -190,6 +191,7 @@ class EncoderShape:
     @classmethod
     def of(cls, folder: EncoderFolder) -> "EncoderShape":
         """Reads no weights. Raises UnsupportedModelError as loading does."""
+        check_folder(folder.path)
         with _reading(folder), torch.device("meta"):
             kind, config, options = _class_of(folder)
             model = kind(config, **options)

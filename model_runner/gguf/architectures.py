@@ -18,6 +18,7 @@ from model_runner.gguf.header import GgufFile
 from model_runner.gguf.layout import Architecture
 from model_runner.gguf.metadata import Config, Metadata
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.size_check import check_sizes
 
 ARCHITECTURES: Mapping[str, Architecture] = {**DENSE, **GEMMAS, **LATENT, **MIXTURES, **RECURRENT}
 """By `general.architecture`."""
@@ -51,6 +52,7 @@ def read_config(file: GgufFile) -> Config:
     """
     architecture = architecture_of(file)
     keys = Metadata(file)
+    check_sizes(keys.values, [tensor.shape for tensor in file.tensors.values()], "its metadata")
     base = base_config(keys, file, architecture)
     own = {"model_type": architecture.model_type, "architectures": [architecture.model_class]}
     config = base | own | architecture.config(keys, base)

@@ -12,15 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from model_runner.models.damage import is_lfs_pointer
 from model_runner.models.refusal import UnsupportedModelError, few
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Numpy and struct have the same letters for them."""
 _TEXT, _ARRAY = 8, 9
 _SIZE = struct.Struct("<Q")
 _MAX_DIMENSIONS = 4
+_MOST_KEYS, _MOST_TENSORS, _MOST_TEXTS = 1 << 14, 1 << 18, 1 << 22
+"""Entries of a head, of which each takes more memory than it has bytes.
+The largest vocabularies have 262,144 tokens, and 600,000 merges."""
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 
 
@@ -47,7 +54,7 @@ class GgufFile:
     """A model in one file, or in several parts."""
 
     metadata: Mapping[str, Any]
-    """Numbers, truth values and texts, and lists of them; of a split file, from its first part."""
+    """Numbers, truth values and texts, lists of texts, and arrays of numbers; of a split file, from its first part."""
     tensors: Mapping[str, GgufTensor]
 
     @property
@@ -63,6 +70,12 @@ def parts_of(path: Path) -> list[Path]:
     count = int(name["count"])
     names = (f"{name['stem']}-{number:05}-of-{count:05}{name['suffix']}" for number in range(1, count + 1))
     return [path.with_name(part) for part in names]
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins like a GGUF file, whatever its name is. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -146,6 +159,8 @@ class _HeaderReader:
         if version not in _VERSIONS:
             raise UnsupportedModelError(f"it is GGUF version {version}; versions 2 and 3 can be read")
         num_tensors, num_keys = self._take("QQ")
+        self._check_count("tensors", num_tensors, _MOST_TENSORS)
+        self._check_count("keys in its metadata", num_keys, _MOST_KEYS)
         metadata = {}
         for _ in range(num_keys):
             key = self._text()
@@ -182,10 +197,22 @@ class _HeaderReader:
             raise UnsupportedModelError(f"its metadata has a value of the unknown type {kind}")
         element, count = self._take("IQ")
         if element in _NUMBERS:
-            return list(self._take(f"{count}{_NUMBERS[element]}"))
+            return self._numbers(count, np.dtype(_NUMBERS[element]).newbyteorder("<"))
         if element != _TEXT:
             raise UnsupportedModelError(f"its metadata has a list of values of the unknown type {element}")
+        self._check_count("texts in a list", count, _MOST_TEXTS)
         return self._texts(count)
+
+    def _check_count(self, what: str, count: int, most: int) -> None:
+        if count > most:
+            raise UnsupportedModelError(f"it is damaged: it has {count:,} {what}; download it again")
+
+    def _numbers(self, count: int, dtype: "np.dtype[Any]") -> npt.NDArray[Any]:
+        if count * dtype.itemsize > len(self._content) - self._at:
+            raise struct.error("numbers are cut off")
+        numbers = np.frombuffer(self._content, dtype, count, self._at).copy()
+        self._at += numbers.nbytes
+        return numbers
 
     def _texts(self, count: int) -> list[str]:
         """Like `_text` so many times, but faster: there may be half a million tokens and merges."""

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from model_runner.gguf.header import GgufFile
 from model_runner.models.refusal import UnsupportedModelError, few
 
@@ -12,16 +14,29 @@ _MEANINGLESS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "p
 """Keys without a meaning for generation; the vocabulary has as many tokens as the embedding has rows."""
 
 
+_MOST_LAYERS = 1 << 16
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A value, or the numbers of each layer as a list."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if len(value) > _MOST_LAYERS:
+        raise UnsupportedModelError(f"its {key} has {len(value):,} numbers, which is more than layers can be")
+    return value.tolist()
+
+
 class Metadata:
     """The keys of a file's architecture, of which it is known which were read."""
 
     def __init__(self, file: GgufFile) -> None:
         self._prefix = f"{file.architecture}."
-        self._values = {
-            key.removeprefix(self._prefix): value
+        self.values = {
+            key.removeprefix(self._prefix): _plain(key, value)
             for key, value in file.metadata.items()
             if key.startswith(self._prefix)
         }
+        """Values by key without the architecture's name; lists have a number for each layer."""
         self._read = set(_MEANINGLESS)
         self._shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         self._layers: dict[str, set[int]] = {}
@@ -30,12 +45,12 @@ class Metadata:
                 self._layers.setdefault(name, set()).add(int(layer))
 
     def __contains__(self, key: str) -> bool:
-        return key in self._values
+        return key in self.values
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key, or what llama.cpp takes where it is missing."""
         self._read.add(key)
-        return self._values.get(key, default)
+        return self.values.get(key, default)
 
     def has_tensor(self, name: str) -> bool:
         """Whether some layer has a tensor of this name, such as "attn_q.bias"."""
@@ -107,7 +122,7 @@ class Metadata:
 
     def check_all_read(self) -> None:
         """Raises UnsupportedModelError if there are keys that nothing was made of."""
-        if unread := {self._prefix + key for key in self._values.keys() - self._read}:
+        if unread := {self._prefix + key for key in self.values.keys() - self._read}:
             raise UnsupportedModelError(
                 f"its metadata have keys that this server does not know for a {self._prefix[:-1]} model: {few(unread)}"
             )

@@ -1,5 +1,6 @@
 """The tokenizer of a GGUF file as tokenizer.json: byte-level BPE, and BPE of sentencepiece."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,10 @@ _ENDS = (
 )
 """Control tokens, or tokens that users defined, that end an output wherever a vocabulary has them."""
 
+_NAMED = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "cls", "mask")
+"""Names of special tokens in metadata, as the format spells them."""
+_LOOKS_LIKE_CONTROL = re.compile(r"<\|[^<>|]+\|>")
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -142,10 +147,21 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         raise UnsupportedModelError("it has no vocabulary: tokenizer.ggml.tokens is missing")
     if _is_gemma(file):
         tokens = [SPACE * len(token) if token and set(token) == {" "} else token for token in tokens]
-    types = file.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    return Vocabulary(file, tokens, _types(file, tokens))
+
+
+def _types(file: GgufFile, tokens: Sequence[str]) -> list[int]:
+    """The type of each token; of a file without types, control tokens are those that it names or that look like it."""
+    types = file.metadata.get("tokenizer.ggml.token_type")
+    if types is None:
+        named = {file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _NAMED}
+        is_control = (
+            token in named or text in _ENDS or _LOOKS_LIKE_CONTROL.fullmatch(text) for token, text in enumerate(tokens)
+        )
+        return [_CONTROL if control else 1 for control in is_control]
     if len(types) != len(tokens):
         raise UnsupportedModelError(f"it has types for {len(types)} of its {len(tokens)} tokens")
-    return Vocabulary(file, tokens, types)
+    return [int(kind) for kind in types]
 
 
 def _is_gemma(file: GgufFile) -> bool:
@@ -246,7 +262,8 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     if _is_gemma(vocabulary.file):
         scores: Sequence[float] = [-float(index) for index in range(len(tokens))]
     else:
-        scores = metadata.get("tokenizer.ggml.scores") or []
+        found = metadata.get("tokenizer.ggml.scores")
+        scores = [] if found is None else list(map(float, found))
     if len(scores) != len(tokens):
         raise UnsupportedModelError(f"it has scores for {len(scores)} of its {len(tokens)} tokens")
     begins_with_space = metadata.get("tokenizer.ggml.add_space_prefix", True)

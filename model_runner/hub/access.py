@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from model_runner.models.refusal import one_line
+
 HUB_URL = "https://huggingface.co"
 MAIN = "main"
 """The revision that is taken if none is named."""
@@ -14,7 +16,13 @@ _TRUE = frozenset({"1", "on", "yes", "true"})
 
 
 class ModelNotFoundError(Exception):
-    """There is no such model, or it cannot be read; the message says what was looked for and what to do."""
+    """There is no such model, or it cannot be read; the message says what was looked for and what to do.
+
+    It is one line of bounded length: it may quote what a file or a hub says.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model_runner.gguf.header import GgufFile, read_gguf
+from model_runner.gguf.weights import check_formats
 from model_runner.hub.access import ModelNotFoundError
 from model_runner.hub.choice import choose_weights
+from model_runner.hub.limits import check_architecture
 from model_runner.hub.remote_heads import least_bytes_of_gguf, least_bytes_of_safetensors, stored_bytes
 from model_runner.models.json_files import find_object, read_object
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.refusal import UnsupportedModelError, refused
 from model_runner.models.safetensors_head import INDEX, read_safetensors_head
 
 _KV_BYTES = 2
@@ -52,11 +56,11 @@ def describe(path: Path) -> Description:
         ModelNotFoundError: if it cannot be read.
     """
     try:
-        return describe_gguf([read_gguf(path)]) if path.is_file() else _describe_folder(path)
+        with refused(f"{path} cannot be read", ModelNotFoundError, advice="download it again"):
+            return _describe_file(path) if path.is_file() else _describe_folder(path)
     except UnsupportedModelError as error:
-        raise ModelNotFoundError(str(error) if path.is_dir() else f"{path}: {error}") from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ModelNotFoundError(f"{path} cannot be read: {error}; download it again") from error
+        is_named = str(path) in str(error)
+        raise ModelNotFoundError(str(error) if is_named else f"{path}: {error}") from error
 
 
 def describe_gguf(files: Sequence[GgufFile], size: int | None = None) -> Description:
@@ -67,11 +71,12 @@ def describe_gguf(files: Sequence[GgufFile], size: int | None = None) -> Descrip
         size: bytes of the files; None: of the tensors.
 
     Raises:
-        UnsupportedModelError: if a type of weights is unknown.
+        UnsupportedModelError: if the architecture, or a type of weights, is unknown.
     """
     from gguf import GGMLQuantizationType  # noqa: PLC0415
 
     first = files[0]
+    check_architecture(first)
     tensors = [tensor for file in files for tensor in file.tensors.values()]
     types: dict[str, int] = {}
     stored = 0
@@ -113,8 +118,8 @@ def describe_safetensors(
         parameters=sum(types.values()),
         size=size,
         types=_by_share(types),
-        context=text.get("max_position_embeddings"),
-        vocabulary=text.get("vocab_size"),
+        context=_whole(text.get("max_position_embeddings")),
+        vocabulary=_whole(text.get("vocab_size")),
         has_chat_template=has_chat_template,
         quantization=None if method is None else str(method),
         least_memory=least_bytes_of_safetensors(heads),
@@ -127,6 +132,12 @@ def has_chat_template(folder: Path) -> bool:
     if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
         return True
     return bool(find_object(folder / "tokenizer_config.json").get("chat_template"))
+
+
+def _describe_file(path: Path) -> Description:
+    file = read_gguf(path)
+    check_formats(file)
+    return describe_gguf([file])
 
 
 def _describe_folder(folder: Path) -> Description:
@@ -153,8 +164,12 @@ def _file_type(file: GgufFile) -> str | None:
 
 
 def _number(file: GgufFile, key: str) -> int | None:
-    value = file.metadata.get(f"{file.architecture}.{key}")
-    return value if isinstance(value, int) else None
+    return _whole(file.metadata.get(f"{file.architecture}.{key}"))
+
+
+def _whole(value: Any) -> int | None:
+    """A number that a file may say; None if it says something else."""
+    return value if type(value) is int else None
 
 
 def _kv_of_gguf(file: GgufFile) -> int | None:
@@ -165,13 +180,14 @@ def _kv_of_gguf(file: GgufFile) -> int | None:
         return None
     key = _number(file, "attention.key_length") or width // heads
     value = _number(file, "attention.value_length") or width // heads
-    return (sum(kept) if isinstance(kept, list) else layers * kept) * (key + value) * _KV_BYTES
+    return int(np.sum(kept) if isinstance(kept, np.ndarray) else layers * kept) * (key + value) * _KV_BYTES
 
 
 def _kv_of_config(text: Mapping[str, Any]) -> int | None:
-    layers, heads, width = (text.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    names = "num_hidden_layers", "num_attention_heads", "hidden_size"
+    layers, heads, width = (_whole(text.get(name)) for name in names)
     if not layers or not heads or not width:
         return None
-    head_dim = text.get("head_dim") or width // heads
-    kept = text.get("num_key_value_heads") or heads
-    return int(layers * kept * head_dim * 2 * _KV_BYTES)
+    head_dim = _whole(text.get("head_dim")) or width // heads
+    kept = _whole(text.get("num_key_value_heads")) or heads
+    return layers * kept * head_dim * 2 * _KV_BYTES

@@ -10,8 +10,9 @@ from model_runner.hub.names import FileUrl, HubName
 from model_runner.hub.refusals import refusals_named
 from model_runner.hub.remote_heads import read_gguf_head
 from model_runner.hub.remote_repo import RemoteRepo, open_client
-from model_runner.hub.transfer import TransferError, UnreachableError
+from model_runner.hub.transfer import UnreachableError
 from model_runner.hub.url_cache import urls_of_parts
+from model_runner.models.refusal import refused
 
 
 def describe_remote(name: HubName | FileUrl, access: HubAccess) -> Description:
@@ -46,8 +47,6 @@ def _describe(name: HubName, repo: RemoteRepo) -> Description:
         return describe_gguf(repo.gguf_heads(files), size)
     has_template = any(path in paths for path in ("chat_template.jinja", "chat_template.json"))
     has_template = has_template or bool(repo.read_json("tokenizer_config.json").get("chat_template"))
-    try:
-        heads, config = repo.safetensors_heads(files), repo.read_json("config.json")
+    heads, config = repo.safetensors_heads(files), repo.read_json("config.json")
+    with refused("its config.json cannot be read"):
         return describe_safetensors(heads, config, size, has_chat_template=has_template)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise TransferError(f"its config.json cannot be read ({error})") from error

@@ -90,6 +90,8 @@ def read_list(path: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path, most: int) -> bytes:
     """The content of a file, or so much of it that it is too large."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise UnsupportedModelError(f"{path} is not a file; download it again")
     with path.open("rb") as file:
         return file.read(most + 1)
 

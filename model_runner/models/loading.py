@@ -19,7 +19,8 @@ from model_runner.models.parameters import Checkpoint
 from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
 from model_runner.models.quantized_linears import LinearReader
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_files import SafetensorsCheckpoint, weight_files
+from model_runner.models.safetensors_files import SafetensorsCheckpoint
+from model_runner.models.safetensors_head import weight_files
 from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape
 
 if TYPE_CHECKING:

@@ -24,8 +24,23 @@ SEE_MODELS = "docs/reference/model-types.md lists the supported models"
 """Advice for errors about architectures."""
 
 
+_LONGEST_MESSAGE = 2000
+"""Characters: a message may quote a name or a value from a file, which may be of any length."""
+
+
 class UnsupportedModelError(ValueError):
-    """The model is not supported; the message is one line that names the model and the reason."""
+    """The model is not supported; the message is one line of bounded length that names the model and the reason."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(message: str) -> str:
+    """The message without line breaks and control characters; without its middle if it is very long."""
+    if len(message) > _LONGEST_MESSAGE:
+        half = _LONGEST_MESSAGE // 2
+        message = f"{message[:half]} ... {message[-half:]}"
+    return message if message.isprintable() else "".join(one if one.isprintable() else " " for one in message)
 
 
 def other_task(architectures: Collection[str] | None) -> str | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_runner.gguf.header import parts_of
+from model_runner.gguf.header import is_gguf, parts_of
 from model_runner.hub.access import ANYONE, HubAccess, ModelNotFoundError, hub_cache, is_offline
 from model_runner.hub.cached import Found, find_cached
 from model_runner.hub.choice import Wanted, choose_gguf, chooses_gguf
@@ -159,7 +159,7 @@ def local_path(name: str) -> Path | None:
     """
     path = Path(name).expanduser()
     if path.is_file():
-        if path.suffix.lower() != ".gguf":
+        if path.suffix.lower() != ".gguf" and not is_gguf(path):  # Ollama's have no ending
             raise ModelNotFoundError(
                 f"{path} is not a GGUF file; give a folder with config.json, a GGUF file or a hub name"
             )
@@ -169,8 +169,8 @@ def local_path(name: str) -> Path | None:
     if not path.is_dir():
         return None
     names = [file.name for file in path.iterdir() if file.is_file()]
-    is_gguf = any(name.lower().endswith(".gguf") for name in names) and chooses_gguf(names, Wanted())
-    if is_gguf and "tokenizer.json" not in names:
+    has_gguf = any(name.lower().endswith(".gguf") for name in names) and chooses_gguf(names, Wanted())
+    if has_gguf and "tokenizer.json" not in names:
         return path.resolve() / choose_gguf(names, Wanted(), str(path))[0]
     if "config.json" not in names:
         raise ModelNotFoundError(f"{path} has no config.json; give the folder of a model in the Hugging Face format")

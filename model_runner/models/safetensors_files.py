@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_runner.models.parameters import Matrix
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_head import INDEX, SINGLE, read_safetensors_head, shards_of
+from model_runner.models.safetensors_head import read_safetensors_head, weight_files
 
 _TYPES = {
     "F64": torch.float64,
@@ -120,20 +120,6 @@ class SafetensorsCheckpoint:
             [FileMatrix(stored.file, stored.offset + expert * step, (outputs, inputs), stored.dtype)]
             for expert in range(leading[0] if leading else 1)
         ]
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files with the weights of a folder; none if it has no safetensors.
-
-    Raises:
-        UnsupportedModelError: if the index is damaged, or names files outside of the folder.
-    """
-    whole, index = folder / SINGLE, folder / INDEX
-    if whole.is_file():
-        return [whole]
-    if not index.is_file():
-        return []
-    return [folder / name for name in shards_of(index)]
 
 
 def _typed(stored: Tensor, dtype: torch.dtype) -> Tensor:

@@ -75,6 +75,20 @@ def shards_of(index: Path) -> list[str]:
     return sorted(set(names.values()))
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of a folder; none if it has no safetensors.
+
+    Raises:
+        UnsupportedModelError: if the index is damaged, or names files outside of the folder.
+    """
+    whole, index = folder / SINGLE, folder / INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        return []
+    return [folder / name for name in shards_of(index)]
+
+
 def _is_entry(entry: Any) -> bool:
     """Whether a tensor's entry has the right form."""
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from model_runner.models.refusal import one_line
 from model_runner.runner_interface import LearningStats, RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput
@@ -90,7 +91,7 @@ def run(load: Callable[[], LoadedEngine], channel: Channel) -> int:
     try:
         loaded = load()
     except (ValueError, OSError) as error:
-        channel.send(LoadFailed(str(error)))
+        channel.send(LoadFailed(one_line(str(error))))
         while Shutdown() not in channel.receive(wait=True):  # exiting now could lose the message
             pass
         return EXIT_LOAD_FAILED

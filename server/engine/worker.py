@@ -15,6 +15,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from model_runner.model_needs import ModelNeeds
+from model_runner.models.refusal import one_line
 from model_runner.processes import die_with_parent
 from server.engine.loop import EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import (
@@ -138,7 +139,7 @@ def _answer(factory: Factory, asked: Plan) -> Planned | PlanFailed:
     try:
         return Planned(factory.plan(asked))
     except (ValueError, OSError) as error:
-        return PlanFailed(str(error))
+        return PlanFailed(one_line(str(error)))
     except Exception as error:
         logger.exception("The plan of %s failed.", config.runner.model)
         return PlanFailed(

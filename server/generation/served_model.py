@@ -7,6 +7,7 @@ from pathlib import Path
 
 from model_runner.images.layouts import Layout, read_layout
 from model_runner.models.json_files import find_object
+from model_runner.models.refusal import refused
 from server.errors import InvalidRequestError, unknown_model
 from server.generation.abilities import Abilities, read_abilities
 from server.generation.generation_config import GenerationDefaults, load_defaults
@@ -55,11 +56,11 @@ class ServedModel:
         """Read a model folder. Raises OSError or ValueError if a file is invalid."""
         name, *aliases = names
         formats = formats or ModelFormats.of(tokenizer.chat_template)
-        abilities = read_abilities(folder, tokenizer, score_tokens)
-        kind = str(find_object(folder / "config.json").get("model_type", "unknown"))
-        defaults = load_defaults(folder, tokenizer)
-        texts = defaults, formats, aux_model, abilities, tuple(aliases)
-        return cls(name, *texts, read_layout(folder), folder=folder, model_type=kind, is_only=is_only)
+        with refused(f"{folder} cannot be read", ValueError, OSError):
+            abilities = read_abilities(folder, tokenizer, score_tokens)
+            kind = str(find_object(folder / "config.json").get("model_type", "unknown"))
+            texts = load_defaults(folder, tokenizer), formats, aux_model, abilities, tuple(aliases)
+            return cls(name, *texts, read_layout(folder), folder=folder, model_type=kind, is_only=is_only)
 
     @property
     def names(self) -> tuple[str, ...]:

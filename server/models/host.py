@@ -12,7 +12,7 @@ from server.errors import SHUTTING_DOWN, RateLimitError, UnavailableError
 from server.models.hosted_model import Failure, HostedModel, Leaving, ModelSource, Phase, Residency, Waiter
 from server.models.ledger import Ledgers
 from server.models.residence import Shared, Wish, no_wish
-from server.models.spare import PlanError
+from server.models.spare import TURN_S, PlanError
 
 _logger = logging.getLogger("samewise.models")
 
@@ -292,7 +292,7 @@ class ModelHost:
         """Load the model if its memory is free, or find out how much it needs. Returns whether others may go on."""
         if model.num_bytes is None:
             if not model.is_planning:
-                self._spawn(self._plan(model))
+                self._begin_plan(model)
             return True
         if not model.source.ledger.reserve(model.name, model.num_bytes):
             return False
@@ -345,10 +345,10 @@ class ModelHost:
                 self._begin_unload(model, Leaving.IDLE, f"no request came for {unused_s:.0f} s")
 
     async def _plan_all(self) -> None:
-        """Plan every model, those that are loaded at the start first."""
+        """Plan every model, those that are loaded at the start first; a plan that stands keeps none waiting."""
         for model in sorted(self.models, key=lambda one: not one.residency.is_loaded_at_start):
             if model.num_bytes is None and not model.is_planning:
-                await self._plan(model)
+                await asyncio.wait([self._begin_plan(model)], timeout=TURN_S)
         self._refill()
 
     def _refill(self) -> None:
@@ -356,8 +356,11 @@ class ModelHost:
         if not self.is_closing and all(model.phase is not Phase.LOADING for model in self.models):
             self._spare.refill()
 
-    async def _plan(self, model: HostedModel) -> None:
+    def _begin_plan(self, model: HostedModel) -> asyncio.Task[None]:
         model.is_planning = True
+        return self._spawn(self._plan(model))
+
+    async def _plan(self, model: HostedModel) -> None:
         try:
             num_bytes = await model.source.plan()
             if num_bytes > model.source.ledger.budget:
@@ -430,10 +433,11 @@ class ModelHost:
             model.wished_at = asyncio.get_running_loop().time()
             self._changed()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

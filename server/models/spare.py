@@ -2,17 +2,36 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from model_runner.model_needs import ModelNeeds
-from model_runner.processes import Backoff
+from model_runner.processes import Backoff, private_memory
 from server.engine.messages import Plan, PlanFailed, Planned, Warmed
 from server.engine.process import OpenLink, ProcessLink
 
 logger = logging.getLogger("samewise.models")
 
+TURN_S = 10.0
+"""Seconds, its process's start included, until a plan lets the next one begin in another process."""
+_HEADS_COPIES = 4
+"""How often a plan may hold the heads: as they are stored, and in float32."""
 _TRIES = 2
 """How often a plan is made if the process dies meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """The most that a plan may take. Files of strangers decide how long it runs, and it may never end."""
+
+    turn_s: float = TURN_S
+    longest_s: float = 120.0
+    most_bytes: int = 3 << 30
+    """Private memory of its process, without heads, which a plan reads."""
+    check_s: float = 0.1
+    """Seconds between two looks at its memory."""
 
 
 class PlanError(Exception):
@@ -22,8 +41,11 @@ class PlanError(Exception):
 class SpareWorker:
     """Keeps one engine process that waits, and replaces it when it dies. All calls come from one event loop."""
 
-    def __init__(self, open_link: OpenLink | None = None, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self, open_link: OpenLink | None = None, backoff: Backoff | None = None, limits: PlanLimits | None = None
+    ) -> None:
         """`open_link` starts a process that will send `Warmed`."""
+        self._limits = limits or PlanLimits()
         self._open_link = open_link or partial(ProcessLink.open, warm=True)
         self._backoff = backoff or Backoff()
         self._link: ProcessLink | None = None
@@ -66,13 +88,15 @@ class SpareWorker:
         return await self._open_link()
 
     async def plan(self, asked: Plan) -> ModelNeeds:
-        """Memory that a model needs. The process that answers waits afterwards. Plans are made one at a time.
+        """Memory that a model needs. The process that answers waits afterwards.
+
+        Plans are made one at a time, but none waits for one that takes longer than its turn.
 
         Raises:
-            PlanError: if the model cannot be served, or if the process dies at each try.
+            PlanError: if the model cannot be served, if its plan exceeds a limit, or if the process dies at each try.
             OSError: if no process can be started.
         """
-        async with self._planning:
+        async with self._turn():
             for _ in range(_TRIES):
                 link = await self.take()
                 answer = await self._answer(link, asked)
@@ -85,6 +109,25 @@ class SpareWorker:
             case PlanFailed(message):
                 raise PlanError(message)
         raise PlanError(f"{asked.config.runner.model} cannot be planned: {answer}")
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Context of one plan at a time, until its turn is over."""
+        await self._planning.acquire()
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._planning.release()
+
+        timer = asyncio.get_running_loop().call_later(self._limits.turn_s, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()
 
     async def close(self) -> None:
         """End the waiting process; no other will wait."""
@@ -116,18 +159,31 @@ class SpareWorker:
         link.send(asked)
         answering = asyncio.ensure_future(self._read(link))
         exiting = asyncio.ensure_future(link.exited())
+        exceeding = asyncio.ensure_future(self._exceeded(link, asked))
         is_kept = False
         try:
-            done, _ = await asyncio.wait((answering, exiting), return_when=asyncio.FIRST_COMPLETED)
-            if answering not in done:
-                return exiting.result()
-            is_kept = self._keep(link)
-            return answering.result()
+            done, _ = await asyncio.wait((answering, exiting, exceeding), return_when=asyncio.FIRST_COMPLETED)
+            if answering in done:
+                is_kept = self._keep(link)
+                return answering.result()
+            return exiting.result() if exiting in done else exceeding.result()
         finally:
             answering.cancel()
             exiting.cancel()
+            exceeding.cancel()
             if not is_kept:
                 await link.close(0.0)
+
+    async def _exceeded(self, link: ProcessLink, asked: Plan) -> PlanFailed:
+        """Returns when a plan exceeds a limit."""
+        limits, loop = self._limits, asyncio.get_running_loop()
+        most = limits.most_bytes + _HEADS_COPIES * _heads_bytes(asked)
+        end = loop.time() + limits.longest_s
+        while loop.time() < end:
+            if _memory_of(link) > most:
+                return PlanFailed(f"planning it takes more than {most >> 20:,} MiB of memory")
+            await asyncio.sleep(limits.check_s)
+        return PlanFailed(f"planning it takes more than {limits.longest_s:g} s")
 
     async def _read(self, link: ProcessLink) -> Planned | PlanFailed:
         """Note what the process says until it answers a plan."""
@@ -168,3 +224,18 @@ class SpareWorker:
         link, self._link = self._link, None
         await link.close(0.0)
         return ending
+
+
+def _memory_of(link: ProcessLink) -> int:
+    """Private memory of a process; 0 once it has ended."""
+    try:
+        return private_memory(link.pid)
+    except OSError:
+        return 0
+
+
+def _heads_bytes(asked: Plan) -> int:
+    """Bytes of the files of a plan's heads."""
+    with suppress(OSError):
+        return sum(path.stat().st_size for folder in asked.config.runner.heads for path in folder.iterdir())
+    return 0

@@ -156,6 +156,10 @@ def plan(asked: Plan) -> ModelNeeds:
             os.kill(os.getpid(), signal.SIGKILL)
         case "slow":
             time.sleep(1000)
+        case "growing":
+            grown = bytearray(1 << 28)
+            time.sleep(1000)
+            del grown
     return ModelNeeds("cpu", 0, 1, 2, 3, cache, 5, 6, os.getpid(), 1024, 2048, VOCAB, kv_cache_gib=0.1)
 
 

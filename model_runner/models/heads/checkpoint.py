@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from model_runner.models.heads.base import HeadsError, TargetShape, from_offsets
 from model_runner.models.json_files import read_object
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.size_check import check_sizes
 
 SCALE = "_scale"
 """Suffix of the scales of an int8 weight."""
@@ -39,7 +40,13 @@ class HeadsCheckpoint:
     @classmethod
     def read(cls, folder: Path, prefix: str = "") -> "HeadsCheckpoint":
         """Read a folder, with the tensors whose names begin with `prefix`. Raises HeadsError."""
-        return cls(f"the heads in {folder}", read_config(folder), _read_tensors(folder, prefix))
+        checkpoint = cls(f"the heads in {folder}", read_config(folder), _read_tensors(folder, prefix))
+        shapes = [tensor.shape for tensor in checkpoint._tensors.values()]
+        try:
+            check_sizes(checkpoint.config, shapes, "config.json")
+        except UnsupportedModelError as error:
+            raise checkpoint.error(str(error)) from error
+        return checkpoint
 
     @property
     def names(self) -> frozenset[str]:

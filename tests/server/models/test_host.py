@@ -58,6 +58,19 @@ def test_no_more_go_than_needed() -> None:
     in_virtual_time(world())
 
 
+def test_a_plan_that_stands_keeps_no_other_model_waiting() -> None:
+    async def world() -> None:
+        sources = {"standing": FakeSource(1, plan_s=1e6), "good": FakeSource(1), "other": FakeSource(1)}
+        host, models = host_of(10, sources, lambda name: Residency(is_loaded_at_start=name != "other"))
+        await host.start()
+        await models["good"].became_loaded.wait()
+        await request(models["other"], 1.0)
+        assert asyncio.get_running_loop().time() < 20
+        await host.stop()
+
+    in_virtual_time(world())
+
+
 def test_a_pinned_model_stays() -> None:
     async def world() -> None:
         host, models = host_of(
@@ -322,7 +335,7 @@ def test_a_process_waits_again_after_a_load_that_failed() -> None:
         with pytest.raises(EngineUnavailableError, match="no"):
             await host.load(models["a"])
         assert isinstance(host._spare, NoSpare)
-        assert host._spare.num_refills == 2, "after the plans, and now"
+        assert host._spare.num_refills == 1
         await host.stop()
 
     in_virtual_time(world())

@@ -12,10 +12,11 @@ from server.engine.messages import FromEngine, Plan
 from server.engine.process import EngineProcess, ProcessLink
 from server.models.ledger import Ledgers
 from server.models.source import ProcessSource
-from server.models.spare import PlanError, SpareWorker
+from server.models.spare import PlanError, PlanLimits, SpareWorker
 from tests.engine_process.conftest import LIMITS, QUICK, collect, request
 from tests.engine_process.fake_engine import WARM_BYTES, expected
 from tests.engine_process.test_process import is_reaped
+from tests.server.models.conftest import OPEN
 from tests.waiting import until
 
 PlanOf = Callable[..., Plan]
@@ -149,6 +150,32 @@ async def test_models_that_cannot_be_served_are_named(spare: SpareWorker, plan_o
     good = ProcessSource(plan_of("good").config, LIMITS, spare, Ledgers(10), None)
     assert await good.plan() == good.needs.reserved_bytes
     assert good.needs.cache_bytes == 10
+
+
+async def test_a_plan_waits_for_none_that_stands(plan_of: PlanOf) -> None:
+    spare = SpareWorker(OPEN, QUICK, PlanLimits(turn_s=0.01))
+    standing = asyncio.create_task(spare.plan(plan_of("slow")))
+    assert (await spare.plan(plan_of("good", 10))).cache_bytes == 10
+    assert not standing.done()
+    standing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await standing
+    await spare.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "name", "reason"),
+    [
+        (PlanLimits(longest_s=0.0), "slow", "^planning it takes more than 0 s$"),
+        (PlanLimits(most_bytes=150 << 20, check_s=0.001), "growing", "^planning it takes more than 150 MiB of memory$"),
+    ],
+)
+async def test_a_plan_that_exceeds_a_limit_ends(limits: PlanLimits, name: str, reason: str, plan_of: PlanOf) -> None:
+    spare = SpareWorker(OPEN, QUICK, limits)
+    with pytest.raises(PlanError, match=reason):
+        await spare.plan(plan_of(name))
+    assert spare.pid is None
+    await spare.close()
 
 
 async def test_a_process_that_plans_ends_when_nobody_waits_for_it(spare: SpareWorker, plan_of: PlanOf) -> None:

@@ -101,8 +101,10 @@ class FakeSource:
         failures: Sequence[str] = (),
         refusal: str = "",
         stop_s: float = 0.0,
+        plan_s: float = 0.0,
     ) -> None:
         """The first loads fail with these `failures`; `refusal` fails the plan; an engine takes `stop_s` to end."""
+        self._plan_s = plan_s
         self.num_bytes = num_bytes
         self.ledger = Ledger(0)
         self.planned: RunnerInfo | None = None
@@ -113,6 +115,8 @@ class FakeSource:
         self._stop_s = stop_s
 
     async def plan(self) -> int:
+        if self._plan_s:
+            await asyncio.sleep(self._plan_s)
         if self._refusal:
             raise PlanError(self._refusal)
         return self.num_bytes
