@@ -36,6 +36,7 @@ from model_runner.kernels.library import WeightKind
 from model_runner.kernels.memory import return_freed_memory
 from model_runner.models.repository import resolve_model
 from model_runner.platforms.cpu import CpuPlatform
+from model_runner.runner_interface import FeatureHolder
 from scheduler.interface import EngineRequest
 
 MIB = 1 << 20
@@ -90,7 +91,7 @@ def gaps(folder: Path, rounds: int, console: Console) -> None:
         with_images = turn % 4 in (1, 2)  # in the middle, because steps take longer as their texts grow
         if with_images:
             images = [make_image(layout, data, size, name) for name in range(1000 * turn + 1, 1000 * turn + 1000)]
-            features.hold("bench", "", images)
+            features.hold(FeatureHolder("bench"), images)
             time.sleep(0.2)
         found[with_images].append([_timed(engine.step) for _ in range(_STEPS)])
         encoded = features.stats().encoded
@@ -121,7 +122,7 @@ def _encode_s(features: Any, layout: Layout, data: bytes) -> float:
     seconds = 0.0
     for name in (1, 2):
         before = features.stats().encode_s
-        features.hold("first", "", [make_image(layout, data, (1024, 768), name)])
+        features.hold(FeatureHolder("first"), [make_image(layout, data, (1024, 768), name)])
         while not features.is_ready("first"):
             features.wait(10.0)
         features.release("first")

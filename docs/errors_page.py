@@ -128,8 +128,9 @@ CODES: Mapping[str, tuple[str, str]] = {
     "invalid_image": ("The image is cut off or damaged, or takes far more work to decode than its pixels need.",
         "Save it again, and send the whole file."),
     "invalid_base64": ("The image is not valid base64.", "Encode the file with the standard alphabet."),
-    "image_too_large": ("The image has too many bytes or pixels, or is too long and narrow.",
-        "Scale it down or crop it, or raise `--max-image-mib` or `--max-image-megapixels`."),
+    "image_too_large": (
+        "The image has too many bytes or pixels, or is too long and narrow, or all images need too much memory.",
+        "Scale it down or crop it, or raise `--max-image-mib`, `--max-image-megapixels` or `--image-cache-gib`."),
     "not_found": ("There is no stored object with this id, or it belongs to another key.", "Check the id and the key."),
     "previous_response_not_found": ("The response of `previous_response_id` is not stored.",
         "Send the whole input. `--max-stored-mib` limits what is kept, and only `--data-dir` keeps it over a restart."),

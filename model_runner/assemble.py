@@ -106,7 +106,9 @@ def assemble(
     heads_room = HeadsRoom(platform, blocks)
     parts, num_early_exits = _put_together(config, heads_room, plan, shapes, loaded, make_link, images)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
-    info = replace(info, takes_images=images is not None, sees_images=images is not None and images.sees_images)
+    if images is not None:
+        max_rows = images.features.max_rows
+        info = replace(info, takes_images=True, sees_images=images.sees_images, max_image_rows=max_rows)
     return parts, replace(info, speculation_methods=parts.speculator.methods, started_in=(("weights", weights_s),))
 
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 from model_runner.contract import CacheGroup, Failure, SamplingParams, StepPlan, StepResult
@@ -49,6 +50,8 @@ class RunnerInfo:
     """Whether prompts may have images."""
     sees_images: bool = False
     """Whether the rows of an image see each other, so that a step must compute all of them."""
+    max_image_rows: int = 0
+    """Feature rows of images for which there is memory. A single image may have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +113,45 @@ class ImageStats:
     """Memory of all features, including those that may be evicted."""
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureHolder:
+    """A choice that needs features, and whose turn their computation uses."""
+
+    key: str
+    """Unique among holders."""
+    salt: str = ""
+    """Features are shared only between holders with the same salt."""
+    client: str = ""
+    weight: float = 1.0
+    """The client's share relative to other clients, above 0."""
+    tier: int = 0
+    """Features for lower tiers are computed first."""
+
+
+class Holding(Enum):
+    """Whether features are held, or why not."""
+
+    HELD = auto()
+    NO_MEMORY = auto()
+    """There is no memory for them next to the features that others hold."""
+    OVER_SHARE = auto()
+    """The client holds features for other choices, and may have no more memory meanwhile."""
+
+
 class ImageFeatures(Protocol):
     """Features of images, computed one image at a time next to the steps, and kept in bounded memory.
 
-    Keys name who holds features. Held features are not evicted. Features that are computed again have the same bits.
+    Clients take turns, and so do the choices of a client. Keys name holders. Held features are not evicted. Features
+    that are computed again have the same bits.
     """
 
-    def hold(self, key: str, salt: str, images: Sequence[Image]) -> bool:
-        """Hold these images' features for `key`, in addition to those that it holds; begin to compute missing ones.
+    def hold(self, holder: FeatureHolder, images: Sequence[Image]) -> Holding:
+        """Hold these images' features, in addition to those that are held for it; begin to compute missing ones."""
+        ...
 
-        Returns:
-            Whether they are held. They are not if there is no memory for them next to what others hold.
+    def served(self, client: str) -> float:
+        """Seconds, divided by its weight, for which features were computed for a client, as far as they count for its
+        turn.
         """
         ...
 

@@ -6,13 +6,14 @@ leaves the queue and comes back, to its place by arrival, when they have been co
 has computed the last row of an image, or stops.
 
 Memory for features is bounded, and a choice that finds none holds none while it waits. So those that hold features go
-on and release them, and nobody waits in a circle. Nobody else takes memory before the first that found none.
+on and release them, and nobody waits in a circle. The next memory is for the client whose images were computed for the
+shortest time. Nobody else takes memory before the first that found none, unless its client has its share of it.
 """
 
 from collections.abc import Sequence
 
 from model_runner.contract import Failure
-from model_runner.runner_interface import ImageFeatures, ImageStats
+from model_runner.runner_interface import FeatureHolder, Holding, ImageFeatures, ImageStats
 from scheduler.block_groups import ReusedKV
 from scheduler.request import Request
 
@@ -42,8 +43,12 @@ class ImageQueue:
         starts = [reuse.num_computed for reuse in reused]
         if not any(member.images_from(start) for member, start in zip(head.members, starts, strict=True)):
             return True
-        is_blocked = any(not _holds_all(*one) for one in self._waiting.values())
-        return self._hold(head, starts, is_blocked=is_blocked) and self._state(head) is True
+        if _holds_all(head, starts):
+            return self._state(head) is True
+        if any(not _holds_all(*one) for one in self._waiting.values()):
+            self._release_all(head)  # others may come first
+            return False
+        return self._hold(head, starts) is Holding.HELD and self._state(head) is True
 
     def add(self, head: Request, reused: Sequence[ReusedKV]) -> None:
         """Let a group wait that `can_compute` refused, and that has left the queue."""
@@ -53,20 +58,31 @@ class ImageQueue:
         """Take the groups whose features have been computed, and those for which that failed."""
         ready: list[Request] = []
         failed: list[tuple[Request, Failure]] = []
-        is_blocked = False
-        for head, starts in list(self._waiting.values()):
-            if not self._hold(head, starts, is_blocked=is_blocked):
+        is_blocked, over_share = False, set[str]()
+        for head, starts in sorted(self._waiting.values(), key=self._turn):
+            holding = Holding.HELD
+            if not _holds_all(head, starts):
+                if is_blocked or head.client in over_share:
+                    continue
+                holding = self._hold(head, starts)
+            state = self._state(head) if holding is Holding.HELD else False
+            if holding is Holding.NO_MEMORY:
                 is_blocked = True
-                continue
-            state = self._state(head)
-            if state is False:
-                continue
-            del self._waiting[head.key]
-            if isinstance(state, Failure):
+            elif holding is Holding.OVER_SHARE:
+                over_share.add(head.client)
+            elif isinstance(state, Failure):
                 failed.append((head, state))
-            else:
+            elif state:
                 ready.append(head)
+        for head in (*ready, *(head for head, _ in failed)):
+            del self._waiting[head.key]
         return ready, failed
+
+    def _turn(self, waiting: tuple[Request, Sequence[int]]) -> tuple[int, float]:
+        """Sort key of groups. Equals have the order in which they came."""
+        assert self._features is not None, "somebody waits for features"
+        head, _ = waiting
+        return head.tier, self._features.served(head.client)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until more features have been computed, but no longer than this."""
@@ -88,24 +104,26 @@ class ImageQueue:
             self._features.release(request.key)
             request.features_from = None
 
+    def _release_all(self, head: Request) -> None:
+        for member in head.members:
+            self.release(member)
+
     def stats(self) -> ImageStats | None:
         """Statistics of the features; None if the runner takes no images."""
         return None if self._features is None else self._features.stats()
 
-    def _hold(self, head: Request, starts: Sequence[int], *, is_blocked: bool) -> bool:
-        """Hold the features that a group needs, either all or none; no further ones if it `is_blocked`."""
+    def _hold(self, head: Request, starts: Sequence[int]) -> Holding:
+        """Hold the features that a group needs, either all or none."""
         assert self._features is not None, "requests with images are checked"
-        if _holds_all(head, starts):
-            return True
         for member, start in zip(head.members, starts, strict=True):
-            images = member.images_from(start)
-            if is_blocked or (images and not self._features.hold(member.key, member.cache_salt, images)):
-                for other in head.members:
-                    self.release(other)
-                return False
-            if images:
-                member.features_from = start
-        return True
+            if not (images := member.images_from(start)):
+                continue
+            holder = FeatureHolder(member.key, member.cache_salt, member.client, member.weight, member.tier)
+            if (outcome := self._features.hold(holder, images)) is not Holding.HELD:
+                self._release_all(head)
+                return outcome
+            member.features_from = start
+        return Holding.HELD
 
     def _state(self, head: Request) -> bool | Failure:
         """Whether the features that a group holds have been computed, or why they cannot be."""

@@ -38,7 +38,7 @@ Serve = Callable[..., str]
 @pytest.fixture
 def serve_images(make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path) -> Iterator[Serve]:
     """Starts a model that reads images, and calls a tool once if it is given one; returns its address."""
-    info = replace(engine.info_, takes_images=True, max_model_len=1 << 20, num_blocks=1 << 17)
+    info = replace(engine.info_, takes_images=True, max_image_rows=1 << 20, max_model_len=1 << 20, num_blocks=1 << 17)
     engine.info_, engine.tokens_per_step = info, 16
     with ExitStack() as stack:
 

@@ -384,7 +384,7 @@ def test_answers_do_not_depend_on_the_rest(family: str, quantization: str, load_
     most = max(image.num_rows for one in requests for image in one.images)
     chunk = most + 5 if sees_images else 24
     few = 3 * -(-longest // 32)
-    for settings, limit in (({}, 1 << 29), ({"chunk": chunk, "num_blocks": few}, 4 * most * features._row_bytes)):
+    for settings, limit in (({}, 1 << 29), ({"chunk": chunk, "num_blocks": few}, 8 * most * features._row_bytes)):
         features._limit = limit
         engine = model.harness.engine(**settings)
         found = model.harness.run(WithFeatures(engine, features), requests)

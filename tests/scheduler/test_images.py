@@ -8,8 +8,9 @@ import pytest
 
 from model_runner.contract import SamplingParams
 from model_runner.images.features import FeatureCache
+from model_runner.runner_interface import FeatureHolder
 from scheduler.engine import Engine
-from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason
+from scheduler.interface import BACKGROUND, BeamSearch, ChoiceState, EngineRequest, FinishReason
 from scheduler.prefix_cache import BlockChain, BlockStored, CacheLog
 from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import CONFIG, make_request, shares, tokens_of
@@ -83,7 +84,7 @@ def test_each_byte_of_a_digest_counts():
     images = [replace(image, digest=one) for one in digests]
     assert len({BlockChain("", 4, b"", [one]).names([IMAGE_ID] * 4, 0, 1)[0] for one in images}) == 33
     features = FeatureCache(lambda one: one.digest, 1, 1 << 20)
-    features.hold("all", "", images)
+    features.hold(FeatureHolder("all"), images)
     while not features.is_ready("all"):
         features.wait(60.0)
     assert [features.rows("", one) for one in images] == digests
@@ -168,6 +169,53 @@ def test_requests_are_aborted_at_any_time():
     assert engine.runner.encoded == [b"encoding", b"ready"]
 
 
+def many_images(name, number, **fields):
+    """A request with so many images of four rows."""
+    images = [(f"{name}{index}".encode(), 1 + 5 * index, 4) for index in range(number)]
+    return replace(pictured(name, *images, num_prompt=5 * number + 2), **fields)
+
+
+@pytest.mark.parametrize(
+    ("others", "order"),
+    [
+        ({"client": "b"}, [b"a0", b"b0", b"a1"]),  # another client's image waits for one
+        ({"client": "a"}, [b"a0", b"b0", b"a1"]),  # and so does another request's of the same client
+        ({"client": "b", "tier": BACKGROUND}, [b"a0", b"a1", b"a2", b"a3", b"b0"]),
+    ],
+)
+def test_a_request_with_many_images_delays_others_by_one(others, order):
+    engine = make_engine(num_blocks=64, is_free=False)
+    requests = [many_images("a", 4, client="a"), many_images("b", 1, **others)]
+    for request in requests:
+        engine.add(request)
+        engine.step()
+    outputs = []
+    for number in range(1, 6):
+        engine.runner.gate.release()
+        outputs += step_until(engine, lambda number=number: engine.stats().images.encoded == number)
+    outputs += step_until(engine, lambda: not engine.has_work)
+    assert engine.runner.encoded[: len(order)] == order
+    for request in requests:
+        assert (
+            tokens_of([one for one in outputs if one.request_id == request.request_id])
+            == (expected_output(request, 0)[0])
+        )
+
+
+def test_a_client_leaves_half_of_the_memory_to_others():
+    engine = make_engine(num_blocks=64, is_free=False, limit=16)
+    for request in (*(many_images(f"a{i}", 2, client="a") for i in range(3)), many_images("b", 1, client="b")):
+        engine.add(request)
+        engine.step()
+    for _ in range(2):
+        engine.runner.gate.release()
+    step_until(engine, lambda: not engine.scheduler.explain(":b"))
+    assert engine.runner.encoded == [b"a00", b"b0"]
+    for _ in range(5):
+        engine.runner.gate.release()
+    step_until(engine, lambda: not engine.has_work)
+
+
 def test_features_have_bounded_memory_and_nobody_starves():
     engine = make_engine(limit=10, prefix_caching=False, num_blocks=60)
     large = pictured("large", (b"a", 2, 8), (b"b", 12, 7))
@@ -183,7 +231,7 @@ def test_features_have_bounded_memory_and_nobody_starves():
         most = max(most, engine.stats().images.held_bytes)
         engine.check_integrity()
     assert firsts.index(":large") == 2
-    assert most == 15  # one request alone may hold more than the limit
+    assert most == 15  # one choice alone may hold more than the limit
     assert engine.stats().images.cached_bytes <= 10
 
 
@@ -272,7 +320,7 @@ def test_an_image_that_sees_itself_waits_for_no_gap_among_others():
     engine.step()
     picture = pictured("a", (b"a", 1, 8), num_prompt=10, max_tokens=1)
     features = engine.runner.images
-    features.hold("test", picture.cache_salt, picture.images)
+    features.hold(FeatureHolder("test", picture.cache_salt), picture.images)
     while not features.is_ready("test"):
         features.wait(60.0)
     engine.add(picture)

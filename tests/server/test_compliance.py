@@ -78,7 +78,7 @@ def test_with(
     folder = tmp_path / "m"
     if "image" in case_id:
         write_image_folder(folder, "llava", LISTS)
-        engine.info_ = replace(engine.info_, takes_images=True)
+        engine.info_ = replace(engine.info_, takes_images=True, max_image_rows=1 << 20)
     else:
         write_folder(folder, template=TEMPLATE)
     with serving(make_app(folder, served_model_name=names, strict=is_strict)) as address:

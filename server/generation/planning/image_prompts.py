@@ -51,6 +51,7 @@ class ImagePrompts:
         """
         self._files = files
         self._tokenizer = tokenizer
+        self._info = info
         self._settings = settings
         self._weigh = weigh
         self.layout = layout if layout is not None and info.takes_images and can_decode() else None
@@ -174,6 +175,17 @@ class ImagePrompts:
                 pending, follows, row = "", True, row + part
             placed.append(Image(image.data, image.digest, tuple(runs), image.detail, image.arrangement.grid))
         return tokens + self._ids(pending, follows=follows, is_followed=False), tuple(placed)
+
+    def check_memory(self, images: Sequence[Image], path: str) -> None:
+        """Raise InvalidRequestError if the engine has no memory for what the model sees in all these images."""
+        rows = {image.digest: image.num_rows for image in images}
+        needed, most = sum(rows.values()), self._info.max_image_rows
+        if len(rows) > 1 and needed > most:
+            message = (
+                f"The model sees {needed} tokens in the {len(rows)} images of this prompt, and this server has memory "
+                f"for {most}. Send fewer images or smaller ones, or raise the server's setting image_cache_gib."
+            )
+            raise InvalidRequestError(message, param=path, code="image_too_large")
 
     def _ids(self, text: str, *, follows: bool, is_followed: bool) -> list[int]:
         """The tokens of a text that follows an image token or is followed by one. Tokens that were typed stay text."""

@@ -272,6 +272,7 @@ class Planner:
         tokens, placed = self._with_images(text, prompt, images)
         if not is_cut and len(tokens) > self._limits.capacity():
             raise self._limits.too_long(len(tokens), path)
+        self._images.check_memory(placed, path)
         return _Encoded(self._known(tokens, path), path, plain, images=placed)
 
     def _with_images(

@@ -85,7 +85,7 @@ def write_image_folder(folder: Path, family: str, template: str) -> None:
 @pytest.fixture
 def engine() -> FakeEngine:
     engine = FakeEngine.roomy()
-    engine.info_ = replace(engine.info_, takes_images=True)
+    engine.info_ = replace(engine.info_, takes_images=True, max_image_rows=1 << 20)
     return engine
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,17 @@ async def test_too_many_images(image_client: Client):
         error = error_of(await client.post(CHAT, json=chat(messages=[user(*[image_part()] * 3)])))
     assert "has 3 images" in error["message"]
     assert error["param"] == "messages[0].content[2]"
+
+
+async def test_images_with_more_rows_than_memory(image_client: Client, engine: FakeEngine):
+    small, large = image_part(), image_part(picture(64, 64, seed=1))
+    async with image_client() as client:
+        engine.info_ = replace(engine.info_, max_image_rows=4)
+        error = error_of(await client.post(CHAT, json=chat(messages=[user(small, large)])))
+        again = await client.post(CHAT, json=chat(messages=[user(large, large)]))
+    assert "memory for 4." in error["message"]
+    assert (error["param"], error["code"]) == ("messages", "image_too_large")
+    assert again.status_code == 200, again.text
 
 
 async def test_models_without_images(client: httpx.AsyncClient):
