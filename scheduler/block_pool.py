@@ -73,6 +73,13 @@ class BlockPool:
         if block in self._cached:
             self._cached.move_to_end(block, last=False)
 
+    def forget(self, block: int) -> None:
+        """Remove a block from the prefix cache. If no request holds it, it is free."""
+        self._cache.forget(block)
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
     def check_integrity(self, tables: Collection[Collection[int]]) -> None:
         """Raise IntegrityError unless `tables` are all the block tables and every block is in exactly one place."""
         held = Counter(block for table in tables for block in table)

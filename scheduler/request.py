@@ -71,6 +71,8 @@ class Request:
     """Number of leading blocks that the prefix cache had at admission, whether other cache groups could follow."""
     num_published: int = 0
     """Number of leading blocks already offered to the prefix cache."""
+    num_pages_published: int = 0
+    """Number of leading blocks whose recurrent states were already offered to the prefix cache."""
     num_cached: int | None = None
     """Number of prompt tokens found in the prefix cache; None until the first admission."""
     num_written: int = 0
@@ -174,6 +176,7 @@ class Request:
         self.num_computed = 0
         self.num_folded = 0
         self.num_published = 0
+        self.num_pages_published = 0
         self.clear_proposals()
         self.blocks = []
         self.group_blocks = []

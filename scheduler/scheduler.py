@@ -586,6 +586,7 @@ class Scheduler:
         """Start a request with the shared blocks, which it must hold already, and new ones."""
         step.copies += self._blocks.begin(request, reuse, growth)
         request.num_computed, request.num_folded = reuse.num_computed, reuse.num_folded
+        request.num_published, request.num_pages_published = len(reuse.shared), reuse.num_folded
         request.forked_from = None
         if request.num_cached is None:
             request.num_cached = reuse.num_cached

@@ -78,19 +78,21 @@ class KVSharing:
             request.num_published = num_full
 
     def unpublish(self, requests: Sequence[Request]) -> None:
-        """Remove all blocks of these requests from the prefix cache."""
+        """Remove all blocks of these requests from the prefix cache, also those that they gave back."""
         for request in requests:
             for block in request.blocks:
                 self._cache.forget(block)
-            for group, held in zip(self._blocks.groups, request.group_blocks, strict=False):  # a pending fork has none
-                for block in held.values():
-                    group.cache.forget(block)
+            names = self._names(request, 0, request.num_computed // self._block_size)
+            for group in self._blocks.groups:
+                for name in filter(group.cache.has, names):
+                    group.pool.forget(group.cache.block_of(name))
 
     def _publish_groups(self, request: Request, num_full: int) -> None:
         """Publish blocks of cache groups before the next positions make them superfluous."""
         for group, held in zip(self._blocks.groups, request.group_blocks, strict=True):
             if isinstance(group, PageBlocks):
-                indices: Sequence[int] = [index for index in held if index < request.num_folded]
+                new_pages = range(request.num_pages_published, request.num_folded)
+                indices: Sequence[int] = [index for index in held if index in new_pages]
             elif group.before(num_full):
                 indices = [index for index in range(request.num_published, num_full) if index in held]
             else:
@@ -98,6 +100,7 @@ class KVSharing:
             for index in indices:
                 if held[index] not in group.cache:
                     group.cache.insert(self._names(request, index, index + 1)[0], held[index])
+        request.num_pages_published = request.num_folded
 
     def _note(self, log: CacheLog, request: Request, index: int) -> None:
         """Log a stored block."""

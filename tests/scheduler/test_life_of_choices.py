@@ -11,7 +11,7 @@ from scheduler.interface import ChoiceState, FinishReason
 from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import CONFIG, make_engine, make_request, run, shares, tokens_of
 from tests.scheduler.simulated_runner import SimulatedRunner
-from tests.scheduler.simulated_world import expected_output, expected_prompt_logprobs
+from tests.scheduler.simulated_world import expected_output, expected_prompt_logprobs, make_groups
 
 # -- several choices ---------------------------------------------------------------------------------------------------
 
@@ -131,6 +131,30 @@ def test_an_error_ends_its_choice_alone_and_takes_its_blocks_out_of_the_cache():
     assert both[":healthy", 0][0].num_cached_tokens == 0
     assert tokens_of(both[":healthy", 0]) == expected_output(healthy, 0)[0]
     assert engine.stats().kv_usage == 0.0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_nothing_that_a_failed_choice_wrote_is_found_again(n):
+    """Neither what it held and what it had given back, nor what a sibling goes on with. All of it is damaged here."""
+    engine = make_engine(groups=make_groups(CONFIG, 32), max_num_batched_tokens=8)
+    healthy = make_request("healthy", 29, 6)
+
+    def fails(seed):
+        """After one token, and the sibling not at all."""
+        outputs = [expected_output(replace(healthy, sampling=SamplingParams(seed=seed)), index) for index in range(2)]
+        return outputs[0][2] == "error" and len(outputs[0][0]) == 1 and outputs[1][2] != "error"
+
+    seed = next(seed for seed in range(10_000) if fails(seed))
+    choices = tuple(ChoiceState(index) for index in range(n))
+    outputs = run(engine, replace(healthy, request_id=":sick", sampling=SamplingParams(seed=seed), choices=choices))
+    assert outputs[":sick", 0][-1].finish_reason is FinishReason.ERROR
+    engine.runner.kvs[:] = [[["damaged"] * len(block) for block in group] for group in engine.runner.kvs]
+    engine.runner.kv = engine.runner.kvs[0]
+    for name, num_prompt, num_cached in (("first", 29, 0), ("second", 29, 28), ("shorter", 17, 16)):
+        request = make_request(name, num_prompt)
+        (first, *others) = run(engine, request)[request.request_id, 0]
+        assert first.num_cached_tokens == num_cached
+        assert tokens_of([first, *others]) == expected_output(request, 0)[0]
 
 
 # -- abort -------------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_background_work_changes_nothing(seed, config, num_blocks):
 
 @pytest.mark.parametrize(("seed", "config", "num_blocks"), [(i, *world) for i, world in enumerate(WORLDS)])
 def test_steps_that_are_planned_ahead_change_nothing(seed, config, num_blocks):
-    world = World(seed, config, num_blocks, num_draft=seed % 2, runs_ahead=True).run(num_steps=1000)
+    world = World(seed, config, num_blocks, num_draft=seed % 2, runs_ahead=True).run(num_steps=1200)
     assert world.preemptions > 0
     assert world.tally["ahead"] > (20 if config.max_num_batched_tokens > 12 else 0)
     assert world.tally["aborted"] > 0
