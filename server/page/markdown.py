@@ -109,24 +109,29 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False, "breaks": True}, renderer_c
 
 
 class GrowingText:
-    """Growing Markdown as blocks of HTML, of which only the last may still change."""
+    """Growing Markdown as blocks of HTML, of which only the last may still change, or the last two.
+
+    A block is final once another block follows it, whatever comes next. A line that is not complete does not decide
+    that: `---` after a quote is a rule, and `---a` is more of the quote. A table begins with the line before its rule.
+    """
 
     def __init__(self) -> None:
         self._tail = ""
-        """Markdown of the last block."""
+        """Markdown of the blocks that may change."""
         self.num_final = 0
         """Number of blocks that will not change any more."""
 
     def feed(self, text: str) -> list[str]:
         """Append text; returns the blocks from index `num_final` (its value before this call) to the end."""
         blocks: list[str] = []
+        before = self.num_final
         highlighter = Highlighter()
         for start in range(0, len(text), _PIECE):
-            *final, last = self._read(text[start : start + _PIECE], highlighter)
-            blocks = [*blocks[:-1], *final, last]
+            blocks[self.num_final - before :] = self._read(text[start : start + _PIECE], highlighter)
         return blocks
 
     def _read(self, text: str, highlighter: Highlighter) -> list[str]:
+        """Append a piece; returns the blocks from `num_final` (its value before this call) on, at least one."""
         source = self._tail + text
         tokens = _MARKDOWN.parse(source)
         starts: list[int] = []
@@ -138,14 +143,30 @@ class GrowingText:
                 env = {"highlighter": highlighter, "is_final": at + 1 < len(tokens)}
                 blocks.append(_MARKDOWN.renderer.render(tokens[begin : at + 1], _MARKDOWN.options, env))
                 begin = at + 1
-        self.num_final += max(0, len(blocks) - 1)
-        self._tail = source if len(blocks) < 2 else _from_line(starts[-1], source)
         fence = tokens[-1] if tokens and tokens[-1].type == "fence" else None
-        if len(self._tail) > (MAX_BLOCK if fence is None else MAX_FENCE):
-            self.num_final += bool(blocks)  # text with only link definitions has no blocks
+        return self._finish(source, starts, blocks, fence)
+
+    def _finish(self, source: str, starts: list[int], blocks: list[str], fence: Token | None) -> list[str]:
+        """Decide which of the blocks, which begin in these lines, are final."""
+        longest = MAX_BLOCK if fence is None else MAX_FENCE
+        num_final = max(0, len(blocks) - 1)
+        self._tail = _from_line(starts[num_final], source) if num_final else source
+        if num_final and starts[num_final] >= _first_undecided(source):
+            tail = _from_line(starts[num_final - 1], source) if num_final > 1 else source
+            if len(tail) <= longest:
+                num_final, self._tail = num_final - 1, tail
+        if len(self._tail) > longest:
+            num_final = len(blocks)  # text with only link definitions has no blocks
             self._tail = _opening(fence)
             blocks.append("")
+        self.num_final += num_final
         return blocks or [""]
+
+
+def _first_undecided(text: str) -> int:
+    """The first line at which a block may begin only because a line is not complete yet."""
+    num_complete = sum(1 for _ in _LINE.finditer(text))
+    return num_complete if text.endswith(("\r", "\n")) else num_complete - 1
 
 
 def _is_closed(fence: Token) -> bool:

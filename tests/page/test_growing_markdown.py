@@ -58,6 +58,10 @@ def shown(pieces: list[str]) -> list[str]:
 @given(UNBOUND, st.integers(1, 9))
 @example("a\u2028\u2028\u2028\u2028\x0cb\n\nc\n\nd and more", 1)
 @example("a\r\rb\r\nc\r\rd and more", 1)
+@example(">a\n---a", 1)
+@example(">a\n#a\n\n> b\n***b\n\n>c\n```c`\n\nd", 1)
+@example("1. a\n\n2. b\n\n- c\n\n- d\n\ne", 1)
+@example(">a\nb|c\n-|-d\n\n>a\nb|c\n-|-\ne|f\n\ng", 1)
 def test_it_makes_no_difference_how_a_text_comes(text: str, length: int) -> None:
     pieces = [text[at : at + length] for at in range(0, len(text), length)]
     assert "".join(shown(pieces)) == "".join(shown([text]))
