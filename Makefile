@@ -2,6 +2,7 @@
 # make test     all tests          make check    format, lint, types, import rules, sizes
 # make quick    the checks, and the fastest tests that touch every package
 # make format   format and fix     make bench    the machine's limits, then the server under load
+# make test-fresh                  property tests with other examples than the last time, and more of them
 # make sanitize                    tests of the native kernels with address and undefined behaviour sanitizers
 # make test-clients                third-party agents and SDKs against the server; installs 2 GB
 # make test-suites                 vLLM's and llama.cpp's test suites against the server; downloads them
@@ -20,7 +21,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes start in tests
-.PHONY: help serve test test-clients test-suites test-hopper test-ray quick check docs format bench sanitize wheel embedded-wheel clean \
+.PHONY: help serve test test-fresh test-clients test-suites test-hopper test-ray quick check docs format bench sanitize wheel embedded-wheel clean \
 	check-style check-types check-imports check-site
 
 VENV := .venv
@@ -52,7 +53,7 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -10
+	@sed -n 's/^# //p' Makefile | head -12
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -61,6 +62,11 @@ serve: $(VENV)/installed
 # idle ones from using the cores. Files come in the order of their names, so that the last ones are short.
 test: $(VENV)/installed-dev
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# For every night: a failure prints the example, and the line that repeats it.
+test-fresh: $(VENV)/installed-dev
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile -m "hypothesis and not ray and not hopper" \
+		--hypothesis-profile fresh $(ARGS)
 
 # Clients need other versions of libraries than the server, and partly than each other, so they get separate folders.
 test-clients: $(VENV)/installed-dev $(CLIENTS)/node_modules/installed $(CLIENTS)/newer/installed $(CLIENTS)/older/installed

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -41,6 +42,9 @@ VOCAB_SIZE = 320
 if TYPE_CHECKING:
     from server.api.body_worker import WorkerPool
 
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("fresh", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile("repeatable")  # --hypothesis-profile overrides it
 prepare_vector_math()  # for oracles that compute before any runner
 LIBC = ctypes.CDLL(None)
 COMPILER_FLAGS: list[str] = []

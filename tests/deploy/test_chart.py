@@ -91,7 +91,7 @@ def test_helm_lint_finds_nothing(file: Any) -> None:
     assert [one for one in report["messages"] if one["error"] != "icon is recommended"] == []
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sets(st.sampled_from(sorted(OPTIONS))))
 def test_combinations_render_what_clusters_take(names: set[str]) -> None:
     manifests = render(together(names))

@@ -39,7 +39,7 @@ def test_a_start_has_the_time_that_it_was_given(seconds: int) -> None:
     assert 0 <= probe["failureThreshold"] * probe["periodSeconds"] - seconds < probe["periodSeconds"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0, 7200, allow_nan=False), st.integers(0, 300))
 def test_the_grace_period_outlasts_the_drain(drain_grace_s: float, pre_stop_s: int) -> None:
     pod = render_pod(drain(drain_grace_s, preStopSeconds=pre_stop_s))

@@ -1,6 +1,6 @@
 """Names and the index of names, against dictionaries of whole prefixes."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.prefix_cache import BlockChain, PrefixCache
@@ -15,7 +15,6 @@ def names_of(salt, tokens):
     return BlockChain(salt, BLOCK_SIZE).names(tokens, 0, len(tokens) // BLOCK_SIZE)
 
 
-@settings(derandomize=True, database=None, deadline=None)
 @given(PROMPTS)
 def test_names_are_equal_exactly_where_salt_and_prefix_are(prompts):
     prefix_of = {}
@@ -27,7 +26,6 @@ def test_names_are_equal_exactly_where_salt_and_prefix_are(prompts):
             assert name_of.setdefault(prefix, name) == name
 
 
-@settings(derandomize=True, database=None, deadline=None)
 @given(PROMPTS, st.sets(st.integers(0, 30)))
 def test_lookup_finds_the_longest_known_prefix(prompts, forgotten):
     cache, block_of = PrefixCache(), {}

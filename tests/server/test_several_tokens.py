@@ -38,7 +38,7 @@ FIELDS = st.fixed_dictionaries(
         "min_tokens": st.sampled_from([0, 1]),
     }
 )
-QUICKLY = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICKLY = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def grouped(tokens: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:

@@ -52,7 +52,7 @@ def joined_chat(chunks: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
     return choices
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     tokens=st.lists(TOKENS, min_size=1, max_size=3),
     stops=st.lists(st.sampled_from(["你", "a", "ab", "b\n", "the", "é😀", "low", " "]), max_size=4),

@@ -58,7 +58,7 @@ def test_every_format_is_written_here():
 
 
 @pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS.keys())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     calls=CALLS, places=st.lists(st.integers(0, 5000), max_size=12), text=st.sampled_from(["", "Well [1] {<", "So:"])
 )
