@@ -131,7 +131,7 @@ async def test_the_second_signal_ends_at_once(running: Running, second: signal.S
     stream = asyncio.create_task(running.read())
     assert await running.ready() == 200
     os.kill(os.getpid(), signal.SIGINT)
-    await asyncio.sleep(0.1)
+    await until(lambda: running.engine.draining)
     assert not running.engine.stopped
     os.kill(os.getpid(), second)
     assert await stream == "first aborted"

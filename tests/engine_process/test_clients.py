@@ -1,7 +1,6 @@
 """Guarantees of a client, with the engine in a process."""
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ from server.engine.client import (
     QueueFullError,
     RequestFailedError,
 )
-from server.engine.supervisor import EngineLimits
+from server.engine.supervisor import WATCHDOG_TICKS, EngineLimits
 from tests.engine_process.conftest import MAX_NUM_SEQS, MAX_WAITING, collect, request, tokens_of
 from tests.engine_process.fake_engine import RAISE, REJECT, VOCAB, expected
 from tests.engine_process.followers import Recorded
@@ -431,13 +430,18 @@ async def test_requests_that_kill_it_in_its_first_step_do_not_end_the_server(run
         assert client.num_restarts == 8
 
 
-async def test_an_idle_client_is_not_taken_for_silent(running):
+async def test_an_idle_client_is_not_taken_for_silent(running, monkeypatch):
     limits = EngineLimits(max_waiting=MAX_WAITING, engine_timeout_s=0.2)
+    ticks, sleep = [], asyncio.sleep
+
+    async def counted(seconds: float) -> None:
+        ticks.extend([seconds] * (seconds == limits.engine_timeout_s / WATCHDOG_TICKS))
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", counted)
     async with running(limits=limits) as client:
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            assert client.state is EngineState.READY
-            await asyncio.sleep(0.02)
+        await until(lambda: len(ticks) > 3 * WATCHDOG_TICKS)
+        assert client.state is EngineState.READY
         assert client.num_restarts == 0
 
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -242,13 +241,12 @@ def test_a_collector_that_never_answers_does_not_keep_a_server_from_ending(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("server.telemetry.traces._CLOSE_S", 0.2)
+    monkeypatch.setattr("server.telemetry.traces._EXPORT_TIMEOUT_S", 3600.0)  # a batch takes as long to fail
     with socket.create_server(("127.0.0.1", 0)) as silent:
         traces = Traces(f"http://127.0.0.1:{silent.getsockname()[1]}", str)
         for index in range(200):  # for several batches of spans
             traces.observe(timeline(f"r{index}"))
-        began = time.monotonic()
         traces.close()
-        assert time.monotonic() - began < 4  # less than one batch takes to fail
     assert "did not accept the last spans" in caplog.text
 
 
