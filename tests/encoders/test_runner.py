@@ -104,7 +104,8 @@ def test_embeddings(kind: str, quantization: str, embedding_folder: Callable[[st
         assert run(engine(runner, chunk), requests[::-1]) == alone
     oracle = Oracle(folder)
     closeness = [cosine(vector(alone[one.request_id]), oracle.embed([*one.prompt])) for one in requests]
-    assert min(closeness) > (1 - 1e-9 if quantization == "none" else 0.98)
+    assert min(closeness) > (1 - 1e-9 if quantization == "none" else 0.98)  # a tiny model may turn one of them more
+    assert np.median(closeness) > 0.998
     assert cosine(vector(alone["e0"]), vector(alone["e3"])) < 0.999  # else all of this would say nothing
     if encoder.normalizes:
         assert np.linalg.norm(vector(alone["e0"])) == pytest.approx(1, abs=1e-6)

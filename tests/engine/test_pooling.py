@@ -135,9 +135,10 @@ def test_int8_weights_hardly_turn_a_vector(load: Callable[..., Harness]) -> None
         load("llama", quantization).run(load("llama", quantization).engine(), asking(case_requests(load)))
         for quantization in ("int8", "none")
     )
-    for key, answer in ours.items():
-        one, other = vector(answer), vector(exact[key])
-        assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > 0.98
+    pairs = [(vector(answer), vector(exact[key])) for key, answer in ours.items()]
+    closeness = [one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) for one, other in pairs]
+    assert min(closeness) > 0.98  # a tiny model may turn one of them more
+    assert np.median(closeness) > 0.998
 
 
 def case_requests(load: Callable[..., Harness]) -> list[EngineRequest]:

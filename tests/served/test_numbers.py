@@ -31,7 +31,7 @@ def test_they_are_those_of_transformers(server: Server, embedded_folder: Path) -
         with torch.inference_mode():
             state = model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0, -1]
         assert np.linalg.norm(ours) == pytest.approx(1, abs=1e-5)
-        assert np.dot(ours, (state / state.norm()).numpy()) > 0.98  # with weights in int8
+        assert np.dot(ours, (state / state.norm()).numpy()) > 0.998  # with weights in int8
 
 
 def test_both_formats_alone_together_and_among_answers_give_the_same(server: Server) -> None:
