@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.gguf.checkpoint import GgufCheckpoint
-from model_runner.gguf.header import read_gguf
+from model_runner.gguf.header import IncompleteHeadError, parse_head, read_gguf
 from model_runner.gguf.tokenizer import end_tokens, read_vocabulary, split_text
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config, load_model
@@ -589,6 +590,18 @@ def test_a_file_that_is_damaged(
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UnsupportedModelError, match=reason):
         read_gguf(path)
+
+
+def test_a_head_may_end_with_the_file_and_not_before(tmp_path: Path) -> None:
+    """As a list of texts does, of which the last one is the last of all."""
+    key, texts = b"tokenizer.ggml.tokens", [b"a", "é".encode(), b"", b"long"]
+    listed = b"".join(struct.pack("<Q", len(text)) + text for text in texts)
+    content = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(key)) + key + struct.pack("<IIQ", 9, 8, len(texts)) + listed
+    path = tmp_path / "a.gguf"
+    assert parse_head(content, path).metadata == {key.decode(): [text.decode() for text in texts]}
+    for end in range(4, len(content)):
+        with pytest.raises(IncompleteHeadError):
+            parse_head(content[:end], path)
 
 
 def test_any_end_is_too_early_and_none_is_an_error_of_another_kind(write: Callable[..., Path], tmp_path: Path) -> None:

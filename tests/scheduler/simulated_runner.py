@@ -187,6 +187,8 @@ class SimulatedRunner(DoneAtLaunch):
         """Before the step: all that it reads is the choice's own history."""
         live, size = self.live[key], self.block_size
         folded = live.num_folded
+        if self.groups and folded * size > live.num_computed:
+            raise KVMismatchError(f"{key} has positions in its states that it computes again")
         for number, (held, group) in enumerate(zip(live.groups, self.groups, strict=True), 1):
             if group.kind == "page":
                 if folded and self.kvs[number][held[folded - 1]][0] != (salt_of(key), live.hashes[folded * size - 1]):

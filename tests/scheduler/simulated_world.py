@@ -228,6 +228,11 @@ class World:
     def _check_plan(self, plan):
         num_tokens = sum(share.num_tokens for share in plan.scheduled)
         assert sum(share.num_rows for share in plan.scheduled) <= self.config.max_num_batched_tokens
+        for share in plan.scheduled:
+            if share.num_draft and share.key in self.live:
+                watched = self.live[share.key]
+                most = len(watched.request.prompt) + watched.request.max_tokens
+                assert len(self.runner.live[share.key].tokens) <= most, "more tokens than may come"
         self.tally["drafted"] += sum(share.num_draft for share in plan.scheduled)
         self.tally["compared"] += sum(share.num_candidates for share in plan.scheduled)
         self.num_scheduled += num_tokens

@@ -76,6 +76,26 @@ def test_groups_avoid_what_the_earlier_ones_took():
     assert totals["b", "a"].logprob == pytest.approx(-1.5)
 
 
+def test_what_diversity_costs_counts_in_the_score_alone():
+    """A group that takes the token of an earlier one in spite of it has a lower score, and the same log-probability."""
+    search = BeamSearch(width=2, groups=2, diversity_penalty=1.5)
+    searcher = BeamSearcher(Rules(search, (), max_tokens=2))
+    assert [chr(step.token_id) for step in searcher.advance([offer(a=-0.5, b=-2.5)])] == ["a", "a"]
+    assert searcher.advance([offer(a=-0.5, b=-2.5)] * 2) == []
+    assert [(ended.score, ended.beam.logprob) for ended in searcher.finished()] == [(-0.5, -1.0), (-1.25, -1.0)]
+
+
+def test_a_negative_length_penalty_favours_the_short_and_needs_no_patience():
+    """Two sequences have ended with -3 * 1 and -1.5 * 2. The best beam has -1.42 * 2 now, and no more at its end."""
+    search = BeamSearch(width=2, early_stopping="never", length_penalty=-1.0)
+    searcher = BeamSearcher(Rules(search, (ord("e"),), max_tokens=3))
+    searcher.advance([offer(a=-1.4, e=-3.0, b=-5.0)])
+    assert searcher.advance([offer(a=-0.02, e=-0.1, b=-9.0), offer(a=-9.0, b=-9.0)])
+    assert [ended.score for ended in searcher.finished()] == [-3.0, -3.0]
+    assert searcher.advance([offer(a=-0.2, b=-9.0), offer(a=-9.0, b=-9.0)]) == []
+    assert [ended.score for ended in searcher.finished()] == [-3.0, -3.0]
+
+
 # -- its requests ------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as TokenizerModel
 
 from server.text.detokenizer import make_detokenizer
-from server.text.stop_strings import StopMatcher
+from server.text.stop_strings import StopMatcher, StopSearch
 from server.text.tokenizer import Tokenizer
 from tests.server.tiny_model import BOS, END, byte_level_tokenizer, sentencepiece_tokenizer
 
@@ -66,6 +66,22 @@ def test_sentencepiece_conventions(context: tuple[str, ...], pieces: tuple[str, 
 
 def test_unfinished_character_at_the_end():
     assert push_all(BYTE_LEVEL, [ord("a"), 0xE4, 0xBD]) == ["a", "", "", "\ufffd"]
+
+
+@pytest.mark.parametrize(("tokenizer", "first"), [(BYTE_LEVEL, 0), (SENTENCEPIECE, 3)])
+def test_forks_go_their_own_ways_from_the_middle_of_a_character(tokenizer: Tokenizer, first: int):
+    """As beams do. `first` is the token of byte 0."""
+    begun = [first + byte for byte in "aé😀".encode()[:5]]
+    ends = [[first + byte for byte in end] for end in ("😀o".encode()[2:], "👍é".encode()[2:])]
+    one = make_detokenizer(tokenizer)
+    text = "".join(one.push(token) for token in begun)
+    forks = [one.fork() for _ in ends]
+    texts = [text] * len(ends)
+    for place in range(4):  # in turns, so that each would meet what another did
+        for index, (fork, end) in enumerate(zip(forks, ends, strict=True)):
+            texts[index] += "".join(fork.push(token) for token in end[place : place + 1])
+    texts = [text + fork.flush() for text, fork in zip(texts, forks, strict=True)]
+    assert texts == [tokenizer.decode([*begun, *end], skip_special_tokens=True) for end in ends]
 
 
 def test_window_stays_small():
@@ -164,3 +180,11 @@ def test_disarmed_stop_strings_are_passed_over():
     assert matcher.push("a", armed=False).text == ""
     found = matcher.push("b")
     assert (found.text, found.stop) == ("", "ab")
+
+
+def test_a_stop_string_that_was_passed_over_does_not_end_a_later_piece():
+    """Its text is still held back, because it may begin a longer one."""
+    matcher = StopMatcher(["ab", "abcd"])
+    assert matcher.push("xab", armed=False).text == "x"
+    assert matcher.push("c") == StopSearch("")
+    assert matcher.push("e") == StopSearch("abce")

@@ -176,6 +176,11 @@ def test_angles_in_an_image_are_those_of_transformers(sections: list[int] | None
             "mscale_all_dim": 1,
         },
         {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "truncate": False},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 20},
+        {
+            **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 65536, "truncate": False},
+            **{"beta_fast": 1e-3, "beta_slow": 1e-6},
+        },
     ],
 )
 def test_angles_with_scaling_are_those_of_transformers(rope: dict[str, Any]) -> None:

@@ -2,10 +2,13 @@
 
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 
+from model_runner.batch import SampleRows
 from model_runner.contract import Breaker, Dry, Mirostat, SamplingParams, Xtc
+from model_runner.draft_tree import NO_DRAFT
 from model_runner.sampling.noise import Stream
 from model_runner.sampling.rows import Entries, SamplingRows, SamplingState, Setting
 
@@ -26,6 +29,12 @@ def plain(rows: SamplingRows) -> dict[str, object]:
         return [listed(used) for used in value] if isinstance(value, tuple) else value
 
     return {field.name: listed(getattr(rows, field.name)) for field in fields(rows)}
+
+
+def pre_sampled(state: SamplingState, slot: int) -> object:
+    """How a kernel would sample the slot's next token; the position does not matter."""
+    plan = state.plan_picks([SampleRows(0, 0, NO_DRAFT)], [slot], np.array([len(PROMPT)]))
+    return plan.keys.tolist(), plan.temperatures.tolist(), plan.choices
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -66,6 +75,7 @@ def test_a_fork_equals_admission_and_neither_touches_the_other(name):
         for slot, output in enumerate(outputs):
             state.admit(5, other if slot in (2, 3) else settings, PROMPT, output)
             assert plain(state.rows([slot])) == plain(state.rows([5]))
+            assert pre_sampled(state, slot) == pre_sampled(state, 5)
             state.release(5)
 
 
@@ -138,6 +148,26 @@ def test_mu_follows_the_surprise_and_is_carried_over():
     assert state.sampler_state(0) == state.sampler_state(1)
     assert plain(state.rows([0])) == plain(state.rows([1]))
     assert state.rows([0]).truncations[0].values.item() == state.sampler_state(0)
+
+
+def test_mu_of_a_sibling_begins_anew():
+    params = SamplingParams(mirostat=Mirostat(tau=3.0, eta=0.25))
+    state = SamplingState(2, 25, CPU)
+    state.admit(0, params, PROMPT)
+    state.commit(0, 5, 7.0)
+    state.admit(1, replace(params, choice=1), PROMPT, forked_from=0)
+    assert (state.sampler_state(0), state.sampler_state(1)) == (5.0, 6.0)
+
+
+@pytest.mark.parametrize("is_readmitted", [False, True])
+def test_a_token_costs_its_frequency_penalty_each_time_it_comes(is_readmitted):
+    params, output = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25), (4,) * 3 + (7,) + (4,) * 97
+    state = SamplingState(1, 25, CPU)
+    state.admit(0, params, PROMPT, output if is_readmitted else ())
+    for token in () if is_readmitted else output:
+        state.commit(0, token)
+    penalty = state.rows([0]).output_penalty
+    assert dict(zip(penalty.tokens.tolist(), penalty.values.tolist(), strict=True)) == {4: 50.25, 7: 0.75}
 
 
 def test_only_mirostat_has_a_state_of_its_own():

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,9 +13,10 @@ from model_runner.contract import Breaker, Dry, Failure, Mirostat, SamplingParam
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
 from model_runner.sampling.sampler import Sampler
+from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.harness import picks_of
 
-from .worlds import CHAIN, TREE, VOCAB, Drawing, Said, Speakers, World, make_world
+from .worlds import CHAIN, TREE, VOCAB, Drawing, Said, Speakers, World, crowd, make_world
 
 LENGTH = 24
 SETTINGS = {
@@ -139,6 +141,21 @@ def test_logprobs_are_those_of_the_model_for_each_token(world: World, mode: Veri
             before, last, token = one.tokens[place : place + 3]
             expected = torch.log_softmax(world.target[before, last], -1)[token]
             assert (report.token_id, report.logprob) == (token, pytest.approx(expected.item(), abs=1e-6))
+
+
+def test_mirostat_counts_the_surprise_of_every_token_drafted_or_not(world: World) -> None:
+    """Against its definition: mu falls by eta for each bit by which a token surprised more than by tau."""
+    params = SamplingParams(mirostat=Mirostat(tau=0.6, eta=0.3), temperature=1.3)
+    said = crowd(params, "match", 10)
+    speakers = Speakers(world, said)
+    speakers.speak(LENGTH, Drawing(world, TREE, at_random=True))
+    assert sum(one.num_accepted for one in said) > 20
+    for slot, one in enumerate(said):
+        mu = 1.2
+        for before, last, token in zip(one.tokens, one.tokens[1:], one.output, strict=False):
+            scores = oracle.truncated(world.target[before, last].double().numpy(), params, mu=mu)
+            mu -= 0.3 * (-np.log2(oracle.softmax(scores)[token]) - 0.6)
+        assert speakers.sampler_state(slot) == pytest.approx(mu, abs=1e-4)
 
 
 def bare(name: str, verify: Verification = "match", count: int = 8) -> list[Said]:

@@ -134,11 +134,16 @@ class Speakers:
         for slot, one in enumerate(said):
             self._sampling.admit(slot, one.params, PROMPT)
         self._verify = Verifier(self._sampling, Sampler(TorchDraw(VOCAB, CPU)))
+        self._states: dict[int, float | None] = {}
 
     def speak(self, length: int, draft: Drafter) -> None:
         """Continue until every choice has this many tokens, or an error."""
         while going := [i for i, one in enumerate(self.said) if len(one.output) < length and one.error is None]:
             self.step(going, [draft(self.said[index]) for index in going])
+
+    def sampler_state(self, index: int) -> float | None:
+        """The state of a sampler, as the verdict of the choice's last step has it."""
+        return self._states.get(index)
 
     def step(self, going: Sequence[int], trees: Sequence[DraftTree]) -> None:
         """Verify a tree for each of these choices."""
@@ -163,6 +168,7 @@ class Speakers:
             one.logprobs += verdict.logprobs
             one.num_accepted += len(verdict.nodes)
             one.error = verdict.error
+            self._states[index] = verdict.sampler_state
 
 
 def crowd(params: SamplingParams, verify: Verification, count: int) -> list[Said]:

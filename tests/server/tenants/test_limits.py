@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from model_runner.contract import Failure
 from server.engine.client import QueueFullError
-from server.errors import QuotaError, RequestLimitError, TokenLimitError
+from server.errors import LimitError, QuotaError, RequestLimitError, TokenLimitError
 from server.storage.usage import Used
 from server.tenants.keys import Tenant, TenantLimits
 from server.tenants.rate_limits import Cost, RateLimits
@@ -313,6 +313,32 @@ async def test_tokens_taken_for_a_refused_request_are_given_back_in_all_windows(
     assert headers["x-ratelimit-remaining-requests"] == "5"
     assert headers["x-ratelimit-remaining-tokens"] == "60"
     await limits.close()
+
+
+async def test_a_refused_request_keeps_no_place(clock: Clock) -> None:
+    limits = RateLimits(UsageCounters())
+    tenant = Tenant("ann", limits=TenantLimits(max_choices=2, tokens_per_minute=100))
+    running = await limits.reserve(tenant, Cost(10, 80, 1))
+    for _ in range(3):
+        with pytest.raises(TokenLimitError):
+            await limits.reserve(tenant, Cost(10, 30, 1))
+    second = await limits.reserve(tenant, Cost(5, 5, 1))
+    with pytest.raises(RequestLimitError, match="limit 2, running 2"):
+        await limits.reserve(tenant, Cost(0, 0, 1))
+    running.settle(0)
+    second.settle(0)
+    await limits.reserve(tenant, Cost(0, 0, 2))
+
+
+@pytest.mark.parametrize("of_limits", [{"tokens_per_minute": 100}, {"tokens_per_day": 100}, {"max_choices": 3}])
+async def test_all_of_a_limit_may_be_used_and_not_one_more(clock: Clock, of_limits: dict[str, int]) -> None:
+    limits = RateLimits(UsageCounters())
+    tenant = Tenant("ann", limits=TenantLimits(**of_limits))
+    await limits.reserve(tenant, Cost(100, 0, 3))
+    with pytest.raises(LimitError):
+        await limits.reserve(tenant, Cost(1, 0, 1))
+    with pytest.raises(LimitError, match=r"Request too large|asks for 4 answers"):
+        await limits.reserve(tenant, Cost(101, 0, 4))
 
 
 async def test_work_in_the_background_takes_no_place_from_its_own_key(make_with_keys) -> None:
