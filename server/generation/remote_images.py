@@ -42,13 +42,14 @@ def remote_image(sent: SentImage, hosts: Collection[str]) -> RemoteImage:
     """The image that a part names by a URL. Raises InvalidRequestError if it is not on one of these hosts."""
     assert sent.url is not None, "callers pass images in URLs"
     if not hosts:
-        raise _refused(sent, "")
+        raise _refused(sent, "This server fetches no images: its operator may name hosts by --image-hosts.")
     found = _URL.fullmatch(sent.url)
     if found is None:
         raise _refused(sent, "It must be of the form https://HOST/PATH, without user, password and port.")
     host = found["host"].lower()
     if host not in hosts:
-        raise _refused(sent, f"This server does not fetch from '{shorten(host, 128)}'.")
+        why = f"This server does not fetch from '{shorten(host, 128)}', which is not among its --image-hosts."
+        raise _refused(sent, why)
     target = quote(found["target"] or "/", safe=_VISIBLE)
     return RemoteImage(host, target if target.startswith("/") else f"/{target}")
 
@@ -66,12 +67,12 @@ def fetch_failure(sent: SentImage, max_bytes: int) -> InvalidRequestError:
 
 
 def _refused(sent: SentImage, why: str) -> InvalidRequestError:
-    """The error for a URL that is not fetched; without a reason, because this server fetches nothing."""
+    """The error for a URL that is not fetched, with the reason."""
     if sent.kind == "image":
-        message = f"{sent.field}: {why or 'This server fetches no images.'} Send the image in base64."
+        message = f"{sent.field}: {why} Send the image in base64."
         return InvalidRequestError(message, param=f"{sent.path}.source.url", code="unsupported_value")
     message = (
         f"Invalid image URL: '{sent.field}'. Expected a base64-encoded data URL with an image MIME type "
         "(e.g. 'data:image/png;base64,aW1nIGJ5dGVzIGhlcmU='), but got a value without the 'data:' prefix."
     )
-    return InvalidRequestError(f"{message} {why}".strip(), param=sent.path, code="invalid_value")
+    return InvalidRequestError(f"{message} {why}", param=sent.path, code="invalid_value")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import httptools
 import msgspec
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ _PIECE_BYTES = 16 << 10
 
 _OTHER_FILES = 256
 """Open files that are reserved for everything except clients."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PROBE_S = 0.01
+"""Seconds between the first two probes of a client that has closed its side of the connection."""
 
 
 def limited_connection(timeout_s: float, websockets: Mapping[str, int] | None = None) -> type[asyncio.Protocol]:
@@ -61,6 +65,10 @@ class AnsweringConnection:
     @abstractmethod
     def owes_answer(self) -> bool:
         """Whether a complete request has no complete answer yet, or its client has not read all of it."""
+
+
+class _HostError(Exception):
+    """A request does not name one host; raised through the parser."""
 
 
 class _FloodError(Exception):
@@ -111,6 +119,9 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
         self._cancel_read_deadline()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _FloodError
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):  # as RFC 9112 demands
+            raise _HostError
         if not self.parser.should_upgrade():  # `_parse` handles offers to upgrade
             super().on_headers_complete()
             self._body_open = True
@@ -159,9 +170,17 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
             self._answered.disconnected = True
             self._answered.message_event.set()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection for an answer that is owed, because the client may have closed its own side only."""
+        stays = self.owes_answer and self._is_answering and self.scheme == "http" and self._may_be_probed
+        if stays:
+            self.cycle.keep_alive = False  # nothing else can come
+            self._probe(_PROBE_S)
+        return stays
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, app if cycle.keep_alive else _with_end(cycle, app))
 
     @property
     def owes_answer(self) -> bool:
@@ -196,6 +215,21 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
         """Whether a request has no complete answer yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
+    @property
+    def _may_be_probed(self) -> bool:
+        """Whether it can be found out that the client is gone, or its answer costs too little to matter."""
+        scope = self.cycle.scope
+        return scope["http_version"] == "1.1" or scope["method"] in ("GET", "HEAD")
+
+    def _probe(self, wait_s: float) -> None:
+        """Until the answer begins, send interim responses, more and more rarely: a client that is gone resets."""
+        answered = self._answered
+        assert answered is not None
+        if self.transport.is_closing() or answered.response_started or answered.scope["http_version"] != "1.1":
+            return
+        self.transport.write(_CONTINUE)
+        self.loop.call_later(wait_s, self._probe, 2 * wait_s)
+
     def _make_room(self) -> None:
         """Drop the connections that have waited longest for their clients; several, because this scans all of them."""
         limited = [one for one in self.connections if isinstance(one, LimitedConnection)]
@@ -219,6 +253,8 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
             except httptools.HttpParserError as error:
                 if isinstance(error.__context__, _FloodError):
                     self.transport.abort()
+                elif isinstance(error.__context__, _HostError):
+                    self._refuse(400, "The request needs exactly one header 'Host'.")
                 else:
                     self.send_400_response("Invalid HTTP request received.")
                 return
@@ -336,6 +372,32 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
             f"x-request-id: {new_request_id()}\r\n\r\n"
         )
         self.transport.write(STATUS_LINE[status] + head.encode() + body)
+
+
+def _with_end(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """The application for a connection that ends with the answer: a single header says so.
+
+    HTTP/1.0 has no chunks, so there the end of the connection is the end of a body of unknown size.
+    """
+    is_old = cycle.scope["http_version"] == "1.0"
+
+    async def run(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        is_unsized = False
+
+        async def send_last(message: ASGISendEvent) -> None:
+            nonlocal is_unsized
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                message["headers"] = [pair for pair in headers if pair[0].lower() != b"connection"]
+                is_unsized = is_old and not any(name.lower() == b"content-length" for name, _ in headers)
+                cycle.chunked_encoding = False if is_unsized else None
+            elif message["type"] == "http.response.body" and is_unsized:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_last)
+
+    return run
 
 
 def new_request_id() -> str:

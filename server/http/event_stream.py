@@ -78,6 +78,7 @@ class EventStream(EventSourceResponse, Generic[_Event]):
         media_type: str = EVENT_STREAM,
     ) -> None:
         super().__init__(iter(()), ping=0, sep="\n", headers={"content-type": media_type, **headers})
+        del self.headers["connection"]  # whether it stays open is the connection's matter
         self._source = source
         self._frames = frames
         self._keepalive_s = keepalive_s

@@ -47,6 +47,7 @@ class LoadingStream(EventSourceResponse):
     ) -> None:
         """Entering `use` waits for the model. `respond` is called in it, and makes a response that is a stream."""
         super().__init__(iter(()), ping=0, sep="\n", headers={"content-type": waiting.media_type})
+        del self.headers["connection"]  # as in EventStream
         self._waiting = waiting
         self._using = AsyncExitStack()
         self._respond = respond

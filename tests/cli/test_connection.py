@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -27,11 +28,12 @@ SLACK_S = 20.0
 class Application:
     """Echoes the length of the body; /headers are sent back; sends without end on /endless, and begins to on /begun.
 
-    /early is answered without a look at the body.
+    /early is answered without a look at the body, /pieces in pieces, and /waiting once `let_go` is set.
     """
 
     def __init__(self) -> None:
         self.disconnected = 0
+        self.let_go = threading.Event()
 
     def wait_until_disconnected(self) -> None:
         """Raise TimeoutError where no request was told within SLACK_S: it learns of it after its socket has closed."""
@@ -57,12 +59,25 @@ class Application:
             return StreamingResponse(self.endless())
         if request.url.path == "/begun":
             return StreamingResponse(self.begun())
+        if request.url.path == "/pieces":
+            headers = {"connection": "keep-alive"}
+            return StreamingResponse(iter([b"one", b"", b"two"]), headers=headers, media_type="text/event-stream")
+        if request.url.path == "/waiting":
+            return await self.waiting(request)
         if request.url.path == "/early":
             return PlainTextResponse("no")
         if request.url.path == "/headers":
             await request.body()
             return JSONResponse(list(request.headers))
         return PlainTextResponse(str(len(await request.body())))
+
+    async def waiting(self, request: Request) -> Response:
+        await request.body()
+        while not self.let_go.is_set():
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            await asyncio.sleep(0.001)
+        return PlainTextResponse("here")
 
     async def begun(self):  # type: ignore[no-untyped-def]
         yield b"first"
@@ -233,6 +248,63 @@ def test_what_comes_behind_an_unfinished_answer_does_not_orphan_it(application: 
             behind = b"GET /page/x HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n"
             assert b"200 OK" in ask(client, b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n" + behind)
         application.wait_until_disconnected()
+
+
+@pytest.mark.parametrize("path", [b"/pieces", b"/early"])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_an_answer_that_ends_its_connection(client: socket.socket, path: bytes, version: bytes) -> None:
+    """Clients of HTTP/1.0 know no chunks, and a header says once that the connection ends."""
+    client.sendall(b"GET %b HTTP/%b\r\nhost: x\r\nconnection: close\r\n\r\n" % (path, version))
+    head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+    names = [line.partition(b":")[0] for line in head.lower().split(b"\r\n")]
+    assert head.lower().count(b"connection: close") == names.count(b"connection") == 1
+    is_chunked = (path, version) == (b"/pieces", b"1.1")
+    assert (b"transfer-encoding" in names) is is_chunked
+    chunks = b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+    assert body == (b"no" if path == b"/early" else chunks if is_chunked else b"onetwo")
+
+
+@pytest.mark.parametrize(
+    ("head", "is_whole"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", False),
+        (b"GET / HTTP/1.0\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nhost:\r\n\r\n", True),
+    ],
+)
+def test_a_request_names_one_host(client: socket.socket, head: bytes, is_whole: bool) -> None:
+    answer = ask(client, head)
+    assert answer.startswith(b"HTTP/1.1 200" if is_whole else b"HTTP/1.1 400")
+    assert is_whole or b"header 'Host'" in answer
+
+
+def test_a_client_that_has_only_closed_its_own_side_is_answered(
+    client: socket.socket, application: Application
+) -> None:
+    client.sendall(b"POST /waiting HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx")
+    client.shutdown(socket.SHUT_WR)
+    received = client.recv(65536)
+    application.let_go.set()
+    while piece := client.recv(65536):
+        received += piece
+    assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert received.endswith(b"here")
+    assert application.disconnected == 0
+
+
+def test_a_client_that_has_closed_both_sides_is_gone(client: socket.socket, application: Application) -> None:
+    client.sendall(b"POST /waiting HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx")
+    client.close()
+    application.wait_until_disconnected()
+
+
+def test_an_old_client_that_has_only_closed_its_own_side_is_answered(client: socket.socket) -> None:
+    client.sendall(b"GET /early HTTP/1.0\r\n\r\n")
+    client.shutdown(socket.SHUT_WR)
+    assert b"".join(iter(lambda: client.recv(65536), b"")).endswith(b"no")
 
 
 class UnreadTransport(asyncio.Transport):

@@ -1,6 +1,7 @@
 """The lines of a batch's input file, and their results."""
 
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -139,6 +140,8 @@ def _texts(path: Path, most: int = sys.maxsize - 1) -> Iterator[tuple[int, bytes
     with path.open("rb") as file:
         for place in count(1):
             text = rest = file.readline(most + 1)
+            if place == 1:
+                text = text.removeprefix(BOM_UTF8)  # some editors begin a file with it
             if not text:
                 return
             while len(rest) > most and not rest.endswith(b"\n"):

@@ -12,6 +12,7 @@ from server.errors import InvalidRequestError, shorten
 from server.generation.sent_images import Kind, SentImage, SentImages
 
 _DATA_URL = re.compile(r"data:(?P<type>[^,]*),", re.IGNORECASE)
+_HTTP = re.compile(r"http:", re.IGNORECASE)
 _HTTPS = re.compile(r"https:", re.IGNORECASE)
 _BREAKS = re.compile(r"[\r\n]")
 _STARTS = {b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
@@ -67,9 +68,10 @@ def _in_url(url: str, path: str, field: str) -> bytes:
     found = _DATA_URL.match(url)
     if found is None:
         got = "a value without the 'data:' prefix" if not url.lower().startswith("data:") else "one without a ','"
+        of_web = " Images are fetched by https only, from hosts of --image-hosts." if _HTTP.match(url) else ""
         message = (
             f"Invalid image URL: '{field}'. Expected a base64-encoded data URL with an image MIME type {_EXAMPLE}, "
-            f"but got {got}."
+            f"but got {got}.{of_web}"
         )
         raise InvalidRequestError(message, param=path, code="invalid_value")
     parameters = [one.strip().lower() for one in found["type"].split(";")]

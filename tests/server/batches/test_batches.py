@@ -1,6 +1,7 @@
 """Batches from their file to their files, by the official client and step by step."""
 
 import asyncio
+import codecs
 import json
 import logging
 import tracemalloc
@@ -125,7 +126,7 @@ def test_a_batch_through_the_official_client(make_batches: Callable[..., FastAPI
 async def test_other_endpoints(make_batches: Callable[..., FastAPI], endpoint: str, body: Any) -> None:
     async with client_of(make_batches()) as client:
         batches = Batches(client)
-        batch = await batches.ended((await batches.create(written([body], endpoint), endpoint))["id"])
+        batch = await batches.ended((await batches.create(codecs.BOM_UTF8 + written([body], endpoint), endpoint))["id"])
         (answer,) = await batches.content(batch["output_file_id"])
         alone = (await client.post(endpoint, json=body)).json()
         made = answer["response"]["body"]

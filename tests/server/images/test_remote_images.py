@@ -133,6 +133,9 @@ async def test_off_by_default(fetching: Callable[..., Any]):
             "Invalid image URL: 'messages[0].content[1].image_url.url'. Expected a base64"
         )
         assert error["code"] == "invalid_value"
+        assert "--image-hosts" in error["message"]
+        assert "--image-hosts" in (await client.post("/v1/messages", json=of_messages())).text
+        assert "--image-hosts" in (await client.post(CHAT, json=of_chat(f"HTTP://{HOST}/a.png"))).text
         assert not web.requests
 
 
