@@ -1,10 +1,12 @@
 """The cores that a tower on a CPU computes with, next to the steps: one while steps run, otherwise all.
 
 A tower in more threads would hold back every core that a step computes with, and a step waits for its slowest thread.
-Results do not depend on the choice. The native products' are the same in any number of threads, and so are attention's,
-in which each head and group of queries is computed by one thread. All else always runs in one thread.
+Results do not depend on the choice. The native products' are the same in any number of threads. So are attention's in
+every torch that was tried, in which one thread computes each head and group of queries. That is tried again before
+attention uses more than one thread. All else always runs in one thread.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,10 @@ from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import PackedWeight
 from model_runner.models.parameters import DenseMatrix, Linear
 
+logger = logging.getLogger("samewise.runner")
+
+_TRIED_PLACES = 600
+"""Places of an image with which attention is tried."""
 _QUIET_S = 0.1
 """Without a step for this long, no request is decoded."""
 
@@ -38,6 +44,8 @@ class TowerCores:
         self._owner: int | None = None
         self._in_step = False
         self._last_step = -_QUIET_S
+        self._shares_attention: bool | None = None
+        """Whether attention has the same bits in all threads as in one; None until it is tried."""
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -67,16 +75,33 @@ class TowerCores:
 
     def attend(self, function: Callable[..., Tensor], arguments: Any, keywords: Any) -> Tensor:
         """Call torch's attention."""
+        if not self._has_all:
+            return _call(function, arguments, keywords)
+        if self._shares_attention is None:
+            self._shares_attention = self._is_exact(function, arguments[0])
+        return (self._in_all_threads if self._shares_attention else _call)(function, arguments, keywords)
 
-        def call() -> Tensor:
-            with torch.inference_mode():
-                return function(*arguments, **keywords)
+    def _in_all_threads(self, function: Callable[..., Tensor], arguments: Any, keywords: Any) -> Tensor:
+        return self._others.submit(_call, function, arguments, keywords).result()
 
-        return self._others.submit(call).result() if self._has_all else call()
+    def _is_exact(self, function: Callable[..., Tensor], query: Tensor) -> bool:
+        """Whether attention has the same bits in all threads as in one, with the heads and type of this query."""
+        heads, width = query.shape[1], query.shape[-1]
+        drawn = torch.randn(3, 1, _TRIED_PLACES, heads, width, generator=torch.Generator().manual_seed(0))
+        tried = tuple(drawn.to(query.dtype).transpose(2, 3))
+        is_exact = torch.equal(_call(function, tried, {}), self._in_all_threads(function, tried, {}))
+        if not is_exact:
+            logger.warning("images     attention depends on the number of threads in this torch, so it uses one")
+        return is_exact
 
     @property
     def _has_all(self) -> bool:
         return not self._in_step and time.monotonic() - self._last_step > _QUIET_S
+
+
+def _call(function: Callable[..., Tensor], arguments: Any, keywords: Any) -> Tensor:
+    with torch.inference_mode():  # which each thread has to enter
+        return function(*arguments, **keywords)
 
 
 class SharedAttention(TorchFunctionMode):
