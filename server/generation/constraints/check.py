@@ -1,5 +1,6 @@
 """Checks that llguidance compiles a grammar."""
 
+import json
 import re
 from functools import cache, lru_cache
 
@@ -58,6 +59,10 @@ def compile_error(grammar: str) -> str | None:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, None)
     except (ValueError, RuntimeError) as error:
         return _readable(str(error))
+    except BaseException as error:  # a panic of llguidance's has a class that cannot be imported
+        if type(error).__name__ != "PanicException":
+            raise
+        return "llguidance cannot compile this."
     return _readable(messages[0]) if is_error else None
 
 
@@ -66,6 +71,20 @@ def begins(grammar: str, text: str) -> bool:
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
     data = list(text.encode())
     return int(matcher.try_consume_tokens(data)) == len(data)
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether a text matches a pattern of a JSON schema, as `texts` translates it."""
+    return compile_error(f"start: %json {json.dumps({'const': text, 'pattern': pattern})}") is None
+
+
+def ends_in(grammar: str, text: str) -> bool:
+    """Whether the grammar leads into a dead end: it allows this text and then nothing, not even the end."""
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+    data = list(text.encode())
+    if int(matcher.try_consume_tokens(data)) < len(data):
+        return False
+    return not any(matcher.compute_logit_bias()) or matcher.is_error()
 
 
 class _Bytes:

@@ -4,13 +4,15 @@ JSON schema allows any other property where nothing is said, and models then inv
 spread over `properties`, `allOf`, `$ref`, alternatives and conditions, so all of them are brought together first.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any
 
-from server.generation.constraints.fragment import ConstraintError
+from server.generation.constraints.check import ends_in, matches
+from server.generation.constraints.fragment import ConstraintError, under
 from server.generation.constraints.limits import Definitions, Schema
 
 CLOSED = (
@@ -25,6 +27,9 @@ _SAYS_OPEN = frozenset({"additionalProperties", "patternProperties", "propertyNa
 _LISTS = ("allOf", "anyOf", "oneOf")
 _CONDITIONS = ("if", "then", "else")
 _DEPENDENT = ("dependentSchemas", "dependentRequired", "dependencies")
+_PARTS = frozenset({"$ref", "allOf", "anyOf"})
+_MAX_MATCHES = 500
+"""Names that are compared with patterns to find out which schemas apply to them."""
 _OWN_MATTER = frozenset({"additionalProperties", "patternProperties", "enum", "const"})
 """Written keywords with which a schema itself restricts the properties, or the values that have them."""
 
@@ -40,6 +45,8 @@ class Names:
     """Whether the schemas say which other properties are allowed."""
     fewest: int = 0
     """The least number of properties."""
+    has_patterns: bool = False
+    """Whether there are patterns of names."""
 
     def __or__(self, other: "Names") -> "Names":
         return Names(
@@ -47,6 +54,7 @@ class Names:
             self.declares or other.declares,
             self.is_open or other.is_open,
             max(self.fewest, other.fewest),
+            self.has_patterns or other.has_patterns,
         )
 
     @property
@@ -104,11 +112,21 @@ def _strings(value: object) -> Iterator[str]:
 class ObjectCloser:
     """Closes the objects in the definitions of one document, as `json_schema` writes them."""
 
-    def __init__(self, definitions: Definitions, path: str, said: Callable[[Schema], Names]) -> None:
-        """`path` is the document's. `said` returns what the given form of a schema says beyond the written one."""
+    def __init__(
+        self,
+        definitions: Definitions,
+        path_of: Callable[[Schema], str],
+        said: Callable[[Schema], Names],
+        *,
+        keeps_open: bool,
+    ) -> None:
+        """`said` returns what the given form of a schema says beyond the written one. With `keeps_open`, objects are
+        not closed, only checked.
+        """
         self._definitions = definitions
-        self._path = path
+        self._path_of = path_of
         self._said = said
+        self._keeps_open = keeps_open
         self._names: dict[int, Names] = {}
         self._waiting = [("#", False)]
         self._repeated = 0
@@ -118,7 +136,8 @@ class ObjectCloser:
     def close(self) -> Definitions:
         """The definitions with closed objects, without those that are no longer used.
 
-        Raises ConstraintError if too many names must be repeated.
+        Raises ConstraintError if too many names must be repeated, or an object could begin another property but have
+        none, because its patterns of names match only properties that it has already.
         """
         closed: dict[str, Schema] = {}
         while self._waiting:
@@ -142,7 +161,9 @@ class ObjectCloser:
         if "anyOf" in told and self._differ(schema["anyOf"], context):
             return self._part(schema, "anyOf", context)
         everything = _together(own, *of_parts.values(), around)
-        if not everything.can_close:
+        if everything.has_patterns and self._ends_in_a_name(schema, everything.known):
+            return self._closed(self._without_patterns(schema, everything.known), around)
+        if self._keeps_open or not everything.can_close:
             return self._part(schema)
         self.has_closed = True
         part = self._part_of(schema)
@@ -150,9 +171,46 @@ class ObjectCloser:
             return _closed_alone(part, everything.known)
         self._repeated += len(everything.known)
         if self._repeated > MAX_REPEATED:
-            raise ConstraintError(self._path, f"More than {MAX_REPEATED} names in objects of several schemas.")
+            raise ConstraintError(
+                self._path_of(schema), f"More than {MAX_REPEATED} names in objects of several schemas."
+            )
         closing = {"properties": dict.fromkeys(everything.known, True), "additionalProperties": False}
         return {**part, "allOf": [*part.get("allOf", ()), closing]}
+
+    def _ends_in_a_name(self, schema: Mapping[str, Any], known: Sequence[str]) -> bool:
+        """Whether an object with all known properties could begin another one, for which there is no name."""
+        names = [name for name in known if schema.get("properties", {}).get(name) is not False]
+        top = {"type": "object", "properties": dict.fromkeys(names, True), "required": names}
+        whole = {**top, "allOf": [self._outline(schema)], "x-guidance": {"whitespace_flexible": False}}
+        text = "{" + "".join(f"{json.dumps(name, ensure_ascii=False)}:0," for name in names)
+        return bool(names) and ends_in(f"start: %json {json.dumps(whole)}", text)
+
+    def _outline(self, schema: Schema) -> Schema:
+        """What a schema says about names, without alternatives."""
+        if isinstance(schema, bool):
+            return schema
+        parts = [*([self._definitions[schema["$ref"]]] if "$ref" in schema else []), *schema.get("allOf", ())]
+        kept: dict[str, Any] = {"allOf": [self._outline(part) for part in parts]}
+        for keyword in ("properties", "patternProperties"):
+            kept[keyword] = {name: one is not False for name, one in schema.get(keyword, {}).items()}
+        if "additionalProperties" in schema:
+            kept["additionalProperties"] = schema["additionalProperties"] is not False
+        return kept
+
+    def _without_patterns(self, schema: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+        """A schema whose patterns match known names only, with their schemas in the properties' own."""
+        patterns = schema.get("patternProperties", {})
+        if not _PARTS.isdisjoint(schema) or len(known) * len(patterns) > _MAX_MATCHES:
+            reason = "The patterns match only names of properties that the object has anyway, which is not supported."
+            raise ConstraintError(under(self._path_of(schema), "patternProperties"), reason)
+        written = {key: value for key, value in schema.items() if key != "patternProperties"}
+        properties = {}
+        for name in known:
+            own = schema.get("properties", {}).get(name, True)
+            matching = [one for pattern, one in patterns.items() if matches(pattern, name)]
+            is_known = name in schema.get("properties", {}) or matching
+            properties[name] = {"allOf": [own, *matching]} if is_known else False
+        return {**written, "properties": properties, "additionalProperties": False}
 
     def _is_single(self, schema: Mapping[str, Any], keyword: str) -> bool:
         """Whether the schemas of a keyword can be closed on their own, because they are not for the same object."""
@@ -213,6 +271,7 @@ class ObjectCloser:
             "properties" in schema,
             not _OWN_MATTER.isdisjoint(schema),
             schema.get("minProperties", 0),
+            "patternProperties" in schema,
         )
         return written | self._said(schema)
 

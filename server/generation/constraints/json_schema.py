@@ -73,6 +73,7 @@ _DEPENDENTS: Mapping[str, tuple[str, ...]] = {
     "items": ("items",),
 }
 """Keywords whose omission changes what others mean, so that those must be omitted, too."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OF_PROPERTIES = frozenset(
     {"minProperties", "maxProperties", "required", "additionalProperties", "properties", "patternProperties"}
 )
@@ -242,9 +243,11 @@ class _SchemaReader:
 
     def _close(self, definitions: Definitions) -> Definitions:
         """Close the objects, unless the request opens them, and report it once."""
-        if self._is_open:
-            return definitions
-        closer = ObjectCloser(definitions, self._path, lambda schema: self._said.get(id(schema), (schema, Names()))[1])
+
+        def said(schema: Schema) -> Names:
+            return self._said.get(id(schema), (schema, Names()))[1]
+
+        closer = ObjectCloser(definitions, self._path_of, said, keeps_open=bool(self._is_open))
         closed = closer.close()
         if closer.has_closed and self._is_open is None:
             self._notices.append(Notice(self._path, CLOSED))
@@ -497,7 +500,10 @@ class _SchemaReader:
         node.written[name] = max(bound, other) if is_minimum else min(bound, other)
 
     def _multiple_of(self, node: _Node, keyword: str, value: Any, path: str) -> None:
-        node.written[keyword] = read_multiple(value, path)
+        bounds = (node.given.get(name) for name in _BOUNDS)
+        node.written[keyword] = read_multiple(
+            value, path, [bound for bound in bounds if isinstance(bound, int | float)]
+        )
 
     def _pattern(self, node: _Node, keyword: str, value: Any, path: str) -> None:
         node.written[keyword] = self._expression(value, path)
@@ -538,7 +544,7 @@ _READERS: Mapping[str, Callable[[_SchemaReader, _Node, str, Any, str], None]] = 
     "allOf": _SchemaReader._all_of,
     "anyOf": _SchemaReader._any_of,
     "oneOf": _SchemaReader._any_of,
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _SchemaReader._bound),
+    **dict.fromkeys(_BOUNDS, _SchemaReader._bound),
     "multipleOf": _SchemaReader._multiple_of,
     "pattern": _SchemaReader._pattern,
     "format": _SchemaReader._format,

@@ -4,6 +4,7 @@ It silently reads numbers as doubles, and drops control characters that JSON str
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from server.generation.constraints.fragment import ConstraintError, check_text, under
@@ -72,12 +73,15 @@ def read_bound(value: object, path: str, *, is_minimum: bool, exclusive: bool) -
     return int(nearest), False
 
 
-def read_multiple(value: object, path: str) -> int | float:
+def read_multiple(value: object, path: str, bounds: Sequence[int | float] = ()) -> int | float:
     """A valid `multipleOf`.
 
-    Raises ConstraintError if it would take too long, or llguidance reads it as another number.
+    Raises ConstraintError if it would take too long, or llguidance reads it as another number, or does not find out
+    whether there is a multiple within the bounds of the same schema.
     """
     number = _read_number(value, path)
+    if any(abs(bound) > _EXACT for bound in bounds):
+        raise ConstraintError(path, "With bounds beyond 2**53, 'multipleOf' is not supported.")
     if number <= 0:
         raise ConstraintError(path, "Expected a number above 0.")
     if multiple_size(number) > MAX_MULTIPLE:

@@ -9,10 +9,10 @@ from jsonschema import Draft202012Validator
 
 from server.generation.constraints.check import grammar_of
 from server.generation.constraints.closing import CLOSED
-from server.generation.constraints.fragment import whole
+from server.generation.constraints.fragment import ConstraintError, whole
 from server.generation.constraints.json_schema import BOUNDED, JsonSchema
 from server.generation.parsing.call_grammar import OfferedTool
-from tests.server.constraints.matching import accepts, walk
+from tests.server.constraints.matching import accepts, begins, walk
 
 _A = {"type": "object", "properties": {"a": {"type": "integer"}}}
 _B = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
@@ -93,6 +93,53 @@ LOOSE_SCHEMAS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "unknown names": ({**_A, "allOf": [{"$ref": "https://example.com/x"}]}, [{"a": 1, "z": 1}], [{"a": "x"}]),
     "propertyNames": ({**_A, "propertyNames": {"pattern": "^[a-z]$"}}, [{"a": 1, "z": 1}], []),
 }  # fmt: skip
+
+
+_ONLY_A = {"patternProperties": {"^a$": {"type": "integer"}}, "additionalProperties": False}
+_AB = {"patternProperties": {"^(a|b)$": True}, "additionalProperties": False}
+COMPLETE: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
+    "required": ({"type": "object", **_ONLY_A, "required": ["a"]}, [{"a": 1}], [{}, {"a": "x"}, {"b": 1}]),
+    "declared": (
+        {"type": "object", **_ONLY_A, "properties": {"a": {"minimum": 3}}},
+        [{}, {"a": 3}],
+        [{"a": 2}, {"b": 1}],
+    ),
+    "both": ({"type": "object", **_AB, "properties": {"a": True}, "required": ["b"]}, [{"a": 1, "b": 1}], [{"a": 1}]),
+    "nested": ({"prefixItems": [{"type": "object", **_ONLY_A, "required": ["a"]}]}, [[{"a": 1}]], [[{"a": "x"}]]),
+    "one name is left": (
+        {"type": "object", **_AB, "required": ["a"]},
+        [{"a": 1, "b": 1}],
+        [{"b": 1}, {"a": 1, "c": 1}],
+    ),
+}
+"""Objects that may have all names that their patterns match."""
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+@pytest.mark.parametrize("is_open", [None, True])
+def test_an_object_with_all_names_that_match_ends(name: str, is_open: bool | None) -> None:
+    schema, right, wrong = COMPLETE[name]
+    grammar = grammar_of(JsonSchema(schema, "schema", replace(BOUNDED, is_open=is_open)), "schema")
+    assert all(accepts(grammar, text) for text in _texts(right))
+    assert not any(accepts(grammar, text) for text in _texts(wrong))
+    if name != "one name is left":
+        assert not begins(grammar, json.dumps(right[-1])[: -2 if name == "nested" else -1] + ",")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "allOf": [_ONLY_A, {"required": ["a"]}]},
+        {"type": "object", "$ref": "#/$defs/x", "required": ["a"], "$defs": {"x": _ONLY_A}},
+        {"type": "object", **_ONLY_A, "anyOf": [{"required": ["a"]}, {"maxProperties": 0}]},
+    ],
+)
+def test_what_cannot_be_rewritten_is_refused_or_reported(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConstraintError, match="patternProperties: The patterns match only"):
+        JsonSchema(schema, "schema").fragment("")
+    fragment = JsonSchema(schema, "schema", is_strict=False).fragment("")
+    assert "schema.patternProperties" in [notice.path for notice in fragment.notices]
+    assert accepts(whole(fragment), '{"a": 1}')
 
 
 def _texts(values: list[Any]) -> list[str]:

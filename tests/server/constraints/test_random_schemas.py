@@ -22,6 +22,7 @@ _VALUES = st.recursive(
 )
 _TYPES = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
 _PATTERNS = st.sampled_from(["^a", "b$", "^[a-c]{2}$", "\\d", "x|y", "^$", "."])
+_NAME_PATTERNS = st.sampled_from(["^a$", "^[ab]$", "^(b|c)$", "^$", "^a", "x"])
 
 
 _ALONE: dict[str, st.SearchStrategy[Any]] = {
@@ -51,7 +52,8 @@ def _schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
         "prefixItems": several,
         "items": inner,
         "properties": st.dictionaries(_NAMES, inner, max_size=3),
-        "additionalProperties": inner,
+        "patternProperties": st.dictionaries(_NAME_PATTERNS, inner, min_size=1, max_size=2),
+        "additionalProperties": inner | st.just(False),
         "anyOf": several,
         "oneOf": several,
         "allOf": several,

@@ -64,6 +64,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"minimum": 2**64}, "minimum"),
     ({"exclusiveMaximum": -(2**64)}, "exclusiveMaximum"),
     ({"multipleOf": 0}, "multipleOf"),
+    ({"multipleOf": 7, "minimum": 2**60, "maximum": 2**60}, "multipleOf"),
+    ({"type": ["integer", "number"], "minimum": -20, "maximum": -20}, ""),
     ({"multipleOf": 0.12345}, "multipleOf"),
     ({"pattern": "a(?!b)"}, "pattern"),
     ({"pattern": "(a)\\1"}, "pattern"),
