@@ -104,6 +104,12 @@ class ModelFormats:
             return prompt.rstrip().endswith(REASONING_TAGS[self.reasoning].begin)
         return any(prompt.endswith(opening) for opening in FULL_OUTPUT_FORMATS.get(self.tool_format, ()))
 
+    def opening(self, prompt: str) -> str:
+        """The end of the prompt that opens the reasoning, from its tag on; empty if it does not."""
+        if self.reasoning is None or not self.is_thinking(prompt):
+            return ""
+        return prompt[prompt.rindex(REASONING_TAGS[self.reasoning].begin) :]
+
     def controls(self, tokenizer: Tokenizer) -> Mapping[int, str]:
         """The markers that are control tokens, by token id."""
         markers = set(TOOL_FORMATS[self.tool_format].markers)

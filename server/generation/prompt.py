@@ -55,6 +55,14 @@ MAX_OTHER_ROLES = 4
 """Limit on further roles, because the conversation is rendered several times for each."""
 MAY_SHOW = ("name", "reasoning_content")
 """Message keys that the template may not show; they are then ignored and reported."""
+_NOT_SHOWN = "The model's chat template does not show it."
+_SAME = ("role", "content")
+_MARK = "\ue000{}\ue001"
+"""Marks a message by its index."""
+_UNMISTAKABLE = 8
+"""Characters from which a content is not found by chance in a template's own text."""
+_MAX_SEARCHED = 8
+"""Contents that are searched for in vain before the others are not searched for at all: each search takes long."""
 _PROJECT, _FILE, _OPEN_FILE = "myproject", "tmp", "filename"
 """Placeholder names of the project, of a file without a name, and of the file with the gap."""
 _SNIPPET = "\n\n--- snippet ---\n\n"
@@ -220,7 +228,9 @@ def _with_tools(template: ChatTemplate, conversation: Conversation, variables: M
         messages = spelled_out(messages)
     if not conversation.tools or template.knows_tools:
         return replace(conversation, messages=messages)
-    return replace(conversation, messages=with_description(messages, conversation.tools), tools=())
+    if conversation.may_call:
+        messages = with_description(messages, conversation.tools)
+    return replace(conversation, messages=messages, tools=())
 
 
 def _shows_calls(template: ChatTemplate, messages: Messages, variables: Mapping[str, Any]) -> bool:
@@ -236,26 +246,76 @@ def _shown(
 ) -> tuple[Conversation, str]:
     """The text, and the conversation as the template accepted it.
 
-    If the template refuses the messages, simpler forms are tried. Raises the first error if all fail.
+    If the template refuses the messages, or drops system messages, simpler forms are tried. Raises the first error if
+    all fail.
     """
-    try:
-        return conversation, _text(template, conversation, variables)
-    except ChatTemplateError as error:
-        refusal = error
-    for messages, applied in _simpler(conversation.messages):
-        simpler = replace(conversation, messages=messages)
+    refusal, accepted = None, None
+    for messages, applied in _forms(conversation.messages):
+        if messages is not conversation.messages and applied[-1] is _AS_USER and accepted is None:
+            break  # the template says that it supports no system messages, or something else is wrong
+        form = replace(conversation, messages=messages)
         try:
-            text = _text(template, simpler, variables)
-        except ChatTemplateError:
+            text = _text(template, form, variables)
+        except ChatTemplateError as error:
+            refusal = refusal or error
             continue
-        notices += applied
-        return simpler, text
-    raise refusal
+        dropped = _dropped(template, form, variables, text)
+        accepted = accepted or (form, text, applied, dropped)
+        if not any(messages[index]["role"] in _SYSTEM for index in dropped):
+            accepted = form, text, applied, dropped
+            break
+    if accepted is None:
+        assert refusal is not None, "there is at least one form"
+        raise refusal
+    form, text, applied, dropped = accepted
+    notices += [*applied, *_content_notices(conversation.messages, [form.messages[index] for index in dropped])]
+    return form, text
 
 
-def _simpler(messages: Messages) -> Iterator[tuple[Messages, Sequence[Notice]]]:
-    """Simpler forms of the messages, from the least to the most changed, with notices of the changes."""
+def _dropped(
+    template: ChatTemplate, conversation: Conversation, variables: Mapping[str, Any], text: str
+) -> Sequence[int]:
+    """The indices of messages whose content is not in the prompt's `text`.
+
+    Contents are searched for in their order. What is not found may have been rewritten, so that it is rendered again
+    with a mark in each.
+    """
+    missing: list[int] = []
+    at = 0
+    for index, message in enumerate(conversation.messages):
+        content = message["content"].strip()
+        if not content or marks_in(content):
+            continue
+        is_unmistakable = len(content) >= _UNMISTAKABLE or message["role"] in _SPEAKERS
+        found = text.find(content, at) if is_unmistakable and len(missing) < _MAX_SEARCHED else -1
+        if found < 0:
+            missing.append(index)
+        else:
+            at = found + len(content)
+    if not missing:
+        return ()
+    marked = list(conversation.messages)
+    for index in missing:
+        marked[index] = {**marked[index], "content": f"{marked[index]['content']}{_MARK.format(index)}"}
+    try:
+        text = _text(template, replace(conversation, messages=marked), variables)
+    except ChatTemplateError:
+        return ()
+    return [index for index in missing if _MARK.format(index) not in text]
+
+
+def _content_notices(sent: Messages, dropped: Messages) -> Iterator[Notice]:
+    """Notices of messages that the template drops."""
+    for message in dropped:
+        index = next((i for i, one in enumerate(sent) if all(one[key] == message[key] for key in _SAME)), None)
+        path = "messages" if index is None else f"messages[{index}].content"
+        yield Notice(path, _NOT_SHOWN)
+
+
+def _forms(messages: Messages) -> Iterator[tuple[Messages, Sequence[Notice]]]:
+    """The messages, then simpler forms of them, from the least to the most changed, with notices of the changes."""
     applied: Sequence[Notice] = ()
+    yield messages, applied
     for simplified, notice in _SIMPLIFICATIONS:
         simpler = simplified(messages)
         if simpler != list(messages):
@@ -280,6 +340,12 @@ def _with_object(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "tool_calls": calls}
 
 
+def _instructions_as_user(messages: Messages) -> Messages:
+    """The messages with system messages as the user's, as makers of models without system messages advise."""
+    return one_turn_each([{**one, "role": "user"} if one["role"] in _SYSTEM else one for one in messages])
+
+
+_AS_USER = Notice("messages[].role", "The chat template does not show system messages here; shown as the user's.")
 _SIMPLIFICATIONS = (
     (
         _with_objects,
@@ -287,6 +353,7 @@ _SIMPLIFICATIONS = (
     ),
     (one_system_message, Notice("messages[].role", "The system messages were merged into the first.")),
     (one_turn_each, Notice("messages[].role", "Messages of one role that follow each other were merged.")),
+    (_instructions_as_user, _AS_USER),
 )
 
 
@@ -315,7 +382,7 @@ def _not_shown(
                 first.setdefault((key, message["role"]), index)
     for (key, role), index in first.items():
         if template.ignores(key, role, taken, variables=variables):
-            yield Notice(f"messages[{index}].{key}", "The model's chat template does not show it.")
+            yield Notice(f"messages[{index}].{key}", _NOT_SHOWN)
 
 
 def _other_roles(messages: Messages) -> Mapping[str, int]:

@@ -99,6 +99,8 @@ class Conversation:
     """The images, by the indices of their marks."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Tools to show to the model, in the form of chat templates."""
+    may_call: bool = True
+    """Whether the tools may be called. If not, only a template that supports tools shows them."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the template. Unknown ones are reported."""
     thinks: bool | None = None

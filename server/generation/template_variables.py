@@ -32,7 +32,8 @@ def template_variables(template: ChatTemplate, conversation: Conversation) -> tu
     wishes = _Wishes(template, conversation, {name: value for name, value in given.items() if name in known})
     notices = [Notice(f"chat_template_kwargs.{shorten(name)}", _NO_VARIABLE) for name in given if name not in known]
     notices += [*wishes.of_thinking(), *wishes.of_effort()]
-    return {"strftime_now": conversation.clock, **wishes.followed, **wishes.own}, notices
+    clock = {"strftime_now": conversation.clock} if template.shows_date else {}
+    return {**clock, **wishes.followed, **wishes.own}, notices
 
 
 def _date(value: object) -> datetime:

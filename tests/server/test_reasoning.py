@@ -123,6 +123,19 @@ async def test_a_model_that_may_also_not_think(client_with: Callable[..., httpx.
         assert accepts(engine.requests[-1].sampling.grammar or "", '{"c": "red"}')
 
 
+@pytest.mark.parametrize("fields", [{"separate_reasoning": False}, {"reasoning_format": "none"}])
+async def test_reasoning_in_the_text_keeps_the_tag_that_the_prompt_has_written(
+    client_with: Callable[..., httpx.AsyncClient], engine: FakeEngine, fields: dict[str, Any]
+):
+    engine.script = says("x</think>Blue.")
+    async with client_with(OPENING) as client:
+        choice, _ = await answered(client, **fields)
+        assert choice["message"]["content"] == "<think>\nx</think>Blue."
+        begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
+        choice, _ = await answered(client, messages=begun, continue_final_message=True, **fields)
+        assert choice["message"]["content"] == "x</think>Blue."
+
+
 async def test_the_setting_turns_it_off(client_with: Callable[..., httpx.AsyncClient], engine: FakeEngine):
     engine.script = says("x</think>Blue.")
     async with client_with(OPENING, reasoning_parser="none") as client:

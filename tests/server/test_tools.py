@@ -298,13 +298,16 @@ async def test_what_the_answer_is_held_to(
 async def test_nothing_to_call(
     client: httpx.AsyncClient, knowing: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any]
 ):
-    """Then the model hears of no tools, and what looks like a call is text."""
+    """Then the model hears of no tools that it cannot call, and what looks like a call is text."""
     for one in (client, knowing):
         engine.script = says(ROME)
         choice = await answered(one, **fields)
         assert (choice["message"]["content"], choice["finish_reason"]) == (ROME, "stop")
         assert engine.requests[-1].sampling.grammar is None
-        assert "weather" not in prompt_of(engine)
+        shown = one is knowing and "tool_choice" in fields
+        assert ("weather" in prompt_of(engine)) == shown
+        if shown:
+            await answered(one, **fields, exclude_tools_when_tool_choice_none=True)
         assert prompt_of(engine) == "<|start|>user\nhi<|end|>\n<|start|>assistant\n"
 
 

@@ -194,7 +194,7 @@ def chat_options(body: ChatCompletionRequest, plan: Plan, tokenizer: Tokenizer) 
         lists_own_logprob=bool(body.logprob_token_ids),
         calls_functions=bool(body.functions),
         hides_reasoning=not body.is_shown,
-        echoed=body.echoed,
+        echoed=body.echoed + plan.opening,
     )
 
 

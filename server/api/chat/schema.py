@@ -130,7 +130,8 @@ def chat_intent(body: ChatCompletionRequest) -> GenerationRequest:
     conversation = Conversation(
         messages=messages,
         images=images,
-        tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
+        tools=body.shown_tools,
+        may_call=tools is not None,
         variables=body.chat_template_kwargs or {},
         thinks=reasoning.get("thinking"),
         effort=reasoning.get("reasoning_effort"),

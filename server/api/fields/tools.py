@@ -1,6 +1,6 @@
 """Tools in the format of OpenAI's chat completions, including the deprecated functions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -188,12 +188,26 @@ FunctionCallChoice = Annotated[
 
 
 TOOL_CHOICE = (
-    "`auto`, the default with tools: text or calls. `none`: no calls, and the model does not see the tools. "
+    "`auto`, the default with tools: text or calls. `none`: text only; the model still sees the tools. "
     "`required`: calls only. A tool: a call of that tool. `allowed_tools`: calls of these tools only."
 )
 
 
-class ToolFields(RequestModel):
+class HiddenTools(RequestModel):
+    """Whether a model sees tools that it may not call."""
+
+    exclude_tools_when_tool_choice_none: bool | None = Field(
+        None, description="Whether the choice `none` also hides the tools from the model; vLLM's setting of this name."
+    )
+
+    def shown(self, tools: Iterable[Tool], *, are_callable: bool) -> Sequence[Mapping[str, Any]]:
+        """The tools for the chat template: all of them, unless none may be called and the request hides them then."""
+        if not are_callable and self.exclude_tools_when_tool_choice_none:
+            return ()
+        return tuple(tool.for_template() for tool in tools)
+
+
+class ToolFields(HiddenTools):
     """The tools, and which of them to call."""
 
     tools: list[AnyTool] | None = Field(
@@ -241,6 +255,11 @@ class ToolFields(RequestModel):
         if self._chosen is not None:
             return ToolUse(tools, "required", self._chosen, is_parallel=False)
         return ToolUse(tools, "required" if self.tool_choice == "required" else "auto", None, is_parallel)
+
+    @property
+    def shown_tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools that the model sees, in the form of chat templates."""
+        return self.shown((tool for _, tool in self._offered()), are_callable=self.tool_use is not None)
 
     @property
     def _chosen(self) -> Sequence[str] | None:

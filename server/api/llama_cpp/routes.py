@@ -93,14 +93,14 @@ def apply_template(context: BodyContext, body: bytes) -> tuple[bytes, Mapping[st
     asked = context.validated(ApplyTemplateRequest, body)
     if asked.model is not None:
         context.model.check_name(asked.model)
-    tools = asked.tool_use
     messages, images = for_template(asked.messages)
     if images:
         message = f"Invalid '{images[0].path}': the text of a prompt does not show images."
         raise InvalidRequestError(message, param=images[0].path, code="unsupported_value")
     conversation = Conversation(
         messages=messages,
-        tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
+        tools=asked.shown_tools,
+        may_call=asked.tool_use is not None,
         variables=asked.chat_template_kwargs or {},
         open_turn=asked.add_generation_prompt is not False and not asked.continue_final_message,
         continue_last=bool(asked.continue_final_message),

@@ -249,7 +249,8 @@ def messages_intent(body: MessagesFields) -> GenerationRequest:
     conversation = Conversation(
         messages=tuple(history.messages),
         images=history.images.all,
-        tools=() if tools is None else tuple(tool.for_template() for tool in tools.tools),
+        tools=body.shown_tools(history.loaded),
+        may_call=tools is not None,
         variables=body.chat_template_kwargs or {},
         effort=effort,
         thinks=None if body.thinking is None else not isinstance(body.thinking, ThinkingOff),

@@ -1,14 +1,14 @@
 """Tools in Anthropic's format."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from server.api.fields.rules import EchoedModel, RequestModel, hint, no_effect, problem, related, tag_by_type
 from server.api.fields.structured import STRICT
-from server.api.fields.tools import MAX_TOOLS, ToolName, cache_control, result_schema
+from server.api.fields.tools import MAX_TOOLS, HiddenTools, ToolName, cache_control, result_schema
 from server.api.messages.blocks import CacheControl
 from server.errors import InvalidRequestError, shorten
 from server.generation.notices import Notice
@@ -95,7 +95,7 @@ class NamedChoice(_Choice):
 
 
 class NoneChoice(RequestModel):
-    """No calls, and the model does not see the tools."""
+    """Text only; the model still sees the tools."""
 
     type: Literal["none"]
 
@@ -109,7 +109,7 @@ ToolChoice = Annotated[
 ]
 
 
-class MessagesToolFields(RequestModel):
+class MessagesToolFields(HiddenTools):
     """The tools, and which of them to call."""
 
     tools: list[AnyTool] | None = Field(
@@ -118,8 +118,8 @@ class MessagesToolFields(RequestModel):
     )  # fmt: skip
     tool_choice: ToolChoice | None = Field(
         None,
-        description="`auto`, the default with tools: text or calls. `none`: no calls, and the model does not see the "
-        "tools. `any`: calls only. `tool`: calls of that tool.",
+        description="`auto`, the default with tools: text or calls. `none`: text only; the model still sees the tools. "
+        "`any`: calls only. `tool`: calls of that tool.",
     )
 
     @model_validator(mode="after")
@@ -158,6 +158,23 @@ class MessagesToolFields(RequestModel):
     def _with_schema(self) -> Sequence[tuple[int, SchemaTool]]:
         return [(index, tool) for index, tool in enumerate(self.tools or ()) if isinstance(tool, SchemaTool)]
 
+    def _loaded(self, loaded: Collection[str]) -> list[Tool]:
+        """The tools that are not deferred, or were loaded or chosen."""
+        if isinstance(self.tool_choice, NamedChoice):
+            loaded = {*loaded, self.tool_choice.name}
+        searches = any(isinstance(tool, AnthropicTool) and tool.type.startswith(_SEARCHES) for tool in self.tools or ())
+        return [
+            tool.tool(f"tools[{index}]")
+            for index, tool in self._with_schema
+            if not tool.defer_loading
+            or searches
+            or tool.name in loaded  # without the ignored search tool, nothing would load them
+        ]
+
+    def shown_tools(self, loaded: Collection[str]) -> Sequence[Mapping[str, Any]]:
+        """The tools that the model sees, in the form of chat templates; `loaded` is as in `tool_use`."""
+        return self.shown(self._loaded(loaded), are_callable=not isinstance(self.tool_choice, NoneChoice))
+
     def tool_use(self, loaded: Collection[str]) -> ToolUse | None:
         """The tools that the answer may call; `loaded` are deferred tools that results have named. None: none.
 
@@ -166,16 +183,7 @@ class MessagesToolFields(RequestModel):
         choice = self.tool_choice or AutoChoice(type="auto")
         if isinstance(choice, NoneChoice):
             return None
-        if isinstance(choice, NamedChoice):
-            loaded = {*loaded, choice.name}
-        searches = any(isinstance(tool, AnthropicTool) and tool.type.startswith(_SEARCHES) for tool in self.tools or ())
-        tools = [
-            tool.tool(f"tools[{index}]")
-            for index, tool in self._with_schema
-            if not tool.defer_loading
-            or searches
-            or tool.name in loaded  # without the ignored search tool, nothing would load them
-        ]
+        tools = self._loaded(loaded)
         if not tools and isinstance(choice, AnyChoice):
             message = "Invalid 'tool_choice': calls are required, but all tools are deferred and none was found yet."
             raise InvalidRequestError(message, param="tool_choice", code="invalid_value")

@@ -208,11 +208,12 @@ def _offer_of(body: InputFields) -> OfferedTools:
 def _conversation_of(
     history: "History", body: InputFields, offer: OfferedTools, variables: Mapping[str, Any]
 ) -> Conversation:
-    shows_tools = body.tool_choice != "none"
+    may_call = body.tool_choice != "none"
     return Conversation(
         messages=tuple(history.messages),
         images=history.images.all,
-        tools=tuple(tool.for_template() for tool in offer.tools) if shows_tools else (),
+        tools=body.shown(offer.tools, are_callable=may_call),
+        may_call=may_call,
         variables=variables,
         effort=None if body.reasoning is None else body.reasoning.effort,
     )

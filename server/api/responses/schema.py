@@ -23,7 +23,7 @@ from server.api.fields.rules import (
 )
 from server.api.fields.structured import CONSTRAINT_FIELDS, JsonObjectFormat, NamedSchema, TextFormat
 from server.api.fields.structured import constraint_of_schema as of_schema
-from server.api.fields.tools import MAX_TOOLS, TOOL_CHOICE
+from server.api.fields.tools import MAX_TOOLS, TOOL_CHOICE, HiddenTools
 from server.api.openai.pages import ListQuery, Query
 from server.api.responses.items import Input
 from server.api.responses.tools import AnyTool, ToolChoice
@@ -132,7 +132,7 @@ class HistoryFields(RequestModel):
         return None
 
 
-class InputFields(HistoryFields):
+class InputFields(HiddenTools, HistoryFields):
     """The model's input, and the format of its answer."""
 
     conversation: ConversationParam | None = Field(

@@ -40,6 +40,8 @@ class Plan:
     seed: int
     """The client's seed, or a drawn one. With a drawn seed, prompt i gets seed + i, so that prompts differ."""
     seed_drawn: bool
+    opening: str = ""
+    """The tag of the reasoning that the prompt has opened, for an answer that does not separate the reasoning."""
     stream: bool = False
     at_a_time: int | None = None
     """Most engine requests in the engine at a time. None: all, or the request fails if they do not all fit."""

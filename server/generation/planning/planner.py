@@ -171,6 +171,7 @@ class Planner:
             stream=request.stream,
             at_a_time=None if request.pooling is None else self._info.max_num_seqs,
             is_bounded=request.max_tokens is not None or self._default_max_tokens(request) is not None,
+            opening=self._opening(request, encoded[0].text),
             template_date=_date_shown(request.prompts[0]),
             notices=to_report(notices, strict=self._settings.strict),
         )
@@ -460,6 +461,13 @@ class Planner:
         if request.constraint is None:
             return OutputConstraints()
         return OutputConstraints(grammar_of(request.constraint, request.path("constraint"), notices))
+
+    def _opening(self, request: GenerationRequest, prompt: str) -> str:
+        """The tag that begins the reasoning, if it stands in the prompt and the client wants the whole text."""
+        conversation = request.prompts[0]
+        if request.separates_reasoning or not isinstance(conversation, Conversation) or not conversation.open_turn:
+            return ""
+        return self._model.formats.opening(prompt)
 
     def _eos_token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         return self._rules.eos_token_ids(request.decoding, fills_in=request.fills_in)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from tokenizers import processors
 
 from scheduler.interface import EngineStats
 from server import __version__
@@ -16,7 +17,7 @@ from server.api.llama_cpp.schema import DEFAULTS
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of
 from tests.server.tenants.keys import bearer
-from tests.server.tiny_model import TEMPLATE
+from tests.server.tiny_model import BOS, TEMPLATE
 
 TEMPLATES = [
     {},
@@ -113,3 +114,16 @@ async def test_no_slot_is_free(client: httpx.AsyncClient, engine: FakeEngine):
     assert (response.status_code, response.json()["error"]["type"]) == (503, "unavailable_error")
     assert (await client.get("/slots")).status_code == 200
     assert (await client.get("/slots?fail_on_no_slot=x")).json()["error"]["param"] == "fail_on_no_slot"
+
+
+async def test_an_applied_template_begins_once(client_with: Callable[..., httpx.AsyncClient], engine: FakeEngine):
+    """A completion puts the tokenizer's special tokens before its text, so the text lacks them."""
+    async with client_with("{{ bos_token }}{{ messages[0].content }}") as client:
+        app: Any = client._transport.app  # type: ignore[attr-defined]
+        model = app.state.services.models.default.tokenizer._model
+        model.post_processor = processors.TemplateProcessing("<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
+        await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+        applied = (await client.post("/apply-template", json={"messages": [{"role": "user", "content": "hi"}]})).json()
+        assert applied == {"prompt": "hi"}
+        await client.post("/completion", json={"prompt": applied["prompt"], "n_predict": 1})
+    assert [list(one.prompt) for one in engine.requests] == [[BOS, *b"hi"]] * 2
