@@ -186,7 +186,7 @@ class ObjectCloser:
         return bool(names) and ends_in(f"start: %json {json.dumps(whole)}", text)
 
     def _outline(self, schema: Schema) -> Schema:
-        """What a schema says about names, without alternatives."""
+        """The parts of a schema that restrict names, without alternatives."""
         if isinstance(schema, bool):
             return schema
         parts = [*([self._definitions[schema["$ref"]]] if "$ref" in schema else []), *schema.get("allOf", ())]
