@@ -2,9 +2,10 @@
 
     python -m bench.image_fuzz --url http://127.0.0.1:8000 --count 5000 --pid PID
 
-The files are PNG, JPEG, WebP and GIF with changed, removed and repeated bytes. Prints the statuses, the server's memory
-before and after (with its process id), and the slowest answers of GET /health before and meanwhile. Fails on another
-status than 200 and 400, and if an error's text has more than our own words.
+The files are PNG, JPEG, WebP and GIF with changed, removed and repeated bytes, among them files that ask for far more
+work than their pixels: hundreds of scans, thousands of tiny parts, and metadata that grows when it is read. Prints the
+statuses, the server's memory before and after (with its process id), and the slowest answers of GET /health before and
+meanwhile. Fails on another status than 200 and 400, and if an error's text has more than our own words.
 """
 
 import argparse
@@ -13,8 +14,10 @@ import base64
 import io
 import random
 import re
+import struct
 import threading
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,10 @@ from rich.console import Console
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _FOREIGN = re.compile(r"0x[0-9a-f]{6}|object at|PIL|Traceback|/site-packages/")
 _AT_ONCE = 4
+_HEADER = 33
+"""Bytes of a PNG file's signature and header."""
+_HOSTILE = 0.05
+"""Share of hostile files; half of them are sent as they are."""
 _IDLE_S = 3.0
 """How long /health is watched before."""
 
@@ -37,10 +44,38 @@ def originals(draw: random.Random) -> list[bytes]:
     for form in FORMATS:
         for width, height in ((1, 1), (40, 30), (200, 90)):
             pixels = np.random.default_rng(draw.randrange(1 << 30)).integers(0, 256, (height, width, 3), np.uint8)
-            file = io.BytesIO()
-            Image.fromarray(pixels).save(file, form)
-            files.append(file.getvalue())
+            files.append(_saved(Image.fromarray(pixels), form))
     return files
+
+
+def hostile() -> list[bytes]:
+    """Files that ask for far more work than their bytes and pixels."""
+    large, small = Image.new("RGB", (4000, 4000), (90, 160, 40)), Image.new("RGB", (8, 8))
+    progressive, whole, jpeg = _saved(large, "JPEG", progressive=True), _saved(small, "PNG"), _saved(small, "JPEG")
+    last, gif = progressive.rindex(b"\xff\xda"), _saved(small, "GIF")
+    bomb = zlib.compress(bytes(64 << 20))
+    entries = b"".join(struct.pack("<HHII", 0x9000 + tag, 7, 1 << 20, 8) for tag in range(1000))
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", 1000) + entries + bytes(1 << 20)
+    chunks = [_chunk(b"tEXt", b"") * 50_000, _chunk(b"zTXt", b"a\0\0" + bomb), _chunk(b"iCCP", b"a\0\0" + bomb)]
+    header = struct.pack(">IIBBBBB", 4000, 4000, 8, 0, 0, 0, 1)  # interlaced, in seven passes
+    return [
+        progressive[:last] + 900 * progressive[last:-2] + progressive[-2:],
+        jpeg[:2] + b"\xff\xed\0\2" * 200_000 + jpeg[2:],
+        gif[:-1] + b"!\xfe\1a\0" * 200_000 + gif[-1:],
+        *(whole[:_HEADER] + chunk + whole[_HEADER:] for chunk in (*chunks, _chunk(b"eXIf", exif))),
+        whole[:8] + _chunk(b"IHDR", header) + _chunk(b"IDAT", bomb) + _chunk(b"IEND", b""),
+    ]
+
+
+def _saved(image: Image.Image, form: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    """A chunk of a PNG file."""
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:
@@ -97,13 +132,15 @@ class Watch:
 async def fuzz(url: str, count: int, seed: int) -> Counter[str]:
     """How often each status and code came."""
     draw = random.Random(seed)
-    files = originals(draw)
+    files, others = originals(draw), hostile()
     outcomes: Counter[str] = Counter()
     queue = iter(range(count))
 
     async def send(client: httpx.AsyncClient) -> None:
         for _ in queue:
-            part = {"url": f"data:image/png;base64,{base64.b64encode(mutated(draw.choice(files), draw)).decode()}"}
+            file = draw.choice(others if draw.random() < _HOSTILE else files)
+            data = file if file in others and draw.random() < 1 / 2 else mutated(file, draw)
+            part = {"url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}
             content: list[dict[str, Any]] = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": part}]
             body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1, "temperature": 0}
             response = await client.post(f"{url}/v1/chat/completions", json=body)

@@ -11,7 +11,7 @@ from server.api.fields.rules import EchoedModel
 from server.errors import InvalidRequestError, shorten
 from server.generation.sent_images import Kind, SentImage, SentImages
 
-_DATA_URL = re.compile(r"data:(?P<type>[^,]*),", re.IGNORECASE)
+_DATA_URL = re.compile(r"data:(?P<type>[^,]{0,1024}),", re.IGNORECASE)
 _HTTP = re.compile(r"http:", re.IGNORECASE)
 _HTTPS = re.compile(r"https:", re.IGNORECASE)
 _BREAKS = re.compile(r"[\r\n]")

@@ -228,6 +228,7 @@ MANY_SCANS = JPEG[: JPEG.rindex(b"\xff\xda")] + 40 * JPEG[JPEG.rindex(b"\xff\xda
         ("https://example.com/a.png", "but got a value without the 'data:' prefix.", "invalid_value"),
         ("file:///etc/passwd", "but got a value without the 'data:' prefix.", "invalid_value"),
         ("data:image/png;base64", "but got one without a ','.", "invalid_value"),
+        ("data:" + 2000 * ";" + "base64,abc", "but got one without a ','.", "invalid_value"),
         ("data:image/png,abc", "but got one with 'image/png'.", "invalid_value"),
         ("data:image/png;base64,a*b=", "Invalid base64 image_url.", "invalid_base64"),
         ("data:image/png;base64,", "Invalid base64 image_url.", "invalid_base64"),
