@@ -10,6 +10,7 @@
 # make test-ray                    replicas on Ray Serve; installs Ray
 # make docs                        the documentation as a site, in build/site
 # make wheel                       a package with compiled kernels, in dist; make embedded-wheel: the embedded model
+# make test-wheel                  builds the package, installs it where there is no compiler, and asks it
 
 PYTHON ?= python3
 PORT ?=
@@ -21,7 +22,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes start in tests
-.PHONY: help serve test test-fresh test-clients test-suites test-hopper test-ray quick check docs format bench sanitize wheel embedded-wheel clean \
+.PHONY: help serve test test-fresh test-clients test-suites test-hopper test-ray test-wheel quick check docs format bench sanitize wheel embedded-wheel clean \
 	check-style check-types check-imports check-site
 
 VENV := .venv
@@ -53,7 +54,7 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -12
+	@sed -n 's/^# //p' Makefile | head -13
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -83,6 +84,9 @@ test-hopper: $(VENV)/installed-dev
 
 test-ray: $(VENV)/installed-ray
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/ray -m ray -o log_cli=true --log-cli-level=INFO $(ARGS)
+
+test-wheel: wheel $(VENV)/installed-dev
+	@$(BIN)/python -m pytest tests/test_package.py -m wheel $(ARGS)
 
 quick: check
 	@$(BIN)/python -m pytest $(QUICK_TESTS) $(ARGS)
@@ -123,7 +127,7 @@ sanitize: $(VENV)/installed-dev
 
 # auditwheel checks which systems the libraries fit, and names them in the wheel. It fails if one needs a newer system.
 wheel: $(VENV)/installed-wheel
-	@rm -rf build/wheel
+	@rm -rf build/wheel build/lib dist/samewise-[0-9]*
 	@$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/wheel . | $(PROGRESS)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --plat $(WHEEL_PLATFORM) --wheel-dir dist build/wheel/*.whl
 	@ls -l dist

@@ -4,14 +4,17 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import samewise
-from model_runner.kernels.build import _KERNELS, _kernels_recipe
+from model_runner.kernels.build import _KERNELS, _packaged_recipe
 from server import __version__
+from tests.served.conftest import Server
 
 ROOT = Path(__file__).parents[1]
 _MAIN = """
@@ -73,7 +76,7 @@ def wheel(tmp_path: Path, compiler: str) -> tuple[str, set[str]]:
     for name in ("samewise", "server", "scheduler", "model_runner"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "embedded_heads"))
     command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", str(tmp_path / "dist")]
-    environment = {**os.environ, "CXX": compiler}
+    environment = {**os.environ, "CXX": compiler, "SAMEWISE_CACHE": str(tmp_path / "cache")}
     subprocess.run(command, cwd=source, env=environment, check=True, capture_output=True)
     (made,) = (tmp_path / "dist").iterdir()
     with zipfile.ZipFile(made) as archive:
@@ -88,7 +91,7 @@ def test_a_wheel_has_libraries_and_takes_one_name(tmp_path: Path) -> None:
     assert name.startswith(f"samewise-{__version__}-py3-none-linux_")
     tops = {file.partition("/")[0] for file in files}
     assert tops == {"samewise", f"samewise-{__version__}.dist-info"}
-    title = _kernels_recipe(_KERNELS, None).title(())
+    title = _packaged_recipe(_KERNELS).title(())
     assert f"samewise/_packages/model_runner/kernels/built/{title}.so" in files
     assert "samewise/_packages/model_runner/kernels/cpu/samewise.h" in files
     assert any(file.startswith("samewise/_packages/server/page/static/") for file in files)
@@ -100,3 +103,28 @@ def test_without_a_compiler_a_wheel_fits_all_machines(tmp_path: Path) -> None:
     assert name == f"samewise-{__version__}-py3-none-any.whl"
     assert not any("/built/" in file for file in files)
     assert "samewise/_packages/model_runner/kernels/cpu/samewise.cpp" in files
+
+
+@pytest.mark.wheel
+def test_an_installed_wheel_answers_without_a_compiler(tmp_path: Path) -> None:
+    """Its environment has only the interpreter; other packages are the ones of this environment."""
+    (made,) = (ROOT / "dist").glob(f"samewise-{__version__}-*manylinux*.whl")
+    venv.create(tmp_path / "environment")
+    programs = tmp_path / "environment" / "bin"
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(run(str(programs / "python"), "-c", code, site=tmp_path).strip())
+    (site / "shared.pth").write_text(sysconfig.get_path("purelib"))
+    pip = (sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--no-index", "--no-deps")
+    run(*pip, "--force-reinstall", str(made), site=tmp_path)
+    alone = ("env", "-i", f"PATH={programs}", f"HOME={tmp_path}", f"SAMEWISE_CACHE={tmp_path / 'cache'}")
+    server = Server(begins=alone, program=[str(programs / "samewise")])
+    try:
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        answer = server.client.chat.completions.create(model="SmolLM2-135M-Instruct", messages=question, temperature=0)
+        libraries = Path(f"/proc/{server.engine_pid}/maps").read_text()
+    finally:
+        server.terminate()
+    assert answer.choices[0].message.content == "The capital of France is Paris."
+    assert (
+        f"{site}/samewise/_packages/model_runner/kernels/built/{_packaged_recipe(_KERNELS).title(())}.so" in libraries
+    )

@@ -5,23 +5,26 @@ best one of this processor; packages and SAMEWISE_KERNELS=all have all of them, 
 of the same architecture. A library that is there needs no compiler.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_runner.kernels.compiler import FLAGS, Compiler, NoKernelsError, Unit, compile_library
 from model_runner.kernels.library_folder import (
     PACKAGED,
+    loadable,
     locked,
     opened,
     private_folder,
     store,
     try_loading,
+    unsealed,
 )
 
 __all__ = ["NoKernelsError", "build_kernels", "build_packaged", "build_suffix", "detect_isas"]
@@ -91,7 +94,7 @@ def build_kernels(
         raise ValueError(f"SAMEWISE_KERNELS is {wanted!r}; set it to all, for all instruction sets, or leave it out")
     everything = _kernels_recipe(sources, None)
     recipe = everything if wanted else _kernels_recipe(sources, detect_isas(cpu_info))
-    return _find_or_build([recipe, everything], folder, extra_flags, environment)
+    return _find_or_build([recipe, everything, _packaged_recipe(sources)], folder, extra_flags, environment)
 
 
 def build_suffix(
@@ -105,25 +108,29 @@ def build_suffix(
 
 
 def build_packaged(folder: Path, environment: Mapping[str, str], machine: str) -> list[Path]:
-    """Build both libraries, with all instruction sets, into a package's folder `built`; returns their paths.
+    """Put both libraries, with all instruction sets, into a package's folder `built`; returns their paths.
 
     Args:
         folder: it is made if it is missing.
-        environment: its CXX names the compiler, if set.
+        environment: its CXX names the compiler, and its SAMEWISE_CACHE the cache folder that keeps what is compiled.
+            If that is not set, nothing is kept.
         machine: the processor to build for, in the words of `platform.machine`.
 
     Raises:
         NoKernelsError: if there is no compiler, or a unit does not compile.
+        OSError: if a folder cannot be used.
     """
     compiler = Compiler.find(environment)
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for recipe in (_kernels_recipe(_KERNELS, None, machine), _suffix_recipe(_SUFFIX)):
-        core = (*recipe.core, *(unit for group in recipe.choices for unit in group))  # nothing may be left out
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            built = compile_library(compiler, core, (), ("-s",), Path(temporary))
-            made.append(folder / f"{recipe.title((), machine)}.so")
-            store(built, made[-1], mode=0o644)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        cache = Path(environment.get("SAMEWISE_CACHE") or temporary) / _SUBFOLDER
+        for recipe in (_packaged_recipe(_KERNELS, machine), _suffix_recipe(_SUFFIX)):
+            title = recipe.title((), machine)
+            content = _built_for_package(cache, recipe, f"{title}-{compiler.digest()}.so", compiler)
+            (Path(temporary) / "library.so").write_bytes(content)
+            made.append(folder / f"{title}.so")
+            store(Path(temporary) / "library.so", made[-1], mode=0o644)
     return made
 
 
@@ -146,6 +153,12 @@ def _kernels_recipe(sources: Path, isas: Sequence[str] | None, machine: str = pl
     }
     choices = (tuple(units.values()),) if isas is None else tuple((units[isa],) for isa in isas)
     return _Recipe("kernels", sources, (Unit("samewise", (sources / "samewise.cpp",)),), choices)
+
+
+def _packaged_recipe(sources: Path, machine: str = platform.machine()) -> _Recipe:
+    """The library of all instruction sets, none of which may be left out."""
+    recipe = _kernels_recipe(sources, None, machine)
+    return replace(recipe, core=(*recipe.core, *(unit for group in recipe.choices for unit in group)), choices=())
 
 
 def _suffix_recipe(sources: Path) -> _Recipe:
@@ -206,6 +219,17 @@ def _find_or_build_in(
     except OSError as error:
         raise NoKernelsError(f"the native library {recipe.name} was built, but cannot be loaded: {error}") from error
     return paths[0]
+
+
+def _built_for_package(cache: Path, recipe: _Recipe, name: str, compiler: Compiler) -> bytes:
+    """A library's content, compiled unless the cache has it. It is not tried, as it may be for another processor."""
+    library = cache / name
+    with opened(cache) as descriptor, locked(descriptor):
+        with contextlib.suppress(OSError), loadable(library):
+            return unsealed(library)
+        with tempfile.TemporaryDirectory(dir=cache) as temporary:
+            store(compile_library(compiler, recipe.core, recipe.choices, (), Path(temporary)), library)
+        return unsealed(library)
 
 
 def _loadable(paths: Sequence[Path], *, warns: bool = True) -> Path | None:

@@ -16,14 +16,16 @@ import httpx
 import openai
 import pytest
 
+_PROGRAM = (sys.executable, "-m", "server.cli.main")
+
 
 class Server:
     """A running `samewise serve`."""
 
-    def __init__(self, *flags: str, begins: Sequence[str] = ()) -> None:
+    def __init__(self, *flags: str, begins: Sequence[str] = (), program: Sequence[str] = _PROGRAM) -> None:
         """`begins` is the beginning of the command line."""
         self.process = subprocess.Popen(
-            [*begins, sys.executable, "-m", "server.cli.main", "serve", "--port", "0", "--kv-cache-gib", "1", *flags],
+            [*begins, *program, "serve", "--port", "0", "--kv-cache-gib", "1", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

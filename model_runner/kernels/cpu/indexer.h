@@ -178,9 +178,11 @@ class Selector {
     num_blocks_ = scoring_.blocks_of(position);
     std::fill_n(selected_, width_, uint16_t{0});
     take_keys(position, scores);
-    std::vector<uint32_t> sorted = keys_;
-    std::nth_element(sorted.begin(), sorted.begin() + indexer_.top - 1, sorted.end(), std::greater<>());
-    const uint32_t lowest = sorted[indexer_.top - 1];
+    // By resize, because g++ 12 takes a function of a newer C++ library to copy vectors; `make wheel` says which are old.
+    sorted_.resize(num_blocks_);
+    std::copy(keys_.begin(), keys_.end(), sorted_.begin());
+    std::nth_element(sorted_.begin(), sorted_.begin() + indexer_.top - 1, sorted_.end(), std::greater<>());
+    const uint32_t lowest = sorted_[indexer_.top - 1];
     int64_t equal = indexer_.top - std::count_if(keys_.begin(), keys_.end(), [&](uint32_t key) { return key > lowest; });
     for (int64_t block = 0; block < num_blocks_; ++block)
       if (keys_[block] > lowest || (keys_[block] == lowest && equal-- > 0)) take(block);
@@ -211,7 +213,7 @@ class Selector {
   const Scoring &scoring_;
   uint16_t *selected_;
   const int width_;
-  std::vector<uint32_t> keys_;
+  std::vector<uint32_t> keys_, sorted_;
 };
 
 // Scores the rows from `first` on, as many as `at_once`. scores [at_once, selections, positions].

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from model_runner.kernels import build, library_folder
-from model_runner.kernels.build import NoKernelsError, build_kernels, detect_isas
+from model_runner.kernels.build import NoKernelsError, build_kernels, build_packaged, detect_isas
 from model_runner.kernels.library_folder import private_folder, store
 
 NO_COMPILER = {"PATH": "/nowhere"}
@@ -426,3 +427,30 @@ def test_the_packages_library_comes_first(sources: Path, tmp_path: Path, monkeyp
     (sources / "answer.h").write_text("constexpr int kAnswer = 43;\n")
     shutil.copy(cached, library)
     assert build_kernels(tmp_path, sources=sources) not in (cached, library)
+
+
+def test_a_package_is_built_once_with_the_cache(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And servers use what was built for it."""
+    (sources / "suffix.cpp").write_text("int suffix() { return 3; }\n")
+    monkeypatch.setattr(build, "_KERNELS", sources)
+    monkeypatch.setattr(build, "_SUFFIX", sources)
+    environment = compiled(tmp_path, "none") | {"SAMEWISE_CACHE": str(tmp_path / "cache")}
+    first = build_packaged(tmp_path / "first", environment, platform.machine())
+    library = build_kernels(tmp_path / "cache", (), environment, sources)
+    assert first[0].read_bytes() == library.read_bytes()
+    (tmp_path / "compiled").unlink()
+    again = build_packaged(tmp_path / "again", environment, platform.machine())
+    assert [made.read_bytes() for made in again] == [made.read_bytes() for made in first]
+    assert not (tmp_path / "compiled").exists()
+    damage(library)
+    assert build_packaged(tmp_path / "third", environment, platform.machine())[0].read_bytes() == first[0].read_bytes()
+    assert len(isas_of(tmp_path)) == 4
+
+
+def test_a_package_lacks_no_instruction_set(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the cache has a library without it."""
+    monkeypatch.setattr(build, "_KERNELS", sources)
+    environment = compiled(tmp_path, "*=avx512bf16*") | {"SAMEWISE_CACHE": str(tmp_path), "SAMEWISE_KERNELS": "all"}
+    build_kernels(tmp_path, (), environment, sources)
+    with pytest.raises(NoKernelsError, match="unknown option"):
+        build_packaged(tmp_path / "built", environment, platform.machine())
