@@ -17,6 +17,11 @@ _MEANINGLESS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "p
 _MOST_LAYERS = 1 << 16
 
 
+def is_layer(text: str) -> bool:
+    """Whether a part of a tensor's name is the number of a layer."""
+    return text.isdecimal() and len(text) <= len(str(_MOST_LAYERS))
+
+
 def _plain(key: str, value: Any) -> Any:
     """A value, or the numbers of each layer as a list."""
     if not isinstance(value, np.ndarray):
@@ -41,7 +46,7 @@ class Metadata:
         self._shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         self._layers: dict[str, set[int]] = {}
         for block, layer, name in (name.split(".", 2) for name in file.tensors if name.count(".") > 1):
-            if block == "blk" and layer.isdecimal():
+            if block == "blk" and is_layer(layer):
                 self._layers.setdefault(name, set()).add(int(layer))
 
     def __contains__(self, key: str) -> bool:

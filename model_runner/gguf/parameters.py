@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from model_runner.gguf.base_config import IN_CONFIG
 from model_runner.gguf.header import GgufFile
 from model_runner.gguf.layout import AROUND, LAYER, MINUS_ONE, Architecture, Change, Shape
-from model_runner.gguf.metadata import Config
+from model_runner.gguf.metadata import Config, is_layer
 from model_runner.gguf.weights import Parameter, Source
 from model_runner.models.refusal import UnsupportedModelError, few
 
@@ -57,7 +57,7 @@ def _in_layer(name: str) -> tuple[int | None, str]:
     """The number of a tensor's layer, and the name that it has there; no number for a tensor around the layers."""
     block, _, rest = name.partition(".")
     layer, _, own = rest.partition(".")
-    return (int(layer), own) if block == "blk" and layer.isdecimal() else (None, name)
+    return (int(layer), own) if block == "blk" and is_layer(layer) else (None, name)
 
 
 def _path(name: str, architecture: Architecture, config: Config) -> str | None:

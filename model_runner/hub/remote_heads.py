@@ -11,14 +11,13 @@ from model_runner.gguf.header import GgufFile, GgufTensor, IncompleteHeadError, 
 from model_runner.hub.transfer import Answer, get
 from model_runner.kernels.block_formats import BLOCK_FORMATS
 from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_head import end_of_head, parse_safetensors_head
+from model_runner.models.safetensors_head import BITS, end_of_head, parse_safetensors_head
 
 _FIRST = 1 << 21
 _LARGEST = 1 << 27
 """Bytes: no head is larger. One with 150,000 tokens and their merges has 8 MiB."""
 _LEAST_BITS = 5
 """Bits of a weight in the smallest form that this server packs weights into (int4 with its scales)."""
-_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
 
 
 def read_gguf_head(client: httpx.Client, url: str, headers: Mapping[str, str], path: Path) -> tuple[GgufFile, Answer]:
@@ -76,6 +75,6 @@ def least_bytes_of_safetensors(heads: Iterable[Mapping[str, Any]]) -> int:
     total = 0
     for head in heads:
         for entry in head.values():
-            bits = min(_BITS.get(entry["dtype"], _LEAST_BITS), _LEAST_BITS)
+            bits = min(BITS.get(entry["dtype"], _LEAST_BITS), _LEAST_BITS)
             total += math.prod(entry["shape"]) * bits // 8
     return total

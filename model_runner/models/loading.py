@@ -132,7 +132,7 @@ def is_unused_head(name: str, config: Any) -> bool:
     text = config.get_text_config()
     if name.startswith(_PREDICTION):
         return True
-    layer = re.search(r"\blayers\.(\d+)\.", name)
+    layer = re.search(r"\blayers\.(\d{1,9})\.", name)
     num_modules = getattr(text, "num_nextn_predict_layers", None) or 0
     if layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_modules:
         return True

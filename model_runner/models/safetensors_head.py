@@ -4,6 +4,7 @@ Format: eight bytes with the size of a JSON header, the header, then the tensors
 (https://github.com/huggingface/safetensors#format).
 """
 
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ from model_runner.models.refusal import UnsupportedModelError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _SIZE = struct.Struct("<Q")
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **{"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
+}
+"""Size of a number, by its type."""
 _LARGEST_TENSOR = 1 << 62
 """Bytes, and the most of each dimension: products of larger numbers do not fit into 64 bits."""
 
@@ -40,7 +49,7 @@ def parse_safetensors_head(content: bytes, name: str) -> dict[str, Any]:
     for tensor, entry in head.items():
         if not _is_entry(entry):
             raise UnsupportedModelError(
-                f"{name} is damaged: its header does not say what the tensor {tensor[:80]!r} is; download it again"
+                f"{name} is damaged: type, shape and place of the tensor {tensor[:80]!r} do not fit; download it again"
             )
     return head
 
@@ -97,5 +106,8 @@ def _is_entry(entry: Any) -> bool:
     if not (isinstance(shape, list) and isinstance(place, list) and len(place) == 2):
         return False
     sizes = [*shape, *place]
-    are_sizes = all(type(size) is int and 0 <= size < _LARGEST_TENSOR for size in sizes)
-    return are_sizes and place[0] <= place[1]
+    if not all(type(size) is int and 0 <= size < _LARGEST_TENSOR for size in sizes):
+        return False
+    bits = BITS.get(entry["dtype"])
+    num_bytes: int = place[1] - place[0]
+    return num_bytes >= 0 if bits is None else math.prod(shape) * bits == num_bytes * 8

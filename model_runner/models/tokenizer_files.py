@@ -74,6 +74,7 @@ def read_tokenizer(folder: Path) -> MadeTokenizer | None:
 
 def _check_convertible(folder: Path) -> None:
     """Raise UnsupportedModelError if transformers cannot make a tokenizer of the files, or misses packages for it."""
+    _refuse_named_files(folder)
     names = {file.name for file in folder.iterdir() if file.is_file()}
     if any(name.endswith(".model") for name in names):
         if missing := [name for name, module in _PACKAGES.items() if not _is_installed(module)]:
@@ -86,6 +87,14 @@ def _check_convertible(folder: Path) -> None:
             f"it has no tokenizer ({', '.join((SENTENCEPIECE, TEKKEN, *sorted(_CONVERTIBLE)))}); "
             "download it again, or add the tokenizer.json of the model it was made from"
         )
+
+
+def _refuse_named_files(folder: Path) -> None:
+    """Raise UnsupportedModelError if transformers would read a file that the tokenizer's configuration names."""
+    for key, value in find_object(folder / "tokenizer_config.json").items():
+        names_file = key in ("vocab", "merges") or key.endswith("_file")
+        if names_file and isinstance(value, str) and Path(value).exists():
+            raise UnsupportedModelError(f"its tokenizer_config.json names the file {value} as {key}; remove the entry")
 
 
 def _is_installed(module: str) -> bool:

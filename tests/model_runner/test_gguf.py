@@ -5,6 +5,7 @@ import re
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +22,14 @@ from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import IncompleteHeadError, parse_head, read_gguf
 from model_runner.gguf.tokenizer import end_tokens, read_vocabulary, split_text
+from model_runner.hub.access import ModelNotFoundError
+from model_runner.hub.description import describe
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.known_config import read_known_config
 from model_runner.models.model_form import read_model_form
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.repository import local_path
 from tests.model_runner.gguf_families import FAMILIES, WITH_IMAGES, make_config, stir
 from tests.model_runner.gguf_files import Contents, architecture_name, contents_of, vocabulary
 
@@ -281,6 +285,34 @@ def test_a_head_is_read_as_llama_cpps_own_library_reads_it(write: Callable[..., 
     fields = {name: field.contents() for name, field in other.fields.items() if not name.startswith("GGUF.")}
     metadata = {key: one.tolist() if isinstance(one, np.ndarray) else one for key, one in own.metadata.items()}
     assert metadata == fields
+
+
+def test_arrays_of_numbers_take_their_own_size() -> None:
+    count = 16 << 20
+    head = struct.pack("<4sIQQQ3sIIQ", b"GGUF", 3, 0, 1, 3, b"a.b", 9, 0, count) + bytes(count)
+    tracemalloc.start()
+    numbers = parse_head(head, Path("m.gguf")).metadata["a.b"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert numbers.nbytes == count
+    assert peak < 2 * count
+
+
+def test_a_file_needs_no_ending(write: Callable[..., Path], tmp_path: Path) -> None:
+    blob = write().rename(tmp_path / f"sha256-{'0' * 64}")
+    assert local_path(str(blob)) == blob
+    assert describe(blob).architecture == "llama"
+    convert_gguf(blob, tmp_path / "converted")
+    assert [path.name for path in (tmp_path / "converted").glob("*.gguf")] == [f"{blob.name}.gguf"]
+
+
+def test_what_cannot_be_served_is_not_shown(write: Callable[..., Path]) -> None:
+    for changed, reason in (({"general__type": "adapter"}, "it holds no model"), ({}, "ends before the weights")):
+        path = write(change=keys(**changed))
+        if not changed:
+            path.write_bytes(path.read_bytes()[:-1000])
+        with pytest.raises(ModelNotFoundError, match=reason):
+            describe(path)
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------------
@@ -561,6 +593,14 @@ def test_parts_of_another_model(tmp_path: Path) -> None:
     parts[2].write_bytes(parts[1].read_bytes())
     with pytest.raises(UnsupportedModelError, match=r"model-00003-of-00003\.gguf says that it is part 2"):
         read_gguf(parts[0])
+
+
+def test_without_types_control_tokens_are_those_that_are_named_or_look_like_it(write: Callable[..., Path]) -> None:
+    words = ["<s>", "a", "</s>", "<|im_start|>", "<end_of_turn>", "<b>"]
+    own = {"tokens": words, "token_type": None, "bos_token_id": 0, "eos_token_id": 2}
+    vocabulary = read_vocabulary(read_gguf(write(change=keys(**{f"tokenizer__ggml__{k}": v for k, v in own.items()}))))
+    assert vocabulary.types == [3, 1, 3, 3, 3, 1]
+    assert set(end_tokens(vocabulary)) == {2, 4}
 
 
 def test_weights_that_are_cut_off(write: Callable[..., Path], tmp_path: Path) -> None:

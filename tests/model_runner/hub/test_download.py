@@ -271,6 +271,19 @@ def rename(old: str, new: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def test_an_answer_that_is_no_listing_is_one_line(sharded: FakeHub, console: Console) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(100):
+        nested = {"siblings": nested}
+    for size in (float("inf"), 1.5, "many", nested):
+        sharded.listing = {"sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": size, "blobId": "0" * 40}]}
+        with pytest.raises(
+            ModelNotFoundError, match=r"does not answer like the hub \(.*\); check HF_ENDPOINT"
+        ) as failure:
+            fetch_model(NAME, OPEN, console)
+        assert len(str(failure.value)) < 400
+
+
 @pytest.mark.parametrize(
     "change",
     [
