@@ -24,6 +24,9 @@ MAX_REPEATED = 100_000
 """Names that are written again to close objects whose names are spread over several schemas."""
 _SAYS_OPEN = frozenset({"additionalProperties", "patternProperties", "propertyNames", "$dynamicRef", "$recursiveRef"})
 """Keywords with which other properties are the schema's own matter."""
+_OTHER_NAMES = frozenset({"properties", "patternProperties", "unevaluatedProperties"})
+MAX_LISTED = 100
+"""Names in `propertyNames`, each of which becomes a property."""
 _LISTS = ("allOf", "anyOf", "oneOf")
 _CONDITIONS = ("if", "then", "else")
 _DEPENDENT = ("dependentSchemas", "dependentRequired", "dependencies")
@@ -69,6 +72,22 @@ class Names:
 
 
 _NOTHING = Names()
+
+
+def with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a map with its names as properties, if `propertyNames` lists them or has a pattern of them."""
+    names = schema.get("propertyNames")
+    if not isinstance(names, dict) or not _OTHER_NAMES.isdisjoint(schema) or names.get("type", "string") != "string":
+        return schema
+    said = names.keys() - {"type"}
+    others = schema.get("additionalProperties", True)
+    kept = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
+    if said == {"enum"} and isinstance(names["enum"], list) and 0 < len(names["enum"]) <= MAX_LISTED:
+        listed = {name: others for name in names["enum"] if isinstance(name, str)}
+        return {**kept, "properties": listed, "additionalProperties": False}
+    if said == {"pattern"} and isinstance(names["pattern"], str):
+        return {**kept, "patternProperties": {names["pattern"]: others}, "additionalProperties": False}
+    return schema
 
 
 def names_said(schema: Mapping[str, Any], resolve: Callable[[object], Any], spend: Callable[[], None]) -> Names:

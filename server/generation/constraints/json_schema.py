@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from server.generation.constraints.check import compile_error, grammar_error
-from server.generation.constraints.closing import CLOSED, Names, ObjectCloser, names_said
+from server.generation.constraints.closing import CLOSED, Names, ObjectCloser, names_said, with_listed_names
 from server.generation.constraints.fragment import ConstraintError, Fragment, check_text, literal, under, whole
 from server.generation.constraints.limits import Definitions, Schema, SchemaLimits
 from server.generation.constraints.references import References, is_document
@@ -351,7 +351,7 @@ class _SchemaReader:
         is_embedded = is_document(schema) and schema is not self._root
         self._embedded += is_embedded
         without: set[str] = set()
-        for keyword, value in schema.items():
+        for keyword, value in with_listed_names(schema).items():
             try:
                 self._keyword(node, keyword, value, under(path, keyword))
             except ConstraintError as error:

@@ -158,6 +158,12 @@ SCHEMAS: dict[str, dict[str, Any] | bool] = {
         "additionalProperties": False,
     },
     "required_undeclared": {"type": "object", "required": ["z"], "additionalProperties": {"type": "boolean"}},
+    "listed_names": {
+        "type": "object",
+        "propertyNames": {"type": "string", "enum": ["a", "b"]},
+        "additionalProperties": {"type": "integer"},
+    },
+    "pattern_of_names": {"type": "object", "propertyNames": {"pattern": '^[^"a]$'}, "required": ["z"]},
     "forbidden_property": {"type": "object", "properties": {"a": False, "b": {"type": "null"}}},
     "odd_names": {
         "type": "object",

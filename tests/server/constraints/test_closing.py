@@ -91,7 +91,7 @@ LOOSE_SCHEMAS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
         [{"a": 1, "y": 1, "x": 1, "w": 1}], [{"z": 1}],
     ),
     "unknown names": ({**_A, "allOf": [{"$ref": "https://example.com/x"}]}, [{"a": 1, "z": 1}], [{"a": "x"}]),
-    "propertyNames": ({**_A, "propertyNames": {"pattern": "^[a-z]$"}}, [{"a": 1, "z": 1}], []),
+    "propertyNames": ({**_A, "propertyNames": {"maxLength": 1}}, [{"a": 1, "z": 1}], []),
 }  # fmt: skip
 
 

@@ -38,6 +38,8 @@ INSTANCES: dict[str, list[Any]] = {
     "map": [{}, {"x": 1}, {"x": 1, "y": 2}, {"x": 1, "y": 2, "z": 3}, {"x": "1"}],
     "at_least_one": [{}, {"a": None}, {"b": None}, {"a": None, "b": None}],
     "pattern_properties": [{"id": 1, "x-a": "s"}, {"x-a": 1}, {"yy": None}, {"z": None}],
+    "listed_names": [{}, {"a": 1}, {"a": 1, "b": 2}, {"a": "x"}, {"c": 1}],
+    "pattern_of_names": [{"z": 1}, {"z": 1, "y": None}, {"z": 1, "a": 1}, {"z": 1, '"': 1}, {"y": 1}],
     "forbidden_property": [{"a": 1}, {"b": None}, {"c": 1}],
     "any_of_beside": ["ab", "longer", "other"],
     "any_of_objects": [{"a": 1}, {"b": "x"}, {"a": "x"}, {"c": 1}],
