@@ -284,10 +284,9 @@ class Settings(BaseSettings):
     lenient: bool = Field(
         False, description="Report unknown request fields instead of refusing them, for clients that send extras."
     )
+    auto_truncate: bool = Field(False, description="Cut texts that are too long for vectors or scores, and report it.")
     any_model_name: bool = Field(
-        False,
-        description="Answer requests for any model's name with the only model, and report it, for clients with a name "
-        "that cannot be changed.",
+        False, description="Answer requests for models of any name with the only model, and report it."
     )
     logprobs: LogprobsMode = Field(
         "raw",
@@ -483,7 +482,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("host", "port", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "page", "max_body_mib"),
         *("client_timeout_s", "keepalive_s", "drain_grace_s"),
     ),
-    "API": ("strict", "lenient", "any_model_name", "logprobs"),
+    "API": ("strict", "lenient", "any_model_name", "auto_truncate", "logprobs"),
     "Images": ("images", "image_cache_gib", "max_images", "max_image_mib", "max_image_megapixels", "image_hosts"),
     "Stored data": ("data_dir", "max_stored_mib", "max_file_mib", "max_files_mib", "max_batch_lines"),
     "Security": (

@@ -133,7 +133,8 @@ class BodyContext:
 
     def pooling(self) -> PoolingRules:
         """Plans requests for embeddings and scores."""
-        return PoolingRules(self.planner(), self.tokenizer, self.model, self.info.hidden_size)
+        truncates = self.settings.auto_truncate
+        return PoolingRules(self.planner(), self.tokenizer, self.model, self.info.hidden_size, auto_truncate=truncates)
 
 
 class BodyWorker:

@@ -1,6 +1,7 @@
 """Requests for embeddings and scores, and the plans that this model answers them with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from model_runner.contract import Pooling
@@ -19,6 +20,14 @@ _BYTES_EACH = 512
 """Fixed cost of a prompt, as bytes of text that take as long to process."""
 
 
+_MOST_LOOKED_AT = 8
+_MOST_COMPARED = 256
+_FEW = 4
+"""Inputs of token ids, tokens of each, and differences from the model's own tokens that mean nothing."""
+_FOREIGN = (
+    "These token ids look like another tokenizer's, whose vectors mean nothing here. Send texts: in LangChain's "
+    "OpenAIEmbeddings, set check_embedding_ctx_length=False."
+)
 MAX_TOKENS = 1 << 20
 """The most tokens in all prompts of a request together."""
 
@@ -88,6 +97,8 @@ class Score:
     """The question that documents are judged by; None: the model's default."""
     max_document_tokens: int | None = None
     """How many tokens at the beginning of each document are used; None: all."""
+    truncate: int | None = None
+    """How many tokens of each pair are used, by cutting its document; -1: as many as fit; None: all."""
 
     @property
     def num_bytes(self) -> int:
@@ -114,6 +125,8 @@ class PoolingRequest:
     """Fields that the API has ignored already."""
 
 
+_MOST_CUTS = 6
+"""How often a document is cut before its pair fits: more than once where texts have other tokens in a prompt."""
 _JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'
@@ -130,9 +143,16 @@ class PairPrompts:
     gets the two texts as its tokenizer joins them. A model that says yes or no gets Qwen3-Reranker's question.
     """
 
-    def __init__(self, tokenizer: Tokenizer, scoring: Scoring, encode: Callable[[str, str], list[int]]) -> None:
-        """`encode` tokenizes a text, special tokens included; its error for too many tokens names the given path."""
+    def __init__(
+        self, tokenizer: Tokenizer, scoring: Scoring, encode: Callable[[str, str], list[int]], capacity: int
+    ) -> None:
+        """`encode` tokenizes a text, special tokens included; its error for too many tokens names the given path.
+        `capacity` is the most tokens of a prompt.
+        """
+        self.cut: list[str] = []
+        """Paths of the documents that were cut by `Score.truncate`."""
         self._tokenizer = tokenizer
+        self._capacity = capacity
         self._scoring = scoring
         self._encode = encode
 
@@ -141,12 +161,32 @@ class PairPrompts:
         document = pair.document
         if asks.max_document_tokens is not None:
             document = self._tokenizer.beginning(document, asks.max_document_tokens)
+        if asks.truncate is not None:
+            fitting = self._fitting(replace(pair, document=document), asks, asks.truncate)
+            if fitting != document:
+                self.cut.append(pair.path)
+            document = fitting
         try:
             tokens, num_first = self._tokens(pair.query, document, asks.instruction, pair.path)
             return TokenPrompt(tokens, pair.path, num_first)
         except ContextLengthError:
             self._encode(pair.query, pair.query_path)  # blames the query if it is too long by itself
             raise
+
+    def _fitting(self, pair: Pair, asks: Score, num_tokens: int) -> str:
+        """The beginning of the pair's document with which it has at most `num_tokens`; -1: as many as fit."""
+        most = self._capacity if num_tokens == -1 else min(num_tokens, self._capacity)
+        keep = most
+        for _ in range(_MOST_CUTS):
+            document = self._tokenizer.beginning(pair.document, keep)
+            try:
+                size = len(self._tokens(pair.query, document, asks.instruction, pair.path)[0])
+            except ContextLengthError as error:
+                size = error.num_tokens
+            if size <= most or not document:
+                return document
+            keep = max(min(keep, len(self._tokenizer.encode(document, add_special_tokens=False))) - (size - most), 0)
+        return document
 
     def _tokens(self, query: str, document: str, asked: str | None, path: str) -> tuple[list[int], int | None]:
         """The tokens of a pair and, if the tokenizer says so, how many belong to the query."""
@@ -189,7 +229,11 @@ def _no_instruction() -> InvalidRequestError:
 class PoolingRules:
     """Plans requests for embeddings, scores and classes, for one model on one engine. Cheap to make."""
 
-    def __init__(self, planner: Planner, tokenizer: Tokenizer, model: ServedModel, hidden_size: int) -> None:
+    def __init__(
+        self, planner: Planner, tokenizer: Tokenizer, model: ServedModel, hidden_size: int, *, auto_truncate: bool
+    ) -> None:
+        """With `auto_truncate`, texts that are too long are cut and reported."""
+        self._auto_truncate = auto_truncate
         self._planner = planner
         self._tokenizer = tokenizer
         self._model = model
@@ -199,13 +243,21 @@ class PoolingRules:
         """The plan for a request. Raises what Planner.plan does, also if the model lacks the ability."""
         if request.model is not None:
             self._model.check_name(request.model)
-        asks = request.asks
+        try:
+            return self._plan(request)
+        except ContextLengthError as error:
+            raise _with_advice(error, request.asks) from error
+
+    def _plan(self, request: PoolingRequest) -> Plan:
+        asks, notices = request.asks, list(request.notices)
+        if not isinstance(asks, Score):
+            notices += self._foreign_tokens(asks.inputs)
         if isinstance(asks, Embed):
-            pooling, prompts = self._embedding(asks, request)
+            pooling, prompts = self._embedding(asks, notices)
         elif isinstance(asks, Score):
-            pooling, prompts = self._scores(asks, request)
+            pooling, prompts = self._scores(asks, request.paths["prompt"], notices)
         else:
-            pooling, prompts = self._classes(asks)
+            pooling, prompts = self._classes(asks, notices)
         asked = GenerationRequest(
             model=request.model,
             may_omit_model=request.may_omit_model,
@@ -217,13 +269,40 @@ class PoolingRules:
             priority=request.priority,
             cache_salt=request.cache_salt,
             paths=request.paths,
-            notices=request.notices,
+            notices=notices,
         )
         plan = self._planner.plan(asked)
         _check_total(sum(len(one.prompt) for one in plan.requests), asked.path("prompt"))
         return plan
 
-    def _embedding(self, asks: Embed, request: PoolingRequest) -> tuple[Pooling, Sequence[Prompt]]:
+    def _cut(self, prompt: Prompt, notices: list[Notice]) -> Prompt:
+        """The prompt, or with a notice its beginning if it is a text that is too long."""
+        if not isinstance(prompt, TextPrompt):
+            return prompt
+        room = self._planner.capacity - self._tokenizer.num_added
+        if self._tokenizer.beginning(prompt.text, room) == prompt.text:
+            return prompt
+        path = prompt.path or "input"
+        notices.append(Notice(path, f"Too long for the model: only the first {room} tokens are used."))
+        return TokenPrompt(self._planner.encode_beginning(prompt.text, path, -1), path)
+
+    def _foreign_tokens(self, inputs: Sequence[Prompt]) -> Iterator[Notice]:
+        """A notice for the first input of token ids that the model's own tokenizer would hardly have made."""
+        for prompt in inputs[:_MOST_LOOKED_AT]:
+            if isinstance(prompt, TokenPrompt) and self._looks_foreign(prompt.tokens[:_MOST_COMPARED]):
+                yield Notice(prompt.path, _FOREIGN)
+                return
+
+    def _looks_foreign(self, tokens: Sequence[int]) -> bool:
+        begun = self._tokenizer.beginning_ids
+        if list(tokens[: len(begun)]) != begun:
+            return True
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        own = Counter(self._tokenizer.encode(text, add_special_tokens=False))
+        other = (Counter(tokens) - own).total() - len(begun)
+        return other > max(len(tokens) // 8, _FEW)
+
+    def _embedding(self, asks: Embed, notices: list[Notice]) -> tuple[Pooling, Sequence[Prompt]]:
         embedding = self._model.abilities.embedding
         if embedding is None:
             raise unable(self._model.name, "embed texts", self._model.abilities.no_embedding)
@@ -240,11 +319,13 @@ class PoolingRules:
         inputs = [replace(one, text=before + one.text) if isinstance(one, TextPrompt) else one for one in asks.inputs]
         normalizes = embedding.normalizes if asks.normalizes is None else asks.normalizes
         pooling = Pooling(embedding.by, self._dimensions(asks, embedding), normalizes)
-        return pooling, self._shortened(inputs, asks)
+        return pooling, self._shortened(inputs, asks, notices)
 
-    def _shortened(self, inputs: Sequence[Prompt], asks: Embed | Classify) -> Sequence[Prompt]:
-        """The prompts, or their beginnings if the request truncates them so."""
+    def _shortened(self, inputs: Sequence[Prompt], asks: Embed | Classify, notices: list[Notice]) -> Sequence[Prompt]:
+        """The prompts, or their beginnings if the request truncates them so, or else the server."""
         num_tokens = asks.truncate
+        if num_tokens is None and self._auto_truncate:
+            return [self._cut(prompt, notices) for prompt in inputs]
         if num_tokens is None or not self._keeps_beginning(asks):
             return inputs
         return [self._beginning(prompt, num_tokens) for prompt in inputs]
@@ -263,10 +344,10 @@ class PoolingRules:
     def _is_encoder(self) -> bool:
         return self._model.abilities.is_encoder
 
-    def _classes(self, asks: Classify) -> tuple[Pooling, Sequence[Prompt]]:
+    def _classes(self, asks: Classify, notices: list[Notice]) -> tuple[Pooling, Sequence[Prompt]]:
         if self._model.abilities.classification is None:
             raise unable(self._model.name, "classify texts", self._model.abilities.no_classification)
-        return Pooling("classes"), self._shortened(asks.inputs, asks)
+        return Pooling("classes"), self._shortened(asks.inputs, asks, notices)
 
     def _dimensions(self, asks: Embed, embedding: Embedding) -> int | None:
         """The length to shorten vectors to; None: the full length."""
@@ -288,19 +369,35 @@ class PoolingRules:
             raise InvalidRequestError(message, param="dimensions", code="invalid_value")
         return wanted
 
-    def _scores(self, asks: Score, request: PoolingRequest) -> tuple[Pooling, Sequence[Prompt]]:
+    def _scores(self, asks: Score, path: str, notices: list[Notice]) -> tuple[Pooling, Sequence[Prompt]]:
         scoring = self._model.abilities.scoring
         if scoring is None:
             raise unable(self._model.name, "score texts", self._model.abilities.no_scoring)
-        pair_prompts = PairPrompts(self._tokenizer, scoring, self._planner.encode)
+        pair_prompts = PairPrompts(self._tokenizer, scoring, self._planner.encode, self._planner.capacity)
         prompts: list[Prompt] = []
         total = 0
+        is_auto = self._auto_truncate and asks.truncate is None
+        if is_auto:
+            asks = replace(asks, truncate=-1)
         for pair in asks.pairs:  # each prompt repeats the query, so a short body can become many tokens
             prompt = pair_prompts.of(pair, asks)
             total += len(prompt.tokens)
-            _check_total(total, request.paths["prompt"])
+            _check_total(total, path)
             prompts.append(prompt)
+        if is_auto:
+            reason = "Too long for the model together with its query: only its beginning is used."
+            notices += [Notice(at, reason) for at in pair_prompts.cut]
         return Pooling(scoring.by, tokens=scoring.tokens), prompts
+
+
+def _with_advice(error: ContextLengthError, asks: Embed | Score | Classify) -> ContextLengthError:
+    """The error, with the field and the setting that cut texts."""
+    tei = " (in TEI's form 'truncate': true)" if isinstance(asks, Score) else ""
+    how = f"send 'truncate_prompt_tokens': -1{tei}, or start the server with --auto-truncate"
+    message = f"{error.message} To use only the beginning, {how}."
+    return ContextLengthError(
+        message, param=error.param, num_tokens=error.num_tokens, max_tokens=error.max_tokens, capacity=error.capacity
+    )
 
 
 def _check_total(num_tokens: int, path: str) -> None:

@@ -75,14 +75,17 @@ async def test_this_machine_s_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
         assert (await client.get("/")).status_code == 200
 
 
-@pytest.mark.parametrize(("host", "status"), [("evil.example", b"403"), ("localhost", b"101")])
-def test_websockets_and_all_hosts_of_a_request_are_looked_at(host: str, status: bytes) -> None:
+@pytest.mark.parametrize(
+    ("hosts", "status"),
+    [(["evil.example"], b"403"), (["localhost"], b"101"), (["localhost", "evil.example"], b"400")],
+)
+def test_websockets_and_all_hosts_of_a_request_are_looked_at(hosts: list[str], status: bytes) -> None:
     app = guarded(Application(), (), has_keys=False)
     with running(app, configure(app, 20.0, {"/page/": 1 << 20})) as address:
         _, name, port = address.removesuffix("/v1").replace("//", "").split(":")
         with socket.create_connection((name, int(port)), timeout=20) as client:
-            hosts = f"host: localhost\r\nhost: {host}\r\n".encode()
-            client.sendall(b"GET /page/x HTTP/1.1\r\n" + hosts + HANDSHAKE + b"\r\n")
+            lines = "".join(f"host: {host}\r\n" for host in hosts).encode()
+            client.sendall(b"GET /page/x HTTP/1.1\r\n" + lines + HANDSHAKE + b"\r\n")
             assert client.recv(65536).startswith(b"HTTP/1.1 " + status)
 
 

@@ -116,6 +116,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "strict": ("true", True),
     "lenient": ("true", True),
     "any_model_name": ("true", True),
+    "auto_truncate": ("true", True),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "isolate_keys": ("true", True),
     "cors_origins": ("https://a.example", ("https://a.example",)),
@@ -170,6 +171,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
         "isolate_keys": ["--isolate-keys"],
         "open_metrics": ["--open-metrics"],
     }
+    flags |= {"auto_truncate": ["--auto-truncate"]}
     flags |= {switch: [f"--no-{dashed}"] for switch in ("prefix_caching", "exact", "cuda_graphs", "page", "images")}
     by_flag = settings_of(*flags.get(name, [f"--{dashed}", text]))
     yaml_file.write_text(f"{name}: {text!r}\n" if isinstance(value, str) else f"{name}: {text}\n")

@@ -242,6 +242,26 @@ async def test_the_end_of_a_long_text_can_be_used(client: httpx.AsyncClient, eng
     assert (await requested(client, engine, PATH, asked(input=long, truncate_prompt_tokens=3))).prompt == tuple(b"abc")
 
 
+async def test_a_server_may_cut_texts_that_are_too_long(make_app: Callable[..., FastAPI], engine: FakeEngine):
+    body = asked(input=["a", "x" * 400])
+    async with client_of(make_app()) as client:
+        told = await refused(client, PATH, body, "input[1]", "context_length_exceeded")
+        assert "truncate_prompt_tokens" in told
+        assert "--auto-truncate" in told
+    async with client_of(make_app(auto_truncate=True)) as client:
+        answer = await client.post(PATH, json=body)
+        assert (answer.status_code, answer.headers["x-samewise-ignored"]) == (200, "input[1]")
+        assert {len(request.prompt) for request in engine.requests} == {1, 256}
+        await refused(client, PATH, asked(input=[97] * 400), "input", "context_length_exceeded")
+
+
+async def test_token_ids_of_another_tokenizer_are_reported(client: httpx.AsyncClient):
+    """This tokenizer's are bytes, so a text in bytes is its own, and long runs of ids without a text are not."""
+    for tokens, paths in (([*b"The capital of France is Paris."], []), ([5, 300, 301, 310] * 9, ["input[0]"])):
+        answer = await client.post(PATH, json=asked(input=[tokens]))
+        assert [one["path"] for one in answer.json().get("warnings", [])] == paths
+
+
 async def test_more_inputs_than_the_queue_holds_are_given_to_the_engine_bit_by_bit(
     make_app: Callable[..., FastAPI], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ):

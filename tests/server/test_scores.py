@@ -118,12 +118,37 @@ async def test_texts_are_ranked_in_the_form_of_tei(reranker: httpx.AsyncClient, 
     assert shown.headers["x-samewise-ignored"] == "learn"
 
 
-async def test_that_texts_may_be_cut_is_reported_and_they_never_are(reranker: httpx.AsyncClient):
-    asked = {"query": "?", "texts": ["a"], "truncate": True, "truncation_direction": "Right"}
-    answer = await reranker.post(RERANK, json=asked)
-    assert (answer.status_code, answer.headers["x-samewise-ignored"]) == (200, "truncate")
-    asked["texts"] = ["a", "x" * 600]
-    await refused(reranker, RERANK, asked, "texts[1]", "context_length_exceeded")
+@pytest.mark.parametrize("files", [OF_TOKENS, OF_CLASSES])
+async def test_documents_are_cut_if_the_request_or_the_server_says_so(
+    serving: Callable[..., httpx.AsyncClient], engine: FakeEngine, files: dict[str, Any]
+):
+    asked = {"model": "tiny", "query": "?", "documents": ["a", "x" * 600]}
+    async with serving(files) as client:
+        told = await refused(client, RERANK, asked, "documents[1]", "context_length_exceeded")
+        assert "truncate_prompt_tokens" in told
+        assert "--auto-truncate" in told
+        for path, fields in (
+            (RERANK, {"truncate_prompt_tokens": -1}),
+            (SCORE, {"truncate_prompt_tokens": -1, "query": None, "queries": "?"}),
+            (RERANK, {"truncate": True, "truncation_direction": "Right", "documents": None, "texts": ["x" * 600]}),
+        ):
+            request = await requested(client, engine, path, asked | fields)
+            assert len(request.prompt) == 512, "as many tokens as fit"
+            assert 0 < bytes(token for token in request.prompt if token < 256).count(b"x") < 512
+        left = asked | {"truncate": True, "truncation_direction": "left"}
+        assert (await client.post(RERANK, json=left)).headers["x-samewise-ignored"] == "truncation_direction"
+        await refused(
+            client, RERANK, asked | {"query": "x" * 600, "truncate": True}, "query", "context_length_exceeded"
+        )
+    async with serving(files, auto_truncate=True) as client:
+        answer = await client.post(RERANK, json=asked)
+        assert (answer.status_code, answer.headers["x-samewise-ignored"]) == (200, "documents[1]")
+
+
+async def test_documents_may_have_other_fields(reranker: httpx.AsyncClient):
+    documents = [{"text": "a", "id": 7, "metadata": {"source": "x"}}, {"text": "b", "id": 8}]
+    answer = await reranker.post(RERANK, json={"query": "?", "documents": documents})
+    assert {one["document"]["text"] for one in answer.json()["results"]} == {"a", "b"}
 
 
 async def test_the_scores_of_texts_are_those_of_documents(reranker: httpx.AsyncClient):
@@ -225,7 +250,7 @@ async def test_a_pair_without_tokens_is_named(serving: Callable[..., httpx.Async
         (RERANK, {"query": "x" * 600, "documents": ["b"]}, "query", "context_length_exceeded"),
         (SCORE, {"queries": "a", "documents": []}, "documents", "empty_array"),
         (RERANK, {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "integer_below_min_value"),
-        (RERANK, {"query": "a", "documents": [{"txt": "b"}]}, "documents[0].txt", "unknown_parameter"),
+        (RERANK, {"query": "a", "documents": [{"txt": "b"}]}, "documents[0].text", "missing_required_parameter"),
         (RERANK, {"query": "a", "documents": ["b"], "rank_fields": ["c"]}, "rank_fields", "unsupported_parameter"),
         (RERANK, {"documents": ["b"]}, "query", "missing_required_parameter"),
         (RERANK, {"query": "a"}, "documents", "missing_required_parameter"),

@@ -30,14 +30,16 @@ def score_intent(body: ScoreRequest) -> PoolingRequest:
         query = index % len(queries)
         paths = _path(body, query_field, query), _path(body, document_field, index)
         pairs.append(Pair(queries[query], document, *paths))
-    return _request(body, Score(pairs, body.instruction), "score-", document_field)
+    return _request(
+        body, Score(pairs, body.instruction, truncate=body.truncate_prompt_tokens), "score-", document_field
+    )
 
 
 def rerank_intent(body: RerankRequest) -> PoolingRequest:
     """A request for the score of each document for the one query."""
     documents = enumerate(body.written)
     pairs = tuple(Pair(body.query, text, "query", f"{body.named}[{index}]") for index, text in documents)
-    asks = Score(pairs, body.instruction, body.max_tokens_per_doc)
+    asks = Score(pairs, body.instruction, body.max_tokens_per_doc, body.num_kept)
     return _request(body, asks, "rerank-", body.named, may_omit_model=body.is_tei)
 
 

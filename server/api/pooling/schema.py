@@ -10,7 +10,16 @@ from server.api.fields.foreign import ForeignHints, own_id
 from server.api.fields.generation import CACHE_SALT, MODEL, PRIORITY
 from server.api.fields.messages import ConversationFields
 from server.api.fields.openai import EndUser
-from server.api.fields.rules import Refused, RequestModel, hint, no_effect, problem, refused, related, shape
+from server.api.fields.rules import (
+    EchoedModel,
+    Refused,
+    hint,
+    no_effect,
+    problem,
+    refused,
+    related,
+    shape,
+)
 
 MAX_TEXTS = 2048
 """The most inputs, pairs or documents of a request."""
@@ -27,6 +36,18 @@ class PoolingFields(ForeignHints):
     learn: bool | None = hint(
         "Whether draft heads may be trained on this request.", "Heads are trained only on generated answers."
     )
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=2**31 - 1,
+        description="Keep this many tokens of each text, at its end or, with an encoder, at its beginning; -1: as many "
+        "as fit. Of a query and its document, the document is cut at its end.",
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _check_truncation(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
+            raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
+        return self
 
 
 class ScoringFields(PoolingFields):
@@ -60,19 +81,6 @@ Input = Annotated[
 
 class TextFields(PoolingFields):
     """Fields of requests for numbers of single texts."""
-
-    truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1,
-        description="Keep this many tokens of each text, at its end or, with an encoder, at its beginning; -1: as many "
-        "as fit.",
-    )  # fmt: skip
-
-    @model_validator(mode="after")
-    def _check_truncation(self) -> Self:
-        if self.truncate_prompt_tokens == 0:
-            message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
-            raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
-        return self
 
 
 class EmbeddingRequest(ConversationFields, TextFields):
@@ -190,8 +198,8 @@ class ScoreRequest(ScoringFields):
         return first, second
 
 
-class DocumentObject(RequestModel):
-    """A document as an object."""
+class DocumentObject(EchoedModel):
+    """A document as an object. Other fields than its text are ignored and reported."""
 
     text: str = Field(description="The document's text.")
 
@@ -229,11 +237,14 @@ class RerankRequest(ScoringFields):
         None, description="With `texts`: `true` is the same as `use_activation: false`.",
         json_schema_extra=related(requires=["texts"], excludes=["use_activation"]),
     )  # fmt: skip
-    truncate: bool | None = hint(
-        "TEI: whether documents that are too long may be truncated.", "Documents that are too long are refused."
-    )
-    truncation_direction: Literal["left", "right", "Left", "Right"] | None = no_effect(
-        "TEI: the end at which documents are truncated."
+    truncate: bool | None = Field(
+        None, description="TEI: `true` is the same as `truncate_prompt_tokens: -1`.",
+        json_schema_extra=related(excludes=["truncate_prompt_tokens"]),
+    )  # fmt: skip
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = hint(
+        "TEI: the end at which documents are truncated.",
+        "They are truncated at their end.",
+        off=["right", "Right"],
     )
     max_tokens_per_doc: int | None = Field(
         None, ge=1, description="The number of tokens to use from the beginning of each document; by default all."
@@ -246,6 +257,11 @@ class RerankRequest(ScoringFields):
         if self.documents is None and self.texts is None:
             raise problem("missing_required_parameter", "Missing required parameter: 'documents'.", "documents")
         return self
+
+    @property
+    def num_kept(self) -> int | None:
+        """The tokens to keep of each pair; -1: as many as fit; None: all."""
+        return -1 if self.truncate else self.truncate_prompt_tokens
 
     @property
     def is_tei(self) -> bool:

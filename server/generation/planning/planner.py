@@ -350,6 +350,11 @@ class Planner:
             raise self._limits.too_long(len(tokens), path)
         return self._known(tokens, path)
 
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a prompt without output."""
+        return self._limits.capacity()
+
     def encode_beginning(self, text: str, path: str, num_tokens: int) -> list[int]:
         """The beginning of a text with the special tokens around it, at most `num_tokens` together; -1: as many as fit.
 
