@@ -66,12 +66,19 @@ class Harness:
     """If its heads change as it runs."""
     known: set[str] = field(default_factory=set)
 
-    def engine(self, *, chunk: int = 512, num_blocks: int | None = None, prefix_caching: bool = True) -> Engine:
+    def engine(
+        self,
+        *,
+        chunk: int = 512,
+        num_blocks: int | None = None,
+        prefix_caching: bool = True,
+        max_num_seqs: int = 32,
+    ) -> Engine:
         """A fresh engine, with an empty prefix cache, at most `num_blocks` blocks and `chunk` tokens in a step."""
         info = self.runner.info
         config = SchedulerConfig(
             block_size=info.block_size,
-            max_num_seqs=32,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=chunk,
             max_model_len=info.max_model_len,
             sees_images=info.sees_images,
@@ -150,19 +157,25 @@ def benched_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 def load(
     tiny_model: Callable[..., Path], benched_model: Callable[[str], Path], embedded_folder: Path
 ) -> Iterator[Callable[..., Harness]]:
-    """Returns a function from a family's name, or "embedded", a quantization, a tiny model's size of vocabulary, and
-    what rows are rounded to, to a harness with the model. Families of RECURRENT and INDEXED are allowed, too.
+    """Returns a function from a family's name, or "embedded", a quantization, a tiny model's size of vocabulary, what
+    rows are rounded to, and numbers of choices and threads, to a harness with the model. Families of RECURRENT and
+    INDEXED are allowed, too.
 
     A file's tests share them. To load tiny ones again takes less than to keep the memory of all.
     """
-    made: dict[tuple[str, Quantization, int, Rows], Harness] = {}
+    made: dict[tuple[object, ...], Harness] = {}
 
     def make(
-        family: str, quantization: Quantization = "auto", vocab_size: int = VOCAB_SIZE, rows: Rows = "auto"
+        family: str,
+        quantization: Quantization = "auto",
+        vocab_size: int = VOCAB_SIZE,
+        rows: Rows = "auto",
+        max_num_seqs: int = 32,
+        threads: int = 1,  # two would wait for each other in the steps of tiny models
     ) -> Harness:
         is_benched = family in (*RECURRENT, *INDEXED)
         vocab_size = tiny_models.VOCAB_SIZE if is_benched else vocab_size
-        key = (family, quantization, vocab_size, rows)
+        key = (family, quantization, vocab_size, rows, max_num_seqs, threads)
         if key not in made:
             tiny = benched_model if is_benched else partial(tiny_model, vocab_size=vocab_size)
             config = RunnerConfig(
@@ -170,8 +183,8 @@ def load(
                 quantization=quantization,
                 rows=rows,
                 kv_cache_gib=0.3 if family == "embedded" else 0.08 if is_benched else 0.02,
-                max_num_seqs=34,
-                threads=None if family == "embedded" else 1,  # two would wait for each other in the steps of tiny ones
+                max_num_seqs=max_num_seqs + 2,
+                threads=None if family == "embedded" else threads,
                 aux_model=None if family == "embedded" else tiny_model("qwen3", vocab_size),
             )
             made[key] = Harness(ModelRunner.load(config), has_aux_model=config.aux_model is not None)

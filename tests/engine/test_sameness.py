@@ -162,12 +162,39 @@ def test_the_state_of_the_sampler_matters_and_must_be_given(case: Case) -> None:
         resumed(None)
 
 
-def test_choices_share_the_prompt_and_equal_each_alone(case: Case) -> None:
-    request = replace(case.requests[1], choices=tuple(ChoiceState(index) for index in range(3)))
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(seed=1), SamplingParams(seed=6, mirostat=Mirostat(tau=3.0, eta=0.5))],
+    ids=["drawn by a kernel", "mirostat"],
+)
+def test_choices_share_the_prompt_and_equal_each_alone(case: Case, sampling: SamplingParams) -> None:
+    choices = tuple(ChoiceState(index) for index in range(3))
+    request = replace(case.requests[1], sampling=sampling, choices=choices, max_tokens=8)
     together = case.harness.run(case.harness.engine(chunk=64), [request])
-    assert len({tuple(answer.tokens) for answer in together.values()}) > 1 or request.sampling.temperature == 0
+    assert len({tuple(answer.tokens) for answer in together.values()}) == 3
     for index in range(3):
         alone = case.harness.run(
             case.harness.engine(prefix_caching=False), [replace(request, choices=(ChoiceState(index),))]
         )
         assert same({("", 0): together[request.request_id, index]}, {("", 0): alone[request.request_id, index]})
+
+
+def test_among_199_others(load: Callable[..., Harness]) -> None:
+    """Prompts are so short that all of them are in the first step."""
+    harness = load("llama", "int8", max_num_seqs=200)
+    requests = [replace(request, prompt=request.prompt[-2:]) for request in make_requests(harness, 200, 8, 3)]
+    engine = harness.engine(max_num_seqs=200)
+    together = harness.run(engine, requests)
+    assert engine.stats().steps < 40
+    for request in requests[3::17]:
+        alone = harness.run(harness.engine(prefix_caching=False), [request])
+        assert same(alone, together)
+
+
+def test_the_number_of_threads_changes_nothing_where_a_model_runs_by_its_modules(load: Callable[..., Harness]) -> None:
+    one, several = (load("jamba", "none", threads=threads) for threads in (1, 3))
+    requests = make_requests(one, 6, 12, 150)
+    together = several.run(several.engine(chunk=64), requests)
+    assert same(one.run(one.engine(), requests), together)
+    for request in requests[::2]:
+        assert same(several.run(several.engine(prefix_caching=False), [request]), together)

@@ -24,6 +24,8 @@ CASES = [
     pytest.param(("llama", "float32", {}), id="llama-float32", marks=CUDA),
     pytest.param(("qwen3_moe", "bfloat16", {}), id="qwen3_moe"),
     pytest.param(("gemma3", "bfloat16", {}), id="gemma3"),
+    pytest.param(("wide", "bfloat16", {}), id="wide"),
+    pytest.param(("wide", "float32", {}), id="wide-float32", marks=CUDA),
     pytest.param(("wide", "bfloat16", {"quantization": "fp8"}), id="wide-fp8", marks=CUDA),
     pytest.param(("wide", "bfloat16", {"quantization": "int4"}), id="wide-int4"),
     pytest.param(("wide", "bfloat16", {"kv_cache_dtype": "fp8"}), id="wide-fp8-kv", marks=CUDA),

@@ -100,27 +100,34 @@ class Server:
 
 async def stream_texts(
     server: Server, model: str, prompts: Sequence[str], max_tokens: int, after_first: asyncio.Event | None = None
-) -> list[str]:
-    """Streams at the same time, seeded by their places; sets the event when every one has begun."""
+) -> list[tuple[str, tuple[float, ...]]]:
+    """Text and logprobs of streams at the same time, seeded by their places; sets the event when every one has begun.
+
+    Every other stream asks for logprobs: a kernel samples the tokens of the rest.
+    """
     begun = 0
 
-    async def one(index: int, prompt: str) -> str:
+    async def one(index: int, prompt: str) -> tuple[str, tuple[float, ...]]:
         nonlocal begun
-        text = ""
+        text, logprobs = "", []
         stream = await client.completions.create(
             model=model,
             prompt=prompt,
             max_tokens=max_tokens,
             seed=index,
             stream=True,
+            logprobs=1 if index % 2 else None,
             extra_body={"ignore_eos": True},
         )
         async for chunk in stream:
             begun += not text
             text += chunk.choices[0].text
+            if chunk.choices[0].logprobs is not None:
+                logprobs += chunk.choices[0].logprobs.token_logprobs
             if begun == len(prompts) and after_first is not None:
                 after_first.set()
-        return text
+        assert len(logprobs) == index % 2 * max_tokens
+        return text, tuple(logprobs)
 
     async with server.async_client() as client:
         return await asyncio.gather(*(one(*numbered) for numbered in enumerate(prompts)))

@@ -52,7 +52,7 @@ def alone(folders: Mapping[str, str], server: Server) -> Answers:
 
 def _answers(server: Server, model: str, name: str) -> dict[tuple[str, str], str]:
     texts = asyncio.run(stream_texts(server, model, PROMPTS, MAX_TOKENS))
-    return {(name, prompt): text for prompt, text in zip(PROMPTS, texts, strict=True)}
+    return {(name, prompt): text for prompt, (text, _) in zip(PROMPTS, texts, strict=True)}
 
 
 @pytest.fixture(scope="module")
