@@ -123,7 +123,7 @@ def test_what_has_no_finite_highest_logit_has_no_token(kernels: Kernels, tempera
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, 64 + 33, 64 + 40])
 def test_masks_hide_tokens_and_whatever_their_logits_are(kernels: Kernels, size: int, temperature: float) -> None:
     count = 30
     allowed = random(count, size, seed=7) > 0.5
@@ -164,12 +164,15 @@ def test_hashes_that_no_search_would_find(kernels: Kernels, word: int) -> None:
     key = key_with(token, word)
     noise = [gumbel(key, other) for other in range(size)]
     assert max(noise) <= 36.75
-    rival = max(value for other, value in enumerate(noise) if other != token)
-    for margin in (-0.5, -2e-3, -1e-5, 1e-5, 2e-3, 0.5):
-        logits = torch.zeros(1, size)
-        logits[0, token] = rival - noise[token] + margin
-        assert native(kernels, logits, [key]) == GumbelMax(size, CPU)(logits, [key])
-        assert (native(kernels, logits, [key]) == [token]) == (margin > 0)
+    others = [[place for place in range(size) if place != token], [*range(64), *range(128, size)]]
+    for known in others:  # in the second case, the token is the only one of its block that could win
+        rival = max(noise[other] for other in known)
+        for margin in (-0.5, -2e-3, -1e-5, 1e-5, 2e-3, 0.5):
+            logits = torch.full((1, size), -1000.0)
+            logits[0, known] = 0.0
+            logits[0, token] = rival - noise[token] + margin
+            assert native(kernels, logits, [key]) == GumbelMax(size, CPU)(logits, [key])
+            assert (native(kernels, logits, [key]) == [token]) == (margin > 0)
 
 
 def test_the_inverse_of_the_hash_is_one() -> None:

@@ -108,6 +108,13 @@ def test_long_flat_tails(kernels: Kernels) -> None:
     assert kept[1:4:2] == [pytest.approx(50_001, abs=2), pytest.approx(95_001, abs=2)]
 
 
+def test_probabilities_that_are_the_mass_together_are_enough(kernels: Kernels) -> None:
+    logits = torch.full((3, 70), -math.inf)
+    logits[:, :40:10] = 0.0  # four, of a quarter each
+    kept = both(kernels, logits, [SamplingParams(top_p=mass) for mass in (0.25, 0.5, 0.75)])
+    assert kept.isfinite().sum(-1).tolist() == [1, 2, 3]
+
+
 def test_rows_without_steps_are_copied_and_others_left_alone(kernels: Kernels, kernels_library: Path) -> None:
     logits = random_logits(9, 999, seed=6)
     logits[4] = math.nan  # a greedy row, of whatever numbers
