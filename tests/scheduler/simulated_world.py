@@ -218,6 +218,7 @@ class World:
             if ahead is not None:
                 self.runner.ended = {key for key in self.runner.live if key not in self.live}
                 result = self.runner.execute(ahead)
+                self._check_lengths(ahead)
                 self.num_scheduled += len(ahead.scheduled)
                 self.num_steps += 1
                 self.tally["ahead"] += 1
@@ -228,11 +229,7 @@ class World:
     def _check_plan(self, plan):
         num_tokens = sum(share.num_tokens for share in plan.scheduled)
         assert sum(share.num_rows for share in plan.scheduled) <= self.config.max_num_batched_tokens
-        for share in plan.scheduled:
-            if share.num_draft and share.key in self.live:
-                watched = self.live[share.key]
-                most = len(watched.request.prompt) + watched.request.max_tokens
-                assert len(self.runner.live[share.key].tokens) <= most, "more tokens than may come"
+        self._check_lengths(plan)
         self.tally["drafted"] += sum(share.num_draft for share in plan.scheduled)
         self.tally["compared"] += sum(share.num_candidates for share in plan.scheduled)
         self.num_scheduled += num_tokens
@@ -243,6 +240,14 @@ class World:
         assert scheduled == [key for key in running if key in scheduled], "not in admission order"
         self.tally["forked"] += len(plan.copies)
         self.tally["reused"] += sum(admitted.num_computed > 0 for admitted in plan.admitted)
+
+    def _check_lengths(self, plan):
+        """No step computes tokens beyond those that a choice may have."""
+        for share in plan.scheduled:
+            tokens = self.runner.live[share.key].tokens
+            if share.key in self.live and tokens[-1] != POISON:
+                request = self.live[share.key].request
+                assert len(tokens) <= len(request.prompt) + max(request.max_tokens, 1), "more tokens than may come"
 
     def _check_order(self, plan):
         """Nobody is left out or overtaken who need not be."""

@@ -72,6 +72,18 @@ def test_nothing_is_added_beside_prompts_or_before_steps_without_it_were_seen():
     assert room.num_tokens(OthersLoad(0, only_decodes=True), 1) == 128, "alone it has a part of a step, soon over"
 
 
+def test_what_a_costly_step_took_is_paid_back_however_long_nothing_was_added_before():
+    room, others = BackgroundBudget(512), OthersLoad(1, only_decodes=True)
+    for _ in range(1000):
+        room.observe(others, 0, 1.0)
+    room.observe(others, 4, 3.0)  # two seconds more than others would have taken, of which one was saved up
+    for _ in range(16):
+        assert room.num_tokens(others, 1) == 0
+        room.observe(others, 0, 1.0)
+    room.observe(others, 0, 1.0)
+    assert room.num_tokens(others, 1) > 0
+
+
 # -- in the scheduler --------------------------------------------------------------------------------------------------
 
 

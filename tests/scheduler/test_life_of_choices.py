@@ -213,6 +213,7 @@ def test_a_result_that_comes_after_the_abort_is_dropped_also_when_the_id_is_back
         ({"prompt": ()}, "empty prompt"),
         ({"max_tokens": -1}, "max_tokens must be at least 0, not -1"),
         ({"prompt": (0,) * 40, "max_tokens": 25}, "40 prompt .* 25 output tokens = 65, but the context holds 64"),
+        ({"guide": (0,) * 61, "sampling": SamplingParams(guidance=1.5)}, "61 prompt .* 4 output tokens = 65"),
         ({"prompt": (0,) * 30, "max_tokens": 11}, "needs 11 KV blocks of 4 tokens .* the cache has 10"),
         ({"choices": ()}, "choice indices must be distinct"),
         ({"choices": (ChoiceState(1), ChoiceState(1))}, r"not \[1, 1\]"),

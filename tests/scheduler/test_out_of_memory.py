@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from model_runner.contract import SamplingParams
+from model_runner.contract import SamplingParams, ScheduledRequest, StepPlan
 from scheduler import out_of_memory
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, SchedulerConfig
-from scheduler.out_of_memory import OUT_OF_MEMORY
+from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
+from scheduler.waiting_queue import make_queue
 from tests.scheduler.driving import CONFIG, make_engine, make_request, run, shares, tokens_of
 from tests.scheduler.simulated_beams import expected_sequences
 from tests.scheduler.simulated_world import World, expected_output, make_groups
@@ -196,3 +197,14 @@ def test_output_is_that_of_brute_force_and_nothing_leaks(seed, config, num_block
     assert world.tally["resumed"] > 0
     assert (world.tally["failed"] > 0) == ("most_candidates" in more)
     assert all(world.tally[reason] > 5 for reason in FinishReason)
+
+
+def test_each_failure_begins_the_wait_for_larger_steps_anew():
+    limit, waiting = StepLimit(64, lambda request: (request.arrival,)), make_queue("fcfs")
+    for num_tokens in (64, 32):
+        limit.decide(StepPlan((), (), (), (ScheduledRequest("gone", num_tokens, ()),)), {}, "no memory")
+        for _ in range(out_of_memory._PATIENCE - 1):
+            limit.note_success()
+        assert limit.budget({}, waiting) == num_tokens // 2
+    limit.note_success()
+    assert limit.budget({}, waiting) == 32

@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from server.generation.planning.limits import without_oldest
+from server.generation.request import Conversation
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, refused
 from tests.server.test_reasoning import SWITCHED
@@ -232,3 +234,11 @@ async def test_an_agent_goes_on_after_a_broken_call(client: httpx.AsyncClient, e
         messages += [calling(call('{"city": "Ro' + "m" * turn), content=None), result("Error")]
         prompt, _ = await shown(client, engine, messages)
         assert prompt.count(json.dumps('{"city": "Ro')[:-1]) == turn + 1
+
+
+def test_messages_of_system_and_developer_stay_when_the_oldest_are_left_out() -> None:
+    roles = ("system", "user", "assistant", "developer", "user", "assistant", "user")
+    conversation = Conversation([{"role": role, "content": str(place)} for place, role in enumerate(roles)])
+    for most, kept in ((7, "0123456"), (6, "03456"), (4, "036"), (1, "036")):
+        shorter = without_oldest(conversation, lambda one, most=most: len(one.messages) <= most)
+        assert "".join(message["content"] for message in shorter.messages) == kept

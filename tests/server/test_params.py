@@ -127,6 +127,8 @@ async def test_max_tokens(client: httpx.AsyncClient, engine: FakeEngine):
     assert await asked(CHAT, chat(max_tokens=None, max_completion_tokens=7)) == 7
     assert await asked(COMPLETIONS, completion(max_tokens=None)) == 16
     assert await asked(COMPLETIONS, completion(max_tokens=None, prompt=[65] * 250)) == 6
+    long = [{"role": "user", "content": "x" * 400}]
+    assert await asked(CHAT, chat(max_tokens=None, messages=long, truncate_prompt_tokens=-1)) == 1
     assert await asked(COMPLETIONS, completion(max_tokens=0)) == 0
 
 

@@ -102,6 +102,7 @@ def test_a_choice_does_not_depend_on_how_its_tokens_were_cut(
     one_by_one = follow(outputs_of(tokens, [1], sorted(stop_ids)), options)
     assert follow(outputs_of(tokens, sizes, sorted(stop_ids)), options) == one_by_one
     assert len(one_by_one[1]) == one_by_one[2]
+    assert all(token.offset <= len(one_by_one[0]) for token in one_by_one[1])
 
 
 def joined(chunks: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
