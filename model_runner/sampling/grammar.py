@@ -355,7 +355,9 @@ class Grammars:
                 try:
                     tokenizer = llguidance.LLTokenizer(self._find_tokenizer(), n_vocab=self._vocab_size)
                     self._vocabulary = Vocabulary(tokenizer)
-                except (OSError, ValueError) as error:
+                except BaseException as error:  # a panic's class cannot be imported
+                    if not isinstance(error, OSError | ValueError) and type(error).__name__ != "PanicException":
+                        raise
                     raise GrammarError(
                         f"this model's tokenizer supports neither grammars nor reasoning limits: {error}"
                     ) from error

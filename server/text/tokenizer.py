@@ -1,10 +1,10 @@
 """Text to tokens and back, from a model folder. Uses only the `tokenizers` library, and so starts quickly."""
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, wraps
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from tokenizers import Tokenizer as TokenizerModel
 from tokenizers import normalizers
@@ -13,11 +13,14 @@ from model_runner.contract import Breaker
 from model_runner.encoders.folder import find_encoder
 from model_runner.models.json_files import find_object
 from model_runner.models.vocabulary import byte_characters
+from server.errors import InvalidRequestError
 from server.text.chat_template import ChatTemplate, TemplateSources
 from server.text.dry_breakers import BreakerSpellings
 from server.text.fill_in import FillInTokens
 from server.text.template_files import read_templates
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _LONG = 1 << 11
 """Characters from which a text is encoded by the library's batch function, which releases the GIL."""
 _CONTINUED = "☺"
@@ -25,6 +28,43 @@ _CONTINUED = "☺"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _PATH_NAMES = ("_file", "name_or_path")
+
+
+MAX_ADDED = 32768
+"""The most added tokens: llguidance takes a time that grows with their square, half a minute for these."""
+MAX_LENGTH = 1024
+"""The most characters of a token; llguidance ends at some thousands."""
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust gave up. The class of its error cannot be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+def _survives(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A method that raises InvalidRequestError for a text on which the tokenizer's expressions give up."""
+
+    @wraps(method)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return method(*args, **kwargs)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+        message = "The model's tokenizer cannot split this text into words: one of its expressions gives up on it. "
+        raise InvalidRequestError(f"{message}Shorten what is repeated in the text, such as spaces.")
+
+    return run
+
+
+def _check_sizes(model: TokenizerModel, path: Path) -> None:
+    """Raise ValueError for a vocabulary with which the model would never become ready."""
+    num_added = len(model.get_added_tokens_decoder())
+    if num_added > MAX_ADDED:
+        raise ValueError(f"{path} has {num_added} added tokens, but at most {MAX_ADDED} are supported.")
+    longest = max(map(len, model.get_vocab()), default=0)
+    if longest > MAX_LENGTH:
+        raise ValueError(f"{path} has a token of {longest} characters, but at most {MAX_LENGTH} are supported.")
 
 
 class Tokenizer:
@@ -67,8 +107,12 @@ class Tokenizer:
         config = {**find_object(folder / "special_tokens_map.json"), **config}
         try:
             model = TokenizerModel.from_file(str(path))
-        except Exception as error:  # the library raises nothing more special
+            model.encode("a")
+        except BaseException as error:  # the library raises nothing more special
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
             raise ValueError(f"{path} is damaged ({error}); download it again.") from error
+        _check_sizes(model, path)
         encoder = find_encoder(folder)
         if encoder is not None and encoder.lowercases:
             own = [] if model.normalizer is None else [model.normalizer]
@@ -80,12 +124,14 @@ class Tokenizer:
         """Number of tokens, added ones included. The model's own vocabulary may be padded to more."""
         return self._model.get_vocab_size(with_added_tokens=True)
 
+    @_survives
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The text's tokens. Long texts use the batch function, because only that one releases the GIL."""
         if len(text) < _LONG:
             return self._model.encode(text, add_special_tokens=add_special_tokens).ids
         return self._model.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    @_survives
     def encode_as_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The text's tokens, where special tokens count as ordinary text. The first call is slow."""
         return self._literal.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -97,6 +143,7 @@ class Tokenizer:
         model.encode_special_tokens = True
         return model
 
+    @_survives
     def encode_literally(self, text: str, *, continues: bool = False) -> list[int]:
         """The text's tokens, never special or fill-in tokens, however the text is spelled.
 
@@ -145,6 +192,7 @@ class Tokenizer:
         words = [(text, None)] if model.pre_tokenizer is None else model.pre_tokenizer.pre_tokenize_str(text)
         return [token.id for word, _ in words for token in model.model.tokenize(word)]
 
+    @_survives
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
         """The tokens of a pair of texts, with the tokenizer's special tokens before, between and after.
 
@@ -160,12 +208,14 @@ class Tokenizer:
         """How many special tokens are put around a text."""
         return self._model.num_special_tokens_to_add(is_pair=False)
 
+    @_survives
     def encode_beginning(self, text: str, num_tokens: int) -> list[int]:
         """The first tokens of the text with the special tokens around them, at most `num_tokens` together."""
         encoded = self._model.encode_batch([text], add_special_tokens=False)[0]
         encoded.truncate(num_tokens - self.num_added)
         return self._model.post_process(encoded, add_special_tokens=True).ids
 
+    @_survives
     def beginning(self, text: str, num_tokens: int) -> str:
         """The beginning of the text that takes at most `num_tokens` tokens, in whole characters."""
         spans = self._model.encode_batch([text], add_special_tokens=False)[0].offsets
