@@ -157,7 +157,8 @@ the server runs with `--logprobs processed`. `beam_search` and `penalty_alpha` (
 other ways, and `best_of` chooses among answers: see [decoding](../../explanation/decoding.md) for all formulas.
 
 Special tokens that are written out in a prompt or a message count as special tokens, except in the texts around
-[a gap to fill](llama-cpp.md#filling-in-the-middle).
+[a gap to fill](llama-cpp.md#filling-in-the-middle). With the
+server's `--literal-messages` they are text in messages, too; the chat template's own are tokens either way.
 
 ### Speculation
 

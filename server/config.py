@@ -69,6 +69,7 @@ class Settings(BaseSettings):
         None,
         description="Jinja file that replaces the model's chat template, if that is missing or shows no tools.",
     )
+    literal_messages: bool = Field(False, description="Read control tokens that clients spell in messages as text.")
     template_date: IsoDate | None = Field(
         None, description="Date that chat templates show as today's. By default today."
     )
@@ -79,8 +80,7 @@ class Settings(BaseSettings):
     )
     reasoning_parser: str | None = Field(
         None,
-        description="Tags of the model's reasoning, such as think, or none. By default detected from the chat "
-        "template.",
+        description="Tags of the model's reasoning, such as think, or none. By default found in the chat template.",
     )
     score_tokens: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_words)] = Field(
         (),
@@ -459,7 +459,7 @@ class Settings(BaseSettings):
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model": (
-        *("model", "served_model_name", "revision", "hub_token", "chat_template", "template_date"),
+        *("model", "served_model_name", "revision", "hub_token", "chat_template", "template_date", "literal_messages"),
         *("tool_parser", "reasoning_parser", "score_tokens", "aux_model"),
     ),
     "Several models": ("models", *OF_SEVERAL),

@@ -26,7 +26,7 @@ OF_A_MODEL = NOT_SHARED | {
     *("max_model_len", "kv_cache_gib", "kv_cache_dtype", "block_size", "prefix_caching", "state_snapshot_every"),
     *("max_num_seqs", "max_num_batched_tokens", "policy", "max_waiting", "request_timeout_s", "engine_timeout_s"),
     *("speculation", "num_draft_tokens", "learn", "learn_threads", "learn_memory"),
-    *("images", "image_cache_gib", "logprobs", "template_date"),
+    *("images", "image_cache_gib", "logprobs", "template_date", "literal_messages"),
 }
 """Settings that an entry may have. Outside of `models` they are defaults for all entries, unless in NOT_SHARED."""
 IN_FILE_ONLY = frozenset({"models"})

@@ -25,6 +25,7 @@ _LIBRARIES = ("tokenizers", "llguidance", "jinja2", "pillow", "numpy")
 """Libraries that prepare prompts and images, and constrain outputs."""
 _DECIDING = (
     *("exact", "logprobs", "max_model_len", "tool_parser", "reasoning_parser", "template_date", "score_tokens"),
+    "literal_messages",
 )
 """Settings that decide answers, next to those that `RunnerInfo` has."""
 

@@ -79,7 +79,8 @@ def split_at_typed(text: str, tokens: Sequence[str]) -> list[str]:
     """The texts between typed tokens, and the typed tokens, in turn, after `guard` with the same tokens."""
     if _TYPED not in text:
         return [text]
-    pieces = re.split("|".join(f"({re.escape(_guarded(token))})" for token in tokens), text)
+    found = [guarded for guarded in map(_guarded, tokens) if guarded in text]
+    pieces = re.split("|".join(f"({re.escape(guarded)})" for guarded in found), text)
     return [without_marks(piece) for piece in pieces if piece is not None]
 
 

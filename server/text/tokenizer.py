@@ -157,6 +157,12 @@ class Tokenizer:
         return tokens if self._never_spelled.isdisjoint(tokens) else self._without_added(text)
 
     @cached_property
+    def controls(self) -> tuple[str, ...]:
+        """The control tokens as text, the longest first."""
+        texts = filter(None, map(self.token_name, self.control_ids))
+        return tuple(sorted(texts, key=lambda text: (-len(text), text)))
+
+    @cached_property
     def _never_spelled(self) -> frozenset[int]:
         return self.special_ids if self.fill_in is None else self.special_ids | set(self.fill_in.ends)
 

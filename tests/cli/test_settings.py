@@ -65,6 +65,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "served_model_name": ("x", ("x",)),
     "revision": ("v1.0", "v1.0"),
     "chat_template": ("chat.jinja", Path("chat.jinja")),
+    "literal_messages": ("true", True),
     "template_date": ("2026-11-28", "2026-11-28"),
     "host": ("::1", "::1"),
     "port": ("0", 0),
@@ -168,6 +169,7 @@ def test_every_field_is_a_flag_a_variable_and_a_key(
     flags |= {
         "lenient": ["--lenient"],
         "any_model_name": ["--any-model-name"],
+        "literal_messages": ["--literal-messages"],
         "isolate_keys": ["--isolate-keys"],
         "open_metrics": ["--open-metrics"],
     }

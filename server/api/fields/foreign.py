@@ -24,8 +24,9 @@ from server.api.fields.samplers import SamplerFields
 from server.generation.settings import DecodingSettings, facts_of
 
 _PLACED = "The server decides where a request runs."
-_ONE_MODEL = "This server has one model and no other providers."
-_NO_MEDIA = "The model reads text only."
+_ONE_MODEL = "The request runs on the model that `model` names; there are no other providers."
+_NO_MEDIA = "The model's own files say how images are processed."
+_STAYS = "The server's settings decide; only Ollama's routes support it."
 _NO_TRANSFER = "Keys and values are not moved between servers."
 _TIMES = "`GET /v1/requests/{request_id}` has the times of a request."
 _LOADED = "The server's settings decide how the model is loaded."
@@ -127,7 +128,9 @@ class ForeignSettings(SamplerFields):
 class ForeignHints(RequestModel):
     """Hints of other servers, accepted with any request. None of them changes an answer."""
 
-    keep_alive: Anything | None = hint("Ollama: how long the model stays in memory.", "The model is always in memory.")
+    keep_alive: Anything | None = hint(
+        "Ollama: how long the model stays in memory.", "Here the server's settings decide; Ollama's routes honour it."
+    )
     provider: Opaque | None = hint("OpenRouter: providers that may answer.", _ONE_MODEL)
     models: list[str] | None = hint("OpenRouter: fallback models.", _ONE_MODEL)
     route: str | None = hint("OpenRouter: how to choose among models.", _ONE_MODEL)

@@ -56,14 +56,18 @@ class ImagePrompts:
         self._weigh = weigh
         self.layout = layout if layout is not None and info.takes_images and can_decode() else None
         """None if the model's prompts cannot have images."""
-        self._anchor = "" if layout is None else tokenizer.token_name(layout.image_token) or ""
+        self._literal = tokenizer.controls if settings.literal_messages else ()
+        """Tokens that stay text in messages; the longest first."""
+        own = "" if layout is None else tokenizer.token_name(layout.image_token)
+        self._anchor = own or next(iter(self._literal), "")
+        """A token that is encoded before and after texts that are pieces of one."""
 
     @property
     def texts(self) -> ImageTexts | None:
-        """How the chat template writes images; None if prompts cannot have any."""
+        """How the chat template writes images, and tokens that stay text; None if there is neither."""
         if self.layout is None:
-            return None
-        tokens = dict.fromkeys(token for token in (self._anchor, self.layout.placeholder) if token)
+            return ImageTexts("", ("", ""), self._literal) if self._literal else None
+        tokens = dict.fromkeys(token for token in (*self._literal, self._anchor, self.layout.placeholder) if token)
         return ImageTexts(self.layout.placeholder, self.layout.around, tuple(tokens))
 
     def read(self, conversation: Conversation, notices: list[Notice]) -> ReadImages:
@@ -149,7 +153,6 @@ class ImagePrompts:
 
         Text between feature rows is encoded as it would be between image tokens in one text.
         """
-        assert self.layout is not None, "only texts of such a model have marks"
         tokens, pending = list(beginning), ""
         placed: list[Image] = []
         between: dict[str, list[int]] = {}
@@ -158,6 +161,7 @@ class ImagePrompts:
             if not is_mark(piece):
                 pending += piece
                 continue
+            assert self.layout is not None, "only texts of such a model have marks"
             image, runs, row = images[piece], [], 0
             if (number := self.layout.number) is not None:
                 pending += f"{number[0]}{len(placed)}{number[1]}"
