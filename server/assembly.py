@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from model_runner.config import RunnerConfig
+from model_runner.encoders.folder import is_encoder
 from model_runner.hub.access import HubAccess, ModelNotFoundError
+from model_runner.models.json_files import find_object
 from model_runner.models.refusal import one_line
 from model_runner.models.repository import ModelFolder, resolve_heads, resolve_model
 from model_runner.processes import free_memory
@@ -19,6 +21,7 @@ from server.engine.client import EngineClient
 from server.engine.messages import EngineConfig
 from server.engine.process import EngineProcess
 from server.engine.supervisor import EngineLimits
+from server.model_settings import NOT_OF_ENCODERS, ModelSettings
 from server.models.host import ModelHost
 from server.models.hosted_model import HostedModel, Residency
 from server.models.ledger import Ledgers
@@ -88,10 +91,30 @@ def find_models(settings: Settings, console: Console) -> list[tuple[Settings, Ch
     for entry in settings.models:
         own = settings.of_model(entry)
         try:
-            found.append((own, find_checkpoints(own, console)))
+            checkpoints = find_checkpoints(own, console)
+            found.append((_applicable(own, entry, checkpoints.model.path), checkpoints))
         except (ModelNotFoundError, StartError) as error:
             raise type(error)(f"models: {entry.name}: {error}") from error
     return found
+
+
+def _applicable(own: Settings, entry: ModelSettings, folder: Path) -> Settings:
+    """An entry's settings without the defaults for all models that do not apply to an encoder, which are logged."""
+    if not is_encoder(find_object(folder / "config.json")):
+        return own
+    fields = Settings.model_fields
+    others = {name: fields[name].default for name in NOT_OF_ENCODERS} | (
+        {} if own.device != "cuda" else {"device": "cpu"}
+    )
+    skipped = {
+        name: value for name, value in others.items() if name not in entry.overrides and getattr(own, name) != value
+    }
+    if skipped:
+        names = ", ".join(sorted(skipped))
+        _logger.warning(
+            "%s is an encoder, to which these settings do not apply: %s. It is served without.", entry.name, names
+        )
+    return own.model_copy(update=skipped)
 
 
 def _is_on_cpu(settings: Settings) -> bool:

@@ -29,6 +29,8 @@ OF_A_MODEL = NOT_SHARED | {
     *("images", "image_cache_gib", "logprobs", "template_date", "literal_messages"),
 }
 """Settings that an entry may have. Outside of `models` they are defaults for all entries, unless in NOT_SHARED."""
+NOT_OF_ENCODERS = ("kv_cache_gib", "kv_cache_dtype", "max_model_len", "learn", "learn_threads", "learn_memory")
+"""Settings for models that generate. As defaults for all models, they do not count for encoders."""
 IN_FILE_ONLY = frozenset({"models"})
 """Settings that are no flag and no variable."""
 OF_SEVERAL = ("memory_gib", "load_timeout_s")

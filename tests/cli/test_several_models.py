@@ -138,6 +138,26 @@ def test_more_memory_than_there_is_is_told(
     assert ["memory_gib is 1e+06, but only " in message for message in caplog.messages] == [True] * is_told
 
 
+def test_defaults_for_all_models_are_skipped_for_encoders_and_that_is_told(
+    read: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, kind in (("chat", "llama"), ("texts", "bert"), ("own", "bert")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+    own = f"{{name: own, path: {tmp_path}/own, kv_cache_gib: 2}}"
+    entries = f"models: [{{name: chat, path: {tmp_path}/chat}}, {{name: texts, path: {tmp_path}/texts}}, {own}]"
+    shared = "\nkv_cache_gib: 1\nkv_cache_dtype: bfloat16\nmax_model_len: 4096\nthreads: 2"
+    found = [own for own, _ in find_models(read(entries + shared), Console(quiet=True))]
+    assert [(one.kv_cache_gib, one.kv_cache_dtype, one.max_model_len, one.threads) for one in found] == [
+        (1, "bfloat16", 4096, 2), (None, "auto", None, 2), (2, "auto", None, 2),
+    ]  # fmt: skip
+    told = [message for message in caplog.messages if "is an encoder" in message]
+    assert [message.partition(" ")[0] for message in told] == ["texts", "own"]
+    assert "kv_cache_dtype, kv_cache_gib, max_model_len" in told[0]
+    assert "kv_cache_gib" not in told[1], "what the entry itself asks for is refused when it is loaded"
+
+
 def test_all_are_found_at_the_start_and_errors_name_the_entry(read: Read, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
