@@ -208,6 +208,8 @@ class World:
             if self.random.random() < 0.02:
                 self._abort()
             ahead = None if result.out_of_memory or not self.runs_ahead else self.scheduler.schedule_ahead(plan)
+            if ahead is not None:
+                self._check_lengths(ahead, num_next=1)
             if not result.out_of_memory:
                 self.num_done += sum(share.num_tokens for share in plan.scheduled if share.key in self.live)
             for output in self.scheduler.update(plan, result):
@@ -218,7 +220,6 @@ class World:
             if ahead is not None:
                 self.runner.ended = {key for key in self.runner.live if key not in self.live}
                 result = self.runner.execute(ahead)
-                self._check_lengths(ahead)
                 self.num_scheduled += len(ahead.scheduled)
                 self.num_steps += 1
                 self.tally["ahead"] += 1
@@ -241,13 +242,14 @@ class World:
         self.tally["forked"] += len(plan.copies)
         self.tally["reused"] += sum(admitted.num_computed > 0 for admitted in plan.admitted)
 
-    def _check_lengths(self, plan):
-        """No step computes tokens beyond those that a choice may have."""
+    def _check_lengths(self, plan, num_next=0):
+        """No step finds tokens beyond those that a choice may have; `num_next` are to be found."""
         for share in plan.scheduled:
             tokens = self.runner.live[share.key].tokens
             if share.key in self.live and tokens[-1] != POISON:
                 request = self.live[share.key].request
-                assert len(tokens) <= len(request.prompt) + max(request.max_tokens, 1), "more tokens than may come"
+                most = len(request.prompt) + max(request.max_tokens, 1)
+                assert len(tokens) + num_next <= most, "more tokens than may come"
 
     def _check_order(self, plan):
         """Nobody is left out or overtaken who need not be."""

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from server.http.origins import EXPOSED_HEADERS
+from server.http.origins import EXPOSED_HEADERS, Origins
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of, error_of
 
@@ -118,6 +118,12 @@ async def test_pages_on_localhost_may_use_a_server(make_app: Callable[..., FastA
     async with client_of(make_app(**settings)) as client:
         assert all([await may_read(client, origin) for origin in OF_THIS_MACHINE])
         assert not any([await may_read(client, origin) for origin in OF_OTHERS])
+
+
+def test_websockets_are_for_the_same_pages():
+    origins = Origins.of((), has_keys=False)
+    assert all(origin in origins for origin in OF_THIS_MACHINE)
+    assert not any(origin in origins for origin in OF_OTHERS)
 
 
 @pytest.mark.parametrize(

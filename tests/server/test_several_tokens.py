@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from scheduler.interface import FinishReason, RequestOutput
@@ -96,6 +96,7 @@ def follow(outputs: Sequence[RequestOutput], options: OutputOptions) -> tuple[st
         reports_tokens=st.just(True),
     ),
 )
+@example(tokens=[*b"xyab"], sizes=[2], stop_ids=set(), options=OutputOptions(stop=("ab",), reports_tokens=True))
 def test_a_choice_does_not_depend_on_how_its_tokens_were_cut(
     tokens: list[int], sizes: list[int], stop_ids: set[int], options: OutputOptions
 ):
