@@ -40,7 +40,7 @@ class AuthMiddleware:
             record = record_in(scope)
             try:
                 if record.is_background:
-                    self._check_background(record.client)
+                    check_submitter(record.client, self._accounts.keys)
                 else:
                     await self._authenticate(Headers(scope=scope), record)
             except (AuthenticationError, LimitError) as error:
@@ -58,11 +58,12 @@ class AuthMiddleware:
         finally:
             record.headers |= await self._accounts.limits.headers(tenant)
 
-    def _check_background(self, client: str) -> None:
-        """Raise AuthenticationError if the key was removed after it submitted this background work."""
-        if not self._accounts.keys.knows(client):
-            message = "The API key that submitted this work is no longer accepted."
-            raise AuthenticationError(message, code="invalid_api_key")
+
+def check_submitter(client: str, keys: KeyRing) -> None:
+    """Raise AuthenticationError if the client's key was removed after it submitted background work."""
+    if not keys.knows(client):
+        message = "The API key that submitted this work is no longer accepted."
+        raise AuthenticationError(message, code="invalid_api_key")
 
 
 def owner_of(key: str, keys: KeyRing) -> Tenant:

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -25,6 +26,8 @@ class Contents:
     def __init__(self, folder: Path) -> None:
         """Raises OSError if the folder cannot be used."""
         folder.mkdir(exist_ok=True)
+        with suppress(PermissionError):  # of another owner, who gave this server the right to write
+            folder.chmod(0o700)
         self._folder = folder
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="samewise-files")
         self._at_start = {path: path.stat().st_size for path in folder.glob(f"{PREFIX}*")}
@@ -38,7 +41,7 @@ class Contents:
     async def create(self, file_id: str) -> FileIO:
         """A file to write, under a temporary name. Raises NotStoredError."""
         path = _unfinished(self.path_of(file_id))
-        return await self._written(lambda: path.open("xb", buffering=0))
+        return await self._written(lambda: _create(path))
 
     async def write(self, file: FileIO, piece: bytes) -> None:
         """Write a piece. Raises NotStoredError."""
@@ -99,6 +102,12 @@ class Contents:
 def _unfinished(path: Path) -> Path:
     """The path of a file that is not whole yet."""
     return path.with_suffix(".part")
+
+
+def _create(path: Path) -> FileIO:
+    file = path.open("xb", buffering=0)
+    os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 def _write(file: FileIO, piece: bytes) -> None:

@@ -5,6 +5,7 @@ import heapq
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,7 +48,8 @@ class Storage:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samewise-storage")
         self._connection: sqlite3.Connection | None = None
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(folder)
             self._connection = _connect(str(folder / FILE))
 
     async def run(self, work: Callable[[Rows], _T]) -> _T:
@@ -151,6 +153,17 @@ def _check_size(rows: Rows, room: float) -> None:
     num_bytes = rows.num_bytes_written()
     if num_bytes > room:
         raise TooLargeToStoreError(f"Too large to store: it has {num_bytes} bytes, and there is room for {int(room)}.")
+
+
+def _make_private(folder: Path) -> None:
+    """Let nobody else read the database, which has conversations. A folder that was there keeps its mode.
+
+    The files that SQLite adds get the mode of the database.
+    """
+    (folder / FILE).touch(mode=0o600)
+    for file in folder.glob(f"{FILE}*"):
+        with suppress(PermissionError):  # of another owner, who gave this server the right to write
+            file.chmod(0o600)
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import stat
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from server.storage import storage as database
+from server.storage.contents import Contents
 from server.storage.rows import UNFINISHED, Row, Rows
 from server.storage.storage import FILE, NotStoredError, PromisesFullError, Storage, StorageError, TooLargeToStoreError
 
@@ -36,6 +38,25 @@ async def test_a_row_is_its_owners(storage: Storage) -> None:
     assert await storage.run(lambda rows: rows.get("thing", "a", "bob")) is None
     assert not await storage.run(lambda rows: rows.delete("thing", "a", "bob"))
     assert await names(storage) == ["a"]
+
+
+async def test_nobody_else_reads_what_is_stored(tmp_path: Path) -> None:
+    folder, there = tmp_path / "data", tmp_path / "there"
+    there.mkdir(mode=0o755)
+    (there / FILE).touch(mode=0o644)
+    (there / "files").mkdir(mode=0o755)
+    for one in (folder, there):
+        kept = Storage(one, 16 * KIB)
+        await kept.run(lambda rows: rows.put(row("a")))
+        contents = Contents(one / "files")
+        file = await contents.create("file-a")
+        assert [stat.S_IMODE(path.stat().st_mode) for path in one.glob("files/*")] == [0o600]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in one.glob(f"{FILE}*")} == {0o600}
+        assert stat.S_IMODE((one / "files").stat().st_mode) == 0o700
+        file.close()
+        contents.close()
+        kept.close()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 async def test_a_row_goes_with_its_parent(storage: Storage) -> None:

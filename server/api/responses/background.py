@@ -23,6 +23,7 @@ from server.engine.client import EngineUnavailableError
 from server.errors import RETRY_AFTER_S, ApiError, RateLimitError, UnavailableError
 from server.generation.run import Run
 from server.generation.sent_images import UploadedFile
+from server.http.auth import check_submitter
 from server.http.connection import new_request_id
 from server.http.middleware import report_of
 from server.storage.rows import Row
@@ -231,6 +232,7 @@ async def _give_up(row: Row, error: ApiError, services: Services) -> None:
 
 
 async def _start_again(row: Row, record: RequestTrace, services: Services) -> None:
+    check_submitter(row.client, services.accounts.keys)
     pending = msgspec.json.decode(row.body, type=_PendingJob)
     meta = RequestMeta(row.id, row.client, pending.created, Sender(row.client), pending.seed)
     files = {name: _file_in(url) for name, url in pending.files.items()}

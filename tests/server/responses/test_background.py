@@ -236,6 +236,27 @@ async def test_one_whose_model_is_gone_after_a_restart_has_failed(
     assert "`tiny` does not exist" in response["error"]["message"]
 
 
+async def test_one_whose_key_is_gone_after_a_restart_has_failed(
+    make_with_keys: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.first_delay_s = 60
+    async with running(make_with_keys({"ann": {}, "bob": {}}, data_dir=tmp_path)) as client:
+        client.headers["authorization"] = "Bearer ann-key"
+        path = await begun(client)
+    num_before = len(engine.requests)
+    app = make_with_keys({"bob": {}}, data_dir=tmp_path)
+    async with running(app):
+        engine.first_delay_s = 0
+        while await app.state.services.storage.run(pending_jobs):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    async with running(make_with_keys({"ann": {}, "bob": {}}, data_dir=tmp_path)) as client:
+        client.headers["authorization"] = "Bearer ann-key"
+        response = await no_longer_waiting(client, path)
+    assert response["status"] == "failed"
+    assert "no longer accepted" in response["error"]["message"]
+    assert len(engine.requests) == num_before
+
+
 async def test_a_damaged_promise_fails_alone(
     make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path
 ) -> None:
