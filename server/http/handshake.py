@@ -4,7 +4,6 @@ So a handshake needs a key, has an id and an access log line, and is refused wit
 """
 
 import logging
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -54,7 +53,8 @@ class HandshakeMiddleware:
         origin = headers.get("origin")
         if origin is None or origin in self._origins:
             return None
-        return None if urlsplit(origin).netloc == headers.get("host", "").lower() else origin
+        _, is_web, place = origin.partition("://")  # a browser's origin is a scheme and a host
+        return None if is_web and place == headers.get("host", "").lower() else origin
 
 
 def _refusal(origin: str) -> ASGIApp:

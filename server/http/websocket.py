@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from uvicorn._types import ASGISendEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -113,12 +113,23 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         super().handle_cont(event)
 
     def pause_writing(self) -> None:
+        """Read nothing, either: each ping would be answered into memory."""
         super().pause_writing()
+        self.transport.pause_reading()
         self._write_deadline = self.loop.call_later(self._timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        if not self.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
         self._cancel_write_deadline()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Receive a message; uvicorn reads on once all are received."""
+        message = await super().receive()
+        if not self.writable.is_set() and not self.transport.is_closing():
+            self.transport.pause_reading()
+        return message
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send a message. Raises ClientDisconnected, also after this side has closed the websocket."""

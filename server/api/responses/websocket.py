@@ -23,7 +23,7 @@ from server.http.websocket import CONNECTION
 LANE = "samewise.lane"
 """Key of a request's lane in its state."""
 MAX_OPEN = 256
-"""The most open websockets. Beyond it, a new one replaces the one that has been idle for longest."""
+"""The most open websockets. Beyond it, a new one replaces one of the client that has the most."""
 LIFETIME_S = 3600.0
 """Longest life of a connection in seconds: OpenAI's limit."""
 MAX_RUNNING = 16
@@ -40,7 +40,7 @@ _OWN_HEADERS = frozenset(
 _ITEM_BYTES = 128
 """Memory of an item in addition to its text, in bytes."""
 _AGE = "Responses websocket connection limit reached (60 minutes)."
-_CROWD = f"The limit of {MAX_OPEN} open connections is reached, and this one was idle for the longest time."
+_CROWD = f"The limit of {MAX_OPEN} open connections is reached, and another one needs the place of this one."
 _AGAIN = "Create a new websocket connection to continue."
 
 
@@ -50,30 +50,45 @@ class Websockets:
     def __init__(self, max_message_bytes: int, max_remembered_bytes: int) -> None:
         self.max_message_bytes = max_message_bytes
         self.memories = Memories(max_remembered_bytes, max_message_bytes)
-        self.waiting_bytes = 0
-        """Bytes of the waiting events of all connections."""
-        self.max_waiting_bytes = max(int(MAX_INCOMPLETE_MIB * (1 << 20)), 4 * max_message_bytes)
-        self._open: dict[Session, None] = {}
+        self.waiting_bytes: Counter[str] = Counter()
+        """Bytes of the waiting events of all connections, by client."""
+        self._max_waiting_bytes = max(int(MAX_INCOMPLETE_MIB * (1 << 20)), 4 * max_message_bytes)
+        self._open: dict[Session, None] = {}  # the oldest first
 
     def __len__(self) -> int:
         return len(self._open)
 
     def admit(self, session: "Session") -> None:
-        """Add a session. Raises UnavailableError if there are too many, and none of them is idle."""
-        if len(self._open) >= MAX_OPEN:
-            idle = [one for one in self._open if one.idle_since is not None]
-            if not idle:
-                raise UnavailableError(
-                    f"All {MAX_OPEN} websockets are busy. Please try again later, or use plain HTTP."
-                )
-            longest = min(idle, key=lambda one: one.idle_since or 0.0)
-            self.leave(longest)
-            longest.expire(_CROWD)
+        """Add a session. If there are too many, one of the client that has the most ends once it has answered.
+
+        Raises UnavailableError if that is the session's own client, and all of its sessions are busy.
+        """
+        staying = [one for one in self._open if not one.is_ending]
+        held = Counter(one.client for one in staying)
+        own = sum(one.client == session.client for one in self._open)
+        if len(staying) >= MAX_OPEN or own >= MAX_OPEN:
+            most = max(held, key=lambda client: held[client], default=session.client)
+            owner = session.client if own >= MAX_OPEN or held[session.client] >= held[most] else most
+            _replaced([one for one in staying if one.client == owner], is_own=owner == session.client).expire(_CROWD)
         self._open[session] = None
+
+    def has_room(self, client: str, num_bytes: int) -> bool:
+        """Whether an event may wait. A client never has more than is left for others then."""
+        return self.waiting_bytes[client] + num_bytes <= self._max_waiting_bytes - self.waiting_bytes.total()
 
     def leave(self, session: "Session") -> None:
         """Remove a session."""
         self._open.pop(session, None)
+
+
+def _replaced(sessions: "Sequence[Session]", *, is_own: bool) -> "Session":
+    """The session of a client that ends for a new one: that which is idle for longest, or else another's oldest."""
+    idle = [one for one in sessions if one.idle_since is not None]
+    if not idle and is_own:
+        raise UnavailableError(
+            f"{MAX_OPEN} websockets are open, and all of yours are busy. Please try again later, or use plain HTTP."
+        )
+    return min(idle, key=lambda one: one.idle_since or 0.0) if idle else sessions[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +110,7 @@ class Session(Response):
         super().__init__()
         self._app = request.app
         self._websockets = websockets
-        self._client = record_of(request).client
+        self.client = record_of(request).client
         self._memory: Memory
         self._scope = request_scope(request.scope)
         self._connection = request.scope["state"].get(CONNECTION)
@@ -112,7 +127,7 @@ class Session(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the connection until it closes. Raises UnavailableError if there are too many connections."""
         self._websockets.admit(self)
-        self._send, self._memory = send, self._websockets.memories.open(self._client)
+        self._send, self._memory = send, self._websockets.memories.open(self.client)
         expiry = asyncio.get_running_loop().call_later(LIFETIME_S, self.expire, _AGE)
         try:
             await send({"type": "http.response.start", "status": 101, "headers": []})
@@ -125,6 +140,11 @@ class Session(Response):
             self._forget_waiting()
             await asyncio.gather(*self._workers.values(), *([self._farewell] if self._farewell else []))
             self._memory.close()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it accepts no more events."""
+        return bool(self._expired)
 
     def expire(self, why: str) -> None:
         """Accept no more events, and close the connection once all are answered."""
@@ -156,7 +176,7 @@ class Session(Response):
         except ApiError as error:
             await self.send_error(error.status, error_body(error), error.headers, lane)
             return
-        self._websockets.waiting_bytes += len(body)
+        self._websockets.waiting_bytes[self.client] += len(body)
         self._waiting.setdefault(lane, deque()).append(_Event(body, previous))
         if lane not in self._workers:
             self._workers[lane] = asyncio.create_task(self._work(lane))
@@ -176,7 +196,7 @@ class Session(Response):
         if len(waiting) >= MAX_WAITING or (waiting and sum(waiting) + num_bytes > self._websockets.max_message_bytes):
             message = f"{len(waiting)} events of {sum(waiting)} bytes are waiting on this connection."
             raise RateLimitError(f"{message} Please wait until one is answered.")
-        if self._websockets.waiting_bytes + num_bytes > self._websockets.max_waiting_bytes:
+        if not self._websockets.has_room(self.client, num_bytes):
             raise RateLimitError("Too many events are waiting on all connections. Please try again later.")
 
     async def _work(self, lane: str | None) -> None:
@@ -200,7 +220,7 @@ class Session(Response):
 
     async def _answer(self, lane: str | None, event: _Event) -> None:
         """Answer an event by running the application, with the event as a request's body."""
-        self._websockets.waiting_bytes -= len(event.body)
+        self._websockets.waiting_bytes[self.client] -= len(event.body)
         length, previous = str(len(event.body)).encode(), event.previous
         framing = _Framing(self, lane, lambda: self._memory.forget(previous or ""))
         scope = {
@@ -224,7 +244,7 @@ class Session(Response):
     def _forget_waiting(self) -> None:
         for events in self._waiting.values():
             while events:
-                self._websockets.waiting_bytes -= len(events.popleft().body)
+                self._websockets.waiting_bytes[self.client] -= len(events.popleft().body)
 
     async def _say_farewell(self) -> None:
         error = _connection_limit(self._expired)

@@ -23,6 +23,7 @@ from server.http import body
 from server.http.connection import LimitedConnection
 from server.http.draining_server import DrainingServer, configure
 from server.http.listening import bind
+from server.http.websocket import LimitedWebSocket
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import says
 from tests.server.responses.calling import RESPONSES, Event, asking, events, plain, whole
@@ -338,7 +339,7 @@ async def test_a_client_that_goes_frees_what_it_had(app: FastAPI, address: str, 
     await until(lambda: engine.num_live == 0)
     await until(lambda: len(app.state.services.websockets) == 0)
     assert len(engine.closed_early) == len(engine.requests) == 2
-    assert app.state.services.websockets.waiting_bytes == 0
+    assert app.state.services.websockets.waiting_bytes.total() == 0
 
 
 async def test_a_key_is_asked_for_before_the_handshake(make_with_keys: Make) -> None:
@@ -366,6 +367,8 @@ async def test_a_key_is_asked_for_before_the_handshake(make_with_keys: Make) -> 
     [
         ("https://evil.example", {}, False),
         ("null", {}, False),
+        ("http://[", {}, False),
+        ("http://[{address}", {"cors_origins": ["*"]}, True),
         ("http://{address}", {}, True),
         ("https://app.example", {"cors_origins": ["https://app.example"]}, True),
         ("https://evil.example", {"cors_origins": ["https://app.example"]}, False),
@@ -401,6 +404,53 @@ async def test_a_crowd_is_limited(address: str, engine: FakeEngine, monkeypatch:
             with pytest.raises(InvalidStatus) as answer:
                 await connect(address)
             assert answer.value.response.status_code == 503
+
+
+async def test_no_key_takes_the_places_of_others(
+    make_with_keys: Callable[..., FastAPI], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "MAX_OPEN", 2)
+    engine.first_delay_s = 30.0
+    app = make_with_keys({"ann": {}, "bob": {}})
+    ann, bob = ({"additional_headers": {"authorization": f"Bearer {name}-key"}} for name in ("ann", "bob"))
+    async with running(app) as (address, _), connect(address, **ann) as first, connect(address, **ann) as second:
+        await create(first)
+        await create(second)
+        await until(lambda: engine.num_live == 2)
+        async with connect(address, **bob) as third:
+            await create(third)
+            await until(lambda: engine.num_live == 3)
+            await create(first)
+            (event,) = await told(first)
+            assert event["error"]["code"] == "websocket_connection_limit_reached"
+            for key in (ann, bob):
+                with pytest.raises(InvalidStatus) as answer:
+                    await connect(address, **key)
+                assert answer.value.response.status_code == 503
+
+
+def test_no_key_takes_the_memory_of_others() -> None:
+    sockets = websocket.Websockets(64 << 20, 0)  # room for 256 MiB
+    sockets.waiting_bytes["ann"] = 100 << 20
+    assert sockets.has_room("ann", 20 << 20)
+    assert not sockets.has_room("ann", 60 << 20)
+    assert sockets.has_room("bob", 60 << 20)
+
+
+async def test_pings_are_not_read_while_their_pongs_are_not(app: FastAPI) -> None:
+    pings = (b"\x89\xfd\0\0\0\0" + b"p" * 125) * 8000
+    async with running(app) as (address, server), connect(address) as socket:
+        transport = socket.transport
+        assert transport is not None
+        transport.pause_reading()
+        (served,) = [one for one in server.server_state.connections if isinstance(one, LimitedWebSocket)]
+        while served.writable.is_set():
+            transport.write(pings)
+            await asyncio.sleep(0)
+        assert not served.transport.is_reading()
+        transport.resume_reading()
+        await until(served.transport.is_reading)
+        assert await made(socket, max_output_tokens=3)
 
 
 async def test_a_connection_does_not_live_for_ever(
