@@ -13,6 +13,7 @@ from pydantic_settings import NoDecode
 
 from model_runner.config import METHOD_ALIASES, REMOVED_METHODS
 from model_runner.hub.names import is_embedded
+from model_runner.read_numbers import whole_number
 
 _TCP = re.compile(r"tcp://(\*|[\w.-]+|\[[\w:.%]+\]):(?P<port>\d{1,9}|\*)")
 _IPC = re.compile(r"ipc://[^*\s].*")
@@ -24,7 +25,8 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 def parse_integer(value: object) -> object:
     """Read an integer from text, because a Literal of integers takes no text."""
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
+    number = whole_number(value) if isinstance(value, str) else None
+    return value if number is None else number
 
 
 def split_list(value: object) -> object:

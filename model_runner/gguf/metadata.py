@@ -6,6 +6,7 @@ import numpy as np
 
 from model_runner.gguf.header import GgufFile
 from model_runner.models.refusal import UnsupportedModelError, few
+from model_runner.read_numbers import whole_number
 
 Config = dict[str, Any]
 """The content of a config.json, as transformers reads it."""
@@ -19,7 +20,7 @@ _MOST_LAYERS = 1 << 16
 
 def is_layer(text: str) -> bool:
     """Whether a part of a tensor's name is the number of a layer."""
-    return text.isdecimal() and len(text) <= len(str(_MOST_LAYERS))
+    return len(text) <= len(str(_MOST_LAYERS)) and whole_number(text) is not None
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -84,7 +84,7 @@ def _read_listing(answer: Any) -> tuple[str, dict[str, HubFile]]:
     for entry in answer["siblings"]:
         lfs = entry.get("lfs") or {}
         size = lfs.get("size", entry.get("size"))
-        if type(size) is not int:
+        if type(size) is not int or size < 0:
             raise ValueError(f"it says that a file has {str(size)[:40]} bytes")
         files.append(HubFile(entry["rfilename"], size, str(entry.get("blobId")), lfs.get("sha256")))
     return commit, {file.path: file for file in files if file.is_safe}

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Protocol
 import httpx
 
 from model_runner.hub.progress import size_text
+from model_runner.read_numbers import whole_number
 
 CHUNK = 1 << 20
 _LONG = 1 << 30
@@ -24,9 +25,9 @@ _TRIES = 6
 """Attempts in a row without a new byte, before a download fails."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-_RESET = re.compile(r"\bt=(\d+)")
+_RESET = re.compile(r"\bt=([0-9]{1,9})\b")
 _POINTER = b"version https://git-lfs"
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)")
 
 
 class TransferError(Exception):
@@ -298,8 +299,8 @@ def _connection() -> Iterator[None]:
 
 def _wait_of(response: httpx.Response) -> float | None:
     """Seconds that the server asks to wait: Retry-After, or the end of the hub's rate limit."""
-    after = response.headers.get("retry-after", "")
-    if after.isdigit():
+    after = whole_number(response.headers.get("retry-after", ""))
+    if after is not None:
         return float(after)
     reset = _RESET.search(response.headers.get("ratelimit", "")) if response.status_code == 429 else None
     return None if reset is None else float(reset[1])
@@ -309,11 +310,12 @@ def _extent(response: httpx.Response) -> tuple[int, int | None]:
     """The first byte that the answer has, and the size of the whole file, if the server says it."""
     if response.status_code == 206:
         found = _CONTENT_RANGE.match(response.headers.get("content-range", ""))
-        if found is None:
+        first = None if found is None else whole_number(found[1])
+        if found is None or first is None:
             raise TransferError("the server sent a part of the file without saying which")
-        return int(found[1]), None if found[2] == "*" else int(found[2])
-    length = response.headers.get("content-length", "")
-    return 0, int(length) if length.isdigit() and "content-encoding" not in response.headers else None
+        return first, whole_number(found[2])
+    length = whole_number(response.headers.get("content-length", ""))
+    return 0, None if "content-encoding" in response.headers else length
 
 
 def _check_content(response: httpx.Response, item: Item, total: int | None) -> None:

@@ -18,6 +18,7 @@ from model_runner.hub.remote_heads import least_bytes_of_gguf, read_gguf_head
 from model_runner.hub.transfer import Answer, Item, TransferError
 from model_runner.hub.url_cache import SOURCE
 from model_runner.models.json_files import read_object
+from model_runner.read_numbers import whole_number
 
 _SHA256_DIGITS = 64
 
@@ -133,6 +134,7 @@ def _size(answer: Answer) -> int:
     """Bytes of the whole file. Raises TransferError if the server does not say it."""
     last = answer.headers[-1]
     text = last.get("content-range", "").rpartition("/")[2] or last.get("content-length", "")
-    if not text.isdigit():
+    size = whole_number(text)
+    if size is None:
         raise TransferError("the server does not say how large the file is")
-    return int(text)
+    return size

@@ -29,6 +29,7 @@ from model_runner.models.heads.checkpoint import HeadsCheckpoint
 from model_runner.models.heads.loading import heads_checkpoint, heads_of, stored_as
 from model_runner.models.json_files import LARGE, parse_object
 from model_runner.models.repository import hash_file
+from model_runner.read_numbers import whole_number
 
 _METADATA = "__metadata__"
 _ALIGNMENT = 8
@@ -218,7 +219,7 @@ class HeadsStore:
 
     def _versions(self) -> list[int]:
         names = (file.stem.removeprefix("heads-") for file in self._folder.glob("heads-*.safetensors"))
-        return [int(name) for name in names if name.isdecimal()]
+        return [version for name in names if (version := whole_number(name)) is not None]
 
     def _file(self, version: int) -> Path:
         return self._folder / f"heads-{version:08d}.safetensors"

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from model_runner.read_numbers import whole_number
 from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
 from server.api.messages import errors as of_messages
@@ -183,10 +184,11 @@ def page_of(models: Sequence[ModelInfo], limit: str | None, before_id: str | Non
 def _limit(text: str | None) -> int:
     if text is None:
         return _DEFAULT_LIMIT
-    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= _MAX_LIMIT):
+    limit = whole_number(text, _MAX_LIMIT)
+    if not limit:
         message = f"Invalid 'limit': expected a whole number from 1 to {_MAX_LIMIT}, but got '{shorten(text)}' instead."
         raise InvalidRequestError(message, param="limit", code="invalid_value")
-    return int(text)
+    return limit
 
 
 def _place(models: Sequence[ModelInfo], name: str, model: str) -> int:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from model_runner.read_numbers import whole_number
+
 MODEL = "MODEL"
 """In place of an option: the positional argument."""
 
@@ -356,11 +358,12 @@ def _translate_context(name: str, value: str, arguments: Sequence[str], found: T
     words = dict(itertools.pairwise(arguments))
     slots = next((words[option] for option in _SLOTS if option in words), "1")
     is_shared = not {"--kv-unified", "-kvu"}.isdisjoint(arguments)
-    if not value.isdecimal() or not slots.isdecimal() or int(slots) == 0:
+    tokens, parts = whole_number(value), whole_number(slots)
+    if tokens is None or not parts:
         raise ForeignFlagError(f"{name}: cannot read {value!r} as a number of tokens; use --max-model-len instead")
-    if int(value) == 0:
+    if tokens == 0:
         found.notices.append(f"{name} 0 is not needed: the model's own length is the default.")
         return
-    length = value if is_shared else str(max(1, int(value) // int(slots)))
+    length = value if is_shared else str(max(1, tokens // parts))
     found.arguments += ["--max-model-len", length]
     found.notices.append(f"{name} is --max-model-len {length} here, for prompt and output of one answer.")

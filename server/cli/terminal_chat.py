@@ -12,6 +12,7 @@ import httpx
 import typer
 from rich.console import Console
 
+from model_runner.read_numbers import whole_number
 from server.cli.console import printable
 from server.client.certificates import UNTRUSTED, trusted_certificates, untrusted
 from server.client.openai_answers import AnswerError, ChunkParser, error_message, first_model, headers, listed_models
@@ -120,8 +121,8 @@ class ChatServer:
             case 401 | 403:
                 raise ServerError(f"{message} Set --api-key or SAMEWISE_API_KEY to a key of this server.")
             case 429 | 503:
-                wait = response.headers.get("retry-after")
-                raise ServerError(f"{message}" + (f" Try again in {wait} s." if wait else ""))
+                wait = whole_number(response.headers.get("retry-after", ""))
+                raise ServerError(message if wait is None else f"{message} Try again in {wait} s.")
             case status:
                 raise ServerError(f"HTTP {status}: {message}")
 

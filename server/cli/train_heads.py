@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from model_runner.read_numbers import whole_number
 from server.cli.console import PlainCommand, fail
 
 if TYPE_CHECKING:
@@ -165,9 +166,10 @@ def _features(text: str) -> "tuple[Feature, ...]":
     from model_runner.models.features import LAST, layer_input  # noqa: PLC0415
 
     names = text.replace(" ", "").split(",")
-    if not all(name == LAST or name.isdecimal() for name in names) or len(set(names)) < len(names):
+    layers = [LAST if name == LAST else whole_number(name) for name in names]
+    if None in layers or len(set(layers)) < len(layers):
         raise ValueError(f"--features: expected different layer numbers or `last`, joined by commas, got {text!r}")
-    return tuple(LAST if name == LAST else layer_input(int(name)) for name in names)
+    return tuple(layer_input(layer) if isinstance(layer, int) else LAST for layer in layers)
 
 
 def _answerer(model: Path, name: str) -> "Answerer":

@@ -9,6 +9,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from model_runner.read_numbers import whole_number
 from server.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError, UnavailableError, shorten
 
 MAX_INCOMPLETE_MIB = 256.0
@@ -59,8 +60,7 @@ class IncomingBodies:
         """
         max_bytes = self.max_bytes if max_mib is None else int(max_mib * (1 << 20))
         too_large = BodyTooLargeError(f"The request body is too large. This server accepts at most {max_bytes} bytes.")
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and (len(declared) > 19 or int(declared) > max_bytes):
+        if (whole_number(request.headers.get("content-length", "")) or 0) > max_bytes:
             raise too_large
         chunks: list[bytes] = []
         try:
@@ -169,9 +169,8 @@ class _FormParser(MultiPartParser):
 
 async def _pieces(request: Request, max_file_bytes: int, file: _File) -> AsyncGenerator[bytes]:
     """Yield the body in pieces, and store each piece's part of the file before reading the next."""
-    declared = request.headers.get("content-length", "")
-    num_bytes = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
-    _check_size(num_bytes - FRAME_BYTES, max_file_bytes)
+    declared = whole_number(request.headers.get("content-length", "")) or 0
+    _check_size(declared - FRAME_BYTES, max_file_bytes)
     num_bytes = 0
     async for piece in request.stream():
         num_bytes += len(piece)

@@ -24,7 +24,7 @@ _PIECE = 2_000
 """Characters parsed at once."""
 _MAX_OPENING = 100
 """Opening lines of fences up to this length are repeated when a code block is split."""
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _FOREIGN = "noopener noreferrer nofollow"
 """Value of `rel` for links, which open in new tabs."""
 MAX_CHARACTERS = 4_000
@@ -165,7 +165,7 @@ class GrowingText:
 
 def _first_undecided(text: str) -> int:
     """The first line at which a block may begin only because a line is not complete yet."""
-    num_complete = sum(1 for _ in _LINE.finditer(text))
+    num_complete = sum(1 for _ in _LINE_END.finditer(text))
     return num_complete if text.endswith(("\r", "\n")) else num_complete - 1
 
 
@@ -183,7 +183,7 @@ def _opening(fence: Token | None) -> str:
 
 def _from_line(number: int, text: str) -> str:
     """The text without its first `number` lines. str.splitlines() splits at characters that Markdown does not."""
-    ends = [line.end() for line in islice(_LINE.finditer(text), number)]
+    ends = [line.end() for line in islice(_LINE_END.finditer(text), number)]
     return text[ends[-1] :] if ends else text
 
 

@@ -59,10 +59,10 @@ async def test_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e9
     monkeypatch.setattr(entrance.time, "time", lambda: now)
     tried, other = (Entrance(NOWHERE, PlainTextResponse("the page")) for _ in range(2))
-    ticket = tried._ticket(int(now) + 60)
+    ticket = tried._ticket(str(int(now) + 60))
     assert await _get(tried, f"samewise_page={ticket}") == "the page"
     later = ticket.replace("1000000060", "1000000061")
-    for wrong in (later, other._ticket(int(now) + 60), "1000000060.", "1000000060", ".", "9" * 5000 + ".x", "²."):
+    for wrong in (later, other._ticket(str(int(now) + 60)), "1000000060.", "1000000060", ".", "9" * 5000 + ".x", "²."):
         assert await _get(tried, f"samewise_page={wrong}") != "the page"
     now += 60
     assert await _get(tried, f"samewise_page={ticket}") != "the page"

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from model_runner.read_numbers import whole_number
 from server.api.fields.decoding import MAX_BREAKERS, Breaker, StopString, TokenId
 from server.api.fields.foreign import ForeignSettings, NumPredict
 from server.api.fields.openai import MAX_PROMPT_LOGPROBS
@@ -203,8 +204,8 @@ class LlamaFields(ForeignSettings, GuidedFields):
         by_key = isinstance(self.logit_bias, dict)
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias or ()
         for token, bias in pairs:
-            is_id = isinstance(token, int) or (by_key and token.isascii() and token.isdigit())
-            yield int(token) if is_id else token, float("-inf") if bias is False else float(bias)
+            number = whole_number(token) if by_key and isinstance(token, str) else None
+            yield token if number is None else number, float("-inf") if bias is False else float(bias)
 
 
 MAX_PROMPTS = 1024

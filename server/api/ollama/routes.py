@@ -27,12 +27,12 @@ from server.api.ollama.embeddings import (
 from server.api.ollama.errors import OllamaErrorBody, error_response, stream_error
 from server.api.ollama.planning import LoadRequest, plan_ollama, read_unload
 from server.api.ollama.schema import (
+    LONGEST_DURATION,
     NamedFields,
     OllamaChatRequest,
     OllamaGenerateRequest,
     chat_intent,
     generate_intent,
-    seconds_of,
 )
 from server.api.ollama.served import find_model
 from server.api.openapi import GENERATION_ERRORS, answers, documented_errors, takes
@@ -51,6 +51,7 @@ _NOT_HERE = (
     "This server's API cannot add, change or remove models: its operator chooses them. `samewise pull MODEL` downloads "
     "one, and `samewise rm MODEL` removes it."
 )
+_MORE_THAN_ZERO = frozenset("123456789")
 _MAY_NOT = "The model stays loaded: this API key may not unload models (`manage: true` in the keys file)."
 
 router = APIRouter(tags=["Ollama"])
@@ -124,7 +125,9 @@ class _Peeked(msgspec.Struct):
     @property
     def may_unload(self) -> bool:
         """Whether this asks to unload the model, if there is no prompt."""
-        return self.keep_alive is not None and seconds_of(self.keep_alive) == 0
+        if isinstance(self.keep_alive, str):  # not validated yet
+            return len(self.keep_alive) <= LONGEST_DURATION and _MORE_THAN_ZERO.isdisjoint(self.keep_alive)
+        return self.keep_alive == 0
 
 
 def _peek(body: bytes) -> _Peeked:

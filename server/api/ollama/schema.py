@@ -25,8 +25,10 @@ from server.models.residence import StayBounds
 from server.text.tokenizer import Tokenizer
 
 MODEL = "Name of the served model, in any case, with or without `:latest`."
-_DURATION = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h))+|[+-]?0")
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+LONGEST_DURATION = 100
+"""Characters of the longest duration that is read."""
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION = re.compile(rf"[+-]?(?:(?:{_PART.pattern})+|0)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NO_OPTIONS = OllamaOptions()
 _PATHS = {
@@ -42,7 +44,7 @@ _PATHS = {
 
 def _check_duration(value: float | str) -> float | str:
     """Refuse texts that are not durations."""
-    if isinstance(value, str) and not _DURATION.fullmatch(value):
+    if isinstance(value, str) and (len(value) > LONGEST_DURATION or not _DURATION.fullmatch(value)):
         raise problem("invalid_value", "Invalid '{path}': expected seconds, or a duration such as '5m' or '-1s'.")
     return value
 

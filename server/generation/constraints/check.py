@@ -6,6 +6,7 @@ from functools import cache, lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from model_runner.read_numbers import decimal_number
 from server.errors import shorten
 from server.generation.constraints.fragment import Constraint, ConstraintError, whole
 from server.generation.constraints.values import MAX_MULTIPLE, multiple_size
@@ -48,7 +49,8 @@ def check_grammar(grammar: str, path: str) -> None:
 @lru_cache(_KEPT)
 def grammar_error(grammar: str) -> str | None:
     """Why the grammar does not compile, in one line; None if it does."""
-    if sum(multiple_size(float(number)) for number in _MULTIPLE.findall(grammar)) > MAX_MULTIPLE:
+    multiples = (decimal_number(text) for text in _MULTIPLE.findall(grammar))
+    if sum(multiple_size(number) for number in multiples if number is not None) > MAX_MULTIPLE:
         return "The sum of all 'multipleOf' is too large."
     return compile_error(grammar)
 

@@ -24,14 +24,15 @@ _MAX_WRITTEN = 1_000_000
 _MAX_DEPTH = 50
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r]+|(?:\#|//)[^\n]*)
-    |(?P<string>"(?:\\.|[^"\\\n])*"i?)
-    |(?P<regex>/(?:\\.|[^/\\\n])+/[imslux]*)
+    |(?P<string>"(?:\\.|[^"\\\n])*+"i?)
+    |(?P<regex>/(?:\\.|[^/\\])++/[imslux]*)
+    |(?P<unended>["/])
     |(?P<special><[^<>\s]+>)
     |(?P<alias>->[ \t]*\w+)
     |(?P<directive>%[a-z]+)
     |(?P<reference>@\w+)
     |(?P<name>[A-Za-z_][\w-]*)
-    |(?P<count>\{\s*\d*\s*(?:,\s*\d*\s*)?\}|~\s*\d+(?:\s*\.\.\s*\d+)?|[*+?])
+    |(?P<count>\{\s*+(?:\d++\s*+)?(?:,\s*+(?:\d++\s*+)?)?\}|~\s*+\d++(?:\s*+\.\.\s*+\d++)?|[*+?])
     |(?P<newline>\n)
     |(?P<other>.)""",
     re.VERBOSE,
@@ -45,7 +46,7 @@ _HEADER = re.compile(r"^(?P<name>[ \t]*[A-Za-z_][\w-]*[ \t]*)\[(?P<attributes>[^
 _OPTIONS: tuple[object, ...] = ({}, {"no_forcing": True})
 """Options of a grammar that say no more than the server's own."""
 _NUMBER = re.compile(r"\d+")
-_ANY_CHARACTER = re.compile(r"\\.|\[(?:\\.|[^\]\\])*(?:\]|\Z)|\.", re.DOTALL)
+_ANY_CHARACTER = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+(?:\]|\Z)|\.", re.DOTALL)
 _COMMON: Mapping[str, str] = MappingProxyType(
     {
         "LF": r"\n",
@@ -195,6 +196,8 @@ class _Grammar:
             found = _TOKEN.match(self._text, at)
             if found is None or found.lastgroup is None:
                 raise self._error(f"Not a valid grammar near character {at}.")
+            if found.lastgroup == "unended":
+                raise self._error(f"The '{found[0]}' near character {at} has no end.")
             at = found.end()
             if found.lastgroup == "directive" and found[0] in {"%json", "%regex", "%llguidance"}:
                 value, end = self._json(at)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
+from model_runner.read_numbers import whole_number
 from server.generation.constraints.fragment import ConstraintError, under
 
 _NO_SCHEMAS = frozenset({"const", "enum", "default", "examples", "example"})
@@ -43,8 +44,8 @@ class References:
             key = step.replace("~1", "/").replace("~0", "~")
             if isinstance(here, dict) and key in here:
                 here, path = here[key], under(path, key)
-            elif isinstance(here, list) and key.isdecimal() and int(key[:9]) < len(here):
-                here, path = here[int(key[:9])], under(path, int(key[:9]))
+            elif isinstance(here, list) and (index := whole_number(key, len(here) - 1)) is not None:
+                here, path = here[index], under(path, index)
             else:
                 return None
             if is_document(here):

@@ -27,11 +27,12 @@ _ESCAPE = (
     r"|x[0-9a-fA-F]{2}|[pP]\{[A-Za-z_]+(?:=[A-Za-z_]+)?\}|.|\Z)"
 )
 _UNIT = re.compile(
-    rf"""(?P<class>\[(?P<negated>\^?)(?P<members>(?:{_ESCAPE}|[^\]\\])*)\])
+    rf"""(?P<class>\[(?P<negated>\^?)(?P<members>(?:{_ESCAPE}|[^\]\\])*+)\])
     |(?P<escape>{_ESCAPE})
     |(?P<group>\((?:\?:|\?P?<[A-Za-z_]\w*>|(?P<refused>\?))?)
     |(?P<count>\{{[0-9]+(?:,[0-9]*)?\}}|[*+?])\??
     |(?P<sign>[)|$^])
+    |(?P<unended>\[.*)
     |(?P<character>.)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -166,7 +167,7 @@ class _Translation:
         if unit["escape"] is not None:
             point = self._escaped(unit["escape"])
             return self._without_never(point) if isinstance(point, str) else self._spelt(point)
-        if unit["character"] == "[":
+        if unit["unended"] is not None:
             raise self._error("has a '[' without a ']'")
         return f"[^{_LINE_ENDS}{self._never}]" if unit["character"] == "." else self._spelt(ord(unit["character"]))
 

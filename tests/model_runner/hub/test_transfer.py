@@ -150,6 +150,17 @@ def test_the_wait_that_the_server_asks_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert waits == [7.0, 9.0, 60.0, 4.0]
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "²", "1_0", "-1", " 1", ""])
+def test_headers_that_are_no_numbers(number: str) -> None:
+    """A test of the reader would not show which headers go through it."""
+    coded = {name: number.encode("latin-1") for name in ("retry-after", "content-length")}
+    coded |= {"content-range": f"bytes {number}-9/10".encode("latin-1"), "ratelimit": f"t={number}".encode("latin-1")}
+    assert transfer._wait_of(httpx.Response(429, headers=coded)) is None
+    assert transfer._extent(httpx.Response(200, headers=coded)) == (0, None)
+    with pytest.raises(TransferError, match="a part of the file without saying which"):
+        transfer._extent(httpx.Response(206, headers=coded))
+
+
 def test_it_gives_up_and_can_be_resumed(item: Item, client: httpx.Client, told: Told, hub: FakeHub) -> None:
     hub.cuts["file.gguf"] = [2_000_000, *[0] * 5]
     with pytest.raises(TransferError, match=r"cannot be downloaded: .*; run it again to resume"):
