@@ -1,7 +1,7 @@
 """Random answers to many JSON schemas: each ends, and fits its schema: `python -m bench.schemas`.
 
-Schemas are those of the pydantic models in installed packages, of the components of OpenAPI files (also in wheels), and
-of JSON files that have schemas by name. An answer is drawn token by token among those that the engine's masks allow. It
+Schemas come from pydantic models in installed packages, from components of OpenAPI files (also in wheels), and from JSON
+files that have schemas by name. An answer is drawn token by token among those that the engine's masks allow. It
 looks for its end after a while. Schemas that can be enforced only in part may have invalid answers; the server
 reports these parts, so such schemas are counted on their own.
 """

@@ -25,6 +25,8 @@ MAX_REPEATED = 100_000
 _SAYS_OPEN = frozenset({"additionalProperties", "patternProperties", "propertyNames", "$dynamicRef", "$recursiveRef"})
 """Keywords with which other properties are the schema's own matter."""
 _OTHER_NAMES = frozenset({"properties", "patternProperties", "unevaluatedProperties"})
+_ANNOTATIONS = frozenset({"type", "title", "description", "default", "examples"})
+"""Keywords that say nothing about a name, all of which are strings."""
 MAX_LISTED = 100
 """Names in `propertyNames`, each of which becomes a property."""
 _LISTS = ("allOf", "anyOf", "oneOf")
@@ -79,7 +81,7 @@ def with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     names = schema.get("propertyNames")
     if not isinstance(names, dict) or not _OTHER_NAMES.isdisjoint(schema) or names.get("type", "string") != "string":
         return schema
-    said = names.keys() - {"type"}
+    said = names.keys() - _ANNOTATIONS
     others = schema.get("additionalProperties", True)
     kept = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
     if said == {"enum"} and isinstance(names["enum"], list) and 0 < len(names["enum"]) <= MAX_LISTED:

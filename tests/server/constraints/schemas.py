@@ -160,7 +160,7 @@ SCHEMAS: dict[str, dict[str, Any] | bool] = {
     "required_undeclared": {"type": "object", "required": ["z"], "additionalProperties": {"type": "boolean"}},
     "listed_names": {
         "type": "object",
-        "propertyNames": {"type": "string", "enum": ["a", "b"]},
+        "propertyNames": {"type": "string", "title": "Letter", "enum": ["a", "b"]},
         "additionalProperties": {"type": "integer"},
     },
     "pattern_of_names": {"type": "object", "propertyNames": {"pattern": '^[^"a]$'}, "required": ["z"]},
