@@ -135,3 +135,9 @@ def test_more_candidates_are_reported_with_no_more_passes_over_the_vocabulary():
             candidates_of(logits, logits, [count] * 4, [3] * 4)
         numbers.append(calls.num)
     assert 0 < numbers[0] == numbers[1]
+
+
+def test_no_report_of_a_candidate_is_below_the_lowest():
+    logits = torch.tensor([[0.0, -20_000.0]])
+    (found,) = candidates_of(logits, logits, [2], [0])
+    assert [one.report.logprob for one in found] == [0.0, -9999.0]
