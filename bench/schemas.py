@@ -1,9 +1,9 @@
 """Random answers to many JSON schemas: each ends, and fits its schema: `python -m bench.schemas`.
 
-Schemas come from pydantic models in installed packages, from components of OpenAPI files (also in wheels), and from JSON
-files that have schemas by name. An answer is drawn token by token among those that the engine's masks allow. It
-looks for its end after a while. Schemas that can be enforced only in part may have invalid answers; the server
-reports these parts, so such schemas are counted on their own.
+Schemas come from pydantic models in installed packages, from components of OpenAPI files (also in wheels), and from
+JSON files that have schemas by name. An answer is drawn token by token among those that the engine's masks allow. It
+looks for its end after a while. Schemas that can be enforced only in part may have invalid answers; the server reports
+these parts, so such schemas are counted on their own.
 """
 
 import argparse
