@@ -28,8 +28,8 @@ _POSITIONS = re.compile(r"window|chunk|batch|context|position|cache|segment|seq|
 """Names of numbers that no tensor has a dimension of."""
 _PER_DIMENSION = 64
 """How much larger than every dimension a size may be: quantised weights have up to 32 numbers in one."""
-_LEAST_LAYERS, _LEAST_SIZE = 256, 1 << 16
-"""Numbers that are harmless without any tensor."""
+_LEAST_LAYERS, _LEAST_SIZE, _LEAST_VOCABULARY = 256, 1 << 16, 1 << 20
+"""Numbers that are harmless without any tensor. Parts of a model that have no tokens name a default vocabulary."""
 
 
 def check_sizes(entries: Mapping[str, Any], shapes: Collection[Collection[int]], name: str) -> None:
@@ -44,7 +44,7 @@ def check_sizes(entries: Mapping[str, Any], shapes: Collection[Collection[int]],
     layers = max(_LEAST_LAYERS, len(shapes))
     size = max(_LEAST_SIZE, _PER_DIMENSION * max(largest, len(shapes)))
     for key, number in _numbers(entries):
-        most = layers if _LAYERS.search(key) else size
+        most = layers if _LAYERS.search(key) else max(size, _LEAST_VOCABULARY) if "vocab" in key else size
         if not math.isfinite(number) or abs(number) > most:
             raise UnsupportedModelError(
                 f"{name} has {key} = {number:g}, and its checkpoint has {len(shapes):,} tensors with up to {largest:,} "
