@@ -19,7 +19,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 WEATHER = {
     "name": "get_weather",
     "description": "The weather.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "parameters": SCHEMA,
     "return": {"type": "string", "description": "A sentence."},
 }
 OPEN_WEBUI = {

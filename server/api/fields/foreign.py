@@ -104,7 +104,7 @@ class ForeignSettings(SamplerFields):
     )
     dynatemp_range: float | None = hint("llama.cpp: dynamic temperature.", _NO_SAMPLER, off=[0])
     dynatemp_exponent: float | None = no_effect("llama.cpp: only with a `dynatemp_range`, which is not supported.")
-    adaptive_target: float | None = hint("llama.cpp: target of `adaptive_p`.", _NO_SAMPLER, off=[-1])
+    adaptive_target: float | None = hint("llama.cpp: target of the adaptive-p sampler.", _NO_SAMPLER, off=[-1])
     adaptive_decay: float | None = no_effect("llama.cpp: only with an `adaptive_target`, which is not supported.")
     t_max_prompt_ms: float | None = hint("llama.cpp: the longest time for the prompt.", _NO_TIME, off=[0, -1])
     t_max_predict_ms: float | None = hint("llama.cpp: the longest time for the output.", _NO_TIME, off=[0, -1])
