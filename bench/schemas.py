@@ -41,7 +41,7 @@ from server.generation.constraints.fragment import ConstraintError
 from server.generation.constraints.json_schema import JsonSchema
 from server.generation.notices import Notice
 
-PATIENCE, LIMIT = 150, 4_000
+PATIENCE, LIMIT = 150, 1_000
 """Tokens after which an answer looks for its end, and after which it is given up."""
 RESULTS = ("valid", "valid, enforced in part", "refused", "cut off", "invalid, as reported", "INVALID", "FAILED")
 OPENAPI = ("openapi", "swagger")
@@ -121,7 +121,7 @@ class Bench:
         self._seeds = seeds
         ids = range(self._tokenizer.get_vocab_size())
         texts = {token: self._tokenizer.decode([token]) for token in ids}
-        self._closing = {token for token, text in texts.items() if text and not text.strip('"]}')}
+        self._closing = np.array([token for token, text in texts.items() if text and not text.strip('"]}')])
 
     def result(self, schema: Any) -> tuple[str, str]:
         """One of RESULTS, the worst of all answers, and what is wrong."""
@@ -156,11 +156,14 @@ class Bench:
             if not len(allowed):
                 return self._tokenizer.decode(tokens), f"no token left ({matcher.failure})"
             is_late = len(tokens) > PATIENCE
-            if any(end in allowed for end in self._ends) and (is_late or matcher.is_stopped or random.random() < 0.2):
+            is_end = np.isin(allowed, self._ends)
+            if is_end.any() and (is_late or is_end.all() or random.random() < 0.2):
                 return self._tokenizer.decode(tokens, skip_special_tokens=False), ""
-            choices = [int(token) for token in allowed if token not in self._ends]
-            closing = [token for token in choices if token in self._closing]
-            tokens.append(random.choice(closing if closing and (is_late or random.random() < 0.3) else choices))
+            choices = allowed[~is_end]
+            closing = np.intersect1d(choices, self._closing)
+            tokens.append(
+                int(random.choice(closing if len(closing) and (is_late or random.random() < 0.3) else choices))
+            )
             matcher.advance(tokens[-1])
         return None, ""
 
