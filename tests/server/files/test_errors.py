@@ -142,6 +142,15 @@ async def test_a_file_may_be_so_large_and_no_larger(client: httpx.AsyncClient, t
     error = error_of(await sent(client, largest + b"x"), 413)
     assert error["param"] == "file"
     assert "at most 1048576 bytes" in error["message"]
+    whole = client.build_request("POST", FILES, data=BATCH, files={"file": ("in.jsonl", largest + b"x")})
+    body = whole.read()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1 << 18):
+            yield body[start : start + (1 << 18)]
+
+    headers = {"content-type": whole.headers["content-type"]}
+    error_of(await client.post(FILES, content=pieces(), headers=headers), 413)
     assert on_disk(tmp_path) == before
 
 
