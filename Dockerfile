@@ -10,7 +10,7 @@
 #
 #   --build-arg PIP_EXTRA_ARGS="--index-url ..."             PyTorch's CPU index, for a small image without CUDA
 #   --build-arg RUNTIME_PACKAGES="gcc libc6-dev"             for a GPU, where Triton compiles its launchers; see deploy/
-#   --build-arg EXTRAS="ray"                                 further extras of pyproject.toml; docs/ray.md has the rest
+#   --build-arg EXTRAS="ray"                                 further extras of pyproject.toml; docs/how-to/ray.md has the rest
 #
 # What is prepared here stays in the image (SAMEWISE_CACHE), so that a new image brings what fits its code. What is
 # downloaded later goes to /var/lib/samewise, the place for a volume.

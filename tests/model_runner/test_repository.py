@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import json
 import logging
 import os
 import shutil
@@ -190,6 +191,20 @@ def test_a_pointer_of_git_lfs_is_not_taken_for_a_tokenizer(tmp_path: Path, conso
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n")
     with pytest.raises(ModelNotFoundError, match=f"tokenizer.json is a Git LFS pointer.*`git lfs pull` in {tmp_path}$"):
         resolve_model(str(tmp_path), console)
+
+
+def test_the_embedded_model_has_its_cards_sampling(
+    tmp_path: Path, cache: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file alone, served by its path, has none."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"any")
+    monkeypatch.setattr(repository, "embedded_file", lambda: file)
+    converter(monkeypatch)
+    embedded = resolve_model(None, console).path
+    assert json.loads((embedded / "generation_config.json").read_text()) == {"temperature": 0.2, "top_p": 0.9}
+    assert embedded.parent == cache
+    assert list(resolve_model(str(file), console).path.iterdir()) == []
 
 
 def test_missing_embedded_model_says_what_to_do(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
