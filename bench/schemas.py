@@ -46,7 +46,7 @@ PATIENCE, LIMIT = 150, 1_000
 RESULTS = ("valid", "valid, enforced in part", "refused", "cut off", "invalid, as reported", "INVALID", "FAILED")
 OPENAPI = ("openapi", "swagger")
 
-FLAG = re.compile(r'"exclusiveM[a-z]+": (?:true|false)')
+OLD = re.compile(r'"exclusiveM[a-z]+": (?:true|false)|"items": \[')
 
 Named = Iterator[tuple[str, Any]]
 
@@ -103,8 +103,8 @@ def of_document(name: str, text: str) -> Named:
 
 
 def validator_of(schema: Any) -> Any:
-    """The validator of a schema's draft; of draft 4, as in OpenAPI 3.0, if a bound's flag says that it is exclusive."""
-    is_old = FLAG.search(json.dumps(schema)) is not None
+    """The validator of a schema's draft; of draft 4, as in OpenAPI 3.0, if it has flags or tuples as that draft has."""
+    is_old = OLD.search(json.dumps(schema)) is not None
     return validator_for(schema, default=Draft4Validator if is_old else Draft202012Validator)
 
 
