@@ -192,14 +192,14 @@ class BodyWorker:
     ) -> _T:
         """The result of work in the place for its cost."""
         size = len(body) if num_bytes is None else num_bytes
-        if size < LARGE_BYTES and (files or COSTLY.search(body)):
-            size = LARGE_BYTES
         try:
+            if files or COSTLY.search(body):
+                return await self._by_worker(size, sender, files, work, body, info, *args)
             return await self._run(size, sender, files, work, body, info, *args)
         except HeavyError as error:
             return await self._run(error.num_bytes, sender, files, work, body, info, *args)
         except TemplateWorkError:
-            return await self._run(max(size, LARGE_BYTES), sender, files, work, body, info, *args)
+            return await self._by_worker(size, sender, files, work, body, info, *args)
 
     async def _run(
         self,
@@ -235,7 +235,7 @@ class BodyWorker:
         if self._model.images is not None:
             limits = limits.with_pixels(self._settings.max_image_megapixels)
         errand = Errand(self._pickled_context(info), work, body, args, sender, limits, files)
-        result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, size))
+        result: _T = await asyncio.wrap_future(self._workers.submit(sender, errand, max(size, SMALL_BYTES)))
         return result
 
     def close(self) -> None:

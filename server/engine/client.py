@@ -113,6 +113,10 @@ class EngineClient(Protocol):
         """End one choice of a running request (a stop string was found). It has no more outputs."""
         ...
 
+    async def ended(self) -> str:
+        """Returns why no engine will be started again, once that is so."""
+        ...
+
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let running ones finish for at most `grace_s`, then fail the rest."""
         ...

@@ -210,16 +210,18 @@ class Permanent:
         raise NotImplementedError("the only model of a server stays loaded")
 
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
-        task = asyncio.get_running_loop().create_task(self._wake_when_ready(wake))
+        task = asyncio.get_running_loop().create_task(self._wake_when_changed(wake))
 
         def end() -> None:
             task.cancel()
 
         return end
 
-    async def _wake_when_ready(self, wake: Callable[[], None]) -> None:
+    async def _wake_when_changed(self, wake: Callable[[], None]) -> None:
         with suppress(EngineUnavailableError):
             await self._engine.wait_ready()
+        wake()
+        await self._engine.ended()
         wake()
 
 

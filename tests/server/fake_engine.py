@@ -106,6 +106,9 @@ class FakeEngine:
     aborted: list[tuple[str, int]] = field(default_factory=list)
     closed_early: list[str] = field(default_factory=list)
     num_live: int = 0
+    reason: str = ""
+    """Why it ended."""
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
     def roomy(cls, max_model_len: int = 4096) -> "FakeEngine":
@@ -124,10 +127,15 @@ class FakeEngine:
 
     async def wait_ready(self) -> None: ...
 
+    async def ended(self) -> str:
+        await self.has_ended.wait()
+        return self.reason
+
     async def stop(self) -> None: ...
 
     async def drain(self, grace_s: float) -> None:
         self.state = EngineState.DRAINING
+        self.has_ended.set()
 
     def abort_choice(self, request_id: str, choice: int) -> None:
         self.aborted.append((request_id, choice))

@@ -200,6 +200,21 @@ def held_to(schema: dict[str, Any]) -> dict[str, Any]:
     return chat(response_format={"type": "json_schema", "json_schema": named})
 
 
+async def test_short_bodies_that_need_a_worker_count_as_short(client, monkeypatch: pytest.MonkeyPatch):
+    """A crowd of small agents, each with a schema, is not too much to wait for a worker."""
+    counted = []
+    submit = WorkerPool.submit
+
+    def watched(pool: WorkerPool, sender: Sender, errand: Errand, num_bytes: int) -> "Future[Any]":
+        counted.append(num_bytes)
+        return submit(pool, sender, errand, num_bytes)
+
+    monkeypatch.setattr(WorkerPool, "submit", watched)
+    assert (await client.post(CHAT, json=held_to({"type": "integer"}))).status_code == 200
+    assert counted
+    assert max(counted) * 400 < body_worker.MAX_WAITING_BYTES / 8
+
+
 async def test_patterns_for_one_string_are_few(client, workers: WorkerPool):
     response = await client.post(CHAT, json=held_to(PATTERNS))
     assert response.status_code == 400

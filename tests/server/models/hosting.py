@@ -38,8 +38,6 @@ class ComingEngine(FakeEngine):
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     broken: str | None = None
     """Why it cannot be loaded."""
-    reason: str = ""
-    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_ready(self) -> None:
         await self.may_load.wait()
@@ -47,10 +45,6 @@ class ComingEngine(FakeEngine):
             self.state = EngineState.FAILED
             raise EngineUnavailableError(self.broken)
         self.state = EngineState.READY
-
-    async def ended(self) -> str:
-        await self.has_ended.wait()
-        return self.reason
 
     def die(self, reason: str) -> None:
         """End for good."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from server.api.openai.errors import DONE
@@ -171,10 +172,15 @@ async def change(watching: Call, model: str, value: str) -> dict[str, Any]:
                 return status
 
 
-async def test_one_model_has_a_stream_too(make_app: Callable[..., FastAPI]):
+@pytest.mark.parametrize("ends", ["client", "server"])
+async def test_one_model_has_a_stream_too(make_app: Callable[..., FastAPI], engine: FakeEngine, ends: str):
+    """It ends with its client and with the engine, so that the server's end does not wait for it."""
     watching = Call(make_app(), EVENTS)
     assert b'"value":"loaded"' in await watching.pieces.get()
-    watching.leave()
+    if ends == "client":
+        watching.leave()
+    else:
+        await engine.drain(0.0)
     await watching.end()
 
 

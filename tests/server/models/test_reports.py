@@ -29,6 +29,7 @@ async def test_models_that_are_loaded_at_the_start_make_the_server_ready(hosting
         await one.fingerprint.wait_known()
     async with several.running() as client:
         await several.settled("a", "loaded")
+        await several.settled("b", "loading")
         assert "`b` is starting" in error_of(await client.get(READY), 503, "server_error")["message"]
         several.sources["b"].may_load.set()
         await several.settled("b", "loaded")
