@@ -4,6 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 
+class DoesNotFitError(ValueError):
+    """The model, or the KV cache of one request, is larger than the free memory; the message says what helps."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
     """Bytes by kind, and the limits of the model that they pay for."""

@@ -15,6 +15,7 @@ ApiError
 ├── InternalError                500  a fault of the server
 ├── NotImplementedHereError      501  an operation of another server that this one does not have
 ├── UnavailableError             503  the engine is starting, draining or failed
+├── MisconfiguredError           503  the model cannot be served with its settings
 └── RequestTimeoutError          504  took longer than the server allows
 """
 
@@ -210,6 +211,16 @@ class UnavailableError(_RetryableError):
     """The engine accepts no work now."""
 
     status = 503
+
+
+class MisconfiguredError(ApiError):
+    """The model cannot be served with its settings, so that retries are in vain."""
+
+    status = 503
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"x-should-retry": "false"}
 
 
 def unknown_model(model: str) -> NotFoundError:

@@ -21,6 +21,7 @@ from model_runner.kernels.triton.linear import FP8
 from model_runner.kernels.triton.pick import pick
 from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
+from model_runner.model_needs import DoesNotFitError
 from model_runner.models.checkpoint_quantization import is_quantized
 from model_runner.models.cuda_layer import CudaDecoderLayer, compile_layers, replace_layers, replace_norms
 from model_runner.models.cuda_linear import (
@@ -39,7 +40,7 @@ from model_runner.models.packed import pack_weights
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
-from model_runner.platforms.memory import GIB, DoesNotFitError, Measured, Room, StorageTypes
+from model_runner.platforms.memory import GIB, Measured, Room, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.recurrence.triton import TritonRecurrence

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import NO_TOKENS, Batch, IntArray, to_device
+from model_runner.model_needs import DoesNotFitError
 from model_runner.models.features import Feature
 from model_runner.models.hf_target import HFTargetModel, TokenRows, fetch_picks, take_picks
-from model_runner.platforms.memory import DoesNotFitError
 from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
 
 logger = logging.getLogger("samewise.runner")

@@ -10,13 +10,10 @@ import torch
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
 from model_runner.kv_cache import KVShape
+from model_runner.model_needs import DoesNotFitError
 from model_runner.platforms.cache_plan import NO_STATES, CacheDivider, StateBytes
 
 GIB = 1 << 30
-
-
-class DoesNotFitError(ValueError):
-    """The model, or the KV cache of one request, is larger than the free memory; the message says what helps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,8 @@ class PlanFailed(msgspec.Struct, frozen=True, tag=True):
     """The model cannot be served, or not with so much memory. The message is for the person who configured it."""
 
     message: str
+    may_pass: bool = True
+    """Whether it may be served later with the same settings: when memory is free, or files are repaired."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

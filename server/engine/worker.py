@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
-from model_runner.model_needs import ModelNeeds
-from model_runner.models.refusal import one_line
+from model_runner.model_needs import DoesNotFitError, ModelNeeds
+from model_runner.models.refusal import UnsupportedModelError, one_line
 from model_runner.processes import die_with_parent
 from server.engine.loop import EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import (
@@ -138,8 +138,10 @@ def _answer(factory: Factory, asked: Plan) -> Planned | PlanFailed:
     configure_logging(config.log_format, config.log_level if config.log_level == "debug" else "error")
     try:
         return Planned(factory.plan(asked))
-    except (ValueError, OSError) as error:
+    except (UnsupportedModelError, DoesNotFitError, OSError) as error:
         return PlanFailed(one_line(str(error)))
+    except ValueError as error:
+        return PlanFailed(one_line(str(error)), may_pass=False)
     except Exception as error:
         logger.exception("The plan of %s failed.", config.runner.model)
         return PlanFailed(

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from server.engine.client import EngineState, EngineUnavailableError
-from server.errors import SHUTTING_DOWN, RateLimitError, UnavailableError
+from server.errors import SHUTTING_DOWN, ApiError, MisconfiguredError, RateLimitError, UnavailableError
 from server.models.hosted_model import Failure, HostedModel, Leaving, ModelSource, Phase, Residency, Waiter
 from server.models.ledger import Ledgers
 from server.models.residence import Shared, Wish, no_wish
@@ -226,9 +226,7 @@ class ModelHost:
             raise UnavailableError(SHUTTING_DOWN)
         failure = model.failure
         if failure is not None and now < failure.retry_at and model.phase is Phase.UNLOADED:
-            wait_s = math.ceil(failure.retry_at - now)
-            message = f"The model `{model.name}` is not available: {failure.reason} It is tried again after {wait_s} s."
-            raise UnavailableError(message, code="model_unavailable")
+            raise _not_available(model, failure, now)
         if is_background:
             return  # their sender limits them
         num_waiting = sum(not one.is_background for one in model.waiters)
@@ -370,7 +368,7 @@ class ModelHost:
             else:
                 model.num_bytes = num_bytes
         except (PlanError, OSError) as error:
-            self._note_failure(model, str(error))
+            self._note_failure(model, str(error), may_pass=not isinstance(error, PlanError) or error.may_pass)
         finally:
             model.is_planning = False
             self._changed()
@@ -414,16 +412,15 @@ class ModelHost:
         self._changed()
         self._refill()
 
-    def _note_failure(self, model: HostedModel, reason: str) -> None:
+    def _note_failure(self, model: HostedModel, reason: str, *, may_pass: bool = True) -> None:
         count = 1 + (0 if model.failure is None else model.failure.count)
-        delay = min(_FIRST_RETRY_S * 2 ** (count - 1), _LAST_RETRY_S)
+        delay = min(_FIRST_RETRY_S * 2 ** (count - 1), _LAST_RETRY_S) if may_pass else math.inf
         _logger.error("%s cannot be loaded: %s", model.name, reason)
         model.failure = Failure(reason, asyncio.get_running_loop().time() + delay, count)
         model.end_wishes(reason)
         model.became_settled.set()
-        message = f"The model `{model.name}` is not available: {reason}"
-        _fail(model, UnavailableError(message, code="model_unavailable"))
-        if model.residency.is_loaded_at_start and model.num_loads:  # the server is not ready without it
+        _fail(model, _not_available(model, model.failure))
+        if model.residency.is_loaded_at_start and model.num_loads and may_pass:  # the server is not ready without it
             asyncio.get_running_loop().call_at(model.failure.retry_at, self._try_again, model, model.failure)
         self._changed()
 
@@ -443,6 +440,17 @@ class ModelHost:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _logger.error("The host of models failed.", exc_info=error)
+
+
+def _not_available(model: HostedModel, failure: Failure, now: float | None = None) -> ApiError:
+    """The error for a request to a model that failed; with `now`, it says when the model is tried again."""
+    message = f"The model `{model.name}` is not available: {failure.reason.rstrip('.')}."
+    if math.isinf(failure.retry_at):
+        message += " Retries do not help: the operator has to correct its settings, and to restart the server."
+        return MisconfiguredError(message, code="model_unavailable")
+    if now is not None:
+        message += f" It is tried again after {math.ceil(failure.retry_at - now)} s."
+    return UnavailableError(message, code="model_unavailable")
 
 
 def _is_wanted(model: HostedModel) -> bool:
@@ -473,7 +481,7 @@ def _grant(model: HostedModel) -> None:
             waiter.granted.set_result(None)
 
 
-def _fail(model: HostedModel, error: UnavailableError) -> None:
+def _fail(model: HostedModel, error: ApiError) -> None:
     """Fail everyone who waits for the model."""
     while model.waiters:
         waiter = model.waiters.popleft()

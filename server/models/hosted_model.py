@@ -83,7 +83,7 @@ class Failure:
 
     reason: str
     retry_at: float
-    """When a request may try again, on the clock of the event loop."""
+    """When a request may try again, on the clock of the event loop; infinite if the settings are to blame."""
     count: int
     """Failures in a row."""
 
@@ -423,6 +423,9 @@ class HostedModel:
     def abort_choice(self, request_id: str, choice: int) -> None:
         if self.engine is not None:
             self.engine.abort_choice(request_id, choice)
+
+    async def ended(self) -> str:
+        return "The model is not loaded." if self.engine is None else await self.engine.ended()
 
     async def drain(self, grace_s: float) -> None:
         await self.unload(grace_s=grace_s)

@@ -37,6 +37,11 @@ class PlanLimits:
 class PlanError(Exception):
     """A model cannot be served, or not with so much memory. The message is for the person who configured it."""
 
+    def __init__(self, message: str, *, may_pass: bool = True) -> None:
+        """`may_pass`: whether the model may be served later with the same settings."""
+        super().__init__(message)
+        self.may_pass = may_pass
+
 
 class SpareWorker:
     """Keeps one engine process that waits, and replaces it when it dies. All calls come from one event loop."""
@@ -106,8 +111,8 @@ class SpareWorker:
         match answer:
             case Planned(needs):
                 return needs
-            case PlanFailed(message):
-                raise PlanError(message)
+            case PlanFailed(message, may_pass):
+                raise PlanError(message, may_pass=may_pass)
         raise PlanError(f"{asked.config.runner.model} cannot be planned: {answer}")
 
     @asynccontextmanager

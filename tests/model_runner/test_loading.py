@@ -16,6 +16,7 @@ from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
 from model_runner.contract import BlockCopy
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
+from model_runner.model_needs import DoesNotFitError
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.models.hf_loading import inspect_model, load_config
 from model_runner.models.loading import ModelShape, open_checkpoint
@@ -27,7 +28,6 @@ from model_runner.platforms.choose import choose_platform, resolve_device
 from model_runner.platforms.cpu import CpuPlatform, resolve_quantization, resolve_rows
 from model_runner.platforms.memory import (
     GIB,
-    DoesNotFitError,
     MemoryPlan,
     Needs,
     Room,

@@ -9,8 +9,9 @@ import pytest
 
 from model_runner.assemble import assemble
 from model_runner.config import RunnerConfig
+from model_runner.model_needs import DoesNotFitError
 from model_runner.planning import plan_model
-from model_runner.platforms.memory import GIB, DoesNotFitError
+from model_runner.platforms.memory import GIB
 
 IMPORTED = 150 << 20
 MIB = 1 << 20

@@ -67,13 +67,15 @@ class FakeSource:
     broken: str | None = None
     """Why engines cannot be loaded."""
     unplannable: str | None = None
+    may_pass: bool = True
+    """Whether it may become plannable with the same settings."""
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     engines: list[ComingEngine] = field(default_factory=list)
     planned: RunnerInfo | None = None
 
     async def plan(self) -> int:
         if self.unplannable is not None:
-            raise PlanError(self.unplannable)
+            raise PlanError(self.unplannable, may_pass=self.may_pass)
         self.planned = replace(FakeEngine().info_, max_model_len=self.length)
         return self.num_bytes
 

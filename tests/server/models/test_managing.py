@@ -91,6 +91,24 @@ async def test_a_failed_load_says_why(hosting: Make):
         assert (await client.post(CHAT, json=chat(model="b"))).status_code == 200
 
 
+async def test_wrong_settings_are_not_tried_again(hosting: Make):
+    """The error says that retries do not help; an operator who loads the model has it planned again."""
+    several = hosting()
+    several.sources["b"].unplannable = "remove --kv-cache-gib"
+    several.sources["b"].may_pass = False
+    async with several.running() as client:
+        await several.until(lambda: several.models["b"].failure is not None)
+        response = await client.post(CHAT, json=chat(model="b"))
+        error = error_of(response, 503, "server_error")
+        assert error["code"] == "model_unavailable"
+        assert "remove --kv-cache-gib. Retries do not help" in error["message"]
+        assert response.headers["x-should-retry"] == "false"
+        assert "retry-after" not in response.headers
+        several.sources["b"].unplannable = None
+        assert (await client.post(LOAD, json={"model": "b"})).status_code == 200
+        assert (await client.post(CHAT, json=chat(model="b"))).status_code == 200
+
+
 async def test_unloading_waits_for_requests_unless_it_is_forced(hosting: Make):
     several = hosting()
     async with several.running() as client:
