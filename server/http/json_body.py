@@ -28,12 +28,11 @@ def parse_json(body: bytes) -> Any:
     except UnicodeDecodeError:
         raise InvalidRequestError("The request body is not valid UTF-8.") from None
     except json.JSONDecodeError as error:
-        message = f"We could not parse the JSON body of your request: {error.msg} at line {error.lineno}, column "
-        raise InvalidRequestError(f"{message}{error.colno}.") from None
+        raise _not_json(f"{error.msg} at line {error.lineno}, column {error.colno}.") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError as error:
-        raise InvalidRequestError(f"We could not parse the JSON body of your request: {error}") from None
+    except ValueError:  # Python converts no integer of more than 4,300 digits
+        raise _not_json("a number is too large.") from None
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
     if _ESCAPED_SURROGATE.search(text):
@@ -41,14 +40,18 @@ def parse_json(body: bytes) -> Any:
     return value
 
 
+def _not_json(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"We could not parse the JSON body of your request: {reason}")
+
+
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number.")
+    raise _not_json(f"{name} is not a JSON number.")
 
 
 def _finite(literal: str) -> float:
     number = float(literal)
     if not math.isfinite(number):
-        raise ValueError("a number is too large.")
+        raise _not_json("a number is too large.")
     return number
 
 
@@ -56,7 +59,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse an object with duplicate keys: either value would be ignored in silence."""
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("an object has the same key twice.")
+        raise _not_json("an object has the same key twice.")
     return value
 
 

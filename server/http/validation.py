@@ -23,6 +23,7 @@ _RELATIONS = {
     "greater_than_equal": ("ge", "below", "minimum", ">="),
     "greater_than": ("gt", "below", "minimum", ">"),
 }
+_NO_BRACKETS = str.maketrans("", "", "<>")
 _UNSUPPORTED_MESSAGES = {
     "unsupported_parameter": "Unsupported parameter: '{path}' is not supported by this server.",
     "unsupported_value": "Unsupported value: '{path}' does not support {value} with this server.",
@@ -51,8 +52,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
 
 
 def _unknown_type(path: str, value: object, tags: str) -> InvalidRequestError:
-    """The error for an object with an unknown `type`."""
-    expected = {"expected": tags.replace("<", "").replace(">", "")}
+    """The error for an object with an unknown `type`. A tag with a space stands for types that are only ignored."""
+    expected = {"expected": ", ".join(tag for tag in tags.split(", ") if " " not in tag).translate(_NO_BRACKETS)}
     kind = "missing" if value is None else "literal_error" if isinstance(value, str) else "string_type"
     message, code = _explain(kind, path, expected, value, "")
     return InvalidRequestError(message, param=path, code=code)

@@ -1,6 +1,7 @@
 """Every kind of bad input gets its own error, in OpenAI's form, and the server goes on."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,34 @@ async def test_numbers_that_json_does_not_have(client: httpx.AsyncClient, litera
     assert literal in raw
     error = error_of(await sent(client, raw.encode()))
     assert error["code"] is None
+
+
+async def test_a_number_of_many_digits_is_too_large(client: httpx.AsyncClient):
+    raw = json.dumps(chat(seed=7)).replace('"seed": 7', f'"seed": {"7" * 5_000}')
+    error = error_of(await sent(client, raw.encode()))
+    assert error["message"] == "We could not parse the JSON body of your request: a number is too large."
+
+
+_PART = [{"role": "user", "content": [{"type": "audio"}]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(messages=_PART)),
+        ("/v1/messages", chat(messages=_PART, max_tokens=1)),
+        ("/v1/responses", {"input": [{"type": "audio"}]}),
+        ("/v1/responses", {"input": "x", "tools": [{"type": "audio"}]}),
+        ("/v1/responses", {"input": "x", "tool_choice": {"type": "audio"}}),
+    ],
+)
+async def test_listed_types_can_be_sent(client: httpx.AsyncClient, path: str, body: dict[str, Any]):
+    """The error for an unknown type lists types that the server knows, not names for groups of them."""
+    message = (await client.post(path, json=body)).json()["error"]["message"]
+    assert "Invalid value: 'audio'. Supported values are: " in message
+    for known in re.findall(r"'([^']+)'", message.partition("Supported")[2]):
+        answer = await client.post(path, content=json.dumps(body).replace('"audio"', json.dumps(known)), headers=JSON)
+        assert "Supported values are" not in answer.text, known
 
 
 async def test_key_given_twice(client: httpx.AsyncClient):

@@ -166,7 +166,8 @@ class AllowedChoice(RequestModel):
         return [name for one in self.allowed_tools.tools for name in one.names]
 
 
-def _choice_shape(value: object) -> str:
+def choice_shape(value: object) -> str:
+    """Tag of a union of string and object, for pydantic's Discriminator."""
     return "<string>" if isinstance(value, str) else "<object>"
 
 
@@ -179,11 +180,11 @@ ToolChoice = Annotated[
         Tag("<object>"),
         Discriminator(tag_by_type("function")),
     ],
-    Discriminator(_choice_shape),
+    Discriminator(choice_shape),
 ]
 FunctionCallChoice = Annotated[
     Annotated[Literal["none", "auto"], Tag("<string>")] | Annotated[ToolRef, Tag("<object>")],
-    Discriminator(_choice_shape),
+    Discriminator(choice_shape),
 ]
 
 

@@ -15,6 +15,7 @@ from server.api.fields.tools import (
     GrammarDefinition,
     ToolName,
     cache_control,
+    choice_shape,
     result_schema,
 )
 from server.errors import InvalidRequestError
@@ -148,19 +149,17 @@ class AllowedTools(RequestModel):
     tools: list[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS, description="Tools that may be called.")
 
 
-def _choice_tag(value: object) -> str:
-    if isinstance(value, str):
-        return "<string>"
-    kind = _tool_tag(value)
-    return "<tool>" if kind in ("<function>", "<custom>") else kind
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<string>")]
-    | Annotated[ToolRef, Tag("<tool>")]
-    | Annotated[AllowedTools, Tag("<allowed_tools>")]
-    | Annotated[HostedTool, Tag("<any hosted tool>")],
-    Discriminator(_choice_tag),
+    | Annotated[
+        Annotated[ToolRef, Tag("<function>")]
+        | Annotated[ToolRef, Tag("<custom>")]
+        | Annotated[AllowedTools, Tag("<allowed_tools>")]
+        | Annotated[HostedTool, Tag("<any hosted tool>")],
+        Tag("<object>"),
+        Discriminator(_tool_tag),
+    ],
+    Discriminator(choice_shape),
 ]
 
 
