@@ -143,7 +143,7 @@ CODES: Mapping[str, tuple[str, str]] = {
     "insufficient_quota": ("The key has used its tokens for the day.", "Wait for the next day, or raise the quota."),
     "model_loading": ("The model was not loaded within `load_timeout_s`.",
         "Retry after `Retry-After`. Raise `--load-timeout-s` or `--memory-gib`, or serve fewer models."),
-    "model_unavailable": ("The model cannot be loaded, or was never loaded; the message says why.",
+    "model_unavailable": ("The model cannot be loaded, or was never loaded; the message says which.",
         "Correct the cause. After `Retry-After`, a request tries again: "
         "[several models](../how-to/several-models.md)."),
     "no_token_left": ("The request's settings rule out every token.",

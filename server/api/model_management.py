@@ -67,7 +67,7 @@ async def load(request: Request, services: ServicesDep, models: ModelsDep) -> Re
         async with asyncio.timeout(timeout_s):
             await unless_gone(request, served.residence.load())
     except EngineUnavailableError as error:
-        raise UnavailableError(f"The model `{name}` is not available: {error}", code="model_unavailable") from None
+        raise UnavailableError(f"The model `{name}` is not available: {error.told}", code="model_unavailable") from None
     except TimeoutError:
         message = f"The model `{name}` was not loaded within {timeout_s:g} s (load_timeout_s). Its load goes on."
         raise UnavailableError(message, code="model_loading") from None

@@ -33,7 +33,9 @@ class StatusOfModel(AnswerObject):
         Standing, doc("`loaded` until its memory is free again; a request to an `unloaded` model waits for its load.")
     ]
     failed: Annotated[bool, doc("Whether it could not be loaded, or its engine has failed.")]
-    error: Annotated[str | None, doc("Why; null if it has not failed.")]
+    error: Annotated[
+        str | None, doc("The words for its users; the server's log has the reason. Null if it has not failed.")
+    ]
     progress: Annotated[
         float | None,
         doc("0 to 0.99: time that the load has taken, divided by that of the last load. Null if neither is known."),

@@ -25,6 +25,11 @@ class EngineState(StrEnum):
 class EngineUnavailableError(Exception):
     """The engine accepts no work now: it is starting, draining or failed. The client may retry later."""
 
+    def __init__(self, reason: str = "", told: str | None = None) -> None:
+        """`reason` is for the operator, and may name files and processes; `told` is what clients read in its place."""
+        super().__init__(reason)
+        self.told = reason if told is None else told
+
 
 class QueueFullError(Exception):
     """All queue places are taken, and the client has used its share of them."""

@@ -112,7 +112,7 @@ class EngineSupervisor(ABC):
     @property
     def info(self) -> RunnerInfo:
         if self._info is None:
-            raise EngineUnavailableError(self._failure or "The engine is still loading the model.")
+            raise self._failed() if self._failure else EngineUnavailableError("The engine is still loading the model.")
         return self._info
 
     @property
@@ -214,7 +214,7 @@ class EngineSupervisor(ABC):
     def _refuse_unless_open(self) -> None:
         match self.state:
             case EngineState.FAILED:
-                raise EngineUnavailableError(self._failure)
+                raise self._failed()
             case EngineState.DRAINING:
                 raise EngineUnavailableError(SHUTTING_DOWN)
             case EngineState.STARTING:
@@ -340,8 +340,11 @@ class EngineSupervisor(ABC):
     def _fail(self, reason: str) -> None:
         logger.error("%s (requests that fail with it: %d)", reason, len(self._requests))
         self._failure = reason
-        self._requests.fail_all(EngineUnavailableError(reason))
+        self._requests.fail_all(self._failed())
         self._settled.set()
+
+    def _failed(self) -> EngineUnavailableError:
+        return EngineUnavailableError(self._failure or "", "It has failed. The server's log says why.")
 
 
 class SupervisedStream:

@@ -38,7 +38,7 @@ def from_engine(error: Exception) -> ApiError | None:
         message = f"{full} Please retry later, or raise the server's setting max_waiting."
         return RateLimitError(message, code="rate_limit_exceeded")
     if isinstance(error, EngineUnavailableError):
-        return UnavailableError(f"The engine is not ready: {error}" if str(error) else "The engine is not ready.")
+        return UnavailableError(f"The engine is not ready: {error.told}" if error.told else "The engine is not ready.")
     if isinstance(error, RequestFailedError):
         return InternalError(f"The engine could not complete this request: {error}")
     return None

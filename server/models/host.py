@@ -22,6 +22,8 @@ MAX_WAITING_BYTES = 256 << 20
 """Bodies of requests that wait for models, all together."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 5.0, 300.0
 _UNLOADED = "an operator unloaded it"
+_IN_LOG = "It could not be loaded, or its engine failed. The server's log says why."
+"""The words for clients in place of a reason that may name files and processes."""
 
 
 class Spare(Protocol):
@@ -364,7 +366,7 @@ class ModelHost:
             if num_bytes > model.source.ledger.budget:
                 reason = f"It needs {num_bytes / (1 << 30):.2f} GiB, and all models together may take "
                 reason += f"{model.source.ledger.budget / (1 << 30):.2f} GiB (memory_gib)."
-                self._note_failure(model, reason)
+                self._note_failure(model, reason, told=reason)
             else:
                 model.num_bytes = num_bytes
         except (PlanError, OSError) as error:
@@ -392,7 +394,7 @@ class ModelHost:
         except EngineUnavailableError as error:
             reason = str(error)
         if model.engine is engine and model.phase is not Phase.UNLOADING and not self.is_closing:  # nobody ended it
-            await self._unload(model, Leaving.FAILURE, reason)
+            await self._unload(model, Leaving.FAILURE, "its engine failed; the server's log says why")
             self._note_failure(model, reason)
 
     def _begin_unload(self, model: HostedModel, leaving: Leaving, reason: str) -> None:
@@ -412,12 +414,12 @@ class ModelHost:
         self._changed()
         self._refill()
 
-    def _note_failure(self, model: HostedModel, reason: str, *, may_pass: bool = True) -> None:
+    def _note_failure(self, model: HostedModel, reason: str, *, told: str = _IN_LOG, may_pass: bool = True) -> None:
         count = 1 + (0 if model.failure is None else model.failure.count)
         delay = min(_FIRST_RETRY_S * 2 ** (count - 1), _LAST_RETRY_S) if may_pass else math.inf
         _logger.error("%s cannot be loaded: %s", model.name, reason)
-        model.failure = Failure(reason, asyncio.get_running_loop().time() + delay, count)
-        model.end_wishes(reason)
+        model.failure = Failure(reason, told, asyncio.get_running_loop().time() + delay, count)
+        model.end_wishes(told)
         model.became_settled.set()
         _fail(model, _not_available(model, model.failure))
         if model.residency.is_loaded_at_start and model.num_loads and may_pass:  # the server is not ready without it
@@ -444,7 +446,7 @@ class ModelHost:
 
 def _not_available(model: HostedModel, failure: Failure, now: float | None = None) -> ApiError:
     """The error for a request to a model that failed; with `now`, it says when the model is tried again."""
-    message = f"The model `{model.name}` is not available: {failure.reason.rstrip('.')}."
+    message = f"The model `{model.name}` is not available: {failure.told}"
     if math.isinf(failure.retry_at):
         message += " Retries do not help: the operator has to correct its settings, and to restart the server."
         return MisconfiguredError(message, code="model_unavailable")

@@ -82,6 +82,9 @@ class Failure:
     """Why a model could not be loaded, or has failed."""
 
     reason: str
+    """For the operator; it may name files and processes."""
+    told: str
+    """The words for clients in its place."""
     retry_at: float
     """When a request may try again, on the clock of the event loop; infinite if the settings are to blame."""
     count: int
@@ -306,7 +309,7 @@ class HostedModel:
         info = self.last_info or self.planned
         return ModelStatus(
             standing_of(self.state),
-            None if self.failure is None else self.failure.reason,
+            None if self.failure is None else self.failure.told,
             self._progress,
             self.num_bytes,
             len(self.waiters),

@@ -44,7 +44,7 @@ class ModelStatus:
 
     standing: Standing
     failure: str | None = None
-    """Why it could not be loaded, or has failed."""
+    """The words for clients if it could not be loaded, or has failed."""
     progress: float | None = None
     """Share of a load that is over, as far as the last load tells; None: it is not loading, or was never loaded."""
     num_bytes: int | None = None

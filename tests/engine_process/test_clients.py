@@ -395,8 +395,11 @@ async def test_an_engine_that_dies_whenever_it_is_ready_is_given_up(make):
     await client.start()
     await until(lambda: client.state is EngineState.FAILED or client.num_restarts > 3)
     assert client.num_restarts == 2
-    with pytest.raises(EngineUnavailableError, match=r"failed 3 times in a row before its first step\. Last"):
+    with pytest.raises(
+        EngineUnavailableError, match=r"failed 3 times in a row before its first step\. Last"
+    ) as refused:
         await client.wait_ready()
+    assert refused.value.told == "It has failed. The server's log says why.", "clients learn of no process"
     await client.stop()
 
 

@@ -162,7 +162,7 @@ def test_a_failed_load_is_told_and_tried_again() -> None:
         host, models = host_of(10, {"a": source})
         await host.start()
         for _ in range(2):  # the second one is refused at once
-            with pytest.raises(UnavailableError, match=r"The file is cut off\.") as refused:
+            with pytest.raises(UnavailableError, match="log says why") as refused:
                 await request(models["a"], 1.0)
             assert refused.value.code == "model_unavailable"
         assert len(source.engines) == 1
@@ -177,7 +177,7 @@ def test_a_model_that_cannot_fit_says_so() -> None:
     async def world() -> None:
         host, models = host_of(1 << 30, {"a": FakeSource(3 << 30), "b": FakeSource(1, refusal="No such layer.")})
         await host.start()
-        for name, reason in (("a", r"needs 3\.00 GiB, .* take 1\.00 GiB"), ("b", r"No such layer\.")):
+        for name, reason in (("a", r"needs 3\.00 GiB, .* take 1\.00 GiB"), ("b", "log says why")):
             with pytest.raises(UnavailableError, match=reason):
                 await request(models[name], 1.0)
         await host.stop()
@@ -193,7 +193,7 @@ def test_a_crash_for_good_frees_the_memory() -> None:
         await request(models["a"], 1.0)
         sources["a"].engines[0].crash()
         await request(models["b"], 1.0)
-        with pytest.raises(UnavailableError, match="it crashed"):
+        with pytest.raises(UnavailableError, match="its engine failed"):
             await request(models["a"], 1.0)
         await host.stop()
 

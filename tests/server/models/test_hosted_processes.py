@@ -57,7 +57,9 @@ async def test_killing_one_engine_leaves_all_streams_whole(hosted: Hosted) -> No
     assert [models[name].num_restarts for name in ("one", "two")] == [1, 0]
 
 
-async def test_killing_a_model_that_loads_fails_its_requests_alone(hosted: Hosted, tmp_path: Path) -> None:
+async def test_killing_a_model_that_loads_fails_its_requests_alone(
+    hosted: Hosted, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _, models = hosted
     (tmp_path / "two" / "loads").write_text("forever\n")
     wanted = request("one", max_tokens=400)
@@ -65,9 +67,12 @@ async def test_killing_a_model_that_loads_fails_its_requests_alone(hosted: Hoste
         stream = asyncio.create_task(collect(models["one"], wanted))
         waiting = asyncio.create_task(_use(models["two"]))
         await until(lambda: models["two"].engine is not None and cast(EngineProcess, models["two"].engine).pid)
-        os.kill(pid_of(models["two"]), signal.SIGKILL)
-        with pytest.raises(UnavailableError, match=r"not available: .*SIGKILL"):
+        pid = pid_of(models["two"])
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match=r"`two` is not available: .* log says why") as refused:
             await waiting
+        assert str(pid) not in str(refused.value)
+        assert f"two cannot be loaded: The engine did not start: process {pid} was killed by SIGKILL" in caplog.text
         assert await stream == {0: expected(wanted)}
     assert models["two"].phase is Phase.UNLOADED
 

@@ -37,14 +37,14 @@ async def test_models_that_are_loaded_at_the_start_make_the_server_ready(hosting
         assert (await client.get(READY, params={"model": "a"})).status_code == 200
         error = error_of(await client.get(READY, params={"model": "c"}), 503, "server_error")
         assert error["code"] == "model_unavailable"
-        assert "its files are broken" in error["message"]
+        assert "`c` is not available" in error["message"]
         error_of(await client.get(READY, params={"model": "d"}), 404)
         await several.models["b"].unload(grace_s=0)
         assert (await client.get(READY)).status_code == 200, "it can be loaded again"
         error_of(await client.get(READY, params={"model": "b"}), 503, "server_error")
         several.sources["a"].engines[0].die("it crashed for good")
         await several.until(lambda: several.models["a"].failure is not None)
-        assert "it crashed for good" in error_of(await client.get(READY), 503, "server_error")["message"]
+        assert "`a` is not available" in error_of(await client.get(READY), 503, "server_error")["message"]
         assert (await client.get("/health")).status_code == 200
 
 
