@@ -196,6 +196,8 @@ class GenerationRequest:
     learn: bool | None = None
     """Whether heads may be trained on the request; None (not specified) allows it."""
     stream: bool = False
+    is_held: bool = False
+    """Whether the whole answer is in memory at its end even if it is streamed."""
     paths: Mapping[str, str] = field(default_factory=dict)
     """The API's names of fields that errors may name, where they differ from the names here."""
     notices: Sequence[Notice] = ()

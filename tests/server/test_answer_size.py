@@ -12,6 +12,7 @@ from server.generation.planning.limits import MAX_ANSWER_MIB
 from server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, error_of
+from tests.server.responses.calling import RESPONSES, asking
 from tests.server.test_streams import events
 
 LONG = "the low " * 3000
@@ -43,6 +44,7 @@ async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncC
         (COMPLETIONS, completion(logprobs=5, best_of=20, n=1, max_tokens=9000), "logprobs", ("'best_of' (20)",)),
         (CHAT, chat(logprobs=True, top_logprobs=20, n=8, max_tokens=9000), "top_logprobs", ("'max_tokens' (9000)",)),
         (CHAT, chat(return_token_ids=True, n=64, max_tokens=90_000), "return_token_ids", ("'n' (64)",)),
+        (RESPONSES, asking(stream=True, top_logprobs=20, max_output_tokens=90_000), "top_logprobs", ("(90000)",)),
     ],
 )
 async def test_answers_that_could_be_too_large_are_refused(

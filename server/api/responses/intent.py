@@ -189,6 +189,7 @@ def _response_request(
         thinking_budget=renamed["thinking_budget"][1],
         max_tokens=renamed["max_tokens"][1],
         logprobs=top_logprobs if wants_logprobs else None,
+        is_held=True,  # the last event has the whole response
     )
     if request.seed is None:
         request = replace(request, seed=meta.seed)

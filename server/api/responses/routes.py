@@ -23,6 +23,7 @@ from server.api.responses.websocket import Session, lane_of
 from server.api.services import Services, ServicesDep
 from server.errors import ApiError, UpgradeError
 from server.generation.notices import Notice, as_headers
+from server.generation.planning.limits import MAX_ANSWER_MIB
 from server.generation.result import collect
 from server.generation.run import Run
 from server.http.event_stream import EventStream
@@ -33,6 +34,8 @@ from server.storage.storage import NotStoredError
 
 _ALL = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
+_MAX_KEPT_BYTES = MAX_ANSWER_MIB << 20
+"""Most bytes of a stream's events that are kept to be sent again."""
 _STORED_ERRORS = (400, 401, 404, 500)
 
 router = APIRouter(tags=["OpenAI"])
@@ -179,7 +182,8 @@ class _Answer:
 
     def streamed(self) -> Response:
         """Answer with the events of the response as they are generated."""
-        stream = ResponseStream(self.run, self.builder, self._keep, self._report)
+        max_kept_bytes = _MAX_KEPT_BYTES if self.planned.origin.is_stored else 0
+        stream = ResponseStream(self.run, self.builder, self._keep, self._report, max_kept_bytes)
         return _event_stream(stream, self.services, self._headers)
 
     async def whole(self) -> Response:

@@ -150,7 +150,10 @@ def events_of(rows: Rows, response_id: str, client: str) -> Sequence[bytes]:
         raise UnavailableError("The server has restarted and not resumed this response yet. Please try again later.")
     row = rows.get(EVENTS, response_id, client, parent=response_id)
     if row is None:
-        message = "Invalid 'stream': this response was not created with 'stream'."
+        message = (
+            "Invalid 'stream': this response has no stored events. It was not created with 'stream', or they were "
+        )
+        message += "too large, which its 'warnings' say."
         raise InvalidRequestError(message, param="stream", code="invalid_value")
     frames = zlib.decompress(row.body).split(_BREAK)
     return [frame + _BREAK for frame in frames[:-1]]

@@ -4,6 +4,7 @@ The response is stored before its final event is sent.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from server.api.responses.objects import ResponseEvent, ResponseStreamError
 from server.api.responses.response_builder import ResponseBuilder, response_failure
 from server.errors import ApiError
 from server.generation.events import Event, Usage
+from server.generation.notices import Notice
 from server.http.event_stream import Source, ascii_json
 
 KEEP_ALIVE = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
@@ -61,13 +63,18 @@ class ResponseStream(SentFrames):
     An error before the first event is raised; a later one becomes an event.
     """
 
-    def __init__(self, run: ResponseRun, builder: ResponseBuilder, keep: Keep, report: Report) -> None:
+    def __init__(
+        self, run: ResponseRun, builder: ResponseBuilder, keep: Keep, report: Report, max_kept_bytes: float = math.inf
+    ) -> None:
+        """Frames that take more than `max_kept_bytes` are sent and not kept, and the response has a warning."""
         self._run = run
         self._builder = builder
         self._keep = keep
         self._report = report
         self.frames: list[bytes] = []
-        """All frames so far. An event's number is its frame's index."""
+        """All frames so far, unless they are not kept. An event's number is its frame's index."""
+        self._max_kept_bytes = max_kept_bytes
+        self._num_bytes = 0
         self._error: ApiError | None = None
         self._last: list[bytes] | None = None
         self._is_over = False
@@ -120,13 +127,23 @@ class ResponseStream(SentFrames):
 
     async def _end(self, events: Iterator[ResponseEvent]) -> None:
         self._last = list(self._written(events))
-        if not await self._keep(self._builder, self.frames):
-            self._last[-1] = self.frames[-1] = frame(self._builder.end_again())
+        is_cut = 0 < self._max_kept_bytes < self._num_bytes
+        if is_cut:
+            reason = f"The events are not stored, because they take more than {self._max_kept_bytes} bytes."
+            self._builder.warn(Notice("stream", reason))
+        if not await self._keep(self._builder, self.frames) or is_cut:
+            self._last[-1] = frame(self._builder.end_again())
+            if self.frames:
+                self.frames[-1] = self._last[-1]
 
     def _written(self, events: Iterable[ResponseEvent]) -> Iterator[bytes]:
         for event in events:
             written = frame(event)
-            self.frames.append(written)
+            self._num_bytes += len(written)
+            if self._num_bytes <= self._max_kept_bytes:
+                self.frames.append(written)
+            else:
+                self.frames.clear()
             yield written
 
 

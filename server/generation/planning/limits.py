@@ -201,7 +201,7 @@ def bound_answer(
     Raises InvalidRequestError if the answer could still be too large.
     """
     of_prompts = {field: asked.num_repeats * size for field, size in _of_prompts(requests, asked, tokenizer).items()}
-    of_token = {} if asked.stream else _of_output_token(asked)  # a stream does not hold its answer in memory
+    of_token = {} if asked.stream and not asked.is_held else _of_output_token(asked)
     num_tokens = asked.num_choices * sum(one.max_tokens for one in requests)
     sizes = {field: of_prompts.get(field, 0) + num_tokens * of_token.get(field, 0) for field in of_prompts | of_token}
     if sum(sizes.values()) <= _MAX_BYTES:

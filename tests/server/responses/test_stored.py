@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from openai.types.responses import ResponseItemList
 
+from server.api.responses.stream import ResponseStream
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of, error_of, says
 from tests.server.responses.calling import RESPONSES, asking, events, events_of, text_of, whole
@@ -171,6 +172,30 @@ async def test_an_answer_that_cannot_be_stored_says_so(make_app: Callable[..., F
             error_of(await client.get(f"{RESPONSES}/{response['id']}"), 404)
         assert "store" in answer.headers["x-samewise-ignored"]
         assert (await client.get(f"{RESPONSES}/{first['id']}")).json() == first
+
+
+async def test_events_that_are_too_large_are_sent_and_not_kept(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[ResponseStream] = []
+
+    def watched(*args: Any) -> ResponseStream:
+        streams.append(ResponseStream(*args))
+        return streams[-1]
+
+    monkeypatch.setattr("server.api.responses.routes.ResponseStream", watched)
+    sent = await events(client, store=False, seed=7)
+    assert not streams[-1].frames
+    assert "warnings" not in sent[-1]["response"]
+    monkeypatch.setattr("server.api.responses.routes._MAX_KEPT_BYTES", 5000)
+    response = (await events(client, seed=7))[-1]["response"]
+    assert text_of(response) == text_of(sent[-1]["response"])
+    assert not streams[-1].frames
+    (warning,) = response["warnings"]
+    assert (warning["path"], "5000 bytes" in warning["reason"]) == ("stream", True)
+    path = f"{RESPONSES}/{response['id']}"
+    assert (await client.get(path)).json() == response
+    assert "no stored events" in error_of(await client.get(f"{path}?stream=true"))["message"]
 
 
 async def test_what_a_response_goes_on_from_is_not_dropped_for_its_age(make_app: Callable[..., FastAPI]) -> None:
