@@ -83,7 +83,7 @@ ACTIONS: Mapping[tuple[int, str], str] = {
     "`GET /v1/models`, and the id.",
     (405, "invalid_request_error"): "Use a method of the header `Allow`.",
     (413, "invalid_request_error"): "Send less, or raise `--max-body-mib` or `--max-file-mib`.",
-    (415, "invalid_request_error"): "Set the header `Content-Type`.",
+    (415, "invalid_request_error"): "Set the header `Content-Type`; do not compress the body.",
     (426, "invalid_request_error"): "Use a websocket client, or POST. A proxy in between must pass on `Upgrade`.",
     (429, "rate_limit_exceeded"): "Retry after `Retry-After`. Raise `--max-waiting`, or add replicas.",
     (429, "requests"): "Retry after `Retry-After`, or raise the key's limit: [tenants](../how-to/tenants.md#limits).",

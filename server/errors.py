@@ -99,7 +99,7 @@ class BodyTooLargeError(InvalidRequestError):
 
 
 class MediaTypeError(InvalidRequestError):
-    """The body is not declared to be JSON, or a form where one is expected."""
+    """The body is not declared to be JSON, or a form where one is expected, or it is compressed."""
 
     status = 415
 

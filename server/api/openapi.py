@@ -23,7 +23,7 @@ ERRORS = {
     404: "There is no such model, path, or stored object.",
     405: "The path does not support this method.",
     413: "The body is larger than `max_body_mib`, or an uploaded file than `max_file_mib`.",
-    415: "The body is not declared as `application/json`, or an upload not as `multipart/form-data`.",
+    415: "The body is compressed or not declared as `application/json`, or an upload not as `multipart/form-data`.",
     426: "The path accepts only websockets, and the request is not a websocket handshake.",
     429: "The server's queue is full, or the API key has reached a limit.",
     529: "The server's queue is full (Anthropic's API).",

@@ -55,9 +55,10 @@ class IncomingBodies:
     async def read(self, request: Request, max_mib: float | None = None) -> bytes:
         """Read a body of any media type, of at most `max_mib` (by default the limit of all bodies).
 
-        Raises BodyTooLargeError before more is read, UnavailableError if the body was dropped to free memory, and
-        ClientDisconnect.
+        Raises MediaTypeError if the body is compressed, BodyTooLargeError before more is read, UnavailableError if
+        the body was dropped to free memory, and ClientDisconnect.
         """
+        _check_encoding(request)
         max_bytes = self.max_bytes if max_mib is None else int(max_mib * (1 << 20))
         too_large = BodyTooLargeError(f"The request body is too large. This server accepts at most {max_bytes} bytes.")
         if (whole_number(request.headers.get("content-length", "")) or 0) > max_bytes:
@@ -110,6 +111,7 @@ async def read_form(request: Request, file_field: str, max_file_bytes: int, keep
     kind, options = parse_options_header(types[0] if len(types) == 1 else "")
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise MediaTypeError("The request needs the header 'Content-Type: multipart/form-data; boundary=...'.")
+    _check_encoding(request)
     file = _File(max_file_bytes, keep)
     parser = _FormParser(request.headers, _pieces(request, max_file_bytes, file), file_field, file)
     try:
@@ -177,6 +179,14 @@ async def _pieces(request: Request, max_file_bytes: int, file: _File) -> AsyncGe
         _check_size(num_bytes - FRAME_BYTES, max_file_bytes)
         yield piece
         await file.save()
+
+
+def _check_encoding(request: Request) -> None:
+    """Refuse a compressed body, which would not be what its media type says."""
+    encoding = ", ".join(request.headers.getlist("content-encoding"))
+    if encoding.lower() not in ("", "identity"):
+        message = f"Unsupported header 'Content-Encoding: {shorten(encoding)}'. Send the body without compression."
+        raise MediaTypeError(message)
 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:

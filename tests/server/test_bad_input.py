@@ -1,5 +1,6 @@
 """Every kind of bad input gets its own error, in OpenAI's form, and the server goes on."""
 
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -168,6 +169,13 @@ async def test_an_object_without_a_media_type_is_json(client: httpx.AsyncClient)
 async def test_two_media_types(client: httpx.AsyncClient):
     headers = [("content-type", "application/json"), ("content-type", "text/plain")]
     error_of(await client.post(CHAT, content=json.dumps(chat()), headers=headers), 415)
+
+
+async def test_a_compressed_body_is_refused(client: httpx.AsyncClient):
+    for content in (gzip.compress(json.dumps(chat()).encode()), json.dumps(chat()).encode()):
+        error = error_of(await sent(client, content, **{"content-encoding": "gzip"}), 415)
+        assert "'Content-Encoding: gzip'" in error["message"]
+    assert (await sent(client, json.dumps(chat()).encode(), **{"content-encoding": "identity"})).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

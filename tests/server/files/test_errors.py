@@ -125,6 +125,11 @@ async def test_another_media_type(client: httpx.AsyncClient, declared: str | Non
     assert "multipart/form-data" in error["message"]
 
 
+async def test_a_compressed_form_is_refused(client: httpx.AsyncClient) -> None:
+    headers = {"content-type": FORM["content-type"], "content-encoding": "zstd"}
+    assert "zstd" in error_of(await client.post(FILES, content=WHOLE, headers=headers), 415)["message"]
+
+
 async def test_the_media_type_given_twice(client: httpx.AsyncClient) -> None:
     headers = [("content-type", FORM["content-type"])] * 2
     error_of(await client.post(FILES, content=WHOLE, headers=headers), 415)
