@@ -1,5 +1,6 @@
 """Tiny random models, shared by all tests. Nothing here reaches a network."""
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -9,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hypothesis
 import pytest
 import torch
 
@@ -42,9 +42,12 @@ VOCAB_SIZE = 320
 if TYPE_CHECKING:
     from server.api.body_worker import WorkerPool
 
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("fresh", deadline=None, max_examples=1000, print_blob=True)
-hypothesis.settings.load_profile("repeatable")  # --hypothesis-profile overrides it
+with contextlib.suppress(ImportError):  # machines that only measure lack it
+    import hypothesis
+
+    hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+    hypothesis.settings.register_profile("fresh", deadline=None, max_examples=1000, print_blob=True)
+    hypothesis.settings.load_profile("repeatable")  # --hypothesis-profile overrides it
 prepare_vector_math()  # for oracles that compute before any runner
 LIBC = ctypes.CDLL(None)
 COMPILER_FLAGS: list[str] = []

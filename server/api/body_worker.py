@@ -193,7 +193,7 @@ class BodyWorker:
         """The result of work in the place for its cost."""
         size = len(body) if num_bytes is None else num_bytes
         try:
-            if files or COSTLY.search(body):
+            if files or (size < LARGE_BYTES and COSTLY.search(body)):
                 return await self._by_worker(size, sender, files, work, body, info, *args)
             return await self._run(size, sender, files, work, body, info, *args)
         except HeavyError as error:

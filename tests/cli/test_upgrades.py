@@ -167,6 +167,8 @@ class KeptTransport(UnreadTransport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self.protocol = protocol
 
+    def pause_reading(self) -> None: ...
+
 
 async def test_a_websocket_whose_client_does_not_read_is_dropped(application: Application) -> None:
     protocol, state, transport = limited_connection(0.01, {"/page/": 1 << 20}), ServerState(), KeptTransport()

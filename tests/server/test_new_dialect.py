@@ -35,7 +35,8 @@ async def test_it_answers_whole_and_streamed(client: httpx.AsyncClient, engine: 
 
 async def test_its_errors_are_its_own(client: httpx.AsyncClient, engine: FakeEngine):
     refused = await client.post("/shout", json={**ASKED, "sya": "x"})
-    assert (refused.status_code, refused.text) == (400, "NO: Unknown parameter: 'sya'. Did you mean 'say'?")
+    assert refused.status_code == 400
+    assert refused.text.startswith("NO: Unknown parameter: 'sya'. Did you mean 'say'? A server started with --lenient")
     too_long = await client.post("/shout", json={**ASKED, "say": "x" * 9999})
     assert too_long.text.startswith("NO: This model's maximum context length is 256 tokens. However, your say resulted")
     error_of(await client.post(CHAT, json={}), 400)

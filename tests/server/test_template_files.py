@@ -19,7 +19,12 @@ from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of
 from tests.server.tiny_model import write_folder
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    }
+]
 BOTH = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools }}"}]
 RAG = [*BOTH, {"name": "rag", "template": "rag"}]
 Files = Mapping[str, Any]
