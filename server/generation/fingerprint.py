@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from model_runner.hub.choice import Wanted, choose_small, choose_weights
@@ -104,7 +104,15 @@ class Fingerprint:
 @cache
 def _libraries() -> tuple[str, ...]:
     """The versions of libraries that affect answers."""
-    return tuple(f"{name} {version(name)}" for name in _LIBRARIES)
+    return tuple(f"{name} {_version(name)}" for name in _LIBRARIES)
+
+
+def _version(name: str) -> str:
+    """The version of a library; empty if it is not installed, as Pillow may be on a server without images."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def _files_of(folder: Path) -> list[Path]:

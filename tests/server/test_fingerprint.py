@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,21 @@ async def test_a_file_that_cannot_be_read_is_told(folder: Path, monkeypatch: pyt
         with pytest.raises(OSError, match="broken disk"):
             await broken.of(INFO)
     assert not broken.is_known
+
+
+async def test_a_library_that_is_not_installed_has_no_version(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Pillow comes with an extra: a server of texts alone may lack it."""
+    one = Fingerprint([folder], Settings())
+    known = await one.of(INFO)
+
+    def without_pillow(name: str) -> str:
+        if name == "pillow":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(fingerprint, "version", without_pillow)
+    fingerprint._libraries.cache_clear()
+    try:
+        assert await one.of(INFO) != known
+    finally:
+        fingerprint._libraries.cache_clear()
