@@ -101,7 +101,8 @@ GROUPS = (
     FieldGroup("Sampling and stopping", DecodingFields, "How the next token is chosen, and when the output ends."),
     FieldGroup(
         "Structured output", StructuredFields,
-        "A form that the text must have. It is enforced at every token; a schema that cannot be enforced is refused.",
+        "A form that the text must have, enforced at every token. What cannot be enforced is refused, or reported for "
+        "schemas that are not `strict`.",
     ),
     FieldGroup("Completions and chat completions", SamplingFields, "How many answers, and what they report."),
     FieldGroup("One answer per request", generation.OneAnswerFields, "Fields of the APIs that return a single answer."),

@@ -27,7 +27,7 @@ curl http://127.0.0.1:8000/metrics
 
 The prefix `{prefix}` is the setting `--metrics-prefix`; with `vllm`, the dashboards and routers of vLLM find their
 metrics under the names that they know. A counter's name ends with `_total`. A histogram has the suffixes `_bucket`,
-`_sum` and `_count`. Every metric has the label `model_name`, except HTTP requests and metrics of the process.
+`_sum` and `_count`. Metrics of a model have the label `model_name`.
 
 {metrics}
 The process adds metrics of its own, such as its memory, its CPU time and its open files.

@@ -47,8 +47,9 @@ directions runs as other families do.
 ## Other families
 
 A decoder-only model outside this table runs its own transformers modules, with the server's attention, int8 or int4
-linear layers and experts. It gives the same guarantees and is slower. [Model types](model-types.md) lists every type
-that transformers knows, served or refused, as a command found them. The main reasons of refusals:
+linear layers and experts. It is slower, and its answers also depend on the processor's instruction set and torch's
+version. All else is [promised](../explanation/exactness.md) as for the others. [Model types](model-types.md) lists
+every type that transformers knows, served or refused, as a command found them. The main reasons of refusals:
 
 | model | reason |
 |---|---|
@@ -117,7 +118,8 @@ beyond the original length, and keeps the keys that it computed with the short o
 | another `.model` file, such as sentencepiece's unigram | transformers, which needs `sentencepiece` and `protobuf` |
 | `vocab.json` or `vocab.txt` | transformers |
 
-The first file of this list that exists is used. The others are converted to a `tokenizer.json` in the cache once.
+The first file of this list that exists is used. The others are converted to a `tokenizer.json` in the cache once. A
+vocabulary has at most 32,768 added tokens, and no token of more than 1,024 characters.
 
 A tokenizer_config.json with `legacy: false` puts sentencepiece's space only before the first word of a text, as in
 transformers; otherwise it comes before the first word after each special token, too.
@@ -132,6 +134,10 @@ The first of these places counts; `--chat-template` replaces them all:
 
 A GGUF file has them in `tokenizer.chat_template` and `tokenizer.chat_template.NAME`. A request with tools uses the
 template `tool_use` if there is one, and all others use `default`. Templates with other names are not used.
+
+Templates are read as a stranger's. One has at most 131,072 characters and 20,000 parts, and runs in a sandbox without
+the filters `random`, `urlize`, `wordwrap` and `pprint`. A chat for which it takes [too much
+work](../explanation/architecture/server.md#costly-bodies) gets a 400.
 
 ## End of an answer
 

@@ -164,19 +164,20 @@ class Settings(BaseSettings):
     max_num_seqs: int | None = Field(
         None,
         ge=1,
-        description="Maximum choices (answers) that run at the same time. By default 64 on CPU and 256 on CUDA.",
+        description="Maximum choices (answers) that run at the same time. By default 64 on CPU and 256 on CUDA, or 128 "
+        "on GPUs with less than 40 GiB.",
     )
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Maximum tokens computed in one step. By default 512 on CPU and 8192 on CUDA. Lower it for "
-        "steadier streams, raise it for long prompts.",
+        description="Maximum tokens computed in one step. By default 512 on CPU and 8192 on CUDA, or 2048 on "
+        "GPUs with less than 40 GiB. Lower it for steadier streams, raise it for long prompts.",
     )
     policy: Policy = Field(
         "fcfs",
         description="Order of waiting requests: fcfs (first come, first served), priority, or fair. With priority, the "
-        "lowest `priority` of a request is first. With fair, API keys get equal shares, as do the `cache_salt` values "
-        "of each key.",
+        "lowest `priority` of a request is first. With fair, API keys get shares by weight, and the `cache_salt` "
+        "values of each key equal ones.",
     )
     max_waiting: int = Field(
         1024,
