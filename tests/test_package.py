@@ -10,11 +10,14 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
-from importlib.metadata import packages_distributions
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import samewise
 from model_runner.kernels.build import _KERNELS, _packaged_recipe
@@ -122,18 +125,61 @@ def imported(*packages: str) -> set[str]:
     return names - sys.stdlib_module_names - {"samewise", "server", "scheduler", "model_runner", "bench"}
 
 
+def dependencies() -> list[Requirement]:
+    """The requirements in pyproject.toml, with all extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*map(Requirement, [*project["dependencies"], *chain(*project["optional-dependencies"].values())])]
+
+
 def test_what_is_imported_is_declared() -> None:
     """By its own name, since a dependency of a dependency may go with its next version."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
-    declared = {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in lines}  # type: ignore[index]
+    declared = {canonicalize_name(one.name) for one in dependencies()}
     providers = packages_distributions()
     undeclared = {
         name
         for name in imported("samewise", "server", "scheduler", "model_runner", "bench")
-        if not declared & {provider.lower().replace("_", "-") for provider in providers.get(name, [name])}
+        if declared.isdisjoint(map(canonicalize_name, providers.get(name, [name])))
     }
     assert undeclared == set()
+
+
+def with_their_own(wanted: Iterable[Requirement]) -> Iterator[Requirement]:
+    """Requirements and all that these need on this machine, as far as it is installed."""
+    left, seen = list(wanted), set()
+    while left:
+        one = left.pop()
+        if str(one) in seen:
+            continue
+        seen.add(str(one))
+        yield one
+        try:
+            own = [*map(Requirement, requires(one.name) or ())]
+        except PackageNotFoundError:
+            continue
+        extras = ("", *one.extras)
+        left += [of for of in own if of.marker is None or any(of.marker.evaluate({"extra": name}) for name in extras)]
+
+
+def test_constraints_have_one_version_of_every_dependency() -> None:
+    """Except for packages that each build of PyTorch chooses, and the embedded model."""
+    lines = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#"]
+    assert [str(line) for line in lines if not re.fullmatch(r"==[\w.]+", str(line.specifier))] == []
+    versions = {canonicalize_name(line.name): line.specifier for line in lines}
+    assert len(versions) == len(lines)
+    left_out = re.compile("triton|nvidia-|cuda-|samewise-smollm2")
+    needed = {canonicalize_name(one.name) for one in with_their_own(dependencies())}
+    assert {name for name in needed - versions.keys() if not left_out.match(name)} == set()
+    allowed = [one for one in dependencies() if not left_out.match(one.name)]
+    tested = {one.name: str(versions[canonicalize_name(one.name)]).removeprefix("==") for one in allowed}
+    assert [str(one) for one in allowed if not one.specifier.contains(tested[one.name])] == []
+
+
+def test_installations_are_constrained() -> None:
+    """Except the one that tries the newest versions."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", "")
+    free = [one for one in re.findall(r"pip install .*-e '.*", text) if " -c constraints.txt " not in one]
+    assert ["--upgrade-strategy eager" in one for one in free] == [True]
+    assert "pip install -c constraints.txt -r requirements.txt\n" in (ROOT / "Dockerfile").read_text()
 
 
 @pytest.mark.wheel
