@@ -228,4 +228,4 @@ EXAMPLES: Mapping[str, str] = {
     "GET /ready": "curl http://127.0.0.1:8000/ready",
     "GET /metrics": "curl http://127.0.0.1:8000/metrics",
 }  # fmt: skip
-"""By endpoint. `$ID` stands for the `id` in the answer to the example before; `tests/test_docs.py` sends them all."""
+"""By endpoint. `$ID` stands for the `id` in the answer to the example before. A test sends them all."""

@@ -58,7 +58,8 @@ A path below `/v1` is also served without that prefix, for clients whose base UR
 
 ## Requests
 
-A body is one JSON object with the content type `application/json`. It has at most {depth} levels and no key twice.
+A body is one JSON object with the content type `application/json`. Programs, unlike web pages, may leave the type out,
+or send the one that `curl -d` sets. A body has at most {depth} levels and no key twice.
 Only a [file](files.md) is uploaded as a form. `null` is the same as no field.
 
 Where API keys are configured, send `Authorization: Bearer KEY` or `x-api-key: KEY`. {open} need no key. With
@@ -85,8 +86,8 @@ beyond the context. A stream has it in its first chunk. The header `x-samewise-i
 
 ### Defaults
 
-A field that is not set has the default in its table, unless the model's `generation_config.json` sets another. That
-file can set the tokens that end the output, and:
+A field that is not set has the default in its table, unless the model's `generation_config.json` sets another. The
+embedded model's has a `temperature` of 0.2 and a `top_p` of 0.9. That file can set the tokens that end the output, and:
 
 - {model_defaults}
 
@@ -102,8 +103,8 @@ that has up to 128 letters, digits, dots, hyphens and underscores. [`GET /v1/req
 shows where the time of that request went.
 
 An answer that could take more than {max_answer} MiB is refused. Its log-probabilities, token ids and echoed text count,
-for every prompt and choice. The output of a stream does not count. Without `max_tokens`, the output is limited so that
-it fits, and `warnings` has the limit.
+for every prompt and choice. The output of a stream counts only in responses, whose last event has all of it. Without
+`max_tokens`, the output is limited so that it fits, and `warnings` has the limit.
 
 In the tables of answers, `[]` is each entry of an array and `.*` each key of an object. A property that is optional is
 missing where it does not apply.

@@ -51,8 +51,8 @@ full. If a symptom has no status, such as a server that does not start, see
 
 {statuses}
 An unknown path gets 404 and a wrong method 405, on every path. A host or an origin that is not allowed gets 403, too:
-see [browsers](../how-to/operate.md#browsers). A 503 says nothing about the request itself: send it again. A 500 is a
-bug of the server, which the same request may meet again.
+see [browsers](../how-to/operate.md#browsers). A 503 says nothing about the request itself: send it again, unless
+`x-should-retry` is `false`. A 500 is a bug of the server, which the same request may meet again.
 
 ## Codes
 

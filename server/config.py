@@ -158,7 +158,7 @@ class Settings(BaseSettings):
         None,
         ge=0,
         description="Tokens of a long prompt between states of recurrent layers (Qwen3.5, Mamba) that are kept for "
-        "other prompts that begin alike. Default 2048; 0 keeps only states at the end of prompts.",
+        "other prompts that begin alike, in whole blocks. Default 2048; 0 keeps only states at the end of prompts.",
     )
 
     max_num_seqs: int | None = Field(

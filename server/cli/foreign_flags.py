@@ -148,7 +148,9 @@ FOREIGN: Mapping[str, Foreign] = {
     "--disable-cascade-attn": Needless("There is no cascade attention."),
     "--numa-bind": Refused("Start the server under numactl."),
     "--return-tokens-as-token-ids": Refused("Send the field return_tokens_as_token_ids with each request."),
-    "--exclude-tools-when-tool-choice-none": Refused("Send no `tools` with such a request."),
+    "--exclude-tools-when-tool-choice-none": Refused(
+        "Send the field exclude_tools_when_tool_choice_none with each request."
+    ),
     "--enable-auto-tool-choice": Needless("Tools are always offered to the model."),
     "--enable-chunked-prefill": Needless("Prompts are always computed in chunks."),
     "--async-scheduling": Needless("The next step is always scheduled while the current one runs."),
