@@ -13,7 +13,7 @@
 #   --build-arg EXTRAS="ray"                                 further extras of pyproject.toml; docs/how-to/ray.md has the rest
 #
 # What is prepared here stays in the image (SAMEWISE_CACHE), so that a new image brings what fits its code. What is
-# downloaded later goes to /var/lib/samewise, the place for a volume.
+# downloaded from the hub later goes to /var/lib/samewise, the place for a volume.
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_SPEC=""
 ARG PIP_EXTRA_ARGS=""

@@ -121,15 +121,20 @@ FOREIGN: Mapping[str, Foreign] = {
     "--allowed-headers": Refused("Pages of --cors-origins may send every method and header; leave it out."),
     "--allow-credentials": Refused("Browsers send no cookies here: pages of --cors-origins send a key in a header."),
     "--enable-expert-parallel": Refused(_PARALLEL),
-    "--max-seq-len-to-capture": Refused("Small steps are always replayed from graphs; --no-cuda-graphs turns it off."),
-    "--compilation-config": Refused("Nothing is compiled by torch.compile; --no-cuda-graphs turns CUDA graphs off."),
+    "--max-seq-len-to-capture": Refused(
+        "On CUDA, small steps are replayed from graphs; --no-cuda-graphs turns it off."
+    ),
+    "--compilation-config": Refused(
+        "--no-exact compiles what has no kernels here; --no-cuda-graphs turns CUDA graphs off."
+    ),
     "--max-num-partial-prefills": Refused("--max-num-batched-tokens bounds the prompt tokens of one step."),
     "--max-parallel-loading-workers": Refused("Weights are read by one process; leave it out."),
     "--response-role": Refused("The role of an answer is always assistant, as in OpenAI's API; leave it out."),
     "--chat-template-content-format": _auto(
-        "Contents are given to the template as text.", "Contents are given to the template as text; leave it out."
+        "The template gets contents as it shows them, as text or as parts.",
+        "The template gets contents as it shows them, as text or as parts; leave it out.",
     ),
-    "--enable-reasoning": Needless("Reasoning is always returned separately if the model has any."),
+    "--enable-reasoning": Needless("Reasoning is returned separately if the model has any."),
     "--enable-prompt-tokens-details": Needless("Usage always has the cached tokens of a prompt."),
     "--enable-force-include-usage": Refused("Send `stream_options` with `include_usage` in each request."),
     "--disable-fastapi-docs": Refused("/docs and /openapi.json are always there; block them in a proxy."),
@@ -153,7 +158,7 @@ FOREIGN: Mapping[str, Foreign] = {
     ),
     "--enable-auto-tool-choice": Needless("Tools are always offered to the model."),
     "--enable-chunked-prefill": Needless("Prompts are always computed in chunks."),
-    "--async-scheduling": Needless("The next step is always scheduled while the current one runs."),
+    "--async-scheduling": Needless("On CUDA, the next step is launched while the current one runs, where it can be."),
     "--disable-log-requests": Needless("Prompts are never logged unless --log-prompts is given."),
     "--no-enable-log-requests": Needless("Prompts are never logged unless --log-prompts is given."),
     "--trust-remote-code": Needless("Code from a model's folder is never run; a model that needs it is refused."),
@@ -161,7 +166,9 @@ FOREIGN: Mapping[str, Foreign] = {
     "--pipeline-parallel-size": _one("A model runs on one device."),
     "--data-parallel-size": _one("This is one replica."),
     "--load-format": _auto("The format is found out.", "Safetensors and GGUF are read; the format is found out."),
-    "--tokenizer-mode": _auto("tokenizer.json is read.", "Only tokenizer.json is read."),
+    "--tokenizer-mode": _auto(
+        "The tokenizer is read from the model's files.", "The tokenizer is read from the model's files; leave it out."
+    ),
     "--generation-config": _auto(
         "generation_config.json has the model's defaults.",
         "Defaults always come from the model's generation_config.json; remove the file to be without.",
@@ -199,7 +206,7 @@ FOREIGN: Mapping[str, Foreign] = {
     "--model-url": Translated(MODEL),
     "-hfd": Translated("--draft-model"),
     "--hf-repo-draft": Translated("--draft-model"),
-    "--offline": Needless("A start asks the network only for a model that is not on disk."),
+    "--offline": Needless("A start asks the network only for what is not known to be complete on disk."),
     "--models-dir": Refused(_SEVERAL),
     "--models-preset": Refused(_SEVERAL),
     "--models-max": Refused("Models are loaded while memory lasts, and --memory-gib limits it; leave it out."),

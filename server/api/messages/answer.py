@@ -116,7 +116,9 @@ class AnsweredMessage(AnswerObject):
     stop_details: Annotated[None, doc("Always null.")] = None
     container: Annotated[None, doc("Always null.")] = None
     usage: MessageUsage
-    system_fingerprint: Annotated[str, doc("Extension: changes whenever the answer to the same request may change.")]
+    system_fingerprint: Annotated[
+        str, doc("Extension: identifies the model, settings and version that answers depend on.")
+    ]
     seed: Annotated[int, doc("Extension: the request's seed, or the drawn one.")]
     template_date: TemplateDate = UNSET
     verification: Verification = UNSET

@@ -76,7 +76,7 @@ class OllamaLine(AnswerObject):
     eval_duration: Annotated[int | UnsetType, doc("Nanoseconds from the first token to the last.")] = UNSET
     seed: Annotated[int | UnsetType, doc("Extension: the request's seed, or the drawn one.")] = UNSET
     system_fingerprint: Annotated[
-        str | UnsetType, doc("Extension: changes whenever the answer to the same request may change.")
+        str | UnsetType, doc("Extension: identifies the model, settings and version that answers depend on.")
     ] = UNSET
     template_date: TemplateDate = UNSET
     warnings: Annotated[Sequence[Notice] | UnsetType, doc(f"{WARNINGS} In a stream, only the first line has it.")] = (

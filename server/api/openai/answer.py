@@ -98,7 +98,7 @@ class Envelope(AnswerObject):
     id: Annotated[str, doc("Unique id of the answer; all chunks of a stream have the same.")]
     created: Annotated[int, doc("Unix time in seconds.")]
     model: Annotated[str, doc("Name of the served model.")]
-    system_fingerprint: Annotated[str, doc("Changes whenever the answer to the same request may change.")]
+    system_fingerprint: Annotated[str, doc("Identifies the model, settings and version that answers depend on.")]
     seed: Annotated[int, doc("Extension: the request's seed, or the drawn one.")]
     template_date: TemplateDate = UNSET
     verification: Verification = UNSET

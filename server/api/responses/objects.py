@@ -180,7 +180,7 @@ class ResponseObject(AnswerObject):
     user: str | UnsetType = UNSET
     seed: Annotated[int, doc("Extension: the request's seed, or the drawn one.")]
     system_fingerprint: Annotated[
-        str, doc("Extension: changes whenever the answer to the same request may change.")
+        str, doc("Extension: identifies the model, settings and version that answers depend on.")
     ] = ""
     template_date: TemplateDate = UNSET
     verification: Annotated[Literal["rejection", "typical"] | UnsetType, doc("Extension: as in chat completions.")] = (
