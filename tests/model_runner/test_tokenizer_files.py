@@ -5,7 +5,7 @@ import itertools
 import json
 import random
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,29 +61,14 @@ def proto(pieces: Sequence[Piece], trainer: Mapping[int, int], normalizer: Mappi
 
 def learned(count: int) -> list[Piece]:
     """Pieces of the corpus, by the frequency of pairs."""
-    words = [list((SPACE + line).replace(" ", SPACE)) for line in CORPUS]
-    found = []
-    while len(found) < count:
-        pairs: dict[str, int] = {}
-        for word in words:
-            for left, right in itertools.pairwise(word):
-                pairs[left + right] = pairs.get(left + right, 0) + 1
-        best = max(pairs, key=lambda pair: (pairs[pair], pair))
-        found.append(best)
-        words = [list(merge_all(word, best)) for word in words]
-    letters = sorted({letter for word in words for piece in word for letter in piece})
-    ordered = [*found, *letters]
-    return [(piece, -float(index), NORMAL) for index, piece in enumerate(ordered)]
-
-
-def merge_all(word: Sequence[str], best: str) -> Iterator[str]:
-    rest = iter([*itertools.pairwise(word), (word[-1], "")])
-    for left, right in rest:
-        if left + right == best and right:
-            yield best
-            next(rest)
-        else:
-            yield left
+    lines = [(SPACE + line).replace(" ", SPACE) for line in CORPUS]
+    letters = sorted(set("".join(lines)))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=len(letters) + count, show_progress=False))
+    vocabulary = tokenizer.get_vocab()
+    found = sorted(vocabulary.keys() - set(letters), key=vocabulary.__getitem__)
+    assert len(found) == count
+    return [(piece, -float(index), NORMAL) for index, piece in enumerate([*found, *letters])]
 
 
 def by_definition(text: str, pieces: Sequence[Piece], *, begins_with_space: bool) -> list[int]:
