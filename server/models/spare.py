@@ -57,7 +57,7 @@ class SpareWorker:
         self._num_bytes: int | None = None
         self._warm: ProcessLink | None = None
         """The last process that has imported everything."""
-        self._planning = asyncio.Lock()
+        self._planning, self._starting = asyncio.Lock(), asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -90,7 +90,7 @@ class SpareWorker:
             return link
         if link is not None:
             await link.close(0.0)
-        return await self._open_link()
+        return await self._start()
 
     async def plan(self, asked: Plan) -> ModelNeeds:
         """Memory that a model needs. The process that answers waits afterwards.
@@ -214,11 +214,16 @@ class SpareWorker:
         )
         self._keeper = None
 
+    async def _start(self) -> ProcessLink:
+        """Start a process. One at a time, because the event loop stands for 10 ms while the system copies this one."""
+        async with self._starting:
+            return await self._open_link()
+
     async def _wait(self) -> str:
         """Have a process wait. Returns how it ended; once cancelled, it is left to `_release`."""
         if self._link is None:
             try:
-                self._link = await self._open_link()
+                self._link = await self._start()
             except OSError as error:
                 return str(error)
         reading = asyncio.ensure_future(self._read(self._link))

@@ -57,16 +57,6 @@ def _survives(method: Callable[_P, _T]) -> Callable[_P, _T]:
     return run
 
 
-def _check_sizes(model: TokenizerModel, path: Path) -> None:
-    """Raise ValueError for a vocabulary with which the model would never become ready."""
-    num_added = len(model.get_added_tokens_decoder())
-    if num_added > MAX_ADDED:
-        raise ValueError(f"{path} has {num_added} added tokens, but at most {MAX_ADDED} are supported.")
-    longest = max(map(len, model.get_vocab()), default=0)
-    if longest > MAX_LENGTH:
-        raise ValueError(f"{path} has a token of {longest} characters, but at most {MAX_LENGTH} are supported.")
-
-
 class Tokenizer:
     """A model's tokenizer with its special tokens and its chat template."""
 
@@ -75,6 +65,8 @@ class Tokenizer:
         model.no_truncation()
         model.no_padding()
         self._model = model
+        self._longest_token = max(map(len, model.get_vocab()), default=0)  # here, because requests must not wait for it
+        """The most characters that one token covers."""
         self.config = {name: value for name, value in config.items() if not name.endswith(_PATH_NAMES)}
         """tokenizer_config.json without the paths on its author's machine."""
         self.tokenizer_class = str(config.get("tokenizer_class", "PreTrainedTokenizerFast"))
@@ -112,12 +104,22 @@ class Tokenizer:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise ValueError(f"{path} is damaged ({error}); download it again.") from error
-        _check_sizes(model, path)
         encoder = find_encoder(folder)
         if encoder is not None and encoder.lowercases:
             own = [] if model.normalizer is None else [model.normalizer]
             model.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
-        return cls(model, config, templates or read_templates(folder, config))
+        made = cls(model, config, templates or read_templates(folder, config))
+        made._check_sizes(path)
+        return made
+
+    def _check_sizes(self, path: Path) -> None:
+        """Raise ValueError for a vocabulary with which the model would never become ready."""
+        num_added = len(self._model.get_added_tokens_decoder())
+        if num_added > MAX_ADDED:
+            raise ValueError(f"{path} has {num_added} added tokens, but at most {MAX_ADDED} are supported.")
+        longest = self._longest_token
+        if longest > MAX_LENGTH:
+            raise ValueError(f"{path} has a token of {longest} characters, but at most {MAX_LENGTH} are supported.")
 
     @cached_property
     def vocab_size(self) -> int:
@@ -281,11 +283,6 @@ class Tokenizer:
         if self._model.normalizer is not None or not self._longest_token:
             return 0
         return len(text) // self._longest_token
-
-    @cached_property
-    def _longest_token(self) -> int:
-        """The most characters that one token covers."""
-        return max((len(token) for token in self._model.get_vocab()), default=0)
 
 
 class _ByteReader:

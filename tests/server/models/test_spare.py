@@ -129,6 +129,23 @@ async def test_what_happens_while_a_process_is_taken_loses_none(event: str, turn
     assert [one for one in links if one.is_alive] == [link]
 
 
+async def test_the_event_loop_starts_one_process_at_a_time() -> None:
+    """The system copies the server's memory tables for each, and requests are answered in between."""
+    num_starting: list[int] = []
+    starting: set[int] = set()
+
+    async def start() -> ProcessLink:
+        starting.add(number := len(num_starting))
+        num_starting.append(len(starting))
+        await asyncio.sleep(0)
+        starting.remove(number)
+        return _Dying()
+
+    spare = SpareWorker(start, QUICK)
+    await asyncio.gather(*(spare.take() for _ in range(5)))
+    assert num_starting == [1] * 5
+
+
 async def test_plans_are_answered_one_after_the_other_by_one_process(spare: SpareWorker, plan_of: PlanOf) -> None:
     first, second = await asyncio.gather(spare.plan(plan_of("a", 10)), spare.plan(plan_of("b", 20)))
     assert (first.cache_bytes, second.cache_bytes) == (10, 20)
