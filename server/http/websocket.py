@@ -4,6 +4,7 @@ In between, uvicorn pings the client to notice when it is gone.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,42 @@ CONNECTION = "samewise.connection"
 """Key of the connection in the state of a websocket's scope."""
 _FRAME_BYTES = 64
 """Memory of a frame in addition to its content. A message may have any number of frames, even empty ones."""
+_PIECE_BYTES = 1 << 10
+"""Bytes parsed at a time: up to 170 frames, whose pongs and events take some milliseconds."""
+_TURN_S = 0.005
+"""Seconds in which all websockets are parsed together before the event loop does something else."""
 _GOING_AWAY = f"{SHUTTING_DOWN} Please reconnect later."
+
+
+class ParsingTurns:
+    """Parses what websockets have received, piece by piece in turns, so that floods of frames leave time for others."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[LimitedWebSocket, None] = {}  # in the order of their turns
+        self._is_resting = False
+
+    def add(self, websocket: "LimitedWebSocket") -> None:
+        """Parse what a websocket has received, now if this iteration of the event loop has time for it."""
+        self._waiting[websocket] = None
+        if not self._is_resting:
+            self._run()
+
+    def _run(self) -> None:
+        self._is_resting = True  # also for what is added meanwhile
+        asyncio.get_running_loop().call_soon(self._resume)
+        end = time.perf_counter() + _TURN_S
+        while self._waiting:
+            websocket = next(iter(self._waiting))
+            del self._waiting[websocket]
+            if websocket.parse_piece():
+                self._waiting[websocket] = None
+            if time.perf_counter() >= end:
+                break
+
+    def _resume(self) -> None:
+        self._is_resting = False
+        if self._waiting:
+            self._run()
 
 
 @dataclass(slots=True)
@@ -33,6 +69,7 @@ class IncomingMessages:
     """
 
     max_bytes: int
+    turns: ParsingTurns = field(default_factory=ParsingTurns)
     _sizes: "dict[LimitedWebSocket, int]" = field(default_factory=dict)  # the one that began first at the front
     _total: int = 0
 
@@ -69,6 +106,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         """Whether an answer is in progress; set by the application."""
         self._timeout_s = timeout_s
         self._incoming = incoming
+        self._unparsed = memoryview(b"")
         self._gathered = 0  # bytes that the frames of the next message take
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
@@ -95,10 +133,36 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
             self.scope["state"][CONNECTION] = self
 
     def data_received(self, data: bytes) -> None:
+        self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
+        self._read_on()
+
+    def parse_piece(self) -> bool:
+        """Parse the next bytes. Returns whether there are more, and nothing else has to be done before."""
+        piece, self._unparsed = self._unparsed[:_PIECE_BYTES], self._unparsed[_PIECE_BYTES:]
+        if self.transport.is_closing():
+            return False
+        super().data_received(piece)  # type: ignore[arg-type]  # any buffer
+        self._incoming.resize(self, len(self.conn.reader.buffer) + self._gathered + len(self._unparsed))
+        if self._unparsed and self._may_read:
+            return True
+        self._read_on()
+        return False
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether the websocket is open, the application has all messages, and the client reads what it gets."""
+        return self.handshake_complete and not self.read_paused and self.writable.is_set()
+
+    def _read_on(self) -> None:
+        """Parse what has come, or read more, as far as that may be done now."""
         if self.transport.is_closing():
             return
-        super().data_received(data)
-        self._incoming.resize(self, len(self.conn.reader.buffer) + self._gathered)
+        if self._may_read and not self._unparsed:
+            self.transport.resume_reading()
+            return
+        self.transport.pause_reading()
+        if self._may_read:
+            self._incoming.turns.add(self)
 
     def handle_text(self, event: Frame) -> None:
         self._gathered = 0 if event.fin else len(event.data) + _FRAME_BYTES
@@ -120,15 +184,14 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if not self.read_paused and not self.transport.is_closing():
-            self.transport.resume_reading()
         self._cancel_write_deadline()
+        self._read_on()
 
     async def receive(self) -> ASGIReceiveEvent:
-        """Receive a message; uvicorn reads on once all are received."""
+        """Receive a message, and read on once all are received. Between two messages, others have a turn."""
+        await asyncio.sleep(0)
         message = await super().receive()
-        if not self.writable.is_set() and not self.transport.is_closing():
-            self.transport.pause_reading()
+        self._read_on()
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -136,7 +199,10 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         await self.writable.wait()
         if self.close_sent:
             raise ClientDisconnected
+        was_open = self.handshake_complete
         await super().send(message)
+        if not was_open:
+            self._read_on()
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from server.api.responses import websocket
 from server.api.responses.websocket import Memories
 from server.engine.client import EngineState
 from server.http import body
+from server.http import websocket as frames
 from server.http.connection import LimitedConnection
 from server.http.draining_server import DrainingServer, configure
 from server.http.listening import bind
@@ -438,19 +440,48 @@ def test_no_key_takes_the_memory_of_others() -> None:
 
 
 async def test_pings_are_not_read_while_their_pongs_are_not(app: FastAPI) -> None:
-    pings = (b"\x89\xfd\0\0\0\0" + b"p" * 125) * 8000
+    pings = (b"\x89\xfd\0\0\0\0" + b"p" * 125) * 500
     async with running(app) as (address, server), connect(address) as socket:
         transport = socket.transport
         assert transport is not None
         transport.pause_reading()
         (served,) = [one for one in server.server_state.connections if isinstance(one, LimitedWebSocket)]
         while served.writable.is_set():
-            transport.write(pings)
+            if not transport.get_write_buffer_size():
+                transport.write(pings)
             await asyncio.sleep(0)
         assert not served.transport.is_reading()
         transport.resume_reading()
         await until(served.transport.is_reading)
         assert await made(socket, max_output_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("where", "method", "frame", "count", "most"),
+    [
+        (LimitedWebSocket, "handle_pong", b"\x8a\x80\0\0\0\0", 2000, 171),
+        (websocket.Session, "_take", b"\x81\x82\0\0\0\0{}", 200, 1),
+    ],
+)
+async def test_floods_of_frames_leave_time_for_others(
+    where: type, method: str, frame: bytes, count: int, most: int, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop looks at other connections before all frames that came at once are handled."""
+    handle, iteration, handled = getattr(where, method), 0, Counter[int]()
+
+    def watched(*args: Any) -> Any:
+        handled[iteration] += 1
+        return handle(*args)
+
+    monkeypatch.setattr(where, method, watched)
+    monkeypatch.setattr(frames, "_TURN_S", 0.0)
+    async with connect(address, max_queue=None) as socket, asyncio.timeout(20):
+        assert socket.transport is not None
+        socket.transport.write(frame * count)
+        while handled.total() < count:
+            await asyncio.sleep(0)
+            iteration += 1
+    assert max(handled.values()) <= most
 
 
 async def test_a_connection_does_not_live_for_ever(
