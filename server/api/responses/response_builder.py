@@ -6,9 +6,9 @@ Whole and streamed answers are built by the same code, so that they cannot diffe
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from server.api.fields.rules import RequestModel
@@ -57,6 +57,7 @@ from server.generation.events import (
 from server.generation.notices import Notice, as_headers
 from server.generation.planning.plan import Plan
 from server.generation.result import WholeChoice
+from server.http.event_stream import ascii_json
 from server.text.tokenizer import Tokenizer
 
 EventFields = dict[str, Any]
@@ -467,22 +468,28 @@ class _Message(_PartItem):
 
     def __init__(self, item_id: str, index: int, fields: Mapping[str, Any], *, seals: bool) -> None:
         super().__init__(item_id, index, fields, seals=seals)
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[bytes] = []  # encoded once, because four events at the end repeat them
 
     def item(self, status: ItemStatus) -> OutputItem:
         return OutputMessage(id=self.id, status=status, content=[self.part()] if self.has_part else [])
 
     def part(self) -> OutputText:
-        return OutputText(text=self.text, logprobs=tuple(self._logprobs))
+        return OutputText(text=self.text, logprobs=_listed(self._logprobs))
 
     def piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> EventFields:
-        self._logprobs += logprobs
-        return {**super().piece(text, ()), "logprobs": logprobs}
+        encoded = list(map(ascii_json, logprobs))
+        self._logprobs += encoded
+        return {**super().piece(text, ()), "logprobs": _listed(encoded)}
 
     def end(self) -> Iterator[EventFields]:
         done, *others = super().end()
-        yield {**done, "logprobs": tuple(self._logprobs)}
+        yield {**done, "logprobs": _listed(self._logprobs)}
         yield from others
+
+
+def _listed(encoded: Sequence[bytes]) -> Sequence[TokenLogprob]:
+    """The list of log-probabilities that are encoded already."""
+    return cast("Sequence[TokenLogprob]", Raw(b"[" + b",".join(encoded) + b"]"))
 
 
 class _Sealable(_PartItem):

@@ -67,7 +67,7 @@ def add_pending(rows: Rows, response: ResponseObject, origin: Origin, job: bytes
 
 def keep(rows: Rows, response: ResponseObject, origin: Origin, events: Sequence[bytes]) -> None:
     """Store a response that has ended, and add it to its conversation."""
-    _keep(rows, msgspec.to_builtins(response), origin, events)
+    _keep(rows, msgspec.json.decode(msgspec.json.encode(response)), origin, events)
 
 
 def _keep(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) -> None:
