@@ -67,23 +67,21 @@ def add_pending(rows: Rows, response: ResponseObject, origin: Origin, job: bytes
 
 def keep(rows: Rows, response: ResponseObject, origin: Origin, events: Sequence[bytes]) -> None:
     """Store a response that has ended, and add it to its conversation."""
-    _keep(rows, msgspec.json.decode(msgspec.json.encode(response)), origin, events)
+    row = Row(RESPONSE, response.id, origin.client, msgspec.json.encode(response), state=response.status)
+    written = ((item.id, msgspec.json.encode(item)) for item in response.output)  # not parsed: it may have megabytes
+    output = [Row(ITEM, item_id, origin.client, item, response.id, _OUTPUT) for item_id, item in written]
+    _keep(rows, row, output, origin, events)
 
 
-def _keep(rows: Rows, response: Fields, origin: Origin, events: Sequence[bytes]) -> None:
-    response_id = response["id"]
+def _keep(rows: Rows, response: Row, output: Sequence[Row], origin: Origin, events: Sequence[bytes]) -> None:
     if origin.is_stored:
-        rows.delete(JOB, response_id, origin.client, parent=response_id)
-        rows.put(
-            Row(RESPONSE, response_id, origin.client, _json(response), state=response["status"]),
-            *_items(origin.items, origin.client, response_id, _INPUT),
-            *_items(response["output"], origin.client, response_id, _OUTPUT),
-        )
-        rows.renew(RESPONSE, response_id)
+        rows.delete(JOB, response.id, origin.client, parent=response.id)
+        rows.put(response, *_items(origin.items, origin.client, response.id, _INPUT), *output)
+        rows.renew(RESPONSE, response.id)
         if events:
-            rows.put(Row(EVENTS, response_id, origin.client, zlib.compress(b"".join(events)), parent=response_id))
+            rows.put(Row(EVENTS, response.id, origin.client, zlib.compress(b"".join(events)), parent=response.id))
     if origin.conversation is not None and rows.get(CONVERSATION, origin.conversation, origin.client, parent=""):
-        append(rows, origin.conversation, [*origin.items, *response["output"]], origin.client)
+        append(rows, origin.conversation, [*origin.items, *map(_read, output)], origin.client)
 
 
 def is_pending(rows: Rows, response_id: str, client: str) -> bool:
@@ -101,7 +99,9 @@ def fail_pending(rows: Rows, response_id: str, client: str, failure: ResponseFai
     """Store a background response as failed, if it is still pending."""
     if is_pending(rows, response_id, client):
         failed = {**find_response(rows, response_id, client), "status": "failed", "error": msgspec.to_builtins(failure)}
-        _keep(rows, failed, Origin(client, (), None, is_stored=True), ())
+        output = _items(failed["output"], client, response_id, _OUTPUT)
+        row = Row(RESPONSE, response_id, client, _json(failed), state="failed")
+        _keep(rows, row, output, Origin(client, (), None, is_stored=True), ())
 
 
 def find_response(rows: Rows, response_id: str, client: str) -> Fields:

@@ -9,6 +9,7 @@ import pytest
 from model_runner.contract import Failure
 from server.api.responses.items import unseal
 from server.engine.client import RequestFailedError
+from server.http.event_stream import ascii_json
 from tests.server.constraints.matching import accepts
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, chat, client_of, error_of, says
@@ -113,6 +114,32 @@ async def test_logprobs(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     logprobs = response["output"][0]["content"][0]["logprobs"]
     assert "".join(one["token"] for one in logprobs[:3]) == "Yes"
     assert all(len(one["top_logprobs"]) == 2 for one in logprobs)
+
+
+async def test_logprobs_are_encoded_once(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events at the end repeat all of them, which would keep other clients waiting for megabytes."""
+    encoded: list[Any] = []
+
+    def watched(value: Any) -> bytes:
+        encoded.append(value)
+        return ascii_json(value)
+
+    monkeypatch.setattr("server.api.responses.response_builder.ascii_json", watched)
+    engine.script = says("Yes")
+    sent = await events(client, include=["message.output_text.logprobs"], top_logprobs=2)
+    pieces = [one for event in sent if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    assert len(encoded) == len(pieces) > 0
+    of_type = {event["type"]: event for event in sent}
+    for done in (
+        of_type["response.output_text.done"],
+        of_type["response.content_part.done"]["part"],
+        of_type["response.output_item.done"]["item"]["content"][0],
+        sent[-1]["response"]["output"][0]["content"][0],
+        (await client.get(f"{RESPONSES}/{sent[-1]['response']['id']}")).json()["output"][0]["content"][0],
+    ):
+        assert done["logprobs"] == pieces
 
 
 @pytest.mark.parametrize("per_step", [1, 4, 500])
