@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -56,6 +57,8 @@ _PATH = re.compile(r"[\w*./-]*[\w*]\.(py|h|sh)|[\w*./-]+/")
 _CALL = re.compile(r"\b([a-z_]\w*)\(")
 API_PAGES = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
 MOST_WORDS = 6_000
+OF_DEVELOPERS = {"bench", "dev", "docs"}
+"""Extras that only this repository needs."""
 
 
 @pytest.fixture(params=PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -115,6 +118,12 @@ def test_code_in_pages_is_quoted() -> None:
         for language, block in _FENCED.findall(page.read_text()):
             if language == "python":
                 assert any(_unindented(block) in _unindented(source.read_text()) for source in SOURCES), block
+
+
+def test_extras_for_users_are_listed() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "docs" / "how-to" / "install.md").read_text().partition("| extra | adds |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == sorted(extras.keys() - OF_DEVELOPERS)
 
 
 def test_tables_of_families_are_the_code_s() -> None:
