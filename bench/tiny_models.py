@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PretrainedConfig,
@@ -467,7 +468,7 @@ def decoder_types() -> list[str]:
 
 def auto_class(config: PretrainedConfig) -> Any:
     """The class of transformers that loads such a model."""
-    has_images = type(config) in AutoModelForImageTextToText._model_mapping
+    has_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if has_images else AutoModelForCausalLM
 
 

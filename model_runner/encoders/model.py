@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from model_runner.encoders.attention import ATTENTION_NAME, MPNetBias, Texts, register_attention
@@ -20,6 +20,7 @@ from model_runner.models.hf_loading import quiet
 from model_runner.models.packed import OneDNNPacker, Packer, pack_weights
 from model_runner.models.refusal import UnsupportedModelError, describe_model, few, refused
 from model_runner.models.size_check import check_folder
+from model_runner.models.transformers_private import set_attention
 
 _BUFFERS = (".position_ids", ".token_type_ids", ".inv_freq")
 """Endings of the names of tensors in old checkpoints that follow from the configuration."""
@@ -227,7 +228,7 @@ def _reading(folder: EncoderFolder) -> Iterator[None]:
 def _class_of(folder: EncoderFolder) -> tuple[Any, Any, dict[str, bool]]:
     """The model's class, its configuration, and further arguments of its constructor."""
     config: Any = AutoConfig.from_pretrained(folder.path, trust_remote_code=False)
-    mapping: Any = (AutoModelForSequenceClassification if folder.classifies else AutoModel)._model_mapping
+    mapping: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING if folder.classifies else MODEL_MAPPING
     if type(config) not in mapping:
         raise UnsupportedModelError(f"{describe_model(config)} has a classification head that is not known")
     kind: Any = mapping[type(config)]
@@ -249,7 +250,7 @@ def _load(folder: EncoderFolder) -> PreTrainedModel:
             **options,
         )
         _check_report(model, report)
-    model.config._attn_implementation = ATTENTION_NAME  # transformers then builds no masks for MPNet, either
+    set_attention(model.config, ATTENTION_NAME)  # transformers then builds no masks for MPNet, either
     loaded: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
     return loaded
 

@@ -140,6 +140,6 @@ def pack_tower(model: nn.Module, packer: NativePacker, cores: TowerCores) -> Non
         return _TowerProduct(cores, packer.pack(Linear([DenseMatrix(weight)])))
 
     for linear in linears_of(model):
-        weight = linear._parameters.pop("weight")
-        assert weight is not None, "linear layers have weights"
+        weight = linear.weight
+        del linear.weight
         linear.weight = PackedWeight(weight.data, pack)

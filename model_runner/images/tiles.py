@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from model_runner.models.torch_private import flatten, unflatten
 
 _NAMES = ("vision_tower", "vision_model", "vision_encoder")
 """Names of towers that take tiles [n, 3, height, width]. Other towers take all patches in one sequence."""
@@ -57,7 +58,7 @@ def _of_tile(arguments: Mapping[str, Any], tile: slice, num_tiles: int) -> dict[
 
 def _joined(outputs: list[Any]) -> Any:
     """The output for all tiles. Tensors of the tiles, such as the states of all layers, are freed one by one."""
-    flat, structures = zip(*map(tree_flatten, outputs), strict=True)
+    flat, structures = zip(*map(flatten, outputs), strict=True)
     outputs.clear()
     joined = []
     for place in range(len(flat[0])):
@@ -65,7 +66,7 @@ def _joined(outputs: list[Any]) -> Any:
         for leaves in flat:
             leaves[place] = None
         joined.append(None if parts[0] is None else torch.cat(parts))
-    return tree_unflatten(joined, structures[0])
+    return unflatten(joined, structures[0])
 
 
 def _in_rows(module: nn.Module, arguments: Any, output: Any) -> Any:

@@ -31,6 +31,7 @@ from model_runner.models.loading import rotated
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.refusal import describe_model, refused
 from model_runner.models.text_model import model_class, text_only, without_missing_towers
+from model_runner.models.transformers_private import from_config, ignore_tied_weights
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
@@ -109,7 +110,7 @@ class TowerShape:
 def inspect_tower(folder: Path, config: PretrainedConfig, layout: Layout) -> TowerShape:
     """The sizes of a model's tower, before its weights are read."""
     with torch.device("meta"):
-        model = _make_class(config)._from_config(_tower_config(config), attn_implementation=_ATTENTION)
+        model = from_config(_make_class(config), _tower_config(config), attn_implementation=_ATTENTION)
     text: Any = config.get_text_config()
     vision = _first_part(config)
     widest = getattr(vision, "embed_dim", None) or vision.hidden_size
@@ -283,7 +284,7 @@ def _tower_config(config: PretrainedConfig) -> PretrainedConfig:
 def _make_class(config: PretrainedConfig) -> Any:
     """The model's class without its language model, whose weights are then never read."""
     with torch.device("meta"), without_missing_towers():
-        model = model_class(config)._from_config(_tower_config(config))
+        model = from_config(model_class(config), _tower_config(config))
     text, head = type(config.get_text_config()), model.get_output_embeddings()
     names = [
         name
@@ -292,7 +293,7 @@ def _make_class(config: PretrainedConfig) -> Any:
     ]
     outer = [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
     own = text_only(model_class(config), outer)
-    own._tied_weights_keys = None
+    ignore_tied_weights(own)
     own.left_out = outer
     return own
 

@@ -155,7 +155,8 @@ class Trainee:
     def _average(self) -> None:
         """Update the running mean. The first steps have equal weights, so that it forgets the initial heads."""
         share = max(1 - AVERAGED, 1 / (self.steps + 1))
-        torch._foreach_lerp_(self._means, self._parameters, share)
+        for mean, parameter in zip(self._means, self._parameters, strict=True):
+            mean.lerp_(parameter, share)
 
     def _swap(self) -> None:
         for parameter, mean in zip(self._parameters, self._means, strict=True):

@@ -199,11 +199,12 @@ def replace_norms(model: nn.Module) -> ReplacedNorms:
 
 def _recognised(module: nn.Module) -> CudaNorm | None:
     """The equivalent CudaNorm, or None."""
-    weight = module._parameters.get("weight")
+    parameters = dict(module.named_parameters(recurse=False))
+    weight = parameters.get("weight")
     eps = next(
         (own for name in ("eps", "variance_epsilon") if isinstance(own := getattr(module, name, None), float)), None
     )
-    if eps is None or set(module._parameters) - {"weight"} or (weight is not None and weight.dim() != 1):
+    if eps is None or parameters.keys() - {"weight"} or (weight is not None and weight.dim() != 1):
         return None
     own = torch.ones(_TRIED_WIDTH) if weight is None else weight.detach().float()
     generator = torch.Generator().manual_seed(0)

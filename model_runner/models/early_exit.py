@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from model_runner.models.features import decoder_layers
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.torch_private import children_of, replace_children
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,14 +53,15 @@ def twin(model: Module) -> Module:
         vars(copied).update(
             {name: copy.copy(of_own) for name, of_own in vars(module).items() if type(of_own) in _DICTS}
         )
-        copied._modules.update({name: twins[child] for name, child in module._modules.items() if child is not None})
+        children = children_of(module).items()
+        children_of(copied).update({name: twins[child] for name, child in children if child is not None})
     return cast("Module", twins[model])
 
 
 def shallow_copy(module: Module) -> Module:
     """A copy of a module with the same parameters, buffers and children, which can be replaced independently."""
     copied = copy.copy(module)
-    copied._modules = dict(module._modules)
+    replace_children(copied, dict(children_of(module)))
     return copied
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from model_runner.models.packed import PackedWeight, Packer
+from model_runner.models.transformers_private import gate_of, has_default_gate
 
 EXPERTS_NAME = "samewise"
 
@@ -135,7 +135,7 @@ def activation_between(module: Any) -> Callable[[Tensor], Tensor]:
             return result
 
         return activate
-    return getattr(module, "_apply_gate", None) or partial(_default_apply_gate, module)  # Llama 4's has none
+    return gate_of(module)
 
 
 def has_usual_gate(module: Any) -> bool:
@@ -145,7 +145,7 @@ def has_usual_gate(module: Any) -> bool:
     """
     is_ours = hasattr(module, "is_concatenated") and module.has_gate and module.is_concatenated
     is_ours = is_ours and not has_own_norm(module)
-    return is_ours and type(module)._apply_gate is _default_apply_gate
+    return is_ours and has_default_gate(module)
 
 
 def has_own_norm(module: Any) -> bool:
@@ -164,7 +164,7 @@ def take_expert_weights(model: nn.Module, *, ours_alone: bool = False) -> Iterat
         ValueError: if the layout of the experts is not supported.
     """
     for name, module in model.named_modules():
-        own = module._parameters
+        own = dict(module.named_parameters(recurse=False))
         up = "gate_up_proj" if "gate_up_proj" in own else "up_proj"
         if up not in own or "down_proj" not in own:
             continue
@@ -172,6 +172,8 @@ def take_expert_weights(model: nn.Module, *, ours_alone: bool = False) -> Iterat
         if not is_known or (ours_alone and has_own_norm(module)):
             raise ValueError(f"the layout of the experts in {name} is not supported")
         first, down = own.pop(up).data, own.pop("down_proj").data
+        delattr(module, up)
+        del module.down_proj
         if getattr(module, "is_transposed", is_llama4(module)):
             first, down = first.transpose(1, 2), down.transpose(1, 2)
         biases = (own[one].data if one in own else None for one in (f"{up}_bias", "down_proj_bias"))

@@ -37,8 +37,8 @@ def separate_heads(model: nn.Module) -> None:
     """Change the projections that each head of Zamba's mixers has for itself, in place."""
     for module in list(model.modules()):
         for name in _PARAMETERS.get(type(module).__name__, ()):
-            weight = module._parameters.pop(name)
-            assert weight is not None
+            weight = getattr(module, name)
+            delattr(module, name)
             setattr(module, name, HeadWeights(weight))
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from model_runner.models.head_weights import linears_of
+from model_runner.models.transformers_private import experts_name, mark_as_common
 
 Run = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 """A function of transformers for experts: module, hidden [T, hidden], chosen [T, k], weights [T, k] -> [T, hidden]."""
@@ -24,8 +25,7 @@ def restore_common_form(model: PreTrainedModel) -> None:
     for module in list(model.modules()):
         if (prepare := _PREPARATIONS.get(type(module).__name__)) is not None:
             prepare(module)
-    text: Any = model.config.get_text_config()
-    name: str | None = text._experts_implementation
+    name = experts_name(model.config.get_text_config())
     run: Run | None = ALL_EXPERTS_FUNCTIONS.get(name) if name is not None else None
     if run is None:
         return
@@ -34,10 +34,7 @@ def restore_common_form(model: PreTrainedModel) -> None:
         if change is not None:
             change(module)
             own: Any = module
-            own.is_transposed = own.has_bias = own.has_post_expert_norm = own._is_expert_parallel = False
-            own.is_concatenated = own.has_gate = True
-            if not hasattr(own, "_apply_gate"):
-                own._apply_gate = partial(_default_apply_gate, own)
+            mark_as_common(own)
             forward = _run_with_identities if type(module).__name__ == "LongcatFlashExperts" else _run
             own.forward = partial(forward, run, own)
 
@@ -97,7 +94,8 @@ def _prepare_router(module: Any) -> None:
 
 
 def _prepare_experts(module: Any) -> None:
-    module.of_expert = linears_of(module._parameters.pop("weight"))
+    module.of_expert = linears_of(module.weight)
+    del module.weight
     module.forward = partial(_run_jetmoe, module)
 
 

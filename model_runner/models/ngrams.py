@@ -4,14 +4,15 @@ Both are methods of transformers' modules that are replaced on the instances. To
 picks one earlier token, in float32: ids below 2**24 stay exact.
 """
 
+from collections.abc import Callable
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from model_runner.models.mixers import FindStates
+from model_runner.models.transformers_private import replace_ngram_shift, replace_short_convolution
 
 _EXACT = 1 << 24
 """Integers below this are exact in float32."""
@@ -31,17 +32,16 @@ def hook_ngrams(model: nn.Module, find: FindStates) -> None:
         if kind == "Qwen4ExpTextNGramEmbedding":
             if module.unigram_vocab_size >= _EXACT:
                 raise ValueError(f"n-grams of {module.unigram_vocab_size:,} tokens are not supported")
-            module._shift_right_ignore_eos = _Shifts(module, find)
+            replace_ngram_shift(module, partial(_Shifts, module, find))
         elif kind == "Qwen4ExpTextPLELayer":
-            own = MethodType(type(module)._short_conv, module)
-            module._short_conv = partial(_convolve, find, own, _spread(module.conv1d))
+            replace_short_convolution(module, partial(_convolution, find, _spread(module.conv1d)))
 
 
 class _Shifts:
     """The tokens so many places before each token, but the end token from where that is one or nothing comes before."""
 
-    def __init__(self, module: Any, find: FindStates) -> None:
-        self._own = MethodType(type(module)._shift_right_ignore_eos, module)
+    def __init__(self, module: Any, find: FindStates, own: Callable[[Tensor, int], Tensor]) -> None:
+        self._own = own
         self._find = find
         self._end: int = module.eos_token_id
         self._context: int = module.context_len
@@ -56,8 +56,7 @@ class _Shifts:
         """
         states = self._find()
         if states is None:
-            result: Tensor = self._own(history, shift)
-            return result
+            return self._own(history, shift)
         if shift == 0:
             tokens = history[0, self._context :]
             rows = (tokens + 1).float().unsqueeze(1).expand(-1, self._context).contiguous()  # 0 is no token
@@ -76,10 +75,12 @@ def _spread(convolution: nn.Conv1d) -> Tensor:
     return spread
 
 
-def _convolve(find: FindStates, original: Any, weight: Tensor, hidden_states: Tensor, cache: Any) -> Tensor:
-    """[1, T, channels] -> the same shape."""
-    states = find()
-    if states is None:
-        result: Tensor = original(hidden_states, cache)
-        return result
-    return states.convolve(hidden_states[0], weight, None, "silu").unsqueeze(0)
+def _convolution(find: FindStates, weight: Tensor, original: Callable[[Tensor, Any], Tensor]) -> Any:
+    def convolve(hidden_states: Tensor, cache: Any) -> Tensor:
+        """[1, T, channels] -> the same shape."""
+        states = find()
+        if states is None:
+            return original(hidden_states, cache)
+        return states.convolve(hidden_states[0], weight, None, "silu").unsqueeze(0)
+
+    return convolve

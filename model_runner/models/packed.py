@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_runner.kernels.library import Kernels, NativeWeight
+from model_runner.models.torch_private import hollow_tensor, multiply_by_onednn, reorder_for_onednn
 
 
 class Product(Protocol):
@@ -42,7 +43,7 @@ class PackedWeight(Tensor):
     @classmethod
     def _wrap(cls, weight: Tensor, dtype: torch.dtype, product: Product) -> "PackedWeight":
         device = torch.device("cpu") if weight.is_meta else weight.device
-        wrapper: PackedWeight = torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=dtype, device=device)
+        wrapper = hollow_tensor(cls, weight.shape, dtype, device)
         wrapper._product = product
         return wrapper
 
@@ -104,15 +105,16 @@ def pack_weights(model: nn.Module, pack: Packer, pack_others: Packer) -> None:
         pack_others: for routers of experts, and modules with their own products.
     """
     for module in list(model.modules()):
-        for name in _OTHER_NAMES & module._parameters.keys():
-            other = module._parameters.pop(name)
-            assert other is not None, "such modules have weights"
+        own = dict(module.named_parameters(recurse=False))
+        for name in _OTHER_NAMES & own.keys():
+            other = own[name]
+            delattr(module, name)
             setattr(module, name, PackedWeight(other.data, pack_others))
-        weight = module._parameters.get("weight")
+        weight = own.get("weight")
         is_other = isinstance(module, nn.Embedding) or type(module).__name__.endswith("Norm")
         if weight is None or weight.dim() != 2 or is_other:
             continue
-        del module._parameters["weight"]
+        del module.weight
         is_plain = isinstance(module, nn.Linear) and not type(module).__name__.endswith("Router")
         module.weight = PackedWeight(weight.data, pack if is_plain else pack_others)
 
@@ -166,12 +168,11 @@ class OneDNNProduct:
 
     def __init__(self, weight: Tensor, row_range: RowRange | None = None) -> None:
         """`row_range` is probed if it is None."""
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
+        self._packed = reorder_for_onednn(weight.detach().contiguous())
         self.row_range = row_range or probe_row_range(self._multiply, weight.shape[1])
 
     def _multiply(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
-        return result
+        return multiply_by_onednn(rows, self._packed, bias)
 
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         return self.row_range.apply(lambda part: self._multiply(part, bias), rows)

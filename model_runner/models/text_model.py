@@ -12,32 +12,38 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModel,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.pytorch_utils import Conv1D
 
 from model_runner.models.head_weights import separate_heads
 from model_runner.models.hf_attention import ATTENTION_NAME
 from model_runner.models.looped_experts import restore_common_form
 from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
+from model_runner.models.transformers_private import accept_attention, from_config
 
 logger = logging.getLogger("samewise.runner")
 
 ATTENTION = {"": ATTENTION_NAME, "text_config": ATTENTION_NAME}
 """Transformers' `attn_implementation`: ours for the text; towers keep the default."""
-_AUTO_CLASSES: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
+_CLASSES: tuple[Any, ...] = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
 _ENTRIES = ("head_dim", "layer_types", "moe_intermediate_size", "num_experts_per_tok", "num_key_value_heads")
 """Entries of configurations that transformers leaves empty for some families, and that their models need."""
 
 
 def generates_text(config: PretrainedConfig) -> bool:
     """Whether transformers has a class that generates text for this configuration."""
-    return any(type(config) in auto._model_mapping for auto in _AUTO_CLASSES)
+    return any(type(config) in mapping for mapping in _CLASSES)
 
 
 def model_class(config: PretrainedConfig) -> Any:
     """The class of the checkpoint if it generates text, otherwise the one that does."""
-    classes = [auto._model_mapping[type(config)] for auto in _AUTO_CLASSES if type(config) in auto._model_mapping]
+    classes = [mapping[type(config)] for mapping in _CLASSES if type(config) in mapping]
     own = next(iter(config.architectures or ()), None)
     return next((one for one in classes if one.__name__ == own), classes[-1])
 
@@ -56,10 +62,10 @@ def class_config(config: PretrainedConfig) -> PretrainedConfig:
 
 def make_model(config: PretrainedConfig) -> Any:
     """An uninitialised model on torch's current device, in evaluation mode, for a configuration of `class_config`."""
-    _register_own_classes(config)
+    accept_attention(config.model_type, ATTENTION_NAME)
     with without_missing_towers():
-        model = model_class(config)._from_config(
-            config, attn_implementation=ATTENTION, experts_implementation="batched_mm"
+        model = from_config(
+            model_class(config), config, attn_implementation=ATTENTION, experts_implementation="batched_mm"
         )
     adapt(model)
     return model.eval()
@@ -96,24 +102,6 @@ def _reason(error: Exception, config: PretrainedConfig) -> str | None:
 
 
 _MISSING = re.compile(r"missing \d+ required positional arguments?: (.*)")
-
-
-def _register_own_classes(config: PretrainedConfig) -> None:
-    """Let Falcon and GPT-Neo, which choose the class of their attention by its name, take their plain ones for ours.
-
-    Llama 4 reads `image_outputs` from its text model's output, which has none in transformers 5.24.
-    """
-    if config.model_type == "llama4":
-        output: Any = MoeCausalLMOutputWithPast
-        output.image_outputs = None
-    if config.model_type == "falcon":
-        from transformers.models.falcon import modeling_falcon  # noqa: PLC0415 - only where needed
-
-        modeling_falcon.FALCON_ATTENTION_CLASSES[ATTENTION_NAME] = modeling_falcon.FalconAttention
-    if config.model_type == "gpt_neo":
-        from transformers.models.gpt_neo import modeling_gpt_neo  # noqa: PLC0415 - only where needed
-
-        modeling_gpt_neo.GPT_NEO_ATTENTION_CLASSES[ATTENTION_NAME] = modeling_gpt_neo.GPTNeoSelfAttention
 
 
 def adapt(model: PreTrainedModel) -> None:
@@ -216,9 +204,8 @@ def without_missing_towers() -> Iterator[None]:
 @contextmanager
 def without_validation() -> Iterator[None]:
     """Let torch's distributions accept tensors of the meta device (Gemma 3n)."""
-    before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
         yield
     finally:
-        Distribution.set_default_validate_args(before)
+        Distribution.set_default_validate_args(__debug__)  # torch's default
