@@ -66,9 +66,12 @@ def test_what_is_added_follows_what_it_costs():
 
 
 def test_nothing_is_added_beside_prompts_or_before_steps_without_it_were_seen():
-    room = BackgroundBudget(512)
+    room, others = BackgroundBudget(512), OthersLoad(1, only_decodes=True)
+    assert room.num_tokens(others, 1) == 0
+    room.observe(others, 0, 1.0)
+    assert room.num_tokens(others, 1) > 0
+    assert room.num_tokens(OthersLoad(3, only_decodes=True), 1) == 0, "steps of this size were not seen"
     assert drive(room, Device(1, 0.0), 100, only_decodes=False)[1] == 0
-    assert room.num_tokens(OthersLoad(3, only_decodes=True), 1) == 0
     assert room.num_tokens(OthersLoad(0, only_decodes=True), 1) == 128, "alone it has a part of a step, soon over"
 
 
