@@ -24,7 +24,8 @@ _KINDS: Final = {name: kind for kind, name in enumerate(SAMPLER_ORDER)}
 class NativeTruncations:
     """All truncations on the CPU, with the kernels of kernels/cpu/truncate.h.
 
-    Keeps the same tokens as `truncate`, unless a bound is met to the last bit of a double.
+    Keeps the same tokens as `truncate`, unless a bound is met to the last bits of a double: the order of sums differs.
+    A server uses one of the two for all requests.
     """
 
     def __init__(self, kernels: Kernels) -> None:

@@ -1,4 +1,8 @@
-"""The native truncations keep what those in torch keep, bit for bit."""
+"""The native truncations keep the logits that those in torch keep, with the same bits.
+
+The two sum in different orders, so a bound that differs from a probability by a few bits of a double may divide them.
+A server uses one of the two: it has native kernels or not.
+"""
 
 import math
 from collections.abc import Sequence
@@ -113,6 +117,19 @@ def test_probabilities_that_are_the_mass_together_are_enough(kernels: Kernels) -
     logits[:, :40:10] = 0.0  # four, of a quarter each
     kept = both(kernels, logits, [SamplingParams(top_p=mass) for mass in (0.25, 0.5, 0.75)])
     assert kept.isfinite().sum(-1).tolist() == [1, 2, 3]
+
+
+def test_a_cutoff_removes_what_is_less_probable_by_the_last_bits_of_a_double(kernels: Kernels) -> None:
+    """Against probabilities with more bits. The preselection, which compares logits, must not decide."""
+    logits = -31 * torch.rand(1, 1000, generator=torch.Generator().manual_seed(8))
+    powers = np.exp(logits[0].numpy().astype(np.longdouble))
+    probs = powers / powers.sum()
+    tokens = [token for token in range(200) if token != int(powers.argmax())]  # the most probable one always stays
+    for factor, stays in ((1 - 5e-16, True), (1 + 5e-16, False)):
+        params = [SamplingParams(epsilon_cutoff=float(probs[token] * np.longdouble(factor))) for token in tokens]
+        rows = rows_of([Case(one) for one in params], 1000)
+        kept = NativeTruncations(kernels)(logits.expand(len(tokens), -1), rows).isfinite()
+        assert [kept[row, token].item() for row, token in enumerate(tokens)] == [stays] * len(tokens)
 
 
 def test_rows_without_steps_are_copied_and_others_left_alone(kernels: Kernels, kernels_library: Path) -> None:
