@@ -32,11 +32,17 @@ MAX_LISTED = 100
 _LISTS = ("allOf", "anyOf", "oneOf")
 _CONDITIONS = ("if", "then", "else")
 _DEPENDENT = ("dependentSchemas", "dependentRequired", "dependencies")
+_MAY_NAME = _SAYS_OPEN.union(("unevaluatedProperties",), _CONDITIONS, _DEPENDENT)
+"""Keywords that name properties, or allow others, without being enforced."""
 _PARTS = frozenset({"$ref", "allOf", "anyOf"})
+_NESTING = _PARTS.union(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
+"""Written keywords with schemas in them."""
 _MAX_MATCHES = 500
 """Names that are compared with patterns to find out which schemas apply to them."""
 _OWN_MATTER = frozenset({"additionalProperties", "patternProperties", "enum", "const"})
 """Written keywords with which a schema itself restricts the properties, or the values that have them."""
+_OF_OBJECTS = _OWN_MATTER.union(("properties", "required", "minProperties"))
+"""Written keywords from which `Names` are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class Names:
     @property
     def is_empty(self) -> bool:
         """Whether the schemas say nothing about properties."""
-        return self == _NOTHING
+        return self is NO_NAMES or self == NO_NAMES
 
     @property
     def can_close(self) -> bool:
@@ -73,7 +79,7 @@ class Names:
         return self.declares and not self.is_open and self.fewest <= len(self.known)
 
 
-_NOTHING = Names()
+NO_NAMES = Names()
 
 
 def with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -100,6 +106,8 @@ def names_said(schema: Mapping[str, Any], resolve: Callable[[object], Any], spen
         resolve: the schema that a reference names. Raises ConstraintError.
         spend: called for each schema that is read. Raises ConstraintError if there are too many.
     """
+    if _MAY_NAME.isdisjoint(schema):
+        return NO_NAMES
     is_open = not _SAYS_OPEN.isdisjoint(schema) or schema.get("unevaluatedProperties", False) is not False
     known: dict[str, None] = {}
     waiting = list(_conditional(schema))
@@ -169,7 +177,7 @@ class ObjectCloser:
                 closed[written] = self._part(schema) if is_part else self._closed(schema)
         return closed
 
-    def _closed(self, schema: Schema, around: Names = _NOTHING) -> Schema:
+    def _closed(self, schema: Schema, around: Names = NO_NAMES) -> Schema:
         """The schema of a whole object, or of any other value. `around` has the names of others for the same object."""
         if isinstance(schema, bool) or not _may_be_object(schema):
             return self._part(schema)
@@ -243,11 +251,13 @@ class ObjectCloser:
         has_room = self._repeated + len(branches) * (len(context.known) + len(names.known)) <= MAX_REPEATED
         return has_room and not context.is_open and (names.is_open or not set(names.known) <= set(context.known))
 
-    def _part(self, schema: Schema, keyword: str = "", around: Names = _NOTHING) -> Schema:
+    def _part(self, schema: Schema, keyword: str = "", around: Names = NO_NAMES) -> Schema:
         """A schema as `_part_of` returns it, or a boolean."""
-        return schema if isinstance(schema, bool) else self._part_of(schema, keyword, around)
+        if isinstance(schema, bool) or _NESTING.isdisjoint(schema):
+            return schema
+        return self._part_of(schema, keyword, around)
 
-    def _part_of(self, schema: Mapping[str, Any], keyword: str = "", around: Names = _NOTHING) -> dict[str, Any]:
+    def _part_of(self, schema: Mapping[str, Any], keyword: str = "", around: Names = NO_NAMES) -> dict[str, Any]:
         """A schema with all values in it closed, but not itself, unless by the schemas of this keyword."""
         written = dict(schema)
         for name in ("properties", "patternProperties"):
@@ -275,18 +285,22 @@ class ObjectCloser:
     def _names_of(self, schema: Schema) -> Names:
         """All names for an object that a schema applies to."""
         if isinstance(schema, bool):
-            return _NOTHING
+            return NO_NAMES
         if id(schema) not in self._names:
             self._names[id(schema)] = _together(self._own(schema), *self._names_by_keyword(schema).values())
         return self._names[id(schema)]
 
     def _names_by_keyword(self, schema: Mapping[str, Any]) -> Mapping[str, Names]:
+        if _PARTS.isdisjoint(schema):
+            return _NO_PARTS
         referred = [self._definitions[schema["$ref"]]] if "$ref" in schema else []
         parts = {"$ref": referred, "allOf": schema.get("allOf", ()), "anyOf": schema.get("anyOf", ())}
         return {keyword: _together(*map(self._names_of, several)) for keyword, several in parts.items()}
 
     def _own(self, schema: Mapping[str, Any]) -> Names:
         """The names that a schema itself has."""
+        if _OF_OBJECTS.isdisjoint(schema):
+            return self._said(schema)
         written = Names(
             tuple(dict.fromkeys((*schema.get("properties", ()), *schema.get("required", ())))),
             "properties" in schema,
@@ -294,11 +308,14 @@ class ObjectCloser:
             schema.get("minProperties", 0),
             "patternProperties" in schema,
         )
-        return written | self._said(schema)
+        return _together(written, self._said(schema))
+
+
+_NO_PARTS = dict.fromkeys(("$ref", "allOf", "anyOf"), NO_NAMES)
 
 
 def _together(*several: Names) -> Names:
-    return reduce(or_, several, _NOTHING)
+    return reduce(or_, [names for names in several if names is not NO_NAMES] or [NO_NAMES])
 
 
 def _part_name(name: str) -> str:
@@ -308,7 +325,7 @@ def _part_name(name: str) -> str:
 
 def _may_be_object(schema: Mapping[str, Any]) -> bool:
     types = schema.get("type", "object")
-    return "object" in (types if isinstance(types, list) else [types])
+    return "object" in types if isinstance(types, list) else types == "object"
 
 
 def _closed_alone(schema: Mapping[str, Any], known: Sequence[str]) -> Schema:

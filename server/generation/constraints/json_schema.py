@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from server.generation.constraints.check import compile_error, grammar_error
-from server.generation.constraints.closing import CLOSED, Names, ObjectCloser, names_said, with_listed_names
+from server.generation.constraints.closing import CLOSED, NO_NAMES, Names, ObjectCloser, names_said, with_listed_names
 from server.generation.constraints.fragment import ConstraintError, Fragment, check_text, literal, under, whole
 from server.generation.constraints.limits import Definitions, Schema, SchemaLimits
 from server.generation.constraints.references import References, is_document
@@ -245,7 +245,7 @@ class _SchemaReader:
         """Close the objects, unless the request opens them, and report it once."""
 
         def said(schema: Schema) -> Names:
-            return self._said.get(id(schema), (schema, Names()))[1]
+            return self._said[id(schema)][1] if id(schema) in self._said else NO_NAMES
 
         closer = ObjectCloser(definitions, self._path_of, said, keeps_open=bool(self._is_open))
         closed = closer.close()
@@ -360,7 +360,9 @@ class _SchemaReader:
         for keyword in without:
             node.written.pop(keyword, None)
         self._embedded -= is_embedded
-        self._said[id(node.written)] = node.written, self._names_said(node, is_complete=_NAMING.isdisjoint(without))
+        said = self._names_said(node, is_complete=_NAMING.isdisjoint(without))
+        if not said.is_empty:
+            self._said[id(node.written)] = node.written, said
         return node.written
 
     def _names_said(self, node: _Node, *, is_complete: bool) -> Names:

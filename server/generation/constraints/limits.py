@@ -80,11 +80,13 @@ class SchemaLimits:
         if "$ref" in schema:
             together.append(self._size(self._definitions[schema["$ref"]]))
         one_of = [self._size(part) for part in schema.get("anyOf", ())]
+        multiple = multiple_size(schema["multipleOf"]) if "multipleOf" in schema else 1
+        if not together and not one_of:
+            return _Size(optional=_optional(schema), patterns=int("pattern" in schema), multiple=multiple)
         alternatives = max(1, sum(size.alternatives for size in one_of))
         alternatives *= prod(size.alternatives for size in together)
         is_combined = len(schema) > 1 or len(together) > 1
         parts = together + one_of
-        multiple = multiple_size(schema["multipleOf"]) if "multipleOf" in schema else 1
 
         def total(number: Callable[[_Size], int]) -> int:
             """The sum over schemas that all apply, plus the largest alternative."""
