@@ -41,8 +41,11 @@ class Fingerprint:
 
         Raises OSError if a folder cannot be listed, and ModelNotFoundError if it lacks a part of its weights.
         """
-        self._settings = settings
-        self._replaced = (f"template={chat_template}",) if chat_template else ()
+        # LongRoPE's factors follow from the limit that is set, not from the one that fits in memory.
+        decided = [f"{name}={getattr(settings, name)}" for name in _DECIDING]
+        replaced = [f"template={chat_template}"] if chat_template else []
+        self._own_parts = (*decided, *_libraries(), *replaced)
+        """Parts of the fingerprint that stay the same while the server runs."""
         self._files = [(index, path) for index, folder in enumerate(folders) for path in _files_of(folder)]
         self._digest: Future[str] = Future()
         self._digest.set_running_or_notify_cancel()  # cancelled waiters must not cancel it
@@ -83,9 +86,7 @@ class Fingerprint:
         digest = await self.of_files()
         engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.rows, info.kernels)
         sizes = (str(info.block_size), str(info.max_model_len))
-        # LongRoPE's factors follow from the limit that is set, not from the one that fits in memory.
-        settings = (f"{name}={getattr(self._settings, name)}" for name in _DECIDING)
-        parts = (__version__, _ARITHMETIC, digest, *engine, *sizes, *settings, *_libraries(), *self._replaced)
+        parts = (__version__, _ARITHMETIC, digest, *engine, *sizes, *self._own_parts)
         return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def _run(self) -> None:

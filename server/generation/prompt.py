@@ -227,10 +227,14 @@ def _with_tools(template: ChatTemplate, conversation: Conversation, variables: M
     if not _shows_calls(template, messages, variables):
         messages = spelled_out(messages)
     if not conversation.tools or template.knows_tools:
-        return replace(conversation, messages=messages)
+        return _with_messages(conversation, messages)
     if conversation.may_call:
         messages = with_description(messages, conversation.tools)
     return replace(conversation, messages=messages, tools=())
+
+
+def _with_messages(conversation: Conversation, messages: Messages) -> Conversation:
+    return conversation if messages is conversation.messages else replace(conversation, messages=messages)
 
 
 def _shows_calls(template: ChatTemplate, messages: Messages, variables: Mapping[str, Any]) -> bool:
@@ -253,7 +257,7 @@ def _shown(
     for messages, applied in _forms(conversation.messages):
         if messages is not conversation.messages and applied[-1] is _AS_USER and accepted is None:
             break  # the template says that it supports no system messages, or something else is wrong
-        form = replace(conversation, messages=messages)
+        form = _with_messages(conversation, messages)
         try:
             text = _text(template, form, variables)
         except ChatTemplateError as error:
@@ -284,7 +288,7 @@ def _dropped(
     at = 0
     for index, message in enumerate(conversation.messages):
         content = message["content"].strip()
-        if not content or marks_in(content):
+        if not content or (conversation.images and marks_in(content)):
             continue
         is_unmistakable = len(content) >= _UNMISTAKABLE or message["role"] in _SPEAKERS
         found = text.find(content, at) if is_unmistakable and len(missing) < _MAX_SEARCHED else -1

@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -37,18 +37,20 @@ def at_second(unix: float) -> datetime:
 class Clock:
     """The function `strftime_now` of templates that show the date: an input of the rendering, like the messages."""
 
-    date: datetime = field(default_factory=lambda: at_second(time.time()))
+    date: datetime | None = None
+    """None: the time at which a template first shows it."""
     was_read: bool = False
     """Whether a template has shown the date."""
 
     def __call__(self, form: str) -> str:
         self.was_read = True
+        self.date = self.date or at_second(time.time())
         return self.date.strftime(form)
 
     @property
     def shown(self) -> str | None:
         """The date in ISO 8601, if a template has shown it."""
-        return self.date.isoformat() if self.was_read else None
+        return self.date.isoformat() if self.date is not None and self.was_read else None
 
 
 class TemplateLineError(ValueError):

@@ -33,7 +33,7 @@ def is_mark(text: str) -> bool:
 
 def marks_in(text: str) -> list[str]:
     """The marks in a text, in order."""
-    return _MARK.findall(text)
+    return [] if text.isascii() else _MARK.findall(text)
 
 
 def split_at_marks(text: str) -> list[str]:
@@ -43,7 +43,7 @@ def split_at_marks(text: str) -> list[str]:
 
 def without_marks(text: str) -> str:
     """The text without marks, with typed tokens as they were typed."""
-    return _MARK.sub("", text).replace(_TYPED, "")
+    return text if text.isascii() else _MARK.sub("", text).replace(_TYPED, "")
 
 
 def joined(parts: Iterable[str]) -> str:

@@ -5,11 +5,12 @@ that are made or searched. What could grow without bound is weighed before it is
 """
 
 import json
+import operator
 import re
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import reduce, wraps
 from types import GeneratorType
 from typing import Any, NoReturn, TypeVar
 
@@ -133,7 +134,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     Rendering raises TemplateWorkError if it takes more work than is allowed; use it within `metered`.
     """
 
-    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
+    intercepted_binops = frozenset({"-", "*", "/", "//", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -147,8 +148,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         tests: dict[str, Any] = self.tests
         tests.update({name: _metered_test(tests[name]) for name in _COMPARISONS})
         self.globals.update(raise_exception=_raise_exception, namespace=_Namespace)
-        self.step, self.weighed, self.weighed_items, self.joined = _spend, _weighed, _weighed_items, _joined
-        self._own = frozenset((_spend, _weighed, _weighed_items, _joined))
+        self.step, self.weighed, self.weighed_items = _spend, _weighed, _weighed_items
+        self.joined, self.added = _joined, _added
+        self._own = frozenset((_spend, _weighed, _weighed_items, _joined, _added))
 
     def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
         """Python code of a parsed template, with the steps that count its work; a hook of jinja2."""
@@ -173,15 +175,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        _spend(1)
+        size = 0
         if isinstance(left, int) and isinstance(right, int):
             _check_bits(operator, left, right)
+        elif operator == "*":
+            size = _product(_length(left), _length(right))
         elif operator == "%" and isinstance(left, str | bytes):
             _pay("format", (left, right), {})
-        elif operator == "*":
-            _spend(_product(_length(left), _length(right)) // _UNIT)
-        elif operator == "+":
-            _spend((_length(left) + _length(right)) // _UNIT)
+        _spend(1 + size // _UNIT)
         return super().call_binop(context, operator, left, right)
 
 
@@ -215,6 +216,14 @@ def _compared(node: nodes.Compare) -> nodes.Node:
     return node
 
 
+def _summed(node: nodes.Add) -> nodes.Node:
+    """A chain of additions as one, because templates mostly join texts so."""
+    left = [node.left]
+    if isinstance(node.left, nodes.Call) and node.left.node == nodes.EnvironmentAttribute("added"):
+        left = node.left.args
+    return _call("added", [*left, node.right], node)
+
+
 def _keyed(node: nodes.Pair) -> nodes.Node:
     node.key = _weighed_node(node.key)
     return node
@@ -223,6 +232,7 @@ def _keyed(node: nodes.Pair) -> nodes.Node:
 _CHANGES: Mapping[type[nodes.Node], Callable[[Any], nodes.Node]] = {
     **dict.fromkeys((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block), _repeated),
     nodes.Concat: lambda node: _call("joined", node.nodes, node),
+    nodes.Add: _summed,
     nodes.Compare: _compared,
     nodes.Pair: _keyed,
     nodes.Tuple: lambda node: _weighed_node(node) if node.ctx == "load" else node,
@@ -289,6 +299,17 @@ def _joined(*parts: Any) -> str:
     return "".join(map(str, parts))
 
 
+def _added(*parts: Any) -> Any:
+    """The sum of the parts, from the left, for the operator `+`."""
+    sizes = (part.bit_length() if isinstance(part, int) else _length(part) for part in parts)
+    units = 1 + sum(sizes) // _UNIT
+    if all(type(part) is str for part in parts):
+        _spend(units)
+        return "".join(parts)
+    _spend(len(parts) * units)  # each step may copy what the steps before have made
+    return reduce(operator.add, parts)
+
+
 def _size(value: Any, indent: int = 0) -> int:
     """The characters of a value as text, about; `indent` are added for each level of each item.
 
@@ -327,10 +348,10 @@ def _items(value: Any) -> Iterable[Any]:
 
 def _length(value: Any) -> int:
     """The characters of a value, not counting its items; of an integer, the number itself."""
-    if isinstance(value, int):
-        return abs(value)
     if isinstance(value, str | bytes):
         return len(value)
+    if isinstance(value, int):
+        return abs(value)
     return _ITEM * len(value) if isinstance(value, list | tuple | dict) else 1
 
 

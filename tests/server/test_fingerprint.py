@@ -119,8 +119,7 @@ async def test_a_file_that_cannot_be_read_is_told(folder: Path, monkeypatch: pyt
 
 async def test_a_library_that_is_not_installed_has_no_version(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Pillow comes with an extra: a server of texts alone may lack it."""
-    one = Fingerprint([folder], Settings())
-    known = await one.of(INFO)
+    known = await Fingerprint([folder], Settings()).of(INFO)
 
     def without_pillow(name: str) -> str:
         if name == "pillow":
@@ -130,6 +129,6 @@ async def test_a_library_that_is_not_installed_has_no_version(folder: Path, monk
     monkeypatch.setattr(fingerprint, "version", without_pillow)
     fingerprint._libraries.cache_clear()
     try:
-        assert await one.of(INFO) != known
+        assert await Fingerprint([folder], Settings()).of(INFO) != known
     finally:
         fingerprint._libraries.cache_clear()

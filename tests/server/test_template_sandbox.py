@@ -38,6 +38,9 @@ COSTLY = [
     LONG + "{% for i in range(99999) %}{% if ('b' ~ i) in s %}{% endif %}{% endfor %}",
     LONG + "{% for i in range(99999) %}{% set t = s[1:] %}{% endfor %}",
     "{% for i in range(99999) %}" + "y" * 100000 + "{% endfor %}",
+    LONG + "{% for i in range(999) %}{% set t = s + s + s + s %}{% endfor %}",
+    "{% set s = [0] * 20000 %}{{ (" + "s + " * 200 + "s)|length }}",
+    "{% set s = 2 ** 16000 %}{% for i in range(999) %}{% set t = s + s %}{% endfor %}",
     "{{ range(99999)|map('string')|map('upper')|list|length }}",
 ]  # fmt: skip
 REFUSED = [
@@ -75,7 +78,8 @@ USUAL = """
 {% for x in [[1, [2]], 3] recursive %}
   {% set ns.n = ns.n + 1 %}{% if x is iterable %}{{ loop(x) }}{% else %}{{ x }}{% endif %}
 {% endfor %}
-{{ ns.n }}{{ 'é' in messages[0].content and 1 < 2 <= 3 }}
+{{ 'a' + messages[0].content + ('b' + 'c')|upper + 'd' }}{{ 9000000000 + 1 + 2.5 }}{{ [1] + [ns.n] + [[]] }}
+{{ ('<'|safe) + '<' + 'x' }}{{ 'x<' + ('<'|safe) }}{{ ns.n }}{{ 'é' in messages[0].content and 1 < 2 <= 3 }}
 """
 
 

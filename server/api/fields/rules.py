@@ -13,7 +13,7 @@ The JSON schema of a field says how it is treated, and /v1/capabilities is made 
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -84,8 +84,8 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        relations, given = relations_of(type(self)), self.model_fields_set
-        asking = [name for name in relations if name in given and self.asks(name)]
+        relations = relations_of(type(self))
+        asking = [name for name in self._given if self.asks(name)]
         for name in asking:
             for other in relations[name].requires:
                 if other not in asking:
@@ -99,12 +99,21 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
+        given = self.model_fields_set
         for name, others in other_names_of(type(self)).items():
+            if given.isdisjoint(others):
+                continue
             own_name, value = self.named_value(name)
             for other in others:
                 if getattr(self, other) not in (None, value):
                     raise not_together(other, own_name)
         return self
+
+    @property
+    def _given(self) -> Sequence[str]:
+        """The names of the fields that the client has set, in the order of the model."""
+        relations = relations_of(type(self))
+        return sorted(self.model_fields_set & relations.keys(), key=lambda name: relations[name].place)
 
     def asks(self, name: str) -> bool:
         """Whether a field has a value that asks for something."""
@@ -121,13 +130,10 @@ class RequestModel(BaseModel):
 
     def ignored(self, path: str = "") -> Iterator[Notice]:
         """Notices of ignored hints and unknown fields, at any depth. `path` is the path of this object."""
-        given = self.model_fields_set
-        for name, relations in relations_of(type(self)).items():  # in the order of the fields
-            if name not in given:
-                continue
-            at = _join(path, name)
-            if relations.hint and self.asks(name):
-                yield Notice(at, relations.hint)
+        for name in self._given:
+            at, reason = _join(path, name), relations_of(type(self))[name].hint
+            if reason and self.asks(name):
+                yield Notice(at, reason)
             else:
                 yield from _ignored_in(getattr(self, name), at)
         for name in islice(self.model_extra or {}, MAX_NOTICES):
@@ -168,12 +174,14 @@ class Relations:
     """Whether the field is on by default, so that false asks for something."""
     same_as: str
     """The field for which this one is another name; empty: none."""
+    place: int
+    """The field's place in its model."""
 
 
 @cache
-def names_of(model: type[RequestModel]) -> Sequence[str]:
-    """The names of a model's fields in JSON."""
-    return tuple(field.alias or name for name, field in model.model_fields.items())
+def names_of(model: type[RequestModel]) -> Collection[str]:
+    """The names of a model's fields in JSON, in their order."""
+    return dict.fromkeys(field.alias or name for name, field in model.model_fields.items())
 
 
 @cache
@@ -181,15 +189,15 @@ def relations_of(model: type[RequestModel]) -> Mapping[str, Relations]:
     """The relations of each field of a model. Fields that the model does not have are ignored."""
     fields = model.model_fields
 
-    def read(extra: object) -> Relations:
+    def read(place: int, extra: object) -> Relations:
         extras = extra if isinstance(extra, dict) else {}
         requires, excludes = (
             [other for other in extras.get(key, ()) if other in fields] for key in ("x-requires", "x-excludes")
         )
         off, reason = extras.get("x-off", ()), extras.get("x-hint", "")
-        return Relations(requires, excludes, off, reason, extras.get("x-on", False), extras.get("x-same-as", ""))
+        return Relations(requires, excludes, off, reason, extras.get("x-on", False), extras.get("x-same-as", ""), place)
 
-    return {name: read(field.json_schema_extra) for name, field in fields.items()}
+    return {name: read(place, field.json_schema_extra) for place, (name, field) in enumerate(fields.items())}
 
 
 @cache
@@ -202,7 +210,7 @@ def other_names_of(model: type[RequestModel]) -> Mapping[str, Sequence[str]]:
     return others
 
 
-def _did_you_mean(name: str, known: Sequence[str]) -> str:
+def _did_you_mean(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(shorten(name), known, n=1)
     return f" Did you mean '{near[0]}'?" if near else ""
 

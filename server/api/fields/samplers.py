@@ -85,7 +85,7 @@ class SamplerFields(RequestModel):
                 changes["dry_multiplier"] = 0.0
         if self.repeat_last_n == 0 or (samplers is not None and "penalties" not in samplers):
             changes |= _NO_PENALTIES
-        return replace(decoding, **changes)
+        return replace(decoding, **changes) if changes else decoding
 
 
 def counted_notices(decoding: DecodingSettings, last_n: int | None, path: str) -> Iterator[Notice]:

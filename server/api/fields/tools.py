@@ -1,6 +1,7 @@
 """Tools in the format of OpenAI's chat completions, including the deprecated functions."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -233,7 +234,7 @@ class ToolFields(HiddenTools):
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
         names: set[str] = set()
-        for path, tool in self._offered():
+        for path, tool in self._offered:
             if tool.name in names:
                 raise problem("invalid_value", f"Invalid '{path}': there are two tools called '{tool.name}'.", path)
             names.add(tool.name)
@@ -247,7 +248,7 @@ class ToolFields(HiddenTools):
     @property
     def tool_use(self) -> ToolUse | None:
         """The tools that the answer may call; None: none."""
-        tools = [tool for _, tool in self._offered()]
+        tools = [tool for _, tool in self._offered]
         if not tools or self.tool_choice == "none" or self.function_call == "none":
             return None
         is_parallel = self.parallel_tool_calls is not False and not self.functions
@@ -260,7 +261,7 @@ class ToolFields(HiddenTools):
     @property
     def shown_tools(self) -> Sequence[Mapping[str, Any]]:
         """The tools that the model sees, in the form of chat templates."""
-        return self.shown((tool for _, tool in self._offered()), are_callable=self.tool_use is not None)
+        return self.shown((tool for _, tool in self._offered), are_callable=self.tool_use is not None)
 
     @property
     def _chosen(self) -> Sequence[str] | None:
@@ -269,8 +270,11 @@ class ToolFields(HiddenTools):
             return self.tool_choice.names
         return (self.function_call.name,) if isinstance(self.function_call, ToolRef) else None
 
-    def _offered(self) -> Iterator[tuple[str, Tool]]:
-        for index, tool in enumerate(self.tools or ()):
-            yield f"tools[{index}]", tool.tool(f"tools[{index}]")
-        for index, function in enumerate(self.functions or ()):
-            yield f"functions[{index}]", function.tool(f"functions[{index}]")
+    @cached_property
+    def _offered(self) -> Sequence[tuple[str, Tool]]:
+        """The tools and their paths."""
+        return [
+            (path := f"{name}[{index}]", tool.tool(path))
+            for name, tools in (("tools", self.tools), ("functions", self.functions))
+            for index, tool in enumerate(tools or ())
+        ]

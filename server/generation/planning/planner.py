@@ -142,7 +142,8 @@ class Planner:
         if request.pooling is None:
             self._model.abilities.check_generates(name)
             self._limits.check_queue(request)
-        request = replace(request, prompts=tuple(map(self._dated, request.prompts)))
+        if self._settings.template_date is not None:
+            request = replace(request, prompts=tuple(map(self._dated, request.prompts)))
         encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
         negative_prompt = self._negative_prompt(request)
         constraints = self._constraints(request, encoded[0].text, notices)
@@ -223,12 +224,7 @@ class Planner:
         """The engine request without its prompt, its seed, and the limits that follow from the prompt's length."""
         prediction = self._prediction(request)
         beams = choose_beam_search(request.decoding, options.stop)
-        sampling = replace(
-            self._sampling(request),
-            grammar=constraints.grammar,
-            grammar_prefix=constraints.prefix,
-            thinking=constraints.thinking,
-        )
+        sampling = self._sampling(request, constraints)
         self._check_priority(request.priority)
         self._limits.check_beams(beams, request)
         self._limits.check_step(sampling)
@@ -391,7 +387,7 @@ class Planner:
             raise InvalidRequestError(message, param=path, code="invalid_value")
         return tokens
 
-    def _sampling(self, request: GenerationRequest) -> SamplingParams:
+    def _sampling(self, request: GenerationRequest, constraints: OutputConstraints) -> SamplingParams:
         """The sampling parameters without the seed, which differs between prompts."""
         if request.pooling is not None:
             return SamplingParams(pooling=request.pooling)
@@ -407,6 +403,9 @@ class Planner:
             logprobs=request.logprobs,
             logprob_token_ids=tuple(request.logprob_token_ids),
             prompt_logprobs=request.prompt_logprobs,
+            grammar=constraints.grammar,
+            grammar_prefix=constraints.prefix,
+            thinking=constraints.thinking,
         )
 
     def _biases(self, texts: Sequence[tuple[str, float]]) -> Iterator[tuple[int, float]]:
