@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.speculative.controller import DraftOffer, SpeculationController
@@ -51,7 +51,6 @@ def test_a_method_that_hardly_ever_offers_anything_to_one_of_many() -> None:
     st.floats(0, 1e-5),
     st.integers(1, 2),
 )
-@settings(max_examples=300)
 def test_the_choice_is_the_analytic_optimum_where_that_pays_for_sure(
     survival, fixed, per_row, context, per_context, num_rows
 ):
@@ -72,7 +71,6 @@ def test_the_choice_is_the_analytic_optimum_where_that_pays_for_sure(
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.lists(st.floats(0, 0.02), min_size=6, max_size=6))
-@settings(max_examples=300)
 def test_on_a_curve_of_any_shape(survival, rises):
     survival, seconds = sorted(survival, reverse=True), 0.001 + np.cumsum(rises)
     (count,) = make_controller(seconds).choose(StepLoad(2, 0, 1), [DraftOffer(survival)])
@@ -115,7 +113,6 @@ def test_what_is_computed_anyway_leaves_the_context_of_the_others():
     st.lists(st.floats(-1, 4), min_size=8, max_size=8),
     st.floats(0.0, 0.01),
 )
-@settings(max_examples=300)
 def test_nobody_waits_longer_than_it_can_bear(offers, patience, per_row):
     offers = [DraftOffer(sorted(one, reverse=True), 1, left) for one, left in zip(offers, patience, strict=False)]
     num, seconds = len(offers), linear(0.01, per_row)

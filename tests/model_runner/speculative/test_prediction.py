@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
@@ -106,7 +106,6 @@ tokens = st.lists(st.integers(0, 3), max_size=30)
 
 
 @given(tokens, tokens, st.integers(0, 30), st.integers(0, 9))
-@settings(max_examples=200)
 def test_a_resumed_choice_drafts_as_if_it_had_gone_on(prediction, output, known, max_nodes):
     proposer, text = PredictionProposer(), [*PROMPT, *output[:known]]
     choice = new_choice(text, len(PROMPT), prediction=prediction)

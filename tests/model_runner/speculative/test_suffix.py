@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
@@ -76,7 +76,6 @@ texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 @given(texts, st.integers(0, 12))
-@settings(max_examples=200)
 def test_the_draft_is_the_best_of_brute_force_on_the_choices_own_tokens(text, max_nodes):
     proposer, choice = suffix_proposer(), new_choice(text)
     proposer.begin(choice)
@@ -84,7 +83,6 @@ def test_the_draft_is_the_best_of_brute_force_on_the_choices_own_tokens(text, ma
 
 
 @given(st.lists(texts, min_size=1, max_size=4), texts, st.integers(1, 12))
-@settings(max_examples=100)
 def test_past_outputs_are_a_second_corpus(past, text, max_nodes):
     proposer = suffix_proposer()
     for output in past:

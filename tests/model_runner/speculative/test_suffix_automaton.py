@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.speculative.suffix import SuffixAutomaton, Writer, as_tokens
@@ -31,7 +31,6 @@ def build(parts: Pieces, depth: int) -> tuple[SuffixAutomaton, Reader, list[list
 
 
 @given(pieces, depths)
-@settings(max_examples=300)
 def test_counts_are_those_of_brute_force(parts, depth):
     _, reader, sequences, counts = build(parts, depth)
     for string, count in counts.items():

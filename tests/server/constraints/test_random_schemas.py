@@ -66,7 +66,7 @@ def _schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
 SCHEMAS = st.recursive(st.booleans() | _schemas(st.booleans()), _schemas, max_leaves=6)
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, definition=SCHEMAS, seed=st.integers(0, 1000))
 def test_whatever_is_generated_is_valid(schema: Any, definition: Any, seed: int) -> None:
     if isinstance(schema, dict):
