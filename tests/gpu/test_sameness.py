@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.engine.conftest import Harness
 from tests.engine.test_sameness import (  # noqa: F401  (collected here, with the fixture below)
     Case,
     make_requests,
     test_among_31_others,
     test_choices_share_the_prompt_and_equal_each_alone,
+    test_each_choice_has_a_state_of_the_sampler,
     test_in_a_crowd_in_small_chunks_and_whole,
     test_resumed_after_a_restart,
     test_the_comparison_can_fail,
@@ -38,3 +40,8 @@ def case(request: pytest.FixtureRequest, load: Load) -> Iterator[Case]:
     harness = load(family, dtype, **settings)
     yield Case(harness, make_requests(harness, 12, 24, 300))
     harness.forget()
+
+
+@pytest.fixture(scope="module")
+def harness(case: Case) -> Harness:
+    return case.harness
