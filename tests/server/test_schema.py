@@ -124,7 +124,7 @@ def test_nothing_undocumented_and_no_server_error(
 
     for operation in operations:
 
-        @settings(max_examples=20, suppress_health_check=[*HealthCheck])
+        @settings(max_examples=10, suppress_health_check=[*HealthCheck])
         @given(case=operation.as_strategy(generation_mode=mode))
         def run(case: schemathesis.Case) -> None:
             if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
