@@ -18,7 +18,7 @@ from tests.server.tenants.keys import write_keys
 pytestmark = pytest.mark.embedded
 
 MODEL = "SmolLM2-135M-Instruct"
-NUM_LINES = 36
+NUM_LINES = 16
 
 
 def body(number: int) -> dict[str, Any]:
