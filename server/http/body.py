@@ -11,6 +11,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from model_runner.read_numbers import whole_number
 from server.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError, UnavailableError, shorten
+from server.http.fair_memory import FairMemory
+from server.http.middleware import sender_of
 
 MAX_INCOMPLETE_MIB = 256.0
 """Memory for incomplete bodies. At least four of the largest size always fit."""
@@ -21,19 +23,15 @@ _OF_PAGES = frozenset({"origin", "referer", "sec-fetch-site"})
 
 
 class IncomingBodies:
-    """Reads request bodies, and bounds the memory of incomplete ones.
-
-    If many clients send slowly, the body that began first is dropped: an honest client would have finished by then.
-    """
+    """Reads request bodies, and bounds the memory of incomplete ones, fairly between senders."""
 
     def __init__(self, max_mib: float, max_incomplete_mib: float = MAX_INCOMPLETE_MIB) -> None:
         """`max_mib` is the size of the largest body that is accepted."""
         self.max_bytes = int(max_mib * (1 << 20))
         """Size of the largest body that is accepted."""
-        self._max_incomplete = max(int(max_incomplete_mib * (1 << 20)), 4 * self.max_bytes)
-        self._num_bytes = 0
-        self._incomplete: dict[asyncio.Timeout, int] = {}
-        """Bytes received of each body, the oldest first. Its timeout ends the reading."""
+        max_incomplete = max(int(max_incomplete_mib * (1 << 20)), 4 * self.max_bytes)
+        self._incomplete = FairMemory[asyncio.Timeout](max_incomplete, lambda reading: reading.reschedule(0))
+        """Bodies, each represented by the timeout that ends its reading when it is in the past."""
 
     async def read_json(self, request: Request) -> bytes:
         """Read a JSON body. Raises MediaTypeError and everything that `read` raises.
@@ -63,35 +61,23 @@ class IncomingBodies:
         too_large = BodyTooLargeError(f"The request body is too large. This server accepts at most {max_bytes} bytes.")
         if (whole_number(request.headers.get("content-length", "")) or 0) > max_bytes:
             raise too_large
-        chunks: list[bytes] = []
+        sender, body = sender_of(request).name, bytearray()
         try:
             async with asyncio.timeout(None) as reading:
-                self._incomplete[reading] = 0
                 try:
                     async for chunk in request.stream():
-                        chunks.append(chunk)
-                        self._add(reading, len(chunk))
-                        if self._incomplete[reading] > max_bytes:
+                        body += chunk
+                        if len(body) > max_bytes:
                             raise too_large
+                        if reading.when() is None:  # it was not dropped
+                            self._incomplete.resize(reading, sender, len(body))
                 finally:
-                    self._num_bytes -= self._incomplete.pop(reading)
+                    self._incomplete.resize(reading, sender, 0)
         except TimeoutError:
             raise UnavailableError(
                 "The request body arrived too slowly, and its memory was needed for others. Please try again."
             ) from None
-        return b"".join(chunks)
-
-    def _add(self, reading: asyncio.Timeout, num_bytes: int) -> None:
-        """Count bytes of a body, and drop the oldest bodies if all of them together are too large."""
-        self._incomplete[reading] += num_bytes
-        self._num_bytes += num_bytes
-        excess = self._num_bytes - self._max_incomplete
-        for oldest, size in self._incomplete.items():
-            if excess <= 0:
-                return
-            if oldest.when() is None:
-                oldest.reschedule(0)  # in the past: at once
-            excess -= size
+        return bytes(body)
 
 
 MAX_FIELDS = 16

@@ -324,7 +324,7 @@ class LimitedConnection(HttpToolsProtocol, AnsweringConnection):
 
         if cls.incoming_messages is None:
             most = max(int(MAX_INCOMPLETE_MIB * (1 << 20)), *(4 * size for size in cls.websockets_at.values()))
-            cls.incoming_messages = IncomingMessages(most)
+            cls.incoming_messages = IncomingMessages.within(most)
         return cls.incoming_messages
 
     def _later(self, action: Callable[[], None]) -> asyncio.TimerHandle:

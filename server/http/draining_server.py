@@ -47,7 +47,7 @@ def configure(
         lifespan="on",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # the client's address is not used
+        proxy_headers=False,  # anyone could forge an address
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSING_S,

@@ -18,6 +18,7 @@ from websockets.http11 import Request
 
 from server.errors import SHUTTING_DOWN
 from server.http.connection import AnsweringConnection
+from server.http.fair_memory import FairMemory
 
 CONNECTION = "samewise.connection"
 """Key of the connection in the state of a websocket's scope."""
@@ -61,30 +62,22 @@ class ParsingTurns:
             self._run()
 
 
-@dataclass(slots=True)
+def _drop(websocket: "LimitedWebSocket") -> None:
+    websocket.transport.abort()
+
+
+@dataclass(frozen=True, slots=True)
 class IncomingMessages:
-    """Bounds the memory of incomplete websocket messages.
+    """What all websockets share while their messages arrive."""
 
-    If they are too large together, the connection of the message that began first is dropped.
-    """
-
-    max_bytes: int
+    memory: "FairMemory[LimitedWebSocket]"
+    """Of incomplete messages. If they take too much, connections are dropped."""
     turns: ParsingTurns = field(default_factory=ParsingTurns)
-    _sizes: "dict[LimitedWebSocket, int]" = field(default_factory=dict)  # the one that began first at the front
-    _total: int = 0
 
-    def resize(self, websocket: "LimitedWebSocket", num_bytes: int) -> None:
-        """Record how many bytes of a websocket's next message have arrived; 0 if none."""
-        before = self._sizes.get(websocket, 0)
-        self._total += num_bytes - before
-        if num_bytes:
-            self._sizes[websocket] = num_bytes
-        elif before:
-            del self._sizes[websocket]
-        while self._total > self.max_bytes:
-            oldest = next(iter(self._sizes))
-            self._total -= self._sizes.pop(oldest)
-            oldest.transport.abort()
+    @classmethod
+    def within(cls, max_bytes: int) -> "IncomingMessages":
+        """Messages that take at most this memory together."""
+        return cls(FairMemory(max_bytes, _drop))
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
@@ -104,6 +97,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         self.conn.max_message_size = max_bytes
         self.is_answering = False
         """Whether an answer is in progress; set by the application."""
+        self.sender = ""
+        """The client's address, or its name, set by the application."""
         self._timeout_s = timeout_s
         self._incoming = incoming
         self._unparsed = memoryview(b"")
@@ -124,6 +119,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over the connection of the request that was read."""
         super().connection_made(transport)
+        self.sender = self.client[0] if self.client is not None else ""
         self._drop_unless_open_later()
         self.handle_events()
 
@@ -142,7 +138,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
         if self.transport.is_closing():
             return False
         super().data_received(piece)  # type: ignore[arg-type]  # any buffer
-        self._incoming.resize(self, len(self.conn.reader.buffer) + self._gathered + len(self._unparsed))
+        num_bytes = len(self.conn.reader.buffer) + self._gathered + len(self._unparsed)
+        self._incoming.memory.resize(self, self.sender, num_bytes)
         if self._unparsed and self._may_read:
             return True
         self._read_on()
@@ -223,7 +220,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol, AnsweringConnection):
             self._drop_unless_open_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._incoming.resize(self, 0)
+        self._incoming.memory.resize(self, self.sender, 0)
         self._cancel_deadline()
         self._cancel_write_deadline()
         super().connection_lost(exc)

@@ -140,7 +140,9 @@ class Front:
         """The owner of the request's key; None if none is required. Raises AuthenticationError."""
         if not self._keys or scope["path"] in self._open_paths:
             return None
-        return owner_of(key_in(Headers(scope=scope)), self._keys)
+        owner = owner_of(key_in(Headers(scope=scope)), self._keys)
+        record_in(scope).client = owner.name
+        return owner
 
     async def _answer_metrics(self, tenant: Tenant | None, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = merged([*await metrics_of(self._models.of(tenant)), self._own.metrics()])

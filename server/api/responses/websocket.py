@@ -17,7 +17,7 @@ from server.api.openai.errors import error_body
 from server.api.responses.schema import STREAM_ID
 from server.errors import ApiError, InternalError, InvalidRequestError, RateLimitError, UnavailableError
 from server.http.body import MAX_INCOMPLETE_MIB
-from server.http.middleware import record_of
+from server.http.middleware import record_of, sender_of
 from server.http.websocket import CONNECTION
 
 LANE = "samewise.lane"
@@ -114,6 +114,8 @@ class Session(Response):
         self._memory: Memory
         self._scope = request_scope(request.scope)
         self._connection = request.scope["state"].get(CONNECTION)
+        if self._connection is not None:
+            self._connection.sender = sender_of(request).name
         self._gone = asyncio.Event()
         self._waiting: dict[str | None, deque[_Event]] = {}  # by lane: all lanes so far
         self._workers: dict[str | None, asyncio.Task[None]] = {}  # by lane: busy lanes

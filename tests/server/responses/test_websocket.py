@@ -439,6 +439,27 @@ def test_no_key_takes_the_memory_of_others() -> None:
     assert sockets.has_room("bob", 60 << 20)
 
 
+async def test_no_key_s_half_messages_end_another_s_connection(
+    make_with_keys: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "MAX_INCOMPLETE_MIB", 0.0)  # so there is room for four of the largest messages
+    app = make_with_keys({"ann": {}, "bob": {}}, max_body_mib=0.01)
+    ann, bob = ({"additional_headers": {"authorization": f"Bearer {name}-key"}} for name in ("ann", "bob"))
+    request = json.dumps({"type": "unknown", "padding": "x" * 8_000}).encode()
+    message = b"\x81\xff" + len(request).to_bytes(8) + bytes(4) + request
+    async with running(app) as (address, _), connect(address, **ann) as honest, AsyncExitStack() as stack:
+        assert honest.transport is not None
+        honest.transport.write(message[:4_000])
+        strangers = [await stack.enter_async_context(connect(address, **bob)) for _ in range(8)]
+        for stranger in strangers:
+            assert stranger.transport is not None
+            stranger.transport.write(message[:-1])
+        await asyncio.wait_for(strangers[0].wait_closed(), 20)
+        honest.transport.write(message[4_000:])
+        (event,) = await told(honest)
+        assert event["error"]["type"] == "invalid_request_error"
+
+
 async def test_pings_are_not_read_while_their_pongs_are_not(app: FastAPI) -> None:
     pings = (b"\x89\xfd\0\0\0\0" + b"p" * 125) * 500
     async with running(app) as (address, server), connect(address) as socket:
