@@ -82,6 +82,9 @@ class FeatureCache(ImageFeatures, Generic[Rows]):
         self._entries: OrderedDict[Key, _Entry[Rows]] = OrderedDict()
         self._held: dict[str, _Held] = {}
         self._served: dict[str, float] = {}
+        """Seconds for which images of a client were computed, divided by its weight. Others have `_fair`."""
+        self._fair = 0.0
+        """The service of a client that waited all the time and got its share. Clients that come begin with it."""
         self._changed = threading.Condition()
         self._has_news = False
         self._is_closed = False
@@ -123,7 +126,10 @@ class FeatureCache(ImageFeatures, Generic[Rows]):
 
     def served(self, client: str) -> float:
         with self._changed:
-            return self._served.get(client, 0.0)
+            return self._served_of(client)
+
+    def _served_of(self, client: str) -> float:
+        return self._served.get(client, self._fair)
 
     def _bytes_of(self, image: Image) -> int:
         return image.num_rows * self._row_bytes
@@ -148,18 +154,16 @@ class FeatureCache(ImageFeatures, Generic[Rows]):
         return Holding.NO_MEMORY if total > self._limit else Holding.HELD
 
     def _lift(self, held: _Held) -> None:
-        """Let a client and a choice that wait for nothing begin with the least service of those that wait.
+        """Let a client and a choice that wait for nothing begin as if they had waited all the time.
 
         Otherwise they would save up the service that they did not need.
         """
         waiting = self._waiting()
-        clients = {one.holder.client for one in waiting}
         client = held.holder.client
-        if client not in clients and clients:
-            least = min(self._served.get(other, 0.0) for other in clients)
-            self._served[client] = max(self._served.get(client, 0.0), least)
         of_client = [one.served for one in waiting if one.holder.client == client]
-        if held not in waiting and of_client:
+        if not of_client:
+            self._served[client] = max(self._served_of(client), self._fair)
+        elif held not in waiting:
             held.served = max(held.served, min(of_client))
 
     def _waiting(self) -> list[_Held]:
@@ -239,12 +243,21 @@ class FeatureCache(ImageFeatures, Generic[Rows]):
                 ]
                 if missing:
                     return min(missing, key=lambda one: self._turn(one[2]))
+                self._advance(max(self._served.values(), default=0.0))
                 self._changed.wait()
         return None
 
+    def _advance(self, fair: float) -> None:
+        """Raise the service of clients that come, and forget those that have no more and wait for nothing."""
+        self._fair = max(self._fair, fair)
+        waiting = {one.holder.client for one in self._waiting()}
+        self._served = {
+            client: served for client, served in self._served.items() if served > self._fair or client in waiting
+        }
+
     def _turn(self, held: _Held) -> tuple[int, float, float]:
         """Sort key of choices. Equals have the order in which they asked."""
-        return held.holder.tier, self._served.get(held.holder.client, 0.0), held.served
+        return held.holder.tier, self._served_of(held.holder.client), held.served
 
     def _try(self, image: Image) -> tuple[Rows | None, Failure | None]:
         try:
@@ -258,8 +271,10 @@ class FeatureCache(ImageFeatures, Generic[Rows]):
     def _finish(self, name: Key, held: _Held, rows: Rows | None, failure: Failure | None, seconds: float) -> None:
         with self._changed:
             held.served += seconds
-            client = held.holder.client
-            self._served[client] = self._served.get(client, 0.0) + seconds / held.holder.weight
+            client, weight = held.holder.client, held.holder.weight
+            self._served[client] = self._served_of(client) + seconds / weight
+            weights = {one.holder.client: one.holder.weight for one in self._waiting()} | {client: weight}
+            self._advance(self._fair + seconds / sum(weights.values()))
             encoded = self._stats.encoded + (failure is None)
             self._stats = replace(self._stats, encoded=encoded, encode_s=self._stats.encode_s + seconds)
             if (entry := self._entries.get(name)) is not None:  # somebody still waits for it

@@ -1,8 +1,9 @@
 """Images in the scheduler: names of blocks, waiting for features, and features that stay until they were used."""
 
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -200,6 +201,42 @@ def test_a_request_with_many_images_delays_others_by_one(others, order):
             tokens_of([one for one in outputs if one.request_id == request.request_id])
             == (expected_output(request, 0)[0])
         )
+
+
+def test_what_a_client_got_alone_does_not_count_against_it(monkeypatch):
+    seconds = SimpleNamespace(perf_counter=count().__next__)  # each image takes one
+    monkeypatch.setattr("model_runner.images.features.time", seconds)
+    engine = make_engine(num_blocks=64, is_free=False)
+    for request in (
+        many_images("a", 4, client="a"),
+        *(many_images(name, number, client=name[0]) for name, number in (("b", 3), ("again", 1))),
+    ):
+        engine.add(request)
+        engine.step()
+        if request.request_id == ":a":
+            for _ in range(4):
+                engine.runner.gate.release()
+            step_until(engine, lambda: not engine.has_work)
+    for _ in range(4):
+        engine.runner.gate.release()
+    step_until(engine, lambda: not engine.has_work)
+    assert engine.runner.encoded[4:] == [b"b0", b"again0", b"b1", b"b2"]
+
+
+def test_clients_that_are_gone_are_forgotten():
+    features = FeatureCache(lambda one: one.digest, 1, 1 << 20)
+    for number in range(200):  # the second one comes while the first one waits, so there is never nothing to do
+        for index in range(2):
+            image = make_image(f"{number}-{index}".encode(), (0, 4))
+            features.hold(
+                FeatureHolder(f"{number}-{index}", client=f"{number}-{index}", weight=1 + number % 3), [image]
+            )
+        for index in range(2):
+            while not features.is_ready(f"{number}-{index}"):
+                features.wait(60.0)
+            features.release(f"{number}-{index}")
+    features.close()
+    assert len(features._served) < 20
 
 
 def test_a_client_leaves_half_of_the_memory_to_others():
