@@ -29,6 +29,8 @@ _ANNOTATIONS = frozenset({"type", "title", "description", "default", "examples"}
 """Keywords that say nothing about a name, all of which are strings."""
 MAX_LISTED = 100
 """Names in `propertyNames`, each of which becomes a property."""
+_MAX_REFERENCES = 10
+"""References one behind the other in `propertyNames`."""
 _LISTS = ("allOf", "anyOf", "oneOf")
 _CONDITIONS = ("if", "then", "else")
 _DEPENDENT = ("dependentSchemas", "dependentRequired", "dependencies")
@@ -82,19 +84,38 @@ class Names:
 NO_NAMES = Names()
 
 
-def with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a map with its names as properties, if `propertyNames` lists them or has a pattern of them."""
-    names = schema.get("propertyNames")
-    if not isinstance(names, dict) or not _OTHER_NAMES.isdisjoint(schema) or names.get("type", "string") != "string":
+def with_listed_names(schema: Mapping[str, Any], resolve: Callable[[object], Any]) -> Mapping[str, Any]:
+    """The schema of a map with its names as properties, if `propertyNames` lists them or has a pattern of them.
+
+    `resolve` returns the schema that a reference names. Raises ConstraintError.
+    """
+    if "propertyNames" not in schema:
+        return schema
+    names = _behind_references(schema["propertyNames"], resolve)
+    if not isinstance(names, dict) or names.get("type", "string") != "string":
         return schema
     said = names.keys() - _ANNOTATIONS
     others = schema.get("additionalProperties", True)
     kept = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
-    if said == {"enum"} and isinstance(names["enum"], list) and 0 < len(names["enum"]) <= MAX_LISTED:
-        listed = {name: others for name in names["enum"] if isinstance(name, str)}
+    if not said:
+        return kept
+    if not _OTHER_NAMES.isdisjoint(schema):
+        return schema
+    allowed = [names["const"]] if said == {"const"} else names["enum"] if said == {"enum"} else None
+    if isinstance(allowed, list) and 0 < len(allowed) <= MAX_LISTED:
+        listed = {name: others for name in allowed if isinstance(name, str)}
         return {**kept, "properties": listed, "additionalProperties": False}
     if said == {"pattern"} and isinstance(names["pattern"], str):
         return {**kept, "patternProperties": {names["pattern"]: others}, "additionalProperties": False}
+    return schema
+
+
+def _behind_references(schema: Any, resolve: Callable[[object], Any]) -> Any:
+    """A schema, or the one behind it if it is a reference only; the last of too many references."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, dict) or schema.keys() - _ANNOTATIONS != {"$ref"}:
+            break
+        schema = resolve(schema["$ref"])
     return schema
 
 

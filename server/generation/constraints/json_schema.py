@@ -351,7 +351,7 @@ class _SchemaReader:
         is_embedded = is_document(schema) and schema is not self._root
         self._embedded += is_embedded
         without: set[str] = set()
-        for keyword, value in with_listed_names(schema).items():
+        for keyword, value in self._with_names(schema, path).items():
             try:
                 self._keyword(node, keyword, value, under(path, keyword))
             except ConstraintError as error:
@@ -364,6 +364,21 @@ class _SchemaReader:
         if not said.is_empty:
             self._said[id(node.written)] = node.written, said
         return node.written
+
+    def _with_names(self, schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+        """The schema with the names in `propertyNames` as properties, where that is possible."""
+        at = under(path, "propertyNames")
+
+        def resolve(reference: object) -> Any:
+            if self._embedded:
+                raise ConstraintError(at, "References in a part with its own '$id' are not supported.")
+            self._spend(at, characters=len(reference) if isinstance(reference, str) else 0)
+            return self._references.resolve(reference, at)[0]
+
+        try:
+            return with_listed_names(schema, resolve)
+        except ConstraintError:
+            return schema
 
     def _names_said(self, node: _Node, *, is_complete: bool) -> Names:
         """The names in keywords that are not enforced. An object whose names are not all known stays open."""

@@ -164,6 +164,21 @@ SCHEMAS: dict[str, dict[str, Any] | bool] = {
         "additionalProperties": {"type": "integer"},
     },
     "pattern_of_names": {"type": "object", "propertyNames": {"pattern": '^[^"a]$'}, "required": ["z"]},
+    "referenced_names": {
+        "type": "object",
+        "properties": {
+            "listed": {"propertyNames": {"$ref": "#/$defs/Alias"}, "additionalProperties": {"type": "integer"}},
+            "matched": {"propertyNames": {"$ref": "#/$defs/Short"}},
+            "only": {"propertyNames": {"const": "a"}, "additionalProperties": {"type": "null"}},
+            "any": {"propertyNames": {"$ref": "#/$defs/Name"}, "additionalProperties": {"type": "null"}},
+        },
+        "$defs": {
+            "Alias": {"title": "Alias", "$ref": "#/$defs/Letter"},
+            "Letter": {"type": "string", "title": "Letter", "enum": ["a", "b"]},
+            "Short": {"type": "string", "pattern": "^[a-c]$"},
+            "Name": {"type": "string", "title": "Name"},
+        },
+    },
     "forbidden_property": {"type": "object", "properties": {"a": False, "b": {"type": "null"}}},
     "odd_names": {
         "type": "object",

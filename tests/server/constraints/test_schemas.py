@@ -29,6 +29,10 @@ INSTANCES: dict[str, list[Any]] = {
     "enum": ["a", 'quo"te', 1, 2.5, {"k": [1]}, {"k": [2]}, [], [1], "b", False],
     "typed_enum": ["a", 3, "c"],
     "const": [{"a": [1, {"b": "<|end|>"}]}, {"a": [1, {"b": "x"}]}, {}],
+    "referenced_names": [
+        {"listed": {"a": 1, "b": 2}, "matched": {"c": []}, "only": {"a": None}, "any": {"zz": None}},
+        *({field: {"zz": 1}} for field in ("listed", "matched", "only")),
+    ],
     "multiple": [14, 15, 0, -7],
     "multiple_of_fraction": [0.5, 0.25, 100, 100.5],
     "tuple": [["a", 1], ["a"], ["a", 1, 2], [1, "a"]],
