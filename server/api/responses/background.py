@@ -17,7 +17,7 @@ from server.api.responses.intent import PlannedResponse, plan_response
 from server.api.responses.references import IncomingBody, RequestMeta
 from server.api.responses.response_builder import ResponseBuilder, response_failure
 from server.api.responses.store import Found, Origin
-from server.api.responses.stream import EventReplay, ResponseStream
+from server.api.responses.stream import MAX_KEPT_BYTES, LiveFrames, ResponseStream
 from server.api.services import Services, peek
 from server.engine.client import EngineUnavailableError
 from server.errors import RETRY_AFTER_S, ApiError, RateLimitError, UnavailableError
@@ -43,15 +43,13 @@ async def start_response(
 
 
 class BackgroundResponse:
-    """A background response, which is a Job and Replayable."""
+    """A background response, which is a Job."""
 
     def __init__(
         self, run: Run, builder: ResponseBuilder, origin: Origin, services: Services, record: RequestTrace
     ) -> None:
         self.builder = builder
-        self.followers: set[EventReplay] = set()
-        self.has_ended = False
-        self._run = run
+        self.frames = LiveFrames(origin.client, services.live_frames, MAX_KEPT_BYTES)
         self._origin = origin
         self._services = services
         self._storage = services.storage
@@ -60,17 +58,12 @@ class BackgroundResponse:
         self._is_lost = False
         """Whether it could not be stored, and its failure is not stored yet either."""
         self._end = asyncio.Event()
-        self._stream = ResponseStream(run, builder, self._keep, self._report)
+        self._stream = ResponseStream(run, builder, self._keep, self._report, self.frames)
         self._stream.begin()
-        self.num_ready = len(self.frames)
 
     @property
     def client(self) -> str:
         return self._origin.client
-
-    @property
-    def frames(self) -> Sequence[bytes]:
-        return self._stream.frames
 
     async def run(self) -> None:
         try:
@@ -79,8 +72,7 @@ class BackgroundResponse:
                     await self._stream.cancel()
                 for _ in self._stream.take():
                     pass
-                self.num_ready = len(self.frames)
-                self._wake()
+                await asyncio.sleep(0)  # followers read these events before the next ones are made
         except UnavailableError as error:
             _logger.info("background response continues later: %s", error.message, extra=self._record.ids)
             self._services.jobs.spawn(self._continue)
@@ -97,10 +89,8 @@ class BackgroundResponse:
         await _resume_all([row for row in rows if row.id == name], self._services)
 
     def close(self) -> None:
-        self._run.close()
-        self.has_ended = True
+        self._stream.close()
         self._end.set()
-        self._wake()
 
     async def cancel(self) -> None:
         """End the response; returns when that is stored."""
@@ -132,10 +122,6 @@ class BackgroundResponse:
         if isinstance(error, UnavailableError):
             raise error
         return report_of(error, self._record)
-
-    def _wake(self) -> None:
-        for follower in self.followers:
-            follower.wake()
 
 
 def job_of(response_id: str, client: str, services: Services) -> BackgroundResponse | None:

@@ -18,12 +18,20 @@ from server.api.responses.objects import Compaction, Deleted, InputTokens, ItemL
 from server.api.responses.references import CompactNames, ResponseNames, incoming_body
 from server.api.responses.response_builder import ResponseBuilder, compaction
 from server.api.responses.schema import CompactResponse, CountInputTokens, CreateResponse, ItemsQuery, RetrieveQuery
-from server.api.responses.stream import EventReplay, ResponseStream, StoredFrames, run_to_end, stream_error
+from server.api.responses.stream import (
+    MAX_KEPT_BYTES,
+    EventReplay,
+    LiveFrames,
+    Replayable,
+    ResponseStream,
+    StoredFrames,
+    run_to_end,
+    stream_error,
+)
 from server.api.responses.websocket import Session, lane_of
 from server.api.services import Services, ServicesDep
 from server.errors import ApiError, UpgradeError
 from server.generation.notices import Notice, as_headers
-from server.generation.planning.limits import MAX_ANSWER_MIB
 from server.generation.result import collect
 from server.generation.run import Run
 from server.http.event_stream import EventStream
@@ -34,8 +42,6 @@ from server.storage.storage import NotStoredError
 
 _ALL = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
-_MAX_KEPT_BYTES = MAX_ANSWER_MIB << 20
-"""Most bytes of a stream's events that are kept to be sent again."""
 _STORED_ERRORS = (400, 401, 404, 500)
 
 router = APIRouter(tags=["OpenAI"])
@@ -116,9 +122,11 @@ async def retrieve_response(response_id: str, request: Request, services: Servic
     asked = query_of(RetrieveQuery, request)
     job = job_of(response_id, client, services)
     if asked.stream:
-        replayed = job or StoredFrames(
-            await services.storage.run(lambda rows: store.events_of(rows, response_id, client))
-        )
+        replayed: Replayable
+        if job is not None:
+            replayed = job.frames
+        else:
+            replayed = StoredFrames(await services.storage.run(lambda rows: store.events_of(rows, response_id, client)))
         start = 0 if asked.starting_after is None else asked.starting_after + 1
         return _event_stream(EventReplay(replayed, start), services, {})
     if job is not None:
@@ -173,17 +181,18 @@ class _Answer:
         try:
             await services.storage.run(lambda rows: store.add_pending(rows, response, planned.origin, encode()))
         except BaseException:
-            self.run.close()
+            job.close()
             raise
         services.jobs.start(planned.plan.id, job)
         if planned.plan.stream:
-            return _event_stream(EventReplay(job, 0), services, self._headers)
+            return _event_stream(EventReplay(job.frames, 0), services, self._headers)
         return json_response(response, self._headers)
 
     def streamed(self) -> Response:
         """Answer with the events of the response as they are generated."""
-        max_kept_bytes = _MAX_KEPT_BYTES if self.planned.origin.is_stored else 0
-        stream = ResponseStream(self.run, self.builder, self._keep, self._report, max_kept_bytes)
+        origin = self.planned.origin
+        frames = LiveFrames(origin.client, self.services.live_frames, MAX_KEPT_BYTES if origin.is_stored else 0)
+        stream = ResponseStream(self.run, self.builder, self._keep, self._report, frames)
         return _event_stream(stream, self.services, self._headers)
 
     async def whole(self) -> Response:

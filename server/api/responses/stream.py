@@ -4,7 +4,6 @@ The response is stored before its final event is sent.
 """
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -13,13 +12,19 @@ from starlette.types import Scope
 from server.api.openai.errors import DONE
 from server.api.responses.objects import ResponseEvent, ResponseStreamError
 from server.api.responses.response_builder import ResponseBuilder, response_failure
-from server.errors import ApiError
+from server.errors import ApiError, InvalidRequestError
 from server.generation.events import Event, Usage
 from server.generation.notices import Notice
+from server.generation.planning.limits import MAX_ANSWER_MIB
 from server.http.event_stream import Source, ascii_json
+from server.http.fair_memory import FairMemory
 
 KEEP_ALIVE = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
 """An event of an unknown type, because some clients do not accept a comment as a keep-alive."""
+MAX_KEPT_BYTES = MAX_ANSWER_MIB << 20
+"""Most bytes of a response's events that are kept to be sent again."""
+MAX_LIVE_BYTES = 4 * MAX_KEPT_BYTES
+"""Most bytes of the events of all running responses."""
 Keep = Callable[[ResponseBuilder, Sequence[bytes]], Awaitable[bool]]
 """Stores an ended response and the frames of its stream, before its last event is sent.
 
@@ -52,10 +57,6 @@ class SentFrames:
         """Return the frame after the last event."""
         return DONE
 
-    def failure(self, error: ApiError) -> bytes:
-        """Return the end of a stream that breaks off; its events are not changed."""
-        return DONE
-
 
 class ResponseStream(SentFrames):
     """The live events of a response: both a Source and its Frames.
@@ -64,17 +65,14 @@ class ResponseStream(SentFrames):
     """
 
     def __init__(
-        self, run: ResponseRun, builder: ResponseBuilder, keep: Keep, report: Report, max_kept_bytes: float = math.inf
+        self, run: ResponseRun, builder: ResponseBuilder, keep: Keep, report: Report, frames: "LiveFrames"
     ) -> None:
-        """Frames that take more than `max_kept_bytes` are sent and not kept, and the response has a warning."""
+        """All frames that are sent are added to `frames`. If they are not kept, the response has a warning."""
         self._run = run
         self._builder = builder
         self._keep = keep
         self._report = report
-        self.frames: list[bytes] = []
-        """All frames so far, unless they are not kept. An event's number is its frame's index."""
-        self._max_kept_bytes = max_kept_bytes
-        self._num_bytes = 0
+        self._frames = frames
         self._error: ApiError | None = None
         self._last: list[bytes] | None = None
         self._is_over = False
@@ -95,6 +93,7 @@ class ResponseStream(SentFrames):
         if self._last is not None:
             self._is_over = True
             yield from self._last
+            self._frames.publish()
             return
         try:
             for event in self._run.take():
@@ -103,9 +102,11 @@ class ResponseStream(SentFrames):
             if not self._builder.has_begun:
                 raise
             self._error = self._report(error)
+        self._frames.publish()
 
     def close(self) -> None:
         self._run.close()
+        self._frames.end()
 
     @property
     def keep_alive(self) -> bytes:
@@ -119,6 +120,7 @@ class ResponseStream(SentFrames):
         """Write the events that announce the response."""
         for _ in self._written(self._builder.begin()):
             pass
+        self._frames.publish()
 
     async def cancel(self) -> None:
         """End the response as cancelled, unless it has ended."""
@@ -127,39 +129,35 @@ class ResponseStream(SentFrames):
 
     async def _end(self, events: Iterator[ResponseEvent]) -> None:
         self._last = list(self._written(events))
-        is_cut = 0 < self._max_kept_bytes < self._num_bytes
-        if is_cut:
-            reason = f"The events are not stored, because they take more than {self._max_kept_bytes} bytes."
-            self._builder.warn(Notice("stream", reason))
-        if not await self._keep(self._builder, self.frames) or is_cut:
+        kept = self._frames.complete()
+        if reason := self._frames.cut_because:
+            self._builder.warn(Notice("stream", f"The events are not stored, because {reason}."))
+        if not await self._keep(self._builder, kept) or reason:
             self._last[-1] = frame(self._builder.end_again())
-            if self.frames:
-                self.frames[-1] = self._last[-1]
+            self._frames.replace_last(self._last[-1])
 
     def _written(self, events: Iterable[ResponseEvent]) -> Iterator[bytes]:
         for event in events:
             written = frame(event)
-            self._num_bytes += len(written)
-            if self._num_bytes <= self._max_kept_bytes:
-                self.frames.append(written)
-            else:
-                self.frames.clear()
+            self._frames.add(written)
             yield written
 
 
 class Replayable(Protocol):
-    """A response whose frames can be replayed."""
-
-    num_ready: int
-    """The number of frames that may be read."""
-    has_ended: bool
-    followers: "set[EventReplay]"
-    """Replays to wake when there are more frames."""
+    """A response whose frames can be replayed. An event's number is its frame's index."""
 
     @property
     def frames(self) -> Sequence[bytes]:
-        """All frames so far."""
+        """Frames that can be read, from number `first` on."""
         ...
+
+    first: int
+    """The number of frames before `frames`, which were not kept."""
+    num_ready: int
+    """The number of frames that may be read, with those that were not kept."""
+    has_ended: bool
+    followers: "set[EventReplay]"
+    """Replays to wake when there are more frames."""
 
 
 class StoredFrames:
@@ -167,22 +165,101 @@ class StoredFrames:
 
     def __init__(self, frames: Sequence[bytes]) -> None:
         self.frames = frames
+        self.first = 0
         self.num_ready = len(frames)
         self.has_ended = True
         self.followers: set[EventReplay] = set()
+
+
+class LiveFrames:
+    """The frames of a running response, which are Replayable.
+
+    If they take too much memory, they are not kept: then there are only those that a follower has still to read.
+    """
+
+    def __init__(self, client: str, memory: "FairMemory[LiveFrames]", max_bytes: int) -> None:
+        """`memory` counts the frames of all responses. With a `max_bytes` of 0, frames are not to be kept."""
+        self.frames: list[bytes] = []
+        self.first = 0
+        self.num_ready = 0
+        self.has_ended = False
+        self.followers: set[EventReplay] = set()
+        self.cut_because = ""
+        """Why the frames are not kept, if they were to be."""
+        self._client = client
+        self._memory = memory
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._is_kept = max_bytes > 0
+
+    def add(self, frame: bytes) -> None:
+        """Add a frame, which followers may read after `publish`."""
+        if not (self._is_kept or self.followers):
+            self.first += 1
+            return
+        self.frames.append(frame)
+        self._num_bytes += len(frame)
+        if self._num_bytes > self._max_bytes:
+            self._cut(f"they take more than {self._max_bytes} bytes")
+        self._memory.resize(self, self._client, self._num_bytes)
+
+    def drop(self) -> None:
+        """Keep no frames, because all running responses' take too much memory."""
+        self._cut("the events of your running responses take too much memory")
+
+    def publish(self) -> None:
+        """Let followers read what was added. They run before the next frames are added, unless they are slow."""
+        if not self._is_kept:
+            self._forget(min((one.place for one in self.followers), default=self.first + len(self.frames)))
+            self._memory.resize(self, self._client, self._num_bytes)
+        self.num_ready = self.first + len(self.frames)
+        self._wake()
+
+    def complete(self) -> Sequence[bytes]:
+        """All frames, or none if they are not kept. They are not dropped any more."""
+        self._memory.resize(self, self._client, 0)
+        return tuple(self.frames) if self._is_kept else ()
+
+    def replace_last(self, frame: bytes) -> None:
+        """Replace a frame that was added and not published, if it is there."""
+        if self.frames:
+            self.frames[-1] = frame
+
+    def end(self) -> None:
+        """No more frames come."""
+        self.has_ended = True
+        self._memory.resize(self, self._client, 0)
+        self._wake()
+
+    def _cut(self, reason: str) -> None:
+        if self._is_kept:
+            self._is_kept, self.cut_because = False, reason
+        self._forget(self.num_ready if self.followers else self.first + len(self.frames))
+
+    def _forget(self, end: int) -> None:
+        """Forget the frames before this one."""
+        forgotten = self.frames[: max(0, end - self.first)]
+        del self.frames[: len(forgotten)]
+        self.first += len(forgotten)
+        self._num_bytes -= sum(map(len, forgotten))
+
+    def _wake(self) -> None:
+        for follower in self.followers:
+            follower.wake()
 
 
 class EventReplay(SentFrames):
     """A replay of a response's frames from an index on, both a Source and its Frames. It does not slow generation."""
 
     def __init__(self, replayed: Replayable, start: int) -> None:
+        self.place = start
+        """The index of the next frame."""
         self._replayed = replayed
-        self._place = start
         self._woken = asyncio.Event()
         replayed.followers.add(self)
 
     async def wait(self) -> bool:
-        if self._place >= self._replayed.num_ready:
+        if self.place >= self._replayed.num_ready:
             if self._replayed.has_ended:
                 return False
             await self._woken.wait()
@@ -193,9 +270,19 @@ class EventReplay(SentFrames):
         self._woken.set()
 
     def take(self) -> Iterator[bytes]:
-        end = self._replayed.num_ready
-        yield from self._replayed.frames[self._place : end]
-        self._place = max(self._place, end)
+        first, end = self._replayed.first, self._replayed.num_ready
+        if self.place < first and self.place < end:
+            raise InvalidRequestError(
+                f"Event {self.place} of this response is not kept any more, because its events take too much memory. "
+                "Retrieve the response without 'stream'.",
+                param="starting_after",
+                code="invalid_value",
+            )
+        yield from self._replayed.frames[max(0, self.place - first) : max(0, end - first)]
+        self.place = max(self.place, end)
+
+    def failure(self, error: ApiError) -> bytes:
+        return stream_error(error, {}, self.place)
 
     def close(self) -> None:
         self._replayed.followers.discard(self)

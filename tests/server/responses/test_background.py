@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from scheduler.interface import EngineRequest, RequestOutput
 from server.api.responses.background import resume
 from server.api.responses.store import pending_jobs
+from server.api.responses.stream import EventReplay, LiveFrames
 from server.app import _lifespan
 from server.engine.client import EngineUnavailableError, QueueFullError, RequestFailedError
+from server.errors import InvalidRequestError
+from server.http.fair_memory import FairMemory
 from server.storage.storage import FILE, NotStoredError
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of, error_of, says
@@ -83,6 +87,61 @@ async def test_it_goes_on_when_its_stream_is_left(client: httpx.AsyncClient, eng
     assert kinds_of(told)[:3] == QUEUED
     again = await client.get(f"{RESPONSES}/{told[0]['response']['id']}?stream=true")
     assert again.text == streamed.text
+
+
+async def test_events_that_are_too_large_are_sent_and_not_kept(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.api.responses.background.MAX_KEPT_BYTES", 5000)
+    fields = {"seed": 7, "max_output_tokens": 60}
+    sent = events_of((await client.post(RESPONSES, json=asking(stream=True, **fields))).text)
+    whole_outputs, half, rest = engine._outputs, asyncio.Event(), asyncio.Event()
+
+    async def in_halves(request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+        number = 0
+        async for output in whole_outputs(request):
+            if (number := number + 1) == 50:
+                half.set()
+                await rest.wait()
+            yield output
+
+    monkeypatch.setattr(engine, "_outputs", in_halves)
+    path = await begun(client, **fields)
+    following = asyncio.ensure_future(client.get(f"{path}?stream=true"))
+    await half.wait()
+    assert "not kept" in error_of(await client.get(f"{path}?stream=true"))["message"]
+    rest.set()
+    followed = events_of((await following).text)
+    assert kinds_of(followed) == [*QUEUED, *kinds_of(sent)[2:]]
+    assert [one.get("delta") for one in followed[3:]] == [one.get("delta") for one in sent[2:]]
+    response = (await client.get(path)).json()
+    assert response == followed[-1]["response"]
+    (warning,) = response["warnings"]
+    assert (warning["path"], "5000 bytes" in warning["reason"]) == ("stream", True)
+    assert "no stored events" in error_of(await client.get(f"{path}?stream=true"))["message"]
+
+
+def test_frames_of_all_responses_have_bounded_memory() -> None:
+    memory = FairMemory[LiveFrames](1000, LiveFrames.drop)
+    first, second, other = (LiveFrames(client, memory, 600) for client in ("ann", "ann", "bob"))
+    other.add(b"o" * 300)
+    first.add(b"a" * 400)
+    for frames in (first, other):
+        frames.publish()
+    slow, close = EventReplay(first, 0), EventReplay(first, 0)
+    assert len(list(close.take())) == 1
+    second.add(b"b" * 400)  # ann has 800 of 1100
+    assert (first.complete(), second.complete(), other.complete()) == ((), (b"b" * 400,), (b"o" * 300,))
+    assert "too much memory" in first.cut_because
+    first.add(b"next")
+    first.publish()
+    assert list(close.take()) == [b"next"]
+    with pytest.raises(InvalidRequestError, match="Event 0 "):
+        list(slow.take())
+    slow.close()
+    close.close()
+    first.publish()
+    assert (first.frames, first.num_ready) == ([], 2)
 
 
 async def test_it_is_cancelled(client: httpx.AsyncClient, engine: FakeEngine) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from openai.types.responses import ResponseItemList
 
-from server.api.responses.stream import ResponseStream
+from server.api.responses.stream import LiveFrames
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of, error_of, says
 from tests.server.responses.calling import RESPONSES, asking, events, events_of, text_of, whole
@@ -177,20 +177,20 @@ async def test_an_answer_that_cannot_be_stored_says_so(make_app: Callable[..., F
 async def test_events_that_are_too_large_are_sent_and_not_kept(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams: list[ResponseStream] = []
+    made: list[LiveFrames] = []
 
-    def watched(*args: Any) -> ResponseStream:
-        streams.append(ResponseStream(*args))
-        return streams[-1]
+    def watched(*args: Any) -> LiveFrames:
+        made.append(LiveFrames(*args))
+        return made[-1]
 
-    monkeypatch.setattr("server.api.responses.routes.ResponseStream", watched)
+    monkeypatch.setattr("server.api.responses.routes.LiveFrames", watched)
     sent = await events(client, store=False, seed=7)
-    assert not streams[-1].frames
+    assert not made[-1].frames
     assert "warnings" not in sent[-1]["response"]
-    monkeypatch.setattr("server.api.responses.routes._MAX_KEPT_BYTES", 5000)
+    monkeypatch.setattr("server.api.responses.routes.MAX_KEPT_BYTES", 5000)
     response = (await events(client, seed=7))[-1]["response"]
     assert text_of(response) == text_of(sent[-1]["response"])
-    assert not streams[-1].frames
+    assert not made[-1].frames
     (warning,) = response["warnings"]
     assert (warning["path"], "5000 bytes" in warning["reason"]) == ("stream", True)
     path = f"{RESPONSES}/{response['id']}"
