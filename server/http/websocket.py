@@ -68,10 +68,10 @@ def _drop(websocket: "LimitedWebSocket") -> None:
 
 @dataclass(frozen=True, slots=True)
 class IncomingMessages:
-    """What all websockets share while their messages arrive."""
+    """The turns and the memory that all websockets share while their messages arrive."""
 
     memory: "FairMemory[LimitedWebSocket]"
-    """Of incomplete messages. If they take too much, connections are dropped."""
+    """Memory of incomplete messages. If they take too much, connections are dropped."""
     turns: ParsingTurns = field(default_factory=ParsingTurns)
 
     @classmethod

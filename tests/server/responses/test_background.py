@@ -25,6 +25,7 @@ from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of, error_of, says
 from tests.server.responses.calling import RESPONSES, asking, events_of, kinds_of, text_of, whole
 from tests.server.responses.test_answers import ADDED, DONE, TEXT
+from tests.waiting import until
 
 QUEUED = ["created", "queued", "in_progress"]
 
@@ -92,32 +93,43 @@ async def test_it_goes_on_when_its_stream_is_left(client: httpx.AsyncClient, eng
 async def test_events_that_are_too_large_are_sent_and_not_kept(
     client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.api.responses.background.MAX_KEPT_BYTES", 5000)
-    fields = {"seed": 7, "max_output_tokens": 60}
-    sent = events_of((await client.post(RESPONSES, json=asking(stream=True, **fields))).text)
-    whole_outputs, half, rest = engine._outputs, asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr("server.api.responses.background.MAX_KEPT_BYTES", 8000)
+    made: list[LiveFrames] = []
 
-    async def in_halves(request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+    def watched(*args: Any) -> LiveFrames:
+        made.append(LiveFrames(*args))
+        return made[-1]
+
+    monkeypatch.setattr("server.api.responses.background.LiveFrames", watched)
+    fields = {"seed": 7, "max_output_tokens": 200}
+    sent = events_of((await client.post(RESPONSES, json=asking(stream=True, **fields))).text)
+    outputs_of, is_followed, is_late, goes_on = engine._outputs, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def in_parts(request: EngineRequest) -> AsyncGenerator[RequestOutput]:
+        await is_followed.wait()
         number = 0
-        async for output in whole_outputs(request):
-            if (number := number + 1) == 50:
-                half.set()
-                await rest.wait()
+        async for output in outputs_of(request):
+            if (number := number + 1) == 150:
+                is_late.set()
+                await goes_on.wait()
             yield output
 
-    monkeypatch.setattr(engine, "_outputs", in_halves)
+    monkeypatch.setattr(engine, "_outputs", in_parts)
     path = await begun(client, **fields)
     following = asyncio.ensure_future(client.get(f"{path}?stream=true"))
-    await half.wait()
+    await until(lambda: bool(made[0].followers))
+    is_followed.set()
+    await is_late.wait()
+    await until(lambda: bool(made[0].cut_because))
     assert "not kept" in error_of(await client.get(f"{path}?stream=true"))["message"]
-    rest.set()
+    goes_on.set()
     followed = events_of((await following).text)
     assert kinds_of(followed) == [*QUEUED, *kinds_of(sent)[2:]]
     assert [one.get("delta") for one in followed[3:]] == [one.get("delta") for one in sent[2:]]
     response = (await client.get(path)).json()
     assert response == followed[-1]["response"]
     (warning,) = response["warnings"]
-    assert (warning["path"], "5000 bytes" in warning["reason"]) == ("stream", True)
+    assert (warning["path"], "8000 bytes" in warning["reason"]) == ("stream", True)
     assert "no stored events" in error_of(await client.get(f"{path}?stream=true"))["message"]
 
 
