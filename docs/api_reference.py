@@ -21,6 +21,7 @@ from server.api.chat.schema import ChatCompletionRequest
 from server.api.dialects import DIALECTS
 from server.api.fields.rules import RequestModel
 from server.api.openai.pages import Query
+from server.config import Settings
 from server.generation.notices import MAX_NOTICES
 from server.generation.planning.limits import MAX_ANSWER_MIB
 from server.generation.settings import DecodingSettings, facts_of
@@ -196,7 +197,7 @@ class ApiReference:
         self.components: Mapping[str, Any] = self.document["components"]["schemas"]
         self.answer_objects = components(self.document).keys()
         self.placement = Placement(self.components)
-        self.fields = {path: describe_fields(model, {}) for path, model in BODIES.items()}
+        self.fields = {path: describe_fields(model, {}, Settings()) for path, model in BODIES.items()}
         self.groups: dict[tuple[type[RequestModel], str], FieldGroup] = {}
         for path, model in BODIES.items():
             for name in self.fields[path]:
@@ -431,7 +432,7 @@ class ApiReference:
 
     @staticmethod
     def _filled(text: str) -> str:
-        not_speculated = describe_fields(ChatCompletionRequest, {})["speculation"].excludes
+        not_speculated = describe_fields(ChatCompletionRequest, {}, Settings())["speculation"].excludes
         return text.format(order=" → ".join(SAMPLER_ORDER), not_speculated=code(not_speculated, " and "))
 
 

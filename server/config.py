@@ -294,6 +294,11 @@ class Settings(BaseSettings):
         description="Logprobs of the model's own distribution (raw), or of the one after penalties, temperature and "
         "filters (processed).",
     )
+    max_logprobs: int = Field(
+        20, ge=0, le=1000,
+        description="Most alternatives that a request may ask for with the logprobs of a token. Each takes about "
+        "100 bytes of memory for a token until it is sent.",
+    )  # fmt: skip
 
     data_dir: Path | None = Field(
         None,
@@ -466,12 +471,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Several models": ("models", *OF_SEVERAL),
     "Device and precision": ("device", "dtype", "quantization", "rows", "exact", "cuda_graphs", "threads"),
     "Memory": (
-        "max_model_len",
-        "kv_cache_gib",
-        "kv_cache_dtype",
-        "block_size",
-        "prefix_caching",
-        "state_snapshot_every",
+        *("max_model_len", "kv_cache_gib", "kv_cache_dtype", "block_size", "prefix_caching", "state_snapshot_every"),
     ),
     "Scheduling": (
         *("max_num_seqs", "max_num_batched_tokens", "policy", "max_waiting", "request_timeout_s", "engine_timeout_s"),
@@ -483,7 +483,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("host", "port", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "page", "max_body_mib"),
         *("client_timeout_s", "keepalive_s", "drain_grace_s"),
     ),
-    "API": ("strict", "lenient", "any_model_name", "auto_truncate", "logprobs"),
+    "API": ("strict", "lenient", "any_model_name", "auto_truncate", "logprobs", "max_logprobs"),
     "Images": ("images", "image_cache_gib", "max_images", "max_image_mib", "max_image_megapixels", "image_hosts"),
     "Stored data": ("data_dir", "max_stored_mib", "max_file_mib", "max_files_mib", "max_batch_lines"),
     "Security": (

@@ -15,6 +15,7 @@ from server.api.fields.rules import RequestModel, relations_of
 from server.api.model_services import ModelServices
 from server.api.openapi import answers
 from server.api.services import ModelDep
+from server.config import Settings
 from server.generation.abilities import Classification, Embedding, Scoring
 from server.generation.parsing.call_grammar import MAX_REQUIRED_CALLS
 from server.generation.parsing.choose import REASONING_TAGS, TOOL_FORMATS
@@ -181,7 +182,7 @@ async def capabilities(request: Request, served: ModelDep) -> Response:
         aux_model=served.model.aux_model,
         dola_layers=info.num_early_exits,
         endpoints={
-            path: _mark_refused(describe_fields(body, defaults), served.planner().unsupported)
+            path: _mark_refused(describe_fields(body, defaults, served.settings), served.planner().unsupported)
             for path, body in bodies_of(request.app.state.dialects).items()
         },
     )
@@ -233,7 +234,9 @@ def bodies_of(dialects: Sequence[Dialect]) -> Mapping[str, type[RequestModel]]:
     return {path: body for dialect in dialects for path, body in dialect.requests.items()}
 
 
-def describe_fields(request: type[RequestModel], defaults: Mapping[str, object]) -> dict[str, FieldCapability]:
+def describe_fields(
+    request: type[RequestModel], defaults: Mapping[str, object], settings: Settings
+) -> dict[str, FieldCapability]:
     """Each field of a request model, from its JSON schema; `defaults` are the served model's and the server's."""
     schema = request.model_json_schema()
     definitions = schema.get("$defs", {})
@@ -241,13 +244,23 @@ def describe_fields(request: type[RequestModel], defaults: Mapping[str, object])
     relations = relations_of(request)
     return {
         name: _describe(
-            resolve(field, definitions),
+            _bounded(resolve(field, definitions), settings),
             name in required,
             field["x-default"] if "x-default" in field else _default(request, name, defaults),
             [*relations[name].excludes, *(other for other, one in relations.items() if name in one.excludes)],
         )
         for name, field in schema["properties"].items()
     }
+
+
+def _bounded(schema: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """The schema of a field, with the highest value that a setting allows."""
+    own = {key: value for key, value in schema.items() if key != "x-setting"}
+    if "x-setting" in schema:
+        own["maximum"] = getattr(settings, schema["x-setting"])
+    if "anyOf" in schema:
+        own["anyOf"] = [_bounded(one, settings) for one in schema["anyOf"]]
+    return own
 
 
 def _mark_refused(fields: dict[str, FieldCapability], unsupported: Collection[str]) -> dict[str, FieldCapability]:

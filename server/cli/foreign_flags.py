@@ -181,7 +181,6 @@ FOREIGN: Mapping[str, Foreign] = {
         "A model is on one device. If it does not fit, use --quantization int4 or --device cpu."
     ),
     "--max-num-queued-reqs": Refused("--max-waiting limits the choices (answers) that wait."),
-    "--max-logprobs": Refused("Up to 20 top_logprobs are always allowed; leave it out."),
     "--seed": Refused("Send `seed` with each request. Without one, each request gets a seed that its answer reports."),
     "--override-generation-config": Refused("Put the values into the model's generation_config.json."),
     "--speculative-config": Refused("Use --speculation METHOD, with --draft-model or --heads; `auto` is the default."),

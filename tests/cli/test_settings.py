@@ -118,6 +118,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "lenient": ("true", True),
     "any_model_name": ("true", True),
     "auto_truncate": ("true", True),
+    "max_logprobs": ("30", 30),
     "api_keys_file": ("keys.txt", Path("keys.txt")),
     "isolate_keys": ("true", True),
     "cors_origins": ("https://a.example", ("https://a.example",)),

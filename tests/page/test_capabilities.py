@@ -5,9 +5,10 @@ import pytest
 
 from server.api.capabilities import describe_fields
 from server.api.chat.schema import ChatCompletionRequest
+from server.config import Settings
 from server.page.capabilities import PAGE_FIELDS, Field, FieldDescription, Kind, conflicts, fields_of
 
-_BODY = describe_fields(ChatCompletionRequest, {})
+_BODY = describe_fields(ChatCompletionRequest, {}, Settings())
 DESCRIBED = msgspec.convert(msgspec.to_builtins(_BODY), dict[str, FieldDescription])
 FIELDS = fields_of(DESCRIBED)
 

@@ -5,11 +5,12 @@ import pytest
 
 from server.api.capabilities import describe_fields
 from server.api.chat.schema import ChatCompletionRequest
+from server.config import Settings
 from server.page.capabilities import FieldDescription, fields_of, has_fields
 from server.page.compare.presets import BEAM_PRESETS, FIRST, PRESETS, offered
 
 DESCRIBED = msgspec.convert(
-    msgspec.to_builtins(describe_fields(ChatCompletionRequest, {})),
+    msgspec.to_builtins(describe_fields(ChatCompletionRequest, {}, Settings())),
     dict[str, FieldDescription],
 )
 ALL = (*PRESETS, *BEAM_PRESETS)

@@ -86,9 +86,36 @@ async def test_tools_as_transformers_makes_them(client: httpx.AsyncClient, engin
     assert "get_weather" in byte_level_tokenizer().decode(engine.requests[-1].prompt, skip_special_tokens=False)
 
 
-async def test_twenty_logprobs_of_a_completion(client: httpx.AsyncClient, engine: FakeEngine):
-    await answered(client, COMPLETIONS, completion(logprobs=20))
-    assert engine.requests[-1].sampling.logprobs == 20
+ALTERNATIVES: list[tuple[str, Callable[[int], dict[str, Any]], str]] = [
+    (COMPLETIONS, lambda num: completion(logprobs=num), "logprobs"),
+    (COMPLETIONS, lambda num: completion(prompt_logprobs=num), "prompt_logprobs"),
+    (COMPLETIONS, lambda num: completion(n_probs=num), "n_probs"),
+    (CHAT, lambda num: chat(logprobs=True, top_logprobs=num), "top_logprobs"),
+    (CHAT, lambda num: chat(n_probs=num), "n_probs"),
+    ("/v1/responses", lambda num: {"model": "tiny", "input": "hi", "top_logprobs": num}, "top_logprobs"),
+    ("/completion", lambda num: {"prompt": "hi", "n_predict": 2, "n_probs": num}, "n_probs"),
+    (
+        "/api/chat",
+        lambda num: chat(max_tokens=None, stream=False, logprobs=True, top_logprobs=num),
+        "top_logprobs",
+    ),
+]
+
+
+async def test_alternatives_of_a_token_are_bounded_by_a_setting(make_app: Callable[..., FastAPI], engine: FakeEngine):
+    for most, settings in ((20, {}), (40, {"max_logprobs": 40}), (1, {"max_logprobs": 1})):
+        async with client_of(make_app(**settings)) as client:
+            for path, body, name in ALTERNATIVES:
+                await answered(client, path, body(most))
+                asked = engine.requests[-1].sampling
+                assert most in (asked.logprobs, asked.prompt_logprobs)
+                response = await client.post(path, json=body(most + 1))
+                assert response.status_code == 400
+                assert f"'{name}': integer above maximum value. Expected a value <= {most}, " in response.text
+                assert "--max-logprobs" in response.text
+            fields = (await client.get("/v1/capabilities")).json()["endpoints"]
+            described = fields[CHAT]["top_logprobs"]["values"]["anyOf"]
+            assert {"type": "integer", "minimum": 0, "maximum": most} in described
 
 
 async def test_any_model_name(make_app: Callable[..., FastAPI], engine: FakeEngine):

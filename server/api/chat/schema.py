@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from server.api.fields.foreign import MAX_LOGPROBS, NPredict, NProbs, NumPredict
+from server.api.fields.decoding import NumAlternatives
+from server.api.fields.foreign import NPredict, NProbs, NumPredict
 from server.api.fields.generation import MAX_TOKENS
 from server.api.fields.messages import Message, TextContent, for_template, text_of
 from server.api.fields.openai import AccountFields, SamplingFields, shared_fields
@@ -52,11 +53,9 @@ class ChatCompletionRequest(ToolFields, AccountFields, ReasoningFields, Sampling
     n_predict: NPredict = same_as("max_completion_tokens", "llama.cpp's name; -1 is no limit.")
     num_predict: NumPredict = same_as("max_completion_tokens", "Ollama's name; 0 or less is no limit.")
     logprobs: bool | None = Field(None, description="Report the log-probability of each token.")
-    top_logprobs: int | None = Field(
+    top_logprobs: NumAlternatives | None = Field(
         None,
-        ge=0,
-        le=MAX_LOGPROBS,
-        description="Report this many alternatives for each token.",
+        description="Report this many alternatives for each token, at most the setting `max_logprobs`.",
         json_schema_extra=related(requires=["logprobs"]),
     )
     n_probs: NProbs = same_as("top_logprobs", "llama.cpp's name, which needs no `logprobs`; 0 reports nothing.")

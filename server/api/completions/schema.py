@@ -5,8 +5,8 @@ from typing import Annotated, Self, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.api.fields.decoding import TokenId
-from server.api.fields.foreign import MAX_LOGPROBS, NPredict, NProbs, NumPredict
+from server.api.fields.decoding import NumAlternatives, TokenId
+from server.api.fields.foreign import NPredict, NProbs, NumPredict
 from server.api.fields.openai import SamplingFields, shared_fields
 from server.api.fields.rules import problem, related, same_as
 from server.generation.notices import Notice
@@ -51,8 +51,10 @@ class CompletionRequest(SamplingFields):
     n_predict: NPredict = same_as("max_tokens", "llama.cpp's name; -1 is no limit.")
     num_predict: NumPredict = same_as("max_tokens", "Ollama's name; 0 or less is no limit.")
     echo: bool | None = Field(None, description="Return the prompt before the completion, also in the logprobs.")
-    logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="Report the logprobs of each token and of this many alternatives."
+    logprobs: NumAlternatives | None = Field(
+        None,
+        description="Report the logprobs of each token and of this many alternatives, at most the setting "
+        "`max_logprobs`.",
     )
     n_probs: NProbs = same_as("logprobs", "llama.cpp's name; 0 reports nothing.")
 

@@ -93,6 +93,9 @@ MAX_BREAKER_LENGTH = 40
 MAX_LAYERS = 256
 
 TokenId = Annotated[int, Field(ge=0)]
+NUM_ALTERNATIVES = Field(ge=0, le=2**31 - 1, json_schema_extra={"x-setting": "max_logprobs"})
+NumAlternatives = Annotated[int, NUM_ALTERNATIVES]
+"""How many of the most probable tokens are reported for each token. The planner compares it with the setting."""
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stop = Annotated[
     Annotated[StopString, Tag("<string>")]

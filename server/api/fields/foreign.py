@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from server.api.fields.decoding import NUM_ALTERNATIVES
 from server.api.fields.rules import (
     SUPPORTED_ONLY,
     Anything,
@@ -65,11 +66,7 @@ NumPredict = Annotated[
 ]
 """A number of tokens in Ollama; 0 or less is no limit."""
 
-MAX_LOGPROBS = 20
-"""The most alternatives that are reported for a token."""
-NProbs = Annotated[
-    Annotated[WholeNumber, Field(ge=0, le=MAX_LOGPROBS)] | None, AfterValidator(lambda value: value or None)
-]
+NProbs = Annotated[Annotated[WholeNumber, NUM_ALTERNATIVES] | None, AfterValidator(lambda value: value or None)]
 """A number of alternatives in llama.cpp; 0 reports nothing."""
 
 

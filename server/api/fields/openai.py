@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from server.api.fields.decoding import EarlyStopping, TokenId
+from server.api.fields.decoding import EarlyStopping, NumAlternatives, TokenId
 from server.api.fields.generation import GenerationFields, generation_fields
 from server.api.fields.rules import Opaque, RequestModel, at_most, hint, no_effect, problem, related, same_as
 from server.generation.constraints.fragment import Constraint
@@ -38,7 +38,6 @@ class AccountFields(RequestModel):
     )
 
 
-MAX_PROMPT_LOGPROBS = 20
 MAX_LISTED_TOKENS = 128
 
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
@@ -91,10 +90,11 @@ class BeamSearchFields(RequestModel):
 class SamplingFields(BeamSearchFields, GenerationFields, OpenAIFields):
     """All fields that completions and chat completions share, including reports."""
 
-    prompt_logprobs: int | None = Field(
-        None, ge=0, le=MAX_PROMPT_LOGPROBS, description="Report this many alternatives for each token of the prompt.",
+    prompt_logprobs: NumAlternatives | None = Field(
+        None,
+        description="Report this many alternatives for each token of the prompt, at most the setting `max_logprobs`.",
         json_schema_extra=related(excludes=["stream"]),
-    )  # fmt: skip
+    )
     return_token_ids: bool | None = Field(None, description="Report the token ids of prompt and output.")
     return_token_sources: bool | None = Field(
         None,

@@ -8,7 +8,8 @@ The JSON schema of a field says how it is treated, and /v1/capabilities is made 
 - `x-requires`, `x-excludes`: fields that it needs, and fields that it excludes (named on one of the two), checked here;
 - `x-off`: values that ask for nothing, as null, false and empty ones do; with `x-on`, false asks for something;
 - `x-same-as`: the field for which this one is another server's name;
-- `x-default`: the API's default, if it does not use the model's.
+- `x-default`: the API's default, if it does not use the model's;
+- `x-setting`: the setting that is the highest value of a number.
 """
 
 import difflib

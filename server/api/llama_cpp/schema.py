@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from model_runner.read_numbers import whole_number
-from server.api.fields.decoding import MAX_BREAKERS, Breaker, StopString, TokenId
+from server.api.fields.decoding import MAX_BREAKERS, Breaker, NumAlternatives, StopString, TokenId
 from server.api.fields.foreign import ForeignSettings, NumPredict
-from server.api.fields.openai import MAX_PROMPT_LOGPROBS
 from server.api.fields.rules import (
     SUPPORTED_ONLY,
     SUPPORTED_VALUES_ONLY,
@@ -168,10 +167,10 @@ class LlamaFields(ForeignSettings, GuidedFields):
         json_schema_extra=related(excludes=["ignore_eos"]),
     )  # fmt: skip
 
-    n_probs: int | None = _field(
-        "Report the log-probabilities of each token and of this many alternatives.", "n_probs",
-        ge=0, le=MAX_PROMPT_LOGPROBS,
-    )  # fmt: skip
+    n_probs: NumAlternatives | None = _field(
+        "Report the log-probabilities of each token and of this many alternatives, at most the setting `max_logprobs`.",
+        "n_probs",
+    )
     return_tokens: bool | None = Field(None, description="Report the ids of the output; a stream always does.")
     timings_per_token: bool | None = Field(None, description="Send the timings so far with every chunk of a stream.")
     response_fields: list[Annotated[str, Field(max_length=256)]] | None = Field(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from server.api.fields.decoding import NumAlternatives
 from server.api.fields.reasoning import Think
 from server.api.fields.rules import SUPPORTED_ONLY, RequestModel, hint, problem, refused, related, same_as
 from server.api.fields.structured import GuidedFields
@@ -139,8 +140,8 @@ class OllamaFields(KeptFields, GuidedFields):
         json_schema_extra=related(excludes=["raw", "suffix"]),
     )  # fmt: skip
     logprobs: bool | None = Field(None, description="Report the log-probability of each token.")
-    top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="Report this many alternatives for each token.",
+    top_logprobs: NumAlternatives | None = Field(
+        None, description="Report this many alternatives for each token, at most the setting `max_logprobs`.",
         json_schema_extra=related(requires=["logprobs"]),
     )  # fmt: skip
     shift: bool | None = hint(

@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from server.api.fields.foreign import MAX_LOGPROBS, NPredict, NProbs, NumPredict
+from server.api.fields.decoding import NumAlternatives
+from server.api.fields.foreign import NPredict, NProbs, NumPredict
 from server.api.fields.generation import MAX_TOKENS, MODEL, ConversationFields, OneAnswerFields, ReasoningEffort
 from server.api.fields.openai import AccountFields, EndUser
 from server.api.fields.rules import (
@@ -191,11 +192,10 @@ class CreateResponse(InputFields, AccountFields, ConversationFields, OneAnswerFi
         "default, refuses it.",
     )
     max_tool_calls: int | None = no_effect("The most calls of hosted tools, which this server does not have.", ge=1)
-    top_logprobs: int | None = Field(
+    top_logprobs: NumAlternatives | None = Field(
         None,
-        ge=0,
-        le=MAX_LOGPROBS,
-        description="Report the log-probabilities of the text's tokens and of this many alternatives.",
+        description="Report the log-probabilities of the text's tokens and of this many alternatives, at most the "
+        "setting `max_logprobs`.",
     )
     include: list[Includable] | None = Field(
         None,

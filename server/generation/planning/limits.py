@@ -26,6 +26,8 @@ class RequestLimits:
     """Choices that may wait in addition to the running ones."""
     clamps: bool
     """Whether a `max_tokens` that does not fit is reduced to what fits, instead of refused."""
+    max_logprobs: int
+    """Alternatives that may be reported for a token."""
     shortens: bool = False
     """Whether the server was started with --max-model-len, which may be below the model's own limit."""
 
@@ -83,6 +85,17 @@ class RequestLimits:
             message = f"The request asks for {num} {kind} in all, and this server holds at most {most} at a time."
             param = request.path(name if each > 1 else "prompt")
             raise InvalidRequestError(message, param=param, code="integer_above_max_value")
+
+    def check_logprobs(self, request: GenerationRequest) -> None:
+        """Refuses to report more alternatives of a token than the server's setting allows."""
+        for name, num in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+            if num is not None and num > self.max_logprobs:
+                path = request.path(name)
+                message = (
+                    f"Invalid '{path}': integer above maximum value. Expected a value <= {self.max_logprobs}, which "
+                    f"the server's --max-logprobs sets, but got {num} instead."
+                )
+                raise InvalidRequestError(message, param=path, code="integer_above_max_value")
 
     def check_beams(self, beams: BeamSearch | None, request: GenerationRequest) -> None:
         """Refuses more beams than run at a time, and a search for no output."""

@@ -108,6 +108,7 @@ class Planner:
             info,
             max_waiting=settings.max_waiting,
             clamps=not settings.strict,
+            max_logprobs=settings.max_logprobs,
             shortens=settings.max_model_len is not None,
         )
 
@@ -142,6 +143,7 @@ class Planner:
         if request.pooling is None:
             self._model.abilities.check_generates(name)
             self._limits.check_queue(request)
+            self._limits.check_logprobs(request)
         if self._settings.template_date is not None:
             request = replace(request, prompts=tuple(map(self._dated, request.prompts)))
         encoded = [self._encoded(prompt, request, notices) for prompt in request.prompts]
