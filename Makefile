@@ -7,6 +7,7 @@
 # make test-clients                third-party agents and SDKs against the server; installs 2 GB
 # make test-suites                 vLLM's and llama.cpp's test suites against the server; downloads them
 # make test-hopper                 Triton's kernels as machine code for an H200
+# make recording                   answers of all kinds of models; BEFORE=FOLDER compares them with those there
 # make test-ray                    replicas on Ray Serve; installs Ray
 # make test-newest                 the newest versions of dependencies that are allowed; make constraints keeps them
 # make docs                        the documentation as a site, in build/site
@@ -18,12 +19,13 @@ PORT ?=
 MODEL ?=
 ARGS ?=
 SUITES ?=
+BEFORE ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes start in tests
-.PHONY: help serve test test-fresh test-clients test-suites test-hopper test-ray test-wheel test-newest constraints quick check docs format bench sanitize wheel embedded-wheel clean \
+.PHONY: help serve test test-fresh test-clients test-suites test-hopper test-ray test-wheel test-newest constraints recording quick check docs format bench sanitize wheel embedded-wheel clean \
 	check-style check-types check-imports check-site
 
 VENV := .venv
@@ -58,7 +60,7 @@ PROGRESS := awk '/^ *Downloading |^Building |^Installing collected|^Successfully
 	{ print "   " substr($$0, 1, 100); fflush() }'
 
 help:
-	@sed -n 's/^# //p' Makefile | head -14
+	@sed -n 's/^# //p' Makefile | head -15
 
 serve: $(VENV)/installed
 	@exec $(BIN)/samewise serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -105,6 +107,12 @@ constraints: $(NEWEST)/installed
 			-e 's/^pymdown-extensions.*/&; python_full_version >= "3.11.5"/'; } > build/constraints.txt
 	@mv build/constraints.txt constraints.txt
 	@git diff --stat constraints.txt
+
+# The last commands fail together, so that a difference of one instruction set does not hide another's.
+recording: $(VENV)/installed-dev
+	@failed=0; for isa in avx512 avx2 portable interpreted; do \
+		$(BIN)/python -m tests.recording $(if $(BEFORE),compare $(BEFORE)/$$isa.json,record build/recording/$$isa.json --isa $$isa) \
+			|| failed=1; done; exit $$failed
 
 quick: check
 	@$(BIN)/python -m pytest $(QUICK_TESTS) $(ARGS)

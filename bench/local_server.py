@@ -49,7 +49,7 @@ async def started(
 
     Raises RuntimeError if it does not become ready or exits with a code other than 0.
     """
-    port = _free_port()
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         *command, "--host", "127.0.0.1", "--port", str(port), env={**environment(), **variables}
     )
@@ -112,7 +112,8 @@ async def _until_ready(url: str, process: asyncio.subprocess.Process) -> None:
     raise RuntimeError(f"the server exited with code {process.returncode} before it was ready")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

@@ -197,3 +197,50 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_string(key, value)
         case _:
             writer.add_array(key, value)
+
+
+def random_blocks(kind: str, rows: int, width: int, seed: int) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+    """Blocks [rows, bytes of a row] whose weights have a deviation of about 1 / sqrt(width)."""
+    block_format = gguf.GGMLQuantizationType[kind]
+    generator = np.random.default_rng(seed)
+    if kind in ("F16", "BF16"):
+        weights = (generator.standard_normal((rows, width)) * width**-0.5).astype(np.float32)
+        return gguf.quantize(weights, block_format), block_format
+    weights, num_bytes = gguf.GGML_QUANT_SIZES[block_format]
+    blocks = generator.integers(0, 256, (rows * width // weights, num_bytes), np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = 120
+    for at in _HALVES.get(kind, ()):
+        blocks[:, at : at + 2] = np.float16(1e-3).view(np.uint16).reshape(1).view(np.uint8)
+    blocks = blocks.reshape(rows, -1)
+    spread = float(gguf.dequantize(blocks, block_format).std())
+    if kind in _HALVES:
+        scale = np.float16(1e-3 * width**-0.5 / spread).view(np.uint16).reshape(1).view(np.uint8)
+        for at in _HALVES[kind]:
+            blocks.reshape(-1, num_bytes)[:, at : at + 2] = scale
+    return blocks, block_format
+
+
+_HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_S", "IQ2_XS", "IQ1_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q6_K": (208,),
+    "Q3_K": (108,),
+    "Q2_K": (80, 82),
+    "TQ2_0": (64,),
+}
+"""Places of the scales and minimums in half precision."""
+
+
+def in_blocks(formats: Mapping[str, str]) -> Callable[[Contents], None]:
+    """Replace tensors by random blocks, by the stems of their names."""
+
+    def change(contents: Contents) -> None:
+        for number, (name, tensor) in enumerate(contents.tensors.items()):
+            if (kind := formats.get(name.split(".")[-2])) is None or not name.endswith("weight"):
+                continue
+            rows, width = int(np.prod(tensor.shape[:-1])), tensor.shape[-1]
+            blocks, contents.raw[name] = random_blocks(kind, rows, width, number)
+            contents.tensors[name] = blocks.reshape(*tensor.shape[:-1], -1)
+
+    return change
