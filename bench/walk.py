@@ -123,7 +123,7 @@ class NativeLibrary:
         function, file = getattr(self._library, name), defining_file(name)
 
         def call(*arguments: Any) -> Any:
-            self._recorder.enter_native(file, sys._getframe(1))
+            self._recorder.enter_native(file, inspect.currentframe())
             return function(*arguments)
 
         setattr(self, name, call)
