@@ -35,14 +35,22 @@ class Recorder:
     """Counts entries into files of the project, while it records."""
 
     def __init__(self, root: Path = ROOT, packages: Sequence[str] = PACKAGES) -> None:
-        self.entries: dict[str, int] = {}
-        """By file below the root, in the order of their first entries."""
+        self._counts: dict[str, int] = {}
+        self._seen_at_home: dict[str, None] = {}
+        """Files that the thread with `installed` entered, in the order of their first entries."""
+        self._home = threading.get_ident()
         self._folders = tuple(f"{root / package}/" for package in packages)
         self._root = root
         self._lock = threading.Lock()
         self._thread = threading.local()
         """`num_imports` is how many bodies of modules and classes are running in a thread."""
         self._records = False
+
+    @property
+    def entries(self) -> dict[str, int]:
+        """By file below the root, in the order of their first entries; at last, by name, files of other threads."""
+        others = sorted(self._counts.keys() - self._seen_at_home.keys())
+        return {file: self._counts[file] for file in (*self._seen_at_home, *others)}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -56,6 +64,7 @@ class Recorder:
     def installed(self) -> Iterator[None]:
         """Watch this thread and threads that it starts, so that `start` and `stop` may come from any thread."""
         before = sys.getprofile()
+        self._home = threading.get_ident()
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
         try:
@@ -64,10 +73,20 @@ class Recorder:
             sys.setprofile(before)
             threading.setprofile(before)
 
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Leave out what this thread does, while other threads are recorded."""
+        before = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
     def start(self) -> None:
         """Record from here on, from nothing."""
         with self._lock:
-            self.entries = {}
+            self._counts, self._seen_at_home = {}, {}
         self._records = True
 
     def stop(self) -> None:
@@ -91,7 +110,9 @@ class Recorder:
 
     def _count(self, file: str) -> None:
         with self._lock:
-            self.entries[file] = self.entries.get(file, 0) + 1
+            self._counts[file] = self._counts.get(file, 0) + 1
+            if threading.get_ident() == self._home:
+                self._seen_at_home[file] = None
 
     def _file_above(self, frame: FrameType | None) -> str | None:
         """The file of the nearest function of the project."""

@@ -122,9 +122,18 @@ def image(recorder: Recorder, scratch: Path) -> dict[str, int]:
     for name in range(1, _REPEATS + 1):
         shown = make_image(layout, image_file(60, 40, name), (60, 40), name)
         with recorder.recording():
-            _run(engine, EngineRequest(f"image {name}", _PROMPT, _GREEDY, 1, images=(shown,)))
+            engine.add(EngineRequest(f"image {name}", _PROMPT, _GREEDY, 1, images=(shown,)))
+            engine.step()  # begins to compute the image
+            with recorder.unseen():
+                _wait_encoded(engine, name)
+            engine.step()
         walks.append(recorder.entries)
     return least(walks)
+
+
+def _wait_encoded(engine: Any, count: int) -> None:
+    while engine.runner.images.stats().encoded < count:
+        time.sleep(0.01)
 
 
 def chat(recorder: Recorder, scratch: Path) -> dict[str, int]:

@@ -97,7 +97,10 @@ def _gguf(family: str, formats: Mapping[str, str], folder: Path) -> Path:
 
 def _quantized(kind: str, folder: Path) -> Path:
     """A checkpoint in a published format. The plain weights that `write_pair` also writes are not served."""
-    return _with_vocabulary(write_pair(folder, kind)[0])
+    written = _with_vocabulary(write_pair(folder, kind)[0])
+    config = json.loads((written / "config.json").read_text())
+    (written / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1024}))
+    return written
 
 
 def _images(family: str, placeholder: str, folder: Path) -> Path:
