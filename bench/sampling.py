@@ -22,7 +22,7 @@ from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.models.repository import cache_folder
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw
+from model_runner.sampling.sampler import NativeDraw, Sampler
 from model_runner.sampling.truncations import NativeTruncations
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.controller import SpeculationController
@@ -57,14 +57,11 @@ class SamplingCost:
     sample_us: float
 
 
-def measure(name: str, num_rows: int, seconds: float, kernels: Kernels | None) -> SamplingCost:
+def measure(name: str, num_rows: int, seconds: float, kernels: Kernels) -> SamplingCost:
     """Measure both parts; each result is the minimum of many runs."""
     device = torch.device("cpu")
     sampling = SamplingState(num_rows, VOCAB_SIZE, device)
-    if kernels is None:
-        sampler = Sampler(TorchDraw(VOCAB_SIZE, device))
-    else:
-        sampler = Sampler(NativeDraw(kernels, divides=True), truncations=NativeTruncations(kernels))
+    sampler = Sampler(NativeDraw(kernels, divides=True), truncations=NativeTruncations(kernels))
     search = ContrastiveSearch(sampling, sampler, 8192)
     generations = BlockGenerations(num_rows * CONTEXT // BLOCK_SIZE)
     blocks = Blocks(len(generations), BLOCK_SIZE, num_rows, generations)
@@ -135,11 +132,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the CPU time of sampling tokens.")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--seconds", type=float, default=0.5, help="duration of each measurement")
-    parser.add_argument("--torch", action="store_true", help="without the native kernels")
     parser.add_argument("--output", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    kernels = None if arguments.torch else Kernels(build_kernels(cache_folder()), threads=1)
+    kernels = Kernels(build_kernels(cache_folder()), threads=1)
     results = [measure(name, num, arguments.seconds, kernels) for name in SETTINGS for num in arguments.rows]
     Console().print(table(results))
     if arguments.output:

@@ -64,9 +64,6 @@ class RunnerParts:
     """None if the package llguidance is not installed."""
     scoring: Scoring = field(default_factory=Scoring)
     pooler: Pooler = field(default_factory=Pooler)
-    needs_clean_blocks: bool = False
-    """Whether blocks must be cleared before they are reused (`AttentionBackend.needs_clean_blocks`)."""
-    presamples: bool = False
     is_async: bool = False
     """Whether the host can work while the device computes (`Platform.is_async`)."""
     drafter: TargetModel | None = None
@@ -155,7 +152,7 @@ def _put_together(
     assert target is not None
     grammars = _make_grammars(config.model, shapes.target.vocab_size)
     sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device, grammars)
-    sampler = platform.make_sampler(shapes.target.vocab_size, config.logprobs_mode)
+    sampler = platform.make_sampler(config.logprobs_mode)
     controller = SpeculationController()
     drafter = _companion(target, draft, platform, plan.max_model_len + blocks.scratch_tokens)
     with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
@@ -185,8 +182,6 @@ def _put_together(
         grammars=grammars,
         scoring=_make_scoring(amateur, early_exit, ties_embeddings=shapes.target.num_shared > 0),
         pooler=Pooler(load_classification_head(config.model, target.model.config)),
-        needs_clean_blocks=target.attention.needs_clean_blocks,
-        presamples=platform.presamples,
         is_async=platform.is_async,
         drafter=drafter,
         learning=learning,

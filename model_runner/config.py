@@ -37,8 +37,7 @@ class RunnerConfig:
     dtype: DType = "auto"
     """auto: float32 on CPU, the checkpoint's type on CUDA."""
     quantization: Quantization = "auto"
-    """auto: int8 on CPU if the native kernels can be built, otherwise none. int8 is for CPU, fp8 for CUDA,
-    int4 for both."""
+    """auto: int8 on CPU, none on CUDA. int8 is for CPU, fp8 for CUDA, int4 for both."""
     keeps_blocks: bool = False
     """Whether weights that a checkpoint stores in blocks (GGUF, GPTQ, AWQ) are multiplied in these blocks on CPU, if
     `quantization` and `rows` are auto."""

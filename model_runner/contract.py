@@ -4,7 +4,7 @@ A *key* names one choice of one request for as long as it runs. The scheduler de
 logits and probabilities stay in the runner until it commits them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal, NamedTuple, TypeVar, overload
@@ -469,24 +469,11 @@ class StepPlan:
         """Keys of the scheduled choices."""
         return [entry.key for entry in self.scheduled]
 
-    def fresh_blocks(self, block_size: int) -> list[tuple[int, int]]:
-        """Blocks with stale content, as (group, block): all new ones, except shared ones and targets of copies."""
-        fresh = [(0, block) for block in self._blocks_from(lambda num_computed: -(-num_computed // block_size))]
-        fresh += [(placed.group, placed.block) for entry in self.scheduled for placed in entry.placed]
-        for admitted in self.admitted:
-            first = -(-admitted.num_computed // block_size)
-            fresh += [(placed.group, placed.block) for placed in admitted.placed if placed.at >= first]
-        return fresh
-
     def written_blocks(self, block_size: int) -> list[int]:
         """Blocks that will be written to: all blocks that the plan hands out, except shared ones, which are full."""
-        return self._blocks_from(lambda num_computed: num_computed // block_size)
-
-    def _blocks_from(self, first: Callable[[int], int]) -> list[int]:
-        """New blocks of running choices, and blocks of admitted ones from index `first(num_computed)` on."""
         blocks = [block for entry in self.scheduled for block in entry.new_blocks]
         for admitted in self.admitted:
-            blocks += admitted.blocks[first(admitted.num_computed) :]
+            blocks += admitted.blocks[admitted.num_computed // block_size :]
         return blocks
 
 

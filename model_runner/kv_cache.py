@@ -42,12 +42,6 @@ class KVLayout(Protocol):
     def values_at(self, values: Tensor, block: Tensor, offset: Tensor) -> Tensor:
         """[.., kv_heads, value_dim] of places [..]."""
 
-    def keys_of(self, keys: Tensor, blocks: Tensor, key_dim: int) -> Tensor:
-        """[n, kv_heads, key_dim, block_size] of n blocks."""
-
-    def values_of(self, values: Tensor, blocks: Tensor) -> Tensor:
-        """[n, kv_heads, block_size, value_dim] of n blocks."""
-
 
 class PlainLayout(KVLayout):
     """Keys [.., kv_heads, key_dim, block_size] and values [.., kv_heads, block_size, value_dim]."""
@@ -69,12 +63,6 @@ class PlainLayout(KVLayout):
 
     def values_at(self, values: Tensor, block: Tensor, offset: Tensor) -> Tensor:
         return values[block, :, offset]
-
-    def keys_of(self, keys: Tensor, blocks: Tensor, key_dim: int) -> Tensor:
-        return keys.index_select(0, blocks)
-
-    def values_of(self, values: Tensor, blocks: Tensor) -> Tensor:
-        return values.index_select(0, blocks)
 
 
 class Bf16Pairs(KVLayout):
@@ -103,12 +91,6 @@ class Bf16Pairs(KVLayout):
 
     def values_at(self, values: Tensor, block: Tensor, offset: Tensor) -> Tensor:
         return values[block, :, offset // 2, :, offset % 2]
-
-    def keys_of(self, keys: Tensor, blocks: Tensor, key_dim: int) -> Tensor:
-        return keys.index_select(0, blocks).transpose(3, 4).flatten(2, 3)[:, :, :key_dim].contiguous()
-
-    def values_of(self, values: Tensor, blocks: Tensor) -> Tensor:
-        return values.index_select(0, blocks).transpose(3, 4).flatten(2, 3)
 
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -251,20 +233,11 @@ class KVCache:
         self._layout.put_keys(_movable(self.keys[layer]), block_of, offset_of, _movable(key))
         self._layout.put_values(_movable(self.values[layer]), block_of, offset_of, _movable(value))
 
-    def read_blocks(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [n, kv_heads, key_dim, block_size] and values [n, kv_heads, block_size, value_dim] of n blocks.
+    def read_places(self, layer: int, blocks: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [n, kv_heads, key_dim, width] and values [n, kv_heads, width, value_dim] of places [n, width].
 
         They have the stored type, or float32 if the stored type has scales.
         """
-        keys = self._layout.keys_of(_movable(self.keys[layer]), blocks, self.shapes[layer].key_dim).view(self.dtype)
-        values = self._layout.values_of(_movable(self.values[layer]), blocks).view(self.dtype)
-        if self.dtype in LARGEST:
-            keys = keys.float() * self.key_scales[layer].index_select(0, blocks).unsqueeze(2)
-            values = values.float() * self.value_scales[layer].index_select(0, blocks).unsqueeze(3)
-        return keys, values
-
-    def read_places(self, layer: int, blocks: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """The result of `read_blocks` for positions that are given by blocks and offsets [n, block_size]."""
         keys = self._layout.keys_at(_movable(self.keys[layer]), blocks, offsets).view(self.dtype)
         keys = keys[..., : self.shapes[layer].key_dim]
         values = self._layout.values_at(_movable(self.values[layer]), blocks, offsets).view(self.dtype)
@@ -288,16 +261,6 @@ class KVCache:
         for number, group in self._groups.items():
             if of_group := [move for move in moves if move.group == number]:
                 group.move(of_group)
-
-    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Zero blocks that are about to be reused, given as (group, block).
-
-        The reference attention multiplies masked positions by zero, which hides everything except NaN and infinity.
-        Without this, one request's failed computation would reach the next request that gets its blocks.
-        """
-        for number, group in self._groups.items():
-            if of_group := [block for its_group, block in blocks if its_group == number]:
-                group.clear(of_group)
 
     def _stored(self, vectors: Tensor) -> Tensor:
         """Keys or values converted to a storage type without scales."""
@@ -352,11 +315,6 @@ class _LayersOfGroup:
         for scales in self._scales:
             scales[to_block, :, to_offset] = scales[from_block, :, from_offset]
 
-    def clear(self, blocks: Sequence[int]) -> None:
-        index = torch.tensor(blocks, dtype=torch.int64, device=self._tensors[0].device)
-        for tensor in self._tensors:
-            tensor[index] = 0
-
 
 class BlockCache(Protocol):
     """A cache in blocks, some of which may be in cache groups."""
@@ -367,10 +325,6 @@ class BlockCache(Protocol):
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy what is kept of tokens to other places, as far as they are in this cache."""
-        ...
-
-    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Zero blocks, given as (group, block), if stale content could reach results."""
         ...
 
 
@@ -387,10 +341,6 @@ class KVCaches:
     def move(self, moves: Sequence[Move]) -> None:
         for cache in self._caches:
             cache.move(moves)
-
-    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
-        for cache in self._caches:
-            cache.clear(blocks)
 
 
 def cache_structs(cache: KVCache) -> list[CData]:

@@ -122,7 +122,6 @@ class ModelRunner:
     def __init__(self, parts: RunnerParts, info: RunnerInfo) -> None:
         self.info = info
         self._target = parts.target
-        self._needs_clean_blocks = parts.needs_clean_blocks
         self._kv_cache = parts.kv_cache
         self._state = parts.state
         self._speculator = parts.speculator
@@ -131,7 +130,6 @@ class ModelRunner:
         self._search = parts.search
         self._scoring = parts.scoring
         self._pool = parts.pooler
-        self._presamples = parts.presamples
         self._is_async = parts.is_async
         self._launched: StepContext | None = None
         """Context of the last launched step."""
@@ -206,8 +204,6 @@ class ModelRunner:
 
     def _lay_out(self, plan: StepPlan) -> StepContext:
         """Apply the plan to cache and choices, and lay out the step."""
-        if self._needs_clean_blocks:
-            self._kv_cache.clear(plan.fresh_blocks(self.info.block_size))
         self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
         slots = [choice.slot for choice in choices]
@@ -232,7 +228,7 @@ class ModelRunner:
         """Run the model, and collect the hidden states that these choices need."""
         sampling = [choice.sampling for choice in context.choices]
         needs = self._scoring.needs(sampling) | self._search.needs(context.slots) | self._pool.needs(sampling)
-        plan = self._state.plan_picks(context.batch, context.choices, int(is_ahead)) if self._presamples else None
+        plan = self._state.plan_picks(context.batch, context.choices, int(is_ahead))
         follows = self._rows_before(context) if is_ahead else None
         if self._is_async:
             self._state.begin_masks(context.batch, context.choices)
@@ -412,8 +408,7 @@ class ModelRunner:
         return TargetStep([choice], self._target.features(), logits)
 
     def _first_forward(self, batch: Batch) -> Tensor:
-        plan = FusedSamplingPlan.greedy(len(batch.logits_index)) if self._presamples else None
-        return self._target.forward(batch, (), plan)
+        return self._target.forward(batch, (), FusedSamplingPlan.greedy(len(batch.logits_index)))
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:
         blocks = array("i", range(-(-(context + rows) // self.info.block_size)))

@@ -71,9 +71,6 @@ class AttentionBackend(ABC, Generic[Metadata]):
     sees. It does not depend on other rows, on how the prompt was chunked, or on which blocks hold it.
     """
 
-    needs_clean_blocks: bool
-    """Whether stale NaN in unwritten parts of a block would reach results, so that blocks must be cleaned."""
-
     @abstractmethod
     def prepare(self, batch: Batch) -> Metadata:
         """Data that all layers of a step share. Called once per step."""

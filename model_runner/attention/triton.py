@@ -115,8 +115,6 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
     If a tile's rows do not all see a non-finite value, the whole output head of each row that sees it becomes NaN.
     """
 
-    needs_clean_blocks = False
-
     def __init__(self, cache: KVCache, *, exact: bool, num_heads: int, num_programs: int | None = None) -> None:
         """Allocates the buffers for partial sums.
 
@@ -130,9 +128,9 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
             ValueError: if the cache has no whole keys, or a key-value head has more query heads than a tile has rows.
         """
         device = cache.device
-        kv_heads = [keys.shape[1] for keys in cache.keys]
+        kv_heads = [keys.shape[1] for keys in cache.keys] or [1]  # Mamba's cache has no layers
         self._group = num_heads // min(kv_heads)
-        if not cache.keys[0].mT.is_contiguous():
+        if not all(keys.mT.is_contiguous() for keys in cache.keys):
             raise ValueError("the Triton attention reads only caches with whole keys")
         if self._group > _EXACT_M:
             raise ValueError(f"a key-value head has {self._group} heads; the Triton attention takes {_EXACT_M} at most")
@@ -141,7 +139,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         self._cache, self._exact = cache, exact
         self._is_narrow = all(max(k.shape[2], v.shape[3]) <= 128 for k, v in zip(cache.keys, cache.values, strict=True))
         self._programs = max(1, num_programs // max(kv_heads))
-        width = max(padded(values.shape[3]) for values in cache.values)
+        width = max((padded(values.shape[3]) for values in cache.values), default=padded(1))
         self._part_rows = _PARTIAL_SUMS // (max(kv_heads) * width)
         self._sums = torch.empty(max(kv_heads) * self._part_rows * width, device=device)
         self._peaks = torch.empty(max(kv_heads) * self._part_rows, 2, device=device)

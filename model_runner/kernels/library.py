@@ -450,7 +450,7 @@ class Kernels:
     ) -> Tensor:
         """Choose one token for each named row of logits [n, vocab]: the highest, or a draw. Ties go to the lowest id.
 
-        A draw equals sampling.noise.GumbelMax on the row divided by its temperature, bit for bit.
+        A draw is the argmax of sampling.noise's scores for the row divided by its temperature, bit for bit.
 
         Args:
             logits: the rows to choose from.

@@ -74,8 +74,6 @@ _WITHOUT_POSITIONS = 1 << 20
 class _RecordingAttention(AttentionBackend[None]):
     """Records the shape of the keys and values of each call, and returns zeros."""
 
-    needs_clean_blocks = False
-
     def __init__(self) -> None:
         self.shapes: list[KVShape] = []
 

@@ -1,4 +1,4 @@
-"""CPU platform: native kernels if they can be built, otherwise plain torch."""
+"""CPU platform: native kernels, for whole models of known families and for parts of the others."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -13,7 +13,6 @@ from torch import nn
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
 from model_runner.images.layouts import Layout
@@ -45,8 +44,7 @@ from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores, can_start_threads, free_memory
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.recurrence.cpu import NativeRecurrence
-from model_runner.recurrence.reference import ReferenceRecurrence
-from model_runner.sampling.sampler import NativeDraw, Sampler, TorchDraw, pick, pick_allowed
+from model_runner.sampling.sampler import NativeDraw, Sampler, pick, pick_allowed
 from model_runner.sampling.truncations import NativeTruncations
 
 if TYPE_CHECKING:
@@ -81,7 +79,11 @@ class CpuPlatform(Platform):
     is_async = False
 
     def __init__(self, config: RunnerConfig) -> None:
-        """Builds the native kernels at first use. Raises ValueError for settings that the CPU does not support."""
+        """Builds the native kernels at first use.
+
+        Raises:
+            ValueError: for settings that the CPU does not support, or if the kernels cannot be built.
+        """
         if config.dtype not in ("auto", "float32"):
             raise ValueError(f"dtype {config.dtype} is not supported on CPU; use float32 or auto")
         if not config.exact:
@@ -92,16 +94,15 @@ class CpuPlatform(Platform):
         self._kernels = _load_kernels(threads)
         # OpenMP ends the process if it cannot start a thread, and starts as many for each thread that uses torch.
         torch.set_num_threads(threads if can_start_threads(_TEAMS * threads) else 1)
-        weights = resolve_quantization(config.quantization, self._kernels)
+        weights = resolve_quantization(config.quantization)
         kind = resolve_rows(config.rows, weights, self._kernels)
         keeps_blocks = config.keeps_blocks and config.quantization == "auto" and config.rows == "auto"
-        self._packer = NativePacker(self._kernels, kind, keeps_blocks=keeps_blocks) if self._kernels and kind else None
+        self._packer = None if kind is None else NativePacker(self._kernels, kind, keeps_blocks=keeps_blocks)
         kv = resolve_kv_dtype(config.kv_cache_dtype, torch.float32, _DEVICE, quantized_weights=weights is not None)
         self.types = StorageTypes(torch.float32, weights, kv)
-        self.presamples = self._kernels is not None
-        self.pick_allowed = None if self._kernels is None else partial(pick_allowed, self._kernels)
+        self.pick_allowed = partial(pick_allowed, self._kernels)
         self.rows = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
-        self.kernels = "none" if self._kernels is None else self._kernels.isa
+        self.kernels = self._kernels.isa
         self._forms: dict[Path, ModelForm | None] = {}
         """Models that were looked at and not loaded yet, by their folders."""
         self._listings: dict[Path, Listing] = {}
@@ -150,7 +151,7 @@ class CpuPlatform(Platform):
         return ", ".join(sorted(set().union(*map(self._packer.names, shape.form.linears))))
 
     def int4_bytes(self, shape: ModelShape) -> int | None:
-        if self._kernels is None or self.types.weights == "int4":
+        if self.types.weights == "int4":
             return None
         if shape.form is not None:
             return _form_bytes(shape.form, NativePacker(self._kernels, "int4"))
@@ -239,14 +240,14 @@ class CpuPlatform(Platform):
         return KVCache(shapes, num_blocks, block_size, self.types.kv, _DEVICE, self._kernels, groups=groups)
 
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
-        return ReferenceAttention(cache) if self._kernels is None else NativeAttention(self._kernels, cache)
+        return NativeAttention(self._kernels, cache)
 
     @property
     def shares_scratch(self) -> bool:
-        return self._kernels is not None
+        return True
 
     def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
-        return ReferenceRecurrence(states) if self._kernels is None else NativeRecurrence(self._kernels, states)
+        return NativeRecurrence(self._kernels, states)
 
     def make_target(
         self,
@@ -266,22 +267,18 @@ class CpuPlatform(Platform):
         modules = modules_of(model)
         if self._packer is not None and isinstance(attention, NativeAttention):
             bind_layers(modules, cache_structs(attention.cache))
-        pick_tokens = None if self._kernels is None else partial(pick, self._kernels)
-        return HFTargetModel(modules, attention, needs, pick_tokens, recurrence)
+        return HFTargetModel(modules, attention, needs, partial(pick, self._kernels), recurrence)
 
     def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
         return NativeEarlyExit(model) if isinstance(model, NativeModel) else super().find_early_exit(model)
 
     def prepare_heads(self, heads: nn.Module) -> None:
-        if self._kernels is not None:
-            packer = replace(self._packer or NativePacker(self._kernels, "int8"), packs=self._kernels.copy())
-            pack_weights(heads, packer.in_int8, OneDNNPacker())
-            if isinstance(heads, HydraHeads):
-                heads.make_native(self._kernels)
+        packer = replace(self._packer or NativePacker(self._kernels, "int8"), packs=self._kernels.copy())
+        pack_weights(heads, packer.in_int8, OneDNNPacker())
+        if isinstance(heads, HydraHeads):
+            heads.make_native(self._kernels)
 
-    def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
-        if self._kernels is None:
-            return Sampler(TorchDraw(vocab_size, _DEVICE), logprobs_mode)
+    def make_sampler(self, logprobs_mode: LogprobsMode) -> Sampler:
         divides = logprobs_mode == "raw"  # processed logprobs need divided logits
         return Sampler(NativeDraw(self._kernels, divides), logprobs_mode, NativeTruncations(self._kernels))
 
@@ -306,7 +303,7 @@ def _weight_bytes(shape: ModelShape, kind: WeightKind | None) -> int:
     return (num_all - shape.num_multiplied) * torch.float32.itemsize + shape.packed_bytes(kind)
 
 
-def resolve_quantization(quantization: str, kernels: Kernels | None) -> Literal["int8", "int4"] | None:
+def resolve_quantization(quantization: str) -> Literal["int8", "int4"] | None:
     """The type that weights are packed in; None leaves them in float32.
 
     Raises:
@@ -314,24 +311,18 @@ def resolve_quantization(quantization: str, kernels: Kernels | None) -> Literal[
     """
     if quantization == "none":
         return None
-    if quantization == "auto":
-        return None if kernels is None else "int8"
     if quantization == "fp8":
         raise ValueError("quantization fp8 is only supported on CUDA; use int8 or int4 on CPU")
-    if kernels is None:
-        raise ValueError(
-            f"quantization {quantization} needs the native kernels, but building them failed (see the warning above)"
-        )
     return "int4" if quantization == "int4" else "int8"
 
 
-def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: Kernels | None) -> WeightKind | None:
+def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: Kernels) -> WeightKind | None:
     """The kind of packed weights for this rounding of inputs.
 
     Raises:
         ValueError: if the weights' type leaves no choice, but `rows` is set.
     """
-    if weights == "int8" and kernels is not None:
+    if weights == "int8":
         kinds: dict[Rows, WeightKind] = {"auto": kernels.int8_kind, "int8": "int8_rotated", "int16": "int8"}
         return kinds[rows]
     if rows != "auto":
@@ -342,14 +333,16 @@ def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: K
     return weights
 
 
-def _load_kernels(threads: int) -> Kernels | None:
-    """The native kernels; None, with a warning, if they cannot be built."""
+def _load_kernels(threads: int) -> Kernels:
+    """The native kernels. Raises ValueError if they cannot be built or loaded."""
     try:
         library = kernels_library(cache_folder())
         kernels = Kernels(library, threads)
     except NoKernelsError as error:
-        logger.warning("Building the native kernels failed; the server runs in float32, much slower: %s", error)
-        return None
+        raise ValueError(
+            f"the CPU kernels cannot be built: {error}; install a C++ compiler (g++ or clang++), or a wheel of this "
+            "package, which has them compiled"
+        ) from error
     if (isas := detect_isas()) and kernels.isa != isas[0]:
         logger.warning(
             "The kernels for %s could not be compiled, so those for %s serve, which are slower; to compile again, "

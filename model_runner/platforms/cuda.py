@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.triton import TritonAttention
 from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
@@ -66,7 +65,6 @@ _LARGE = 40 * GIB
 class CudaPlatform(Platform):
     """Everything in the checkpoint's type, unless weights or KV cache are quantised."""
 
-    presamples = True
     is_async = True
     measures_steps = True
     kernels = f"triton {triton.__version__}"
@@ -157,9 +155,7 @@ class CudaPlatform(Platform):
         return KVCache(shapes, num_blocks, block_size, self.types.kv, self.device, whole_keys=True, groups=groups)
 
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
-        if not cache.shapes:  # Mamba, which never calls it
-            return ReferenceAttention(cache)
-        num_heads = max(shape.num_heads * shape.group for shape in cache.shapes)
+        num_heads = max((shape.num_heads * shape.group for shape in cache.shapes), default=1)
         return TritonAttention(cache, exact=self.exact, num_heads=num_heads, num_programs=self._num_programs)
 
     def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
@@ -183,7 +179,7 @@ class CudaPlatform(Platform):
         """Move draft heads to the device. They compute in float32; drafts do not affect answers."""
         heads.to(self.device)
 
-    def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
+    def make_sampler(self, logprobs_mode: LogprobsMode) -> Sampler:
         return Sampler(TritonDraw(divides=logprobs_mode == "raw"), logprobs_mode)  # processed: of divided logits
 
     @torch.inference_mode()

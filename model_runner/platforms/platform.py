@@ -39,8 +39,6 @@ class Platform(ABC):
     types: StorageTypes
     exact: bool
     """Whether a row's result is bit-identical in every batch (`RunnerConfig.exact`)."""
-    presamples: bool
-    """Whether target models sample the tokens of plain rows in their forward pass."""
     takes_indexers = False
     """Whether attention can select positions (`AttentionBackend.select`)."""
     is_async: bool
@@ -54,7 +52,7 @@ class Platform(ABC):
     rows: str
     """Type that the inputs of matrix products are rounded to."""
     kernels: str
-    """The instruction set, or the compiler with its version; "none" for plain torch."""
+    """The instruction set, or the compiler with its version."""
 
     @property
     @abstractmethod
@@ -191,7 +189,7 @@ class Platform(ABC):
         """
 
     @abstractmethod
-    def make_sampler(self, vocab_size: int, logprobs_mode: LogprobsMode) -> Sampler:
+    def make_sampler(self, logprobs_mode: LogprobsMode) -> Sampler:
         """The sampler that draws tokens on the device."""
 
     def make_cache(

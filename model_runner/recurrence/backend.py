@@ -289,9 +289,6 @@ class StateCache:
         for rows in (*of_scans, *(conv.inputs for conv in self._conv_groups.values())):
             rows[new_block, :, new] = rows[old_block, :, old]
 
-    def clear(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Nothing to do: rows are written before they are read."""
-
     def _take(self, shape: RecurrentShape, layers: int, rows: "_Pieces", pages: "_Pieces") -> RecurrentMemory:
         keys, decays, updates = (rows.take(layers, *part) for part in (shape.keys, shape.decays, shape.updates))
         return RecurrentMemory(keys, decays, updates, pages.take(layers, *shape.state))

@@ -5,7 +5,6 @@ additions, products and quotients, which IEEE 754 rounds alike everywhere. Error
 """
 
 import math
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,26 +13,15 @@ _LEAST = math.sqrt(0.5)
 _LN2_HIGH = 0.693147180369123816490
 _LN2_LOW = 1.90821492927058770002e-10
 
-_T = TypeVar("_T", float, NDArray[np.float64])
-
-
-def log(x: float) -> float:
-    """The logarithm of a positive, finite number. It takes half a microsecond."""
-    mantissa, exponent = math.frexp(x)
-    if mantissa < _LEAST:
-        return _log_of(2 * mantissa, exponent - 1.0)
-    return _log_of(mantissa, float(exponent))
-
 
 def logs(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """The logarithms of positive, finite numbers."""
     mantissas, exponents = np.frexp(x)
     is_low = mantissas < _LEAST
-    result: NDArray[np.float64] = _log_of(mantissas * (1.0 + is_low), (exponents - is_low).astype(np.float64))
-    return result
+    return _log_of(mantissas * (1.0 + is_low), (exponents - is_low).astype(np.float64))
 
 
-def _log_of(m: _T, n: _T) -> _T:
+def _log_of(m: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.float64]:
     """The logarithm of 2**n * m, with m between sqrt(1/2) and sqrt(2)."""
     f = m - 1.0
     s = f / (2.0 + f)

@@ -15,10 +15,9 @@ from model_runner.kernels.library import Kernels
 from model_runner.kernels.row_sums import row_log_softmax
 from model_runner.sampling.fused_sampling import NO_TOKEN, MaskedRows
 from model_runner.sampling.logprobs import candidates_of, describe, take, values_of
-from model_runner.sampling.noise import GumbelMax
 from model_runner.sampling.processors import CONSTRAINTS, keep_plausible, process
 from model_runner.sampling.rows import SamplingRows
-from model_runner.sampling.truncations import Truncations, compact, truncate
+from model_runner.sampling.truncations import Truncations, truncate
 
 
 class Draw(Protocol):
@@ -33,28 +32,6 @@ class Draw(Protocol):
         Each of these rows of `scores` [rows, vocab] float32 has at least one finite entry and no NaN or +inf.
         """
         ...
-
-
-class TorchDraw:
-    """Draws with torch on any device."""
-
-    divides = False
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._noise = GumbelMax(vocab_size, device)
-
-    def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
-        tokens: dict[int, int] = {}
-        if rows.whole:
-            keys = [rows.key(row) for row in rows.whole]
-            tokens.update(zip(rows.whole, self._noise(take(scores, rows.whole), keys), strict=True))
-        if rows.truncated:
-            keys = [rows.key(row) for row in rows.truncated]
-            left = take(scores, rows.truncated)
-            columns, real = compact(left > -math.inf)
-            left = left.gather(1, columns).masked_fill(~real, -math.inf)
-            tokens.update(zip(rows.truncated, self._noise(left, keys, columns), strict=True))
-        return tokens
 
 
 class NativeDraw:

@@ -25,7 +25,6 @@ from bench.on_gpu.timing import Spans, back_to_back_ms, watch
 from bench.on_gpu.variants import UNTIMED, VARIANTS, Comparison, compared_tokens
 from bench.on_gpu.work import DecoderWork, Limits
 from model_runner.attention.backend import AttentionOptions
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, Failure, StepResult
 from model_runner.kv_cache import KVCache, KVShape
@@ -33,6 +32,7 @@ from model_runner.models.hf_loading import inspect_model
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
 from server.text.tokenizer import Tokenizer
+from tests.model_runner.oracles.attention import ReferenceAttention
 from tests.model_runner.triton.recorded_graphs import RecordedGraphs
 
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.kv_cache import LARGEST, KVCache, KVShape
 from tests.model_runner.batches import Chunk, make_batch
+from tests.model_runner.oracles.attention import ReferenceAttention
 
 BLOCK = 16
 NUM_BLOCKS = 24

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from model_runner.attention.backend import AttentionOptions
-from model_runner.attention.reference import ReferenceAttention
+from tests.model_runner.oracles.attention import ReferenceAttention
 from tests.model_runner.sequences import (
     CHUNKS,
     CROWD,
@@ -65,5 +65,5 @@ def test_options_that_are_ignored_would_be_found_out(wrong: AttentionOptions) ->
 def test_long_rows_are_cut_into_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = Sequences.random([90], Sizes(2, 1, key_dim=8))
     whole = sequences.attend([[(0, 0, 90)]], OPTIONS[0])[0]
-    monkeypatch.setattr("model_runner.attention.reference._PAIRS_AT_ONCE", 3)
+    monkeypatch.setattr("tests.model_runner.oracles.attention._PAIRS_AT_ONCE", 3)
     assert torch.equal(whole, sequences.attend([[(0, 0, 90)]], OPTIONS[0])[0])

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.trial import first_difference
 from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
@@ -19,6 +18,7 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.loading import UnsupportedModelError
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
+from tests.model_runner.oracles.attention import ReferenceAttention
 
 CPU = torch.device("cpu")
 SHAPES = (KVShape(2, 16, 16, 2), KVShape(2, 16, 16, 2), KVShape(1, 8, 24, 3), KVShape(1, 16, 0, 4))

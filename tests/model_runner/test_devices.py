@@ -12,11 +12,13 @@ from model_runner.contract import BlockCopy, Contrastive, SamplingParams
 from model_runner.draft_tree import DraftDistribution, Fork
 from model_runner.kv_cache import KVCache, KVShape, Move
 from model_runner.sampling.logprobs import prompt_logprobs
-from model_runner.sampling.sampler import Draw, Sampler, TorchDraw
+from model_runner.sampling.sampler import Draw, Sampler
 from model_runner.scoring.contrastive_search import HiddenStates
 from model_runner.scoring.transforms import contrast
 from model_runner.speculative.verify import RejectionDraw, TypicalDraw
 from tests.model_runner.elsewhere import ELSEWHERE, elsewhere, there
+from tests.model_runner.oracles.attention import read_blocks
+from tests.model_runner.oracles.draw import TorchDraw
 from tests.model_runner.sampling.cases import OUTPUT, PROMPT, SETTINGS
 from tests.model_runner.sampling.harness import CPU, Case, random_logits, rows_of
 
@@ -97,8 +99,7 @@ def test_the_cache(dtype: torch.dtype) -> None:
         cache.write(0, key, value, bring(torch.tensor([0, 0, 3])), bring(torch.tensor([0, 3, 1])))
         cache.copy_blocks([BlockCopy(0, 2), BlockCopy(3, 4)])
         cache.move([Move(2, 3, 5, 0)])
-        cache.clear([(0, 3)])
-        return [tensor.float().tolist() for tensor in cache.read_blocks(0, bring(torch.arange(6)))]
+        return [tensor.float().tolist() for tensor in read_blocks(cache, 0, bring(torch.arange(6)))]
 
     on_cpu, found = both(run)
     assert found == on_cpu

@@ -14,6 +14,7 @@ from transformers import BertConfig, GPT2Config, LlamaConfig, PretrainedConfig, 
 from model_runner.assemble import assemble
 from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
 from model_runner.contract import BlockCopy
+from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.model_needs import DoesNotFitError
@@ -113,15 +114,18 @@ def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) 
             resolve_device("cuda")
 
 
-def test_what_weights_are_packed_as(kernels_library: Path) -> None:
-    kernels = Kernels(kernels_library, threads=1)
-    assert resolve_quantization("auto", kernels) == "int8"
-    assert resolve_quantization("auto", None) is None
-    assert resolve_quantization("none", kernels) is None
-    for kind in ("int8", "int4"):
-        assert resolve_quantization(kind, kernels) == kind
-        with pytest.raises(ValueError, match=f"quantization {kind} needs the native kernels"):
-            resolve_quantization(kind, None)
+def test_what_weights_are_packed_as() -> None:
+    kinds = {"auto": "int8", "none": None, "int8": "int8", "int4": "int4"}
+    assert {name: resolve_quantization(name) for name in kinds} == kinds
+
+
+def test_without_kernels_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(folder: Path) -> Path:
+        raise NoKernelsError("no C++ compiler was found")
+
+    monkeypatch.setattr("model_runner.platforms.cpu.kernels_library", build)
+    with pytest.raises(ValueError, match=r"cannot be built: no C\+\+ compiler was found; install a C\+\+ compiler"):
+        CpuPlatform(RunnerConfig(model=Path()))
 
 
 def test_what_rows_are_rounded_to(kernels_library: Path) -> None:

@@ -12,7 +12,6 @@ from transformers import AutoConfig
 
 from bench.tiny_models import VOCAB_SIZE, auto_class, tiny_config, write_tiny_model
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch, StateTables
 from model_runner.kv_cache import KVCache
 from model_runner.models.experts import EXPERTS_NAME, register_experts
@@ -23,8 +22,9 @@ from model_runner.models.loading import ModelShape
 from model_runner.models.mixers import MIXERS, hook_mixers
 from model_runner.models.native_modules import prepare
 from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape, StateCache
-from model_runner.recurrence.reference import ReferenceRecurrence
 from tests.model_runner.batches import Chunk, make_batch
+from tests.model_runner.oracles.attention import ReferenceAttention
+from tests.model_runner.oracles.recurrence import ReferenceRecurrence
 
 CPU = torch.device("cpu")
 BLOCK = 32
@@ -64,8 +64,6 @@ WITH_INDEXERS = [
 
 class NoAttention(AttentionBackend[None]):
     """For a model without attention."""
-
-    needs_clean_blocks = False
 
     def prepare(self, batch: Batch) -> None:
         """Nothing."""

@@ -8,7 +8,6 @@ import torch
 
 from model_runner.assemble import RunnerParts
 from model_runner.attention.backend import AttentionOptions
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.batch import Batch
 from model_runner.contract import AdmittedRequest, BlockCopy, SamplingParams, ScheduledRequest, StepPlan, StepResult
 from model_runner.kv_cache import KVCache, KVShape
@@ -18,7 +17,7 @@ from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler, TorchDraw
+from model_runner.sampling.sampler import Sampler
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.draft_model import BlockGenerations
@@ -28,6 +27,8 @@ from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
+from tests.model_runner.oracles.attention import ReferenceAttention
+from tests.model_runner.oracles.draw import TorchDraw
 from tests.model_runner.speculative.world import Guesser
 
 CPU = torch.device("cpu")
@@ -86,8 +87,6 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
         verifier=Verifier(sampling, sampler),
         search=search,
         grammars=None,
-        needs_clean_blocks=True,
-        presamples=bool(picked),
     )
     return ModelRunner(parts, RunnerInfo(VOCAB, 64, 8, BLOCK, 4, 64, "cpu", "float32", "float32", "none")), model
 

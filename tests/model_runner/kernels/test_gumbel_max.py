@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.kernels.library import Kernels
-from model_runner.sampling.noise import GumbelMax, Stream, gumbel, noise_key
+from model_runner.sampling.noise import Stream, noise_key
+from tests.model_runner.oracles.draw import GumbelMax, gumbel
 
 CPU = torch.device("cpu")
 WORD = 1 << 64

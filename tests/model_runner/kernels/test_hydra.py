@@ -18,7 +18,6 @@ from model_runner.models.heads.loading import load_heads, save_heads
 from model_runner.models.native_model import StoredEmbedding
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import DenseMatrix
-from model_runner.sampling.noise import gumbel
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.heads import HydraProposer
 from model_runner.speculative.proposer import ChoiceStep
@@ -34,6 +33,7 @@ from tests.model_runner.kernels.drafting import (
     random_heads,
     target_step,
 )
+from tests.model_runner.oracles.draw import gumbel
 from tests.model_runner.speculative.driving import check_tree
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 16, 64)

@@ -10,10 +10,10 @@ import torch
 
 from model_runner.attention.backend import AttentionOptions, IndexOptions
 from model_runner.attention.cpu import NativeAttention
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache, KVShape
 from tests.model_runner.batches import Chunk, make_batch
+from tests.model_runner.oracles.attention import ReferenceAttention
 from tests.model_runner.sequences import (
     CHUNKS,
     CPU,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from model_runner.attention.cpu import NativeAttention
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.kernels.library import Kernels
+from tests.model_runner.oracles.attention import ReferenceAttention
 from tests.model_runner.sequences import BLOCK, Sequences, Sizes, Storage
 from tests.model_runner.spans import OPTIONS, attend, definition
 

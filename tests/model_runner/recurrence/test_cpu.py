@@ -10,8 +10,8 @@ from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels
 from model_runner.recurrence.backend import RecurrentShape, ScanShape
 from model_runner.recurrence.cpu import NativeRecurrence
-from model_runner.recurrence.reference import ReferenceRecurrence
 from tests.model_runner.kernels.conftest import ISAS
+from tests.model_runner.oracles.recurrence import ReferenceRecurrence
 from tests.model_runner.recurrence.exactness import LENGTH, ExactnessTests, whole
 from tests.model_runner.recurrence.streams import SHAPES, Inputs, MakeBackend
 

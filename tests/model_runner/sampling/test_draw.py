@@ -12,8 +12,9 @@ from torch import Tensor
 from model_runner.contract import SamplingParams
 from model_runner.kernels.library import Kernels
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import NO_TOKEN, NativeDraw, Picks, Sampler, TorchDraw
+from model_runner.sampling.sampler import NO_TOKEN, NativeDraw, Picks, Sampler
 from model_runner.sampling.truncations import NativeTruncations
+from tests.model_runner.oracles.draw import TorchDraw
 
 from .cases import OUTPUT, PROMPT, SETTINGS
 from .harness import CPU, Case, random_logits, rows_of

@@ -23,10 +23,11 @@ from model_runner.sampling import grammar as module
 from model_runner.sampling.fused_sampling import NO_PICKS, MaskedRows
 from model_runner.sampling.grammar import GrammarError, Grammars, Guess, Matcher
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler, TorchDraw
+from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.grammar import prune
 from model_runner.speculative.verify import Verifier
 from tests import tiny_vocabulary
+from tests.model_runner.oracles.draw import TorchDraw
 from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.harness import CPU, picks_of, random_logits
 

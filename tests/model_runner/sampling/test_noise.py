@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from model_runner.sampling.noise import GumbelMax, Stream, gumbel, gumbels, noise_key, noise_keys, noise_state
+from model_runner.sampling.noise import Stream, gumbels, noise_key, noise_keys, noise_state
+from tests.model_runner.oracles.draw import GumbelMax, gumbel
 
 from .harness import ALPHA, CPU, random_logits
 
@@ -134,7 +135,7 @@ def test_a_subset_of_columns_gives_the_pick_of_the_masked_vocabulary():
 
 
 def test_equal_scores_go_to_the_lowest_id(monkeypatch):
-    monkeypatch.setattr("model_runner.sampling.noise.gumbel", lambda key, token: 0.5)
+    monkeypatch.setattr("tests.model_runner.oracles.draw.gumbel", lambda key, token: 0.5)
     monkeypatch.setattr(GumbelMax, "_log_remainders", lambda self, keys, tokens: torch.tensor(-1.0))
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
     assert GumbelMax(4, CPU)(logits, [0, 1]) == [1, 0]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from model_runner.contract import Contrastive, DoLa, SamplingParams
-from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler, TorchDraw
+from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
+from tests.model_runner.oracles.draw import TorchDraw
 
 from . import oracle
 from .harness import CPU, Case, random_logits, rows_of

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from model_runner.contract import Failure, Mirostat, SamplingParams, Xtc
-from model_runner.sampling.noise import GumbelMax, Stream, noise_key, uniform
+from model_runner.sampling.noise import Stream, noise_key, uniform
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler, TorchDraw
+from model_runner.sampling.sampler import NO_TOKEN, Picks, Sampler
+from tests.model_runner.oracles.draw import GumbelMax, TorchDraw
 
 from . import oracle
 from .cases import OUTPUT, PROMPT, SETTINGS

@@ -10,9 +10,10 @@ import torch
 from model_runner.contract import SamplingParams, Thinking
 from model_runner.sampling.grammar import Grammars
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler, TorchDraw
+from model_runner.sampling.sampler import Sampler
 from model_runner.sampling.thinking import ThinkingBudget
 from tests import tiny_vocabulary
+from tests.model_runner.oracles.draw import TorchDraw
 
 SIZE = 300
 CPU = torch.device("cpu")

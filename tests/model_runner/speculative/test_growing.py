@@ -11,10 +11,10 @@ from torch import Tensor
 
 from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.sampling.noise import gumbel
 from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
 from model_runner.speculative.proposer import ChoiceStep
 from model_runner.speculative.verify import confidence_of_drawn
+from tests.model_runner.oracles.draw import gumbel
 from tests.model_runner.speculative.driving import check_tree
 
 VOCABULARY = 50

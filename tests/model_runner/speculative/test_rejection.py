@@ -13,11 +13,11 @@ from model_runner.contract import SamplingParams
 from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree, Fork
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingRows, SamplingState
-from model_runner.sampling.sampler import TorchDraw
 from model_runner.speculative import speculator, verify
 from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
 from model_runner.speculative.proposer import ChoiceStep
 from model_runner.speculative.verify import RejectionDraw, blind_confidence
+from tests.model_runner.oracles.draw import TorchDraw
 from tests.model_runner.sampling.harness import ALPHA, CPU, chi_square_p
 
 from .trimming import Trimmed

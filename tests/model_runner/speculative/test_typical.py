@@ -10,8 +10,8 @@ import torch
 from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, Fork
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import TorchDraw
 from model_runner.speculative.verify import TypicalDraw
+from tests.model_runner.oracles.draw import TorchDraw
 from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.harness import CPU, random_logits
 

@@ -11,10 +11,11 @@ from model_runner.batch import SampleRows
 from model_runner.contract import Failure, SamplingParams, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree
 from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
-from model_runner.sampling.noise import Stream, gumbel, noise_key
+from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingState
-from model_runner.sampling.sampler import Sampler, TorchDraw
+from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.verify import Verifier
+from tests.model_runner.oracles.draw import TorchDraw, gumbel
 from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.harness import CPU
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionOptions
-from model_runner.attention.reference import ReferenceAttention, ReferenceMetadata
 from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.cuda_layer import CudaDecoderLayer
 from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.hf_attention import StepAttention
 from tests.model_runner.batches import Chunk, make_batch
+from tests.model_runner.oracles.attention import ReferenceAttention, ReferenceMetadata
 
 BLOCK = 16
 NUM_BLOCKS = 12

@@ -12,12 +12,12 @@ import torch
 from model_runner.attention import trial
 from model_runner.attention import triton as backend
 from model_runner.attention.backend import AttentionOptions
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.attention.trial import first_difference
 from model_runner.attention.triton import TritonAttention, TritonMetadata
 from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache, KVShape
 from tests.model_runner.batches import Chunk, make_batch
+from tests.model_runner.oracles.attention import ReferenceAttention
 from tests.model_runner.sequences import (
     CHUNKS,
     CPU,

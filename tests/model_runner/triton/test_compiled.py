@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
-from model_runner.attention.reference import ReferenceAttention
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.cuda_layer import compile_layers, replace_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, paged_attention, register_attention
 from model_runner.models.hf_target import HFTargetModel
 from tests.conftest import tiny_config
+from tests.model_runner.oracles.attention import ReferenceAttention
 from tests.model_runner.triton.layers import BLOCK, NUM_BLOCKS, Step, TorchProduct, step_batch
 
 STEPS: list[Step] = [[(0, 0, 18), (1, 0, 3)], [(0, 18, 19)], [(0, 19, 20), (1, 3, 9)]]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from model_runner.batch import Batch
 from model_runner.contract import (
     AdmittedRequest,
     ChoiceResult,
@@ -15,11 +16,13 @@ from model_runner.contract import (
     Speculation,
     StepPlan,
 )
-from model_runner.sampling.sampler import NOT_FINITE, Sampler, TorchDraw
+from model_runner.sampling.fused_sampling import FusedSamplingPlan
+from model_runner.sampling.sampler import NOT_FINITE, Sampler
 from scheduler.interface import ChoiceState, EngineRequest
 from tests.engine.conftest import Answer, Harness
 from tests.engine.drafting import KnowingProposer
 from tests.engine.test_sameness import same
+from tests.model_runner.oracles.draw import TorchDraw
 from tests.model_runner.sampling.harness import CPU
 from tests.model_runner.triton.tiny_engines import BLOCK, VOCAB, CudaHarness, TinyEngines
 
@@ -93,7 +96,10 @@ def test_in_a_crowd_by_the_definition(harness: CudaHarness, alone: Answers, monk
 def test_without_graphs_and_with_no_token_found_beforehand(
     harness: CudaHarness, alone: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness.runner, "_presamples", False)
+    def plan_none(batch: Batch, *_: object) -> FusedSamplingPlan:
+        return FusedSamplingPlan.greedy(len(batch.logits_index))
+
+    monkeypatch.setattr(harness.runner._state, "plan_picks", plan_none)
     with harness.without_graphs():
         assert same(harness.run(harness.engine(), REQUESTS), alone)
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from model_runner.contract import SamplingParams
 from model_runner.kernels.triton.pick import pick
 from model_runner.sampling.fused_sampling import NO_TOKEN, FusedSamplingPlan
-from model_runner.sampling.noise import GumbelMax, Stream, gumbel, noise_key
-from model_runner.sampling.sampler import Picks, Sampler, TorchDraw
+from model_runner.sampling.noise import Stream, noise_key
+from model_runner.sampling.sampler import Picks, Sampler
 from model_runner.sampling.triton_draw import TritonDraw
 from tests.model_runner.kernels.test_gumbel_max import RARE_HASHES, key_with, near_pairs
+from tests.model_runner.oracles.draw import GumbelMax, TorchDraw, gumbel
 from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.cases import OUTPUT, PROMPT, SETTINGS
 from tests.model_runner.sampling.harness import CPU, Case, random_logits, rows_of

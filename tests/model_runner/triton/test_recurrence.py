@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from model_runner.recurrence.backend import BLOCK, RecurrentShape, ScanShape
-from model_runner.recurrence.reference import ReferenceRecurrence
 from model_runner.recurrence.triton import TritonRecurrence
+from tests.model_runner.oracles.recurrence import ReferenceRecurrence
 from tests.model_runner.recurrence.exactness import whole
 from tests.model_runner.recurrence.streams import Inputs, Part, Stream, World, assert_same, concatenated, joined, run
 

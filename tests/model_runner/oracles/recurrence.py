@@ -1,4 +1,4 @@
-"""Recurrences and convolutions in plain torch for any device: the reference that native backends are tested against.
+"""Recurrences and convolutions in plain torch for any device, which the native backends are tested against.
 
 Every token is computed alone, by operations whose shapes follow from its position only. So its bits do not depend on
 what else is in the batch.

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch for any device: the reference that the native backends are tested against.
+"""Paged attention in plain torch for any device, which the native backends are tested against.
 
 Every query row is paired with each KV block it sees. A pair is one matrix product of fixed shape, [heads per kv head,
 dim] x [dim, block_size], whatever the batch. A row's partial sums are added in the order of positions. Blocks start at
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
-from model_runner.attention.recall import places_of, recall
+from model_runner.attention.cpu import places_of, recall
 from model_runner.batch import Batch, Int32Array, IntArray
 from model_runner.kv_cache import KVCache
 
@@ -59,8 +59,6 @@ class ReferenceMetadata:
 
 class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
     """Attention over gathered blocks."""
-
-    needs_clean_blocks = True
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
@@ -162,7 +160,8 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
         scores = _batched_product(queries, keys.view(-1, dim, block_size)).float().mul_(options.scale)
         if options.softcap is not None:
             scores.div_(options.softcap).tanh_().mul_(options.softcap)
-        scores = scores.view(pairs, kv_heads, group, block_size).add_(part.bias)
+        scores = scores.view(pairs, kv_heads, group, block_size)
+        scores.masked_fill_(part.bias < 0, -torch.inf)  # also NaN that an earlier choice left in the block
         if options.selection is not None:
             tiles = options.selection.view(*options.selection.shape[:2], -1, block_size)
             seen = tiles[
@@ -193,11 +192,18 @@ class ReferenceAttention(AttentionBackend[Sequence[ReferenceMetadata]]):
         They have the dtype in which products with queries of `dtype` are computed.
         """
         if part.pair_offset is None:
-            keys, values = self._cache.read_blocks(layer, part.pair_block)
+            keys, values = read_blocks(self._cache, layer, part.pair_block)
         else:
             keys, values = self._cache.read_places(layer, part.pair_block, part.pair_offset)
         dtype = torch.promote_types(dtype, keys.dtype)
-        return keys.to(dtype), values.to(dtype)
+        unseen = part.bias.mT < 0
+        return keys.to(dtype), values.to(dtype).masked_fill(unseen, 0)  # also NaN that an earlier choice left there
+
+
+def read_blocks(cache: KVCache, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys [n, kv_heads, key_dim, block_size] and values [n, kv_heads, block_size, value_dim] of n blocks."""
+    offsets = torch.arange(cache.block_size, device=blocks.device).expand(len(blocks), -1)
+    return cache.read_places(layer, blocks[:, None].expand_as(offsets), offsets)
 
 
 def _batched_product(left: Tensor, right: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Plain torch: what kernels are tested against."""
