@@ -37,8 +37,8 @@ def pick(logits: Tensor, keys: Tensor, temperatures: Tensor, out: Tensor | None 
     Args:
         logits: [rows, vocab] float32, contiguous within a row.
         keys: [rows] int64, the bits of the rows' noise keys; ignored at temperature 0.
-        temperatures: [rows] float64. 0 takes the highest logit. Otherwise a token is drawn from the softmax of the logits
-            divided by the temperature, with the noise of sampling/noise.py.
+        temperatures: [rows] float64. 0 takes the highest logit. Otherwise a token is drawn from the softmax of the
+            logits divided by the temperature, with the noise of sampling/noise.py.
         out: receives the result, if given.
     """
     num_rows, size = logits.shape
