@@ -227,9 +227,9 @@ def main() -> None:
     use_engine_environment()
     console = Console(width=160)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.model or Path(scratch, asked.form)
+        folder = asked.model or Path(scratch, asked.spec)
         if asked.model is None:
-            make(FORMS[asked.form], folder, resolve_model(None, Console(stderr=True)).path)
+            make(FORMS[asked.spec], folder, resolve_model(None, Console(stderr=True)).path)
         match asked.what:
             case "gaps":
                 gaps(folder, asked.rounds, console)

@@ -77,8 +77,8 @@ def try_type(model_type: str) -> Outcome:
             return replace(outcome, verdict="refused", reason=str(error).replace(str(folder), "").strip())
         if (difference := _difference(folder, engines)) is not None:
             return replace(outcome, verdict="differs", reason=difference)
-        form = CpuPlatform(RunnerConfig(folder, threads=1)).inspect(folder).form
-        return replace(outcome, is_native=form is not None)
+        spec = CpuPlatform(RunnerConfig(folder, threads=1)).inspect(folder).spec
+        return replace(outcome, is_native=spec is not None)
 
 
 def _difference(folder: Path, engines: Engines) -> str | None:

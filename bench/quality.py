@@ -173,7 +173,7 @@ def quantisation(folder: Path, num_texts: int, console: Console) -> list[Quality
             folder,
             device="cpu",
             quantization=quantization,
-            keeps_blocks=True,
+            multiplies_stored_blocks=True,
             rows=rows,
             kv_cache_dtype=kv,
             kv_cache_gib=1.0,

@@ -26,7 +26,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 @dataclass(frozen=True, slots=True)
-class ModelForm:
+class ModelSpec:
     """The fields of config.json that differ between the models."""
 
     model_type: str
@@ -37,7 +37,7 @@ class ModelForm:
 
 FORMS = {
     # Llama-3.2-1B except for the vocabulary: 49,152 tokens instead of 128,256
-    "llama-1b": ModelForm(
+    "llama-1b": ModelSpec(
         "llama",
         {
             "hidden_size": 2048,
@@ -49,7 +49,7 @@ FORMS = {
         },
     ),
     # 510 M parameters, of which a token uses about 114 M
-    "experts": ModelForm(
+    "experts": ModelSpec(
         "qwen3_moe",
         {
             "hidden_size": 768,
@@ -65,7 +65,7 @@ FORMS = {
         },
     ),
     # Qwen3.5-0.8B except for the vocabulary
-    "qwen3.5-0.8b": ModelForm(
+    "qwen3.5-0.8b": ModelSpec(
         "qwen3_5_text",
         {
             "hidden_size": 1024,
@@ -81,7 +81,7 @@ FORMS = {
         },
     ),
     # gpt-oss-20b with 8 layers of 24, except for the vocabulary
-    "gpt-oss-8-layers": ModelForm(
+    "gpt-oss-8-layers": ModelSpec(
         "gpt_oss",
         {
             "num_hidden_layers": 8,
@@ -94,15 +94,15 @@ FORMS = {
 }
 
 
-def make(form: ModelForm, folder: Path, tokenizer: Path) -> None:
+def make(spec: ModelSpec, folder: Path, tokenizer: Path) -> None:
     """Write config, bfloat16 weights, and the tokenizer from the folder `tokenizer`."""
     source = AutoConfig.from_pretrained(tokenizer)
     shared = {name: getattr(source, name) for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
-    fields = {"tie_word_embeddings": True, "max_position_embeddings": 8192, **shared, **form.fields}
-    config = AutoConfig.for_model(form.model_type, **fields)
+    fields = {"tie_word_embeddings": True, "max_position_embeddings": 8192, **shared, **spec.fields}
+    config = AutoConfig.for_model(spec.model_type, **fields)
     torch.manual_seed(SEED)
     models: Any = AutoModelForCausalLM
-    if form.experts_in_mxfp4:
+    if spec.experts_in_mxfp4:
         _write_in_mxfp4(models, config, folder)
     else:
         models.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("form", choices=sorted(FORMS))
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    make(FORMS[arguments.form], arguments.folder, resolve_model(None, Console(stderr=True)).path)
+    make(FORMS[arguments.spec], arguments.folder, resolve_model(None, Console(stderr=True)).path)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from model_runner.scoring.transforms import ContrastiveDecoding, Guidance, Layer
 from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.draft_model import BlockGenerations
 from model_runner.speculative.grammar import GrammarProposer
-from model_runner.speculative.heads import BY_WORTH, HeadsRoom, make_heads_proposer
+from model_runner.speculative.heads import BY_WORTH, HeadsContext, make_heads_proposer
 from model_runner.speculative.methods import Blocks, make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
@@ -88,20 +88,21 @@ def assemble(
     platform = platform or choose_platform(config)
     blueprint = Blueprint.of(config, platform)
     shapes, sizes, needs = blueprint.shapes, blueprint.sizes, blueprint.needs
-    plan = blueprint.before_measuring().fit(platform.room())
+    plan = blueprint.before_measuring().fit(platform.device_memory())
     start = time.perf_counter()
     loaded = _load(config, platform)
     images = None if blueprint.reader is None else blueprint.reader.load(config, platform)
     weights_s = time.perf_counter() - start
     if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
-        room = replace(platform.room(), free=measured.free + needs.model_bytes)
-        plan = replace(blueprint, needs=replace(needs, loading_bytes=0, step_bytes=measured.step_bytes)).fit(room)
+        device_memory = replace(platform.device_memory(), free=measured.free + needs.model_bytes)
+        needs = replace(needs, loading_bytes=0, step_bytes=measured.step_bytes)
+        plan = replace(blueprint, needs=needs).fit(device_memory)
     for line in plan.lines():
         logger.info(line)
     generations = BlockGenerations(plan.num_blocks)
     blocks = Blocks(plan.num_blocks, config.block_size, plan.max_num_seqs, generations, plan.groups)
-    heads_room = HeadsRoom(platform, blocks)
-    parts, num_early_exits = _put_together(config, heads_room, plan, shapes, loaded, make_link, images)
+    heads_context = HeadsContext(platform, blocks)
+    parts, num_early_exits = _put_together(config, heads_context, plan, shapes, loaded, make_link, images)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
     if images is not None:
         max_rows = images.features.max_rows
@@ -136,7 +137,7 @@ def _load(config: RunnerConfig, platform: Platform) -> _Weights:
 
 def _put_together(
     config: RunnerConfig,
-    room: HeadsRoom,
+    context: HeadsContext,
     plan: MemoryPlan,
     shapes: Shapes,
     loaded: _Weights,
@@ -144,7 +145,7 @@ def _put_together(
     images: LoadedReader | None,
 ) -> tuple[RunnerParts, int]:
     """Build the parts; also returns how many early exits the model has."""
-    platform, blocks = room.platform, room.blocks
+    platform, blocks = context.platform, context.blocks
     target = _with_cache(platform, loaded.target, shapes.target, blocks, blocks.num_blocks, blocks.groups)
     states, recurrence = _make_states(platform, shapes.target, plan)
     draft = _with_cache(platform, loaded.draft, shapes.draft, blocks, blocks.with_scratch)
@@ -155,7 +156,7 @@ def _put_together(
     sampler = platform.make_sampler(config.logprobs_mode)
     controller = SpeculationController()
     drafter = _companion(target, draft, platform, plan.max_model_len + blocks.scratch_tokens)
-    with_heads = dict(make_heads_proposer(one, target.model, room) for one in shapes.heads)
+    with_heads = dict(make_heads_proposer(one, target.model, context) for one in shapes.heads)
     learning: Learning = NO_LEARNING
     fresh = None
     if (learned := shapes.learned) is not None:
@@ -177,7 +178,7 @@ def _put_together(
         state=RunnerState(blocks, sampling, speculator, search, learning, images),
         speculator=speculator,
         controller=controller,
-        verifier=Verifier(sampling, sampler, platform.pick_allowed),
+        verifier=Verifier(sampling, sampler, platform.sample_allowed),
         search=search,
         grammars=grammars,
         scoring=_make_scoring(amateur, early_exit, ties_embeddings=shapes.target.num_shared > 0),

@@ -38,7 +38,7 @@ class RunnerConfig:
     """auto: float32 on CPU, the checkpoint's type on CUDA."""
     quantization: Quantization = "auto"
     """auto: int8 on CPU, none on CUDA. int8 is for CPU, fp8 for CUDA, int4 for both."""
-    keeps_blocks: bool = False
+    multiplies_stored_blocks: bool = False
     """Whether weights that a checkpoint stores in blocks (GGUF, GPTQ, AWQ) are multiplied in these blocks on CPU, if
     `quantization` and `rows` are auto."""
     rows: Rows = "auto"

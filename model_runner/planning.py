@@ -17,7 +17,7 @@ from model_runner.models.refusal import refused
 from model_runner.models.size_check import check_folder
 from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
-from model_runner.platforms.memory import GIB, MemoryPlan, Needs, Room, plan_memory
+from model_runner.platforms.memory import GIB, DeviceMemory, MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import BLOCK, scratch_bytes, state_bytes
 from model_runner.speculative.heads import heads_bytes, heads_kv, method_of
@@ -78,9 +78,9 @@ class Blueprint:
         is_known = not self.platform.measures_steps
         return self if is_known else replace(self, needs=replace(self.needs, step_bytes=0))
 
-    def fit(self, room: Room) -> MemoryPlan:
+    def fit(self, device_memory: DeviceMemory) -> MemoryPlan:
         """The memory plan for this room. Raises the errors of `plan_memory`."""
-        plan = plan_memory(self.needs, room, self.config, self.sizes, self.platform.types)
+        plan = plan_memory(self.needs, device_memory, self.config, self.sizes, self.platform.types)
         if (aux := self.shapes.aux) is not None and aux.max_model_len < plan.max_model_len:
             raise ValueError(
                 f"the auxiliary model supports {aux.max_model_len:,} tokens, but max_model_len is "
@@ -108,16 +108,16 @@ def plan_model(
         platform = choose_platform(config)
         blueprint = Blueprint.of(config, platform)
         process_bytes = platform.process_bytes(imported, blueprint.shapes.target)
-        room, budget = platform.room(), budgets.get(platform.device.type)
+        device_memory, budget = platform.device_memory(), budgets.get(platform.device.type)
         given = replace(
-            room,
-            free=room.free if budget is None else budget - process_bytes,
-            cache_share=room.cache_share if cache_share is None else cache_share,
+            device_memory,
+            free=device_memory.free if budget is None else budget - process_bytes,
+            cache_share=device_memory.cache_share if cache_share is None else cache_share,
         )
         plan = blueprint.fit(given)
     return ModelNeeds(
         device=plan.device,
-        free_bytes=room.free,
+        free_bytes=device_memory.free,
         weight_bytes=plan.weight_bytes,
         loading_bytes=blueprint.needs.loading_bytes,
         step_bytes=blueprint.needs.step_bytes,

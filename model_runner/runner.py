@@ -31,7 +31,7 @@ from model_runner.models.refusal import refused
 from model_runner.platforms.memory import oom_reason
 from model_runner.platforms.platform import Platform
 from model_runner.runner_interface import LaunchedStep, LearningStats, RunnerInfo, SpeculationStats
-from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
+from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
 from model_runner.sampling.logprobs import logprobs_of_prompts
 from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
@@ -228,7 +228,7 @@ class ModelRunner:
         """Run the model, and collect the hidden states that these choices need."""
         sampling = [choice.sampling for choice in context.choices]
         needs = self._scoring.needs(sampling) | self._search.needs(context.slots) | self._pool.needs(sampling)
-        plan = self._state.plan_picks(context.batch, context.choices, int(is_ahead))
+        plan = self._state.plan_early_sampling(context.batch, context.choices, int(is_ahead))
         follows = self._rows_before(context) if is_ahead else None
         if self._is_async:
             self._state.begin_masks(context.batch, context.choices)
@@ -252,7 +252,7 @@ class ModelRunner:
         return are_found and not is_read and len(context.batch.logits_index) == len(context.choices)
 
     def _finish(
-        self, plan: StepPlan, context: StepContext, step: RawStep, picks: Callable[[], PreSampledTokens], start: float
+        self, plan: StepPlan, context: StepContext, step: RawStep, picks: Callable[[], EarlyTokens], start: float
     ) -> StepResult:
         """Commit the results of the step."""
         reason: str | None = None
@@ -327,7 +327,7 @@ class ModelRunner:
         return {}
 
     def _decide(
-        self, step: RawStep, context: StepContext, picks: Callable[[], PreSampledTokens], start: float
+        self, step: RawStep, context: StepContext, picks: Callable[[], EarlyTokens], start: float
     ) -> dict[int, Verdict]:
         """A verdict for each choice that is ready, by its index in the batch.
 
@@ -408,7 +408,7 @@ class ModelRunner:
         return TargetStep([choice], self._target.features(), logits)
 
     def _first_forward(self, batch: Batch) -> Tensor:
-        return self._target.forward(batch, (), FusedSamplingPlan.greedy(len(batch.logits_index)))
+        return self._target.forward(batch, (), EarlySamplingPlan.greedy(len(batch.logits_index)))
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:
         blocks = array("i", range(-(-(context + rows) // self.info.block_size)))

@@ -35,7 +35,7 @@ from model_runner.images.loading import LoadedReader
 from model_runner.images.positions import RotaryPositions, rotary_positions
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
-from model_runner.sampling.fused_sampling import FusedSamplingPlan
+from model_runner.sampling.early_sampling import EarlySamplingPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.methods import Blocks
@@ -54,7 +54,7 @@ class RunningChoice:
     sampling: SamplingParams
     groups: Sequence["array[int]"] = ()
     """For each cache group its blocks by index; where it has none, 0 in windows and otherwise -1."""
-    num_folded: int = 0
+    num_state_blocks: int = 0
     """Blocks whose effect is in the newest page of recurrent states."""
     verify: Verification = "match"
     guides: str | None = None
@@ -129,7 +129,7 @@ class RunnerState:
             num_computed=admitted.num_computed,
             blocks=array("i", admitted.blocks),
             groups=[array("i") for _ in self._groups],
-            num_folded=admitted.num_computed // self._block_size,
+            num_state_blocks=admitted.num_computed // self._block_size,
             sampling=admitted.sampling,
             verify=admitted.speculation.verify if admitted.speculation else "match",
             guides=admitted.guides,
@@ -199,7 +199,7 @@ class RunnerState:
             states=self._state_tables(
                 choices,
                 [
-                    (choice.num_folded, choice.num_computed, choice.num_computed + entry.num_tokens)
+                    (choice.num_state_blocks, choice.num_computed, choice.num_computed + entry.num_tokens)
                     for choice, entry in zip(choices, scheduled, strict=True)
                 ],
             ),
@@ -306,17 +306,21 @@ class RunnerState:
         if self._pages is None:
             return 0
         page_of = choice.groups[self._pages]
-        ends = range(min(known // self._block_size, len(page_of)), choice.num_folded, -1)
-        return next((end for end in ends if page_of[end - 1] >= 0), choice.num_folded)
+        ends = range(min(known // self._block_size, len(page_of)), choice.num_state_blocks, -1)
+        return next((end for end in ends if page_of[end - 1] >= 0), choice.num_state_blocks)
 
     def begin_masks(self, batch: Batch, choices: Sequence[RunningChoice]) -> None:
         """Compute, while the step runs, which tokens the grammars of the ready choices allow next."""
         self._sampling.fill_masks([choices[sample.choice].slot for sample in batch.samples], in_background=True)
 
-    def plan_picks(self, batch: Batch, choices: Sequence[RunningChoice], num_pending: int = 0) -> FusedSamplingPlan:
+    def plan_early_sampling(
+        self, batch: Batch, choices: Sequence[RunningChoice], num_pending: int = 0
+    ) -> EarlySamplingPlan:
         """How a kernel can sample these choices' tokens, if each has `num_pending` uncommitted tokens."""
         slots = [choices[sample.choice].slot for sample in batch.samples]
-        return self._sampling.plan_picks(batch.samples, slots, batch.positions[batch.logits_index], num_pending)
+        return self._sampling.plan_early_sampling(
+            batch.samples, slots, batch.positions[batch.logits_index], num_pending
+        )
 
     def commit(
         self, choice: RunningChoice, num_computed: int, tokens: Sequence[int], nodes: Sequence[int]
@@ -337,7 +341,7 @@ class RunnerState:
         end = len(choice.tokens)
         choice.tokens.extend(tokens)
         if choice.groups:
-            choice.num_folded = self._folded_at(choice, choice.num_computed + num_computed)
+            choice.num_state_blocks = self._folded_at(choice, choice.num_computed + num_computed)
         choice.num_computed = min(choice.num_computed + num_computed + len(nodes), len(choice.tokens) - 1)
         choice.sampler_state = self._sampling.sampler_state(choice.slot)
         places = [(end + node, end + depth) for depth, node in enumerate(nodes) if node != depth]

@@ -23,7 +23,7 @@ class ReusedKV:
     """The KV a choice reuses when it is admitted."""
 
     num_computed: int = 0
-    num_folded: int = 0
+    num_state_blocks: int = 0
     """Number of leading blocks whose effect is in the page that it begins with."""
     shared: tuple[int, ...] = ()
     """Full blocks shared with other choices. They are never written again."""
@@ -36,7 +36,7 @@ class ReusedKV:
     """Number of prompt tokens to report as cached."""
     num_looked_up: int = 0
     """Number of prompt tokens that were looked up in the prefix cache."""
-    junction: int = 0
+    cached_blocks_at_admission: int = 0
     """Number of leading blocks of the choice's own that are in the prefix cache, whether other groups can follow."""
     forked_from: str | None = None
     """Key of the running choice whose runner state is copied, as in AdmittedRequest."""
@@ -52,16 +52,16 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class StepSpan:
     """The positions that a step takes a choice through."""
 
     start: int
     """First position that is computed."""
     end: int
     """End of all rows, including drafts and candidates. Drafts may share positions, but not places."""
-    num_folded: int
+    num_state_blocks: int
     """Leading blocks that are folded before the step."""
-    folds_to: int
+    state_blocks_after: int
     """Leading blocks that are folded after it."""
 
 
@@ -81,11 +81,11 @@ class GroupBlocks(ABC):
         """The blocks with which a choice can begin after `boundary` blocks."""
 
     @abstractmethod
-    def needed(self, request: Request, stretch: Stretch) -> Iterable[int]:
+    def needed(self, request: Request, span: StepSpan) -> Iterable[int]:
         """Ascending indices of the blocks that a step needs."""
 
     @abstractmethod
-    def wanted_by_fork(self, num_computed: int, num_folded: int) -> range:
+    def wanted_by_fork(self, num_computed: int, num_state_blocks: int) -> range:
         """The blocks with which a fork can go on from `num_computed` tokens, of which so many blocks are folded."""
 
     @abstractmethod
@@ -121,7 +121,8 @@ class GroupBlocks(ABC):
         They are the end of the prompt, the end of what the prefix cache knew of it, and snapshots.
         """
         end_of_prompt = (request.num_prompt - 1) // self._block_size
-        yield from (boundary for boundary in {end_of_prompt, request.junction} if boundary in boundaries)
+        wanted = {end_of_prompt, request.cached_blocks_at_admission}
+        yield from (boundary for boundary in wanted if boundary in boundaries)
         if every := self._snapshot_every:
             yield from range(-(-boundaries.start // every) * every, boundaries.stop, every)
 
@@ -132,10 +133,10 @@ class WindowBlocks(GroupBlocks):
     def before(self, boundary: int) -> range:
         return range(self._first_seen(boundary * self._block_size), boundary)
 
-    def needed(self, request: Request, stretch: Stretch) -> Iterable[int]:
-        return range(self._first_seen(stretch.start), blocks_for(stretch.end, self._block_size))
+    def needed(self, request: Request, span: StepSpan) -> Iterable[int]:
+        return range(self._first_seen(span.start), blocks_for(span.end, self._block_size))
 
-    def wanted_by_fork(self, num_computed: int, num_folded: int) -> range:
+    def wanted_by_fork(self, num_computed: int, num_state_blocks: int) -> range:
         return range(self._first_seen(num_computed), blocks_for(num_computed, self._block_size))
 
     def first_needed(self, request: Request) -> int:
@@ -151,17 +152,17 @@ class RowsBlocks(GroupBlocks):
     def before(self, boundary: int) -> range:
         return range(0)
 
-    def needed(self, request: Request, stretch: Stretch) -> Iterable[int]:
+    def needed(self, request: Request, span: StepSpan) -> Iterable[int]:
         """Blocks in between are folded in the step itself."""
-        begun = range(stretch.num_folded, blocks_for(stretch.start, self._block_size))
-        left = range(stretch.folds_to, blocks_for(stretch.end, self._block_size))
+        begun = range(span.num_state_blocks, blocks_for(span.start, self._block_size))
+        left = range(span.state_blocks_after, blocks_for(span.end, self._block_size))
         return sorted({*begun, *left})
 
-    def wanted_by_fork(self, num_computed: int, num_folded: int) -> range:
-        return range(num_folded, blocks_for(num_computed, self._block_size))
+    def wanted_by_fork(self, num_computed: int, num_state_blocks: int) -> range:
+        return range(num_state_blocks, blocks_for(num_computed, self._block_size))
 
     def first_needed(self, request: Request) -> int:
-        return request.num_folded
+        return request.num_state_blocks
 
 
 class PageBlocks(GroupBlocks):
@@ -170,15 +171,15 @@ class PageBlocks(GroupBlocks):
     def before(self, boundary: int) -> range:
         return range(max(boundary - 1, 0), boundary)
 
-    def needed(self, request: Request, stretch: Stretch) -> Iterable[int]:
-        crossed = range(stretch.num_folded + 1, stretch.folds_to + 1)
+    def needed(self, request: Request, span: StepSpan) -> Iterable[int]:
+        crossed = range(span.num_state_blocks + 1, span.state_blocks_after + 1)
         return sorted(boundary - 1 for boundary in {*self._likely(request, crossed), *crossed[-1:]})
 
-    def wanted_by_fork(self, num_computed: int, num_folded: int) -> range:
-        return self.before(num_folded)
+    def wanted_by_fork(self, num_computed: int, num_state_blocks: int) -> range:
+        return self.before(num_state_blocks)
 
     def first_needed(self, request: Request) -> int:
-        return request.num_folded - 1
+        return request.num_state_blocks - 1
 
 
 _KINDS: Mapping[str, type[GroupBlocks]] = {"window": WindowBlocks, "rows": RowsBlocks, "page": PageBlocks}
@@ -206,7 +207,7 @@ class BlockGroups:
         """Share of the blocks that running choices hold, in the group with the highest, 0 to 1."""
         return max(pool.num_used / pool.num_blocks for pool in self._pools())
 
-    def num_folded(self, request: Request, known: int) -> int:
+    def num_state_blocks(self, request: Request, known: int) -> int:
         """Blocks that are folded once the tokens up to `known` are computed.
 
         Contrastive search computes the last known token again, with its candidates.
@@ -220,9 +221,9 @@ class BlockGroups:
         num_own = max(0, blocks_for(end, self._block_size) - len(request.blocks))
         if not self.groups:
             return Growth(num_own)
-        folds_to = max(self.num_folded(request, known), request.num_folded)
-        stretch = Stretch(request.num_computed, end, request.num_folded, folds_to)
-        return Growth(num_own, self._lacking(request, stretch, request.group_blocks))
+        state_blocks_after = max(self.num_state_blocks(request, known), request.num_state_blocks)
+        span = StepSpan(request.num_computed, end, request.num_state_blocks, state_blocks_after)
+        return Growth(num_own, self._lacking(request, span, request.group_blocks))
 
     def to_begin(self, request: Request, reuse: ReusedKV, num_tokens: int) -> Growth:
         """The blocks that a choice lacks to begin with reused ones and compute `num_tokens` tokens in the step.
@@ -234,9 +235,9 @@ class BlockGroups:
         if not self.groups:
             return Growth(num_own)
         known = reuse.num_computed + num_tokens
-        folds_to = max(self.num_folded(request, known), reuse.num_folded)
-        stretch = Stretch(reuse.num_computed, known, reuse.num_folded, folds_to)
-        return Growth(num_own, self._lacking(request, stretch, self._full_blocks(reuse)))
+        state_blocks_after = max(self.num_state_blocks(request, known), reuse.num_state_blocks)
+        span = StepSpan(reuse.num_computed, known, reuse.num_state_blocks, state_blocks_after)
+        return Growth(num_own, self._lacking(request, span, self._full_blocks(reuse)))
 
     def can_grow(self, growths: Sequence[Growth], reused: Sequence[ReusedKV] = ()) -> bool:
         """Whether there are free blocks for all of them, while the reused blocks are kept."""
@@ -309,10 +310,10 @@ class BlockGroups:
             group.pool.check_integrity([request.group_blocks[number].values() for request in running])
 
     def _lacking(
-        self, request: Request, stretch: Stretch, held: Sequence[Mapping[int, int]]
+        self, request: Request, span: StepSpan, held: Sequence[Mapping[int, int]]
     ) -> tuple[Sequence[int], ...]:
         return tuple(
-            [index for index in group.needed(request, stretch) if index not in blocks]
+            [index for index in group.needed(request, span) if index not in blocks]
             for group, blocks in zip(self.groups, held, strict=True)
         )
 

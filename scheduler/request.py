@@ -65,9 +65,9 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     group_blocks: list[dict[int, int]] = field(default_factory=list)
     """For each cache group, the blocks it holds by index, in ascending order."""
-    num_folded: int = 0
+    num_state_blocks: int = 0
     """Number of leading blocks whose effect is in the newest page of recurrent states."""
-    junction: int = 0
+    cached_blocks_at_admission: int = 0
     """Number of leading blocks that the prefix cache had at admission, whether other cache groups could follow."""
     num_published: int = 0
     """Number of leading blocks already offered to the prefix cache."""
@@ -174,7 +174,7 @@ class Request:
     def reset_progress(self) -> None:
         """Reset all progress after the blocks were released."""
         self.num_computed = 0
-        self.num_folded = 0
+        self.num_state_blocks = 0
         self.num_published = 0
         self.num_pages_published = 0
         self.clear_proposals()

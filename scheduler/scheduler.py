@@ -384,7 +384,9 @@ class Scheduler:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
                 self._images.note_computed(request)
-                request.num_folded = max(request.num_folded, self._blocks.num_folded(request, request.num_computed))
+                request.num_state_blocks = max(
+                    request.num_state_blocks, self._blocks.num_state_blocks(request, request.num_computed)
+                )
                 request.progress.note_step(number)
                 if request.progress.is_prefilling:
                     prefills.append(share.num_tokens)
@@ -492,7 +494,7 @@ class Scheduler:
         block_size = self._config.block_size
         if self.groups:
             num_full, rest = divmod(request.num_computed, block_size)
-            if rest in (0, block_size - 1) or num_full > request.num_folded:
+            if rest in (0, block_size - 1) or num_full > request.num_state_blocks:
                 return False  # it begins a block, or completes a page, or accepted drafts did
         return request.num_computed < len(request.blocks) * block_size
 
@@ -568,7 +570,7 @@ class Scheduler:
         """Admit the head of the queue, if there are blocks for it."""
         members = head.members
         for member, reuse in zip(members, reused, strict=True):
-            member.junction = reuse.junction
+            member.cached_blocks_at_admission = reuse.cached_blocks_at_admission
         shares = split_budget(members, [reuse.num_computed for reuse in reused], step.budget)
         if not any(shares) and not step.shares:
             return False  # a plan that schedules nothing is not executed
@@ -585,8 +587,8 @@ class Scheduler:
     def _begin(self, request: Request, reuse: ReusedKV, growth: Growth, num_tokens: int, step: Step) -> None:
         """Start a request with the shared blocks, which it must hold already, and new ones."""
         step.copies += self._blocks.begin(request, reuse, growth)
-        request.num_computed, request.num_folded = reuse.num_computed, reuse.num_folded
-        request.num_published, request.num_pages_published = len(reuse.shared), reuse.num_folded
+        request.num_computed, request.num_state_blocks = reuse.num_computed, reuse.num_state_blocks
+        request.num_published, request.num_pages_published = len(reuse.shared), reuse.num_state_blocks
         request.forked_from = None
         if request.num_cached is None:
             request.num_cached = reuse.num_cached

@@ -91,7 +91,7 @@ class KVSharing:
         """Publish blocks of cache groups before the next positions make them superfluous."""
         for group, held in zip(self._blocks.groups, request.group_blocks, strict=True):
             if isinstance(group, PageBlocks):
-                new_pages = range(request.num_pages_published, request.num_folded)
+                new_pages = range(request.num_pages_published, request.num_state_blocks)
                 indices: Sequence[int] = [index for index in held if index in new_pages]
             elif group.before(num_full):
                 indices = [index for index in range(request.num_published, num_full) if index in held]
@@ -100,7 +100,7 @@ class KVSharing:
             for index in indices:
                 if held[index] not in group.cache:
                     group.cache.insert(self._names(request, index, index + 1)[0], held[index])
-        request.num_pages_published = request.num_folded
+        request.num_pages_published = request.num_state_blocks
 
     def _note(self, log: CacheLog, request: Request, index: int) -> None:
         """Log a stored block."""
@@ -119,12 +119,12 @@ class KVSharing:
         num_computed = len(found.shared) * self._block_size
         return ReusedKV(
             num_computed=num_computed,
-            num_folded=len(found.shared),
+            num_state_blocks=len(found.shared),
             shared=found.shared,
             in_groups=found.in_groups,
             num_cached=min(num_computed, request.num_prompt),
             num_looked_up=request.num_prompt,
-            junction=found.num_known,
+            cached_blocks_at_admission=found.num_known,
         )
 
     def _find(self, request: Request, num_full: int) -> _Found:
@@ -184,20 +184,20 @@ class KVSharing:
             None if the running choice has given back some of it.
         """
         num_full, is_split = divmod(num_computed, self._block_size)
-        num_folded = min(request.num_folded, num_full)
+        num_state_blocks = min(request.num_state_blocks, num_full)
         in_groups = []
         for group, held in zip(self._blocks.groups, request.group_blocks, strict=True):
-            wanted = group.wanted_by_fork(num_computed, num_folded)
+            wanted = group.wanted_by_fork(num_computed, num_state_blocks)
             if any(index not in held for index in wanted):
                 return None
             in_groups.append({index: held[index] for index in wanted})
         return ReusedKV(
             num_computed=num_computed,
-            num_folded=num_folded,
+            num_state_blocks=num_state_blocks,
             shared=tuple(request.blocks[:num_full]),
             copied=request.blocks[num_full] if is_split else None,
             in_groups=tuple(in_groups),
             num_cached=request.num_cached or 0,
-            junction=request.junction,
+            cached_blocks_at_admission=request.cached_blocks_at_admission,
             forked_from=request.key,
         )

@@ -262,7 +262,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         dtype=settings.dtype,
         quantization=settings.quantization,
         # The embedded model is small enough that int8 costs little memory, and its prompts are faster.
-        keeps_blocks=settings.model is not None,
+        multiplies_stored_blocks=settings.model is not None,
         rows=settings.rows,
         exact=settings.exact,
         cuda_graphs=settings.cuda_graphs,

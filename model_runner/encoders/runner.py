@@ -81,7 +81,7 @@ class EncoderRunner(DoneAtLaunch):
         _refuse_settings(config)
         start = time.perf_counter()
         platform = CpuPlatform(config)
-        _check_loading(folder.path, platform.room().free)
+        _check_loading(folder.path, platform.device_memory().free)
         model = EncoderModel(folder, platform.packer)
         pooling = None if folder.classifies else SentencePooling(folder.modules, model.config.hidden_size)
         info = _describe(config, folder, platform, model, pooling)
@@ -191,7 +191,7 @@ def plan_encoder(config: RunnerConfig, folder: EncoderFolder, imported: int, fre
     _refuse_settings(config)
     platform = CpuPlatform(config)
     process_bytes = imported + _PROCESS_BYTES
-    free_now = platform.room().free
+    free_now = platform.device_memory().free
     _check_loading(folder.path, free_now if free is None else free - process_bytes)
     shape = EncoderShape.of(folder)
     longest = _longest(config, folder, shape.max_tokens)

@@ -19,9 +19,9 @@ from model_runner.kernels.triton.norm import add_and_norm, rms_norm
 from model_runner.kernels.triton.rotary import rotate_and_write
 from model_runner.kv_cache import KVCache
 from model_runner.models.cuda_linear import GROUPED_EXPERTS_NAME, MakeProduct, grouped_experts
-from model_runner.models.decoder_form import AttentionForm, DecoderForm
 from model_runner.models.features import decoder_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, paged_attention
+from model_runner.models.layer_spec import AttentionSpec, LayerSpec
 from model_runner.models.parameters import Linear
 from model_runner.models.recognition import replace_recognised
 
@@ -47,23 +47,23 @@ class CudaDecoderLayer(nn.Module):
     A row's result depends on other rows only if the products or the attention do.
     """
 
-    def __init__(self, index: int, form: DecoderForm, make_product: MakeProduct) -> None:
+    def __init__(self, index: int, spec: LayerSpec, make_product: MakeProduct) -> None:
         super().__init__()
         self.index = index
-        self._activation = form.activation
-        assert isinstance(form.mixer, AttentionForm), "recurrent layers stay modules"
-        assert form.mixer_input is not None
-        assert form.mixer_output is not None
-        self._options = form.mixer.options
-        self._uses_rotary = form.mixer.uses_rotary
-        self._residual_scale = form.residual_scale
-        self._qkv = _Projection(form.mixer_input, make_product)
-        self._attention_output = _Projection(form.mixer_output, make_product)
-        assert form.gate_up is not None, "layers without an MLP have experts"
-        assert form.down is not None
-        self._gate_up = _Projection(form.gate_up, make_product)
-        self._down = _Projection(form.down, make_product)
-        norms = form.norms
+        self._activation = spec.activation
+        assert isinstance(spec.mixer, AttentionSpec), "recurrent layers stay modules"
+        assert spec.mixer_input is not None
+        assert spec.mixer_output is not None
+        self._options = spec.mixer.options
+        self._uses_rotary = spec.mixer.uses_rotary
+        self._residual_scale = spec.residual_scale
+        self._qkv = _Projection(spec.mixer_input, make_product)
+        self._attention_output = _Projection(spec.mixer_output, make_product)
+        assert spec.gate_up is not None, "layers without an MLP have experts"
+        assert spec.down is not None
+        self._gate_up = _Projection(spec.gate_up, make_product)
+        self._down = _Projection(spec.down, make_product)
+        norms = spec.norms
         self._eps = norms.eps
         self._attention_norm, self._attention_post_norm = _float(norms.attention), _float(norms.attention_post)
         self._mlp_norm, self._mlp_post_norm = _float(norms.mlp), _float(norms.mlp_post)
@@ -124,7 +124,7 @@ class CudaDecoderLayer(nn.Module):
 
 def replace_layers(model: nn.Module, make_product: MakeProduct) -> int:
     """Replace every decoder layer of the common family; returns how many were replaced."""
-    return replace_recognised(model, lambda index, form: CudaDecoderLayer(index, form, make_product))
+    return replace_recognised(model, lambda index, spec: CudaDecoderLayer(index, spec, make_product))
 
 
 class _Projection:

@@ -17,7 +17,7 @@ from model_runner.models.hf_attention import ModelCall, StepAttention
 from model_runner.models.image_rows import StepImages
 from model_runner.models.mixers import StepStates
 from model_runner.recurrence.backend import RecurrenceBackend
-from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
+from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TokenRows:
 
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps logits [R, vocab] and a FusedSamplingPlan's keys and temperatures to tokens [R] int64, or NO_TOKEN."""
+"""Maps logits [R, vocab] and a EarlySamplingPlan's keys and temperatures to tokens [R] int64, or NO_TOKEN."""
 
 
 class HFTargetModel:
@@ -68,7 +68,7 @@ class HFTargetModel:
         self._attention = attention
         self._pick = pick
         self._recurrence = recurrence
-        self._picks: FusedSamplingPlan | None = None
+        self._picks: EarlySamplingPlan | None = None
         self.picked = torch.empty(0)
         """[R] int64 tokens of the last forward pass that sampled, with or without a CUDA graph."""
         self._tap = FeatureTap(model, needs)
@@ -84,20 +84,20 @@ class HFTargetModel:
         also, self._also = self._also, {}
         return self._tap.take() | also
 
-    def picks(self) -> Callable[[], PreSampledTokens]:
-        return fetch_picks(self.picked, self._picks)
+    def picks(self) -> Callable[[], EarlyTokens]:
+        return fetch_early_tokens(self.picked, self._picks)
 
     @torch.inference_mode()
     def forward(
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: FusedSamplingPlan | None = None,
+        picks: EarlySamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         rows = TokenRows.of(batch, self._model.device)
         if follows is not None:
-            rows = replace(rows, tokens=take_picks(self.picked, follows))
+            rows = replace(rows, tokens=take_early_tokens(self.picked, follows))
         plan = () if picks is None else [to_device(array, self._model.device) for array in picks.arrays]
         metadata = self._attention.prepare(batch)
         states = None if self._recurrence is None else StepStates(self._recurrence, self._recurrence.prepare(batch))
@@ -128,25 +128,25 @@ class HFTargetModel:
         return logits.float()
 
 
-def take_picks(picked: Tensor, rows: IntArray) -> Tensor:
+def take_early_tokens(picked: Tensor, rows: IntArray) -> Tensor:
     """The sampled tokens [R] of these rows [T] as inputs of the next step; any token will do where there is none."""
     return picked.index_select(0, to_device(rows, picked.device)).clamp_(min=0)
 
 
-def fetch_picks(picked: Tensor, plan: FusedSamplingPlan | None) -> Callable[[], PreSampledTokens]:
+def fetch_early_tokens(picked: Tensor, plan: EarlySamplingPlan | None) -> Callable[[], EarlyTokens]:
     """Begin to copy sampled tokens [R] to the host; returns a function that waits for them."""
     if plan is None:
-        return lambda: NO_PICKS
+        return lambda: NO_EARLY_TOKENS
     if picked.device.type != "cuda":
         tokens = picked.tolist()
-        return lambda: PreSampledTokens(tokens, plan.choices)
+        return lambda: EarlyTokens(tokens, plan.choices)
     host = torch.empty(picked.shape, dtype=picked.dtype, pin_memory=True)
     host.copy_(picked, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
 
-    def wait() -> PreSampledTokens:
+    def wait() -> EarlyTokens:
         copied.synchronize()
-        return PreSampledTokens(host.tolist(), plan.choices)
+        return EarlyTokens(host.tolist(), plan.choices)
 
     return wait

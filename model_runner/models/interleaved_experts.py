@@ -33,7 +33,7 @@ def _alternate(tensor: Tensor) -> Tensor:
     return torch.stack((gate, up), dim=-1).flatten(-2)
 
 
-def with_usual_experts(stored: Checkpoint) -> Checkpoint:
+def deinterleave_experts(stored: Checkpoint) -> Checkpoint:
     """The checkpoint; its experts in the usual order if it stores them as gpt-oss does."""
     endings = tuple(f"{_GATE_UP}{part}" for part in (_BLOCKS, _BIAS))
     return InterleavedExperts(stored) if any(name.endswith(endings) for name in stored.shapes) else stored

@@ -47,7 +47,7 @@ class Mixture:
     experts: str = "mlp.experts"
     router: str = "mlp.gate"
     scoring: Literal["softmax", "sigmoid"] = "softmax"
-    """How scores are computed (`ExpertsForm.scoring`). Softmax over the chosen experts alone equals softmax over all,
+    """How scores are computed (`ExpertsSpec.scoring`). Softmax over the chosen experts alone equals softmax over all,
     normalised."""
     normalised: Callable[[Config], bool] = lambda config: True
     scale: Callable[[Config], float] = lambda config: 1.0

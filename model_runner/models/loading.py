@@ -14,7 +14,7 @@ from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import parts_of
 from model_runner.kernels.library import INT4_BITS, ROTATED_BLOCK, WeightKind
 from model_runner.kv_cache import KVShape
-from model_runner.models.interleaved_experts import with_usual_experts
+from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.parameters import Checkpoint
 from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
 from model_runner.models.quantized_linears import LinearReader
@@ -26,7 +26,7 @@ from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from model_runner.models.model_form import ModelForm
+    from model_runner.models.model_spec import ModelSpec
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -67,7 +67,7 @@ class ModelShape:
     """Shape of each selective scan, in the order of a pass."""
     convolutions: tuple[ConvShape, ...] = ()
     """Shape of each causal convolution, in the order of a pass."""
-    form: "ModelForm | None" = field(default=None, compare=False, repr=False)
+    spec: "ModelSpec | None" = field(default=None, compare=False, repr=False)
     """The model as plain data, if its weights are packed as they are read."""
 
     @property
@@ -96,7 +96,7 @@ def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpo
     checkpoint = SafetensorsCheckpoint(folder)
     if not checkpoint.shapes:
         return None
-    return with_usual_experts(checkpoint) if reader is None else QuantizedCheckpoint(checkpoint, reader)
+    return deinterleave_experts(checkpoint) if reader is None else QuantizedCheckpoint(checkpoint, reader)
 
 
 def gguf_file_of(folder: Path) -> Path | None:

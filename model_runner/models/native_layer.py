@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import NativeWeight
-from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, ExpertsForm
 from model_runner.models.layer_family import ClampedGate
+from model_runner.models.layer_spec import Activation, AttentionSpec, ExpertsSpec, LayerSpec
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
 from model_runner.recurrence.cpu import BoundMixer, NativeRecurrence
@@ -69,37 +69,37 @@ class NativeExperts:
 class RoutedExperts(NativeExperts):
     """Experts with their router, for a decoder layer that is one operator."""
 
-    def __init__(self, packer: NativePacker, form: ExpertsForm, beside: Linear | None) -> None:
-        latent = self._pack_latents(packer, form, beside)
-        super().__init__(packer, form.gate_up, form.down, form.activation, None if latent else beside)
+    def __init__(self, packer: NativePacker, spec: ExpertsSpec, beside: Linear | None) -> None:
+        latent = self._pack_latents(packer, spec, beside)
+        super().__init__(packer, spec.gate_up, spec.down, spec.activation, None if latent else beside)
         if latent:
             self._latent, self.beside = latent[:2], latent[2] if len(latent) > 2 else None
             self.struct.latent_output, self.struct.latent_input = (weight.struct[0] for weight in self._latent)
-        self._router = _router_panels(form)
-        self._bias = None if form.choice_bias is None else form.choice_bias.float().contiguous()
+        self._router = _router_panels(spec)
+        self._bias = None if spec.choice_bias is None else spec.choice_bias.float().contiguous()
         struct = self.struct
-        struct.top_k = form.top_k
-        struct.scoring = CPU.constants("SwScoring")[_SCORINGS[form.scoring]]
-        struct.normalised = form.normalised
-        struct.gates_mlp = form.mlp_gate is not None
-        struct.scale = form.scale
-        struct.sum_eps = form.sum_eps
+        struct.top_k = spec.top_k
+        struct.scoring = CPU.constants("SwScoring")[_SCORINGS[spec.scoring]]
+        struct.normalised = spec.normalised
+        struct.gates_mlp = spec.mlp_gate is not None
+        struct.scale = spec.scale
+        struct.sum_eps = spec.sum_eps
         struct.router = pointer(self._router, *self._router.shape)
         if self._bias is not None:
-            struct.choice_bias = pointer(self._bias, len(form.gate_up))
-        if form.router_bias is not None:
+            struct.choice_bias = pointer(self._bias, len(spec.gate_up))
+        if spec.router_bias is not None:
             self._router_bias = F.pad(
-                form.router_bias.float(), (0, self._router.shape[0] * _ROUTER_PANEL - len(form.router_bias))
+                spec.router_bias.float(), (0, self._router.shape[0] * _ROUTER_PANEL - len(spec.router_bias))
             )
             struct.router_bias = pointer(self._router_bias, len(self._router_bias))
 
     @staticmethod
-    def _pack_latents(packer: NativePacker, form: ExpertsForm, beside: Linear | None) -> list[NativeWeight]:
+    def _pack_latents(packer: NativePacker, spec: ExpertsSpec, beside: Linear | None) -> list[NativeWeight]:
         """The linears after and before experts that take latents, and then `beside`, which takes the same rows."""
-        if form.latent_input is None or form.latent_output is None:
+        if spec.latent_input is None or spec.latent_output is None:
             return []
-        output = packer.pack(form.latent_output)
-        return [output, *packer.pack_alike([form.latent_input, *([] if beside is None else [beside])])]
+        output = packer.pack(spec.latent_output)
+        return [output, *packer.pack_alike([spec.latent_input, *([] if beside is None else [beside])])]
 
 
 def _gate(activation: Activation | ClampedGate) -> dict[str, float]:
@@ -115,9 +115,9 @@ def native_activation(activation: Activation) -> int:
     return CPU.constants("SwActivation")[_ACTIVATIONS[activation]]
 
 
-def _router_panels(form: ExpertsForm) -> Tensor:
+def _router_panels(spec: ExpertsSpec) -> Tensor:
     """[outputs / 16, hidden, 16] float32: router rows of the experts, then the MLP's gate."""
-    outputs = [form.router] if form.mlp_gate is None else [form.router, form.mlp_gate[None]]
+    outputs = [spec.router] if spec.mlp_gate is None else [spec.router, spec.mlp_gate[None]]
     weight = torch.cat(outputs).float()  # [outputs, hidden]
     padded = F.pad(weight, (0, 0, 0, -len(weight) % _ROUTER_PANEL))
     return padded.view(-1, _ROUTER_PANEL, weight.shape[1]).transpose(1, 2).contiguous()
@@ -126,30 +126,30 @@ def _router_panels(form: ExpertsForm) -> Tensor:
 class FusedDecoderLayer(nn.Module):
     """Replaces a transformers decoder layer: quantised linears, everything else in float32, all rows at once."""
 
-    def __init__(self, form: DecoderForm, packer: NativePacker) -> None:
+    def __init__(self, spec: LayerSpec, packer: NativePacker) -> None:
         super().__init__()
         self._kernels = packer.kernels
-        self.uses_rotary = form.uses_rotary
-        self._returns_tuple = form.returns_tuple
-        self.attention = form.mixer if isinstance(form.mixer, AttentionForm) else None
-        self.recurrent = form.recurrent  # the struct points into the tensors of both
+        self.uses_rotary = spec.uses_rotary
+        self._returns_tuple = spec.returns_tuple
+        self.attention = spec.mixer if isinstance(spec.mixer, AttentionSpec) else None
+        self.recurrent = spec.recurrent  # the struct points into the tensors of both
         self._bound: BoundMixer | None = None
         self._caches: Sequence[CData] = ()
         self._weights = {
             name: packer.pack(linear)
             for name, linear in (
-                ("mixer_input", form.mixer_input),
-                ("mixer_output", form.mixer_output),
-                ("parallel_output", form.parallel_output),
-                ("gate_up", form.gate_up if form.experts is None else None),
-                ("down", form.down),
+                ("mixer_input", spec.mixer_input),
+                ("mixer_output", spec.mixer_output),
+                ("parallel_output", spec.parallel_output),
+                ("gate_up", spec.gate_up if spec.experts is None else None),
+                ("down", spec.down),
             )
             if linear is not None
         }
-        self._experts = None if form.experts is None else RoutedExperts(packer, form.experts, form.gate_up)
+        self._experts = None if spec.experts is None else RoutedExperts(packer, spec.experts, spec.gate_up)
         if self._experts is not None and self._experts.beside is not None:
             self._weights["gate_up"] = self._experts.beside
-        norms = form.norms
+        norms = spec.norms
         self._norms = {
             name: factor.float().contiguous()
             for name, factor in (
@@ -162,7 +162,7 @@ class FusedDecoderLayer(nn.Module):
             )
             if factor is not None
         }
-        self.struct = _layer_struct(form, self._weights, self._norms)
+        self.struct = _layer_struct(spec, self._weights, self._norms)
         if self._experts is not None:
             self.struct.experts = self._experts.struct
 
@@ -231,21 +231,21 @@ class FusedDecoderLayer(nn.Module):
         return cos.contiguous(), sin.contiguous()
 
 
-def _layer_struct(form: DecoderForm, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> CData:
-    mixer = form.mixer
+def _layer_struct(spec: LayerSpec, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> CData:
+    mixer = spec.mixer
     attention = (
         {"attention": attention_struct(mixer.heads, mixer.options)[0], "gates_attention": mixer.is_gated}
-        if isinstance(mixer, AttentionForm)
+        if isinstance(mixer, AttentionSpec)
         else {}
     )
     return CPU.new(
         "SwDecoderLayer",
-        hidden=form.hidden,
-        intermediate=form.intermediate,
-        activation=native_activation(form.activation),
-        norm_eps=form.norms.eps,
-        residual_scale=form.residual_scale,
-        norms_together=form.norms.heads_together,
+        hidden=spec.hidden,
+        intermediate=spec.intermediate,
+        activation=native_activation(spec.activation),
+        norm_eps=spec.norms.eps,
+        residual_scale=spec.residual_scale,
+        norms_together=spec.norms.heads_together,
         **attention,
         **{name: weight.struct[0] for name, weight in weights.items()},
         **{name: pointer(norm, len(norm)) for name, norm in norms.items()},

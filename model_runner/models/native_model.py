@@ -16,14 +16,14 @@ from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embedding_struct
 from model_runner.kv_cache import cache_structs
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
-from model_runner.models.model_form import ModelForm
+from model_runner.models.model_spec import ModelSpec
 from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import NativeProduct, PackedWeight
 from model_runner.models.parameters import Matrix
 from model_runner.models.rotary import RotaryTable
 from model_runner.recurrence.cpu import NativeRecurrence
-from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
+from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 
 _TABLES = (torch.float32, torch.float16, torch.bfloat16)
 """Types of embeddings that are looked up as they are."""
@@ -88,35 +88,35 @@ class NativeModel:
     other tokens.
     """
 
-    def __init__(self, packer: NativePacker, form: ModelForm) -> None:
+    def __init__(self, packer: NativePacker, spec: ModelSpec) -> None:
         """Packs the weights, one after the other."""
         packer, kernels = packer.with_slab(), packer.kernels
-        layers = [FusedDecoderLayer(layer, packer) for layer in form.layers]
+        layers = [FusedDecoderLayer(layer, packer) for layer in spec.layers]
         # The error of the head reaches every logit, so it stays in int8.
-        head = packer.in_int8.pack(form.head)
-        self.config = form.config
-        self._embedding = StoredEmbedding(packer, form.embedding, form.embedding_scale)
+        head = packer.in_int8.pack(spec.head)
+        self.config = spec.config
+        self._embedding = StoredEmbedding(packer, spec.embedding, spec.embedding_scale)
         self._head = PackedHead(kernels, head)
-        self._norm = form.norm.contiguous()
+        self._norm = spec.norm.contiguous()
         self._kernels = kernels
-        self._vocab_size, self.hidden = form.embedding.shape
+        self._vocab_size, self.hidden = spec.embedding.shape
         self.num_logits = head.outputs
         """Logits per row."""
         self._known = 0
         """Positions that all tables cover."""
-        tables = {kind: RotaryTable(*frequencies) for kind, frequencies in form.frequencies.items()}
+        tables = {kind: RotaryTable(*frequencies) for kind, frequencies in spec.frequencies.items()}
         self._tables = list(tables.values())
         self._rotaries = [
             tables[kind] if layer.uses_rotary else None
-            for kind, layer in zip(form.rotary_kinds, form.layers, strict=True)
+            for kind, layer in zip(spec.rotary_kinds, spec.layers, strict=True)
         ]
         self._struct = CPU.new(
             "SwModel",
             hidden=self.hidden,
             embedding_scale=self._embedding.embed_scale,
-            norm_eps=form.norm_eps,
-            logits_scale=form.logits_scale,
-            logits_softcap=form.logits_softcap,
+            norm_eps=spec.norm_eps,
+            logits_scale=spec.logits_scale,
+            logits_softcap=spec.logits_softcap,
             embedding=self._embedding.struct[0],
             norm=pointer(self._norm, self.hidden),
             head=head.struct[0],
@@ -198,7 +198,7 @@ class NativeModel:
             model.rotaries = rotaries
         self._kernels.forward(model, step.struct, wanted)
 
-    def pick(self, logits: Tensor, plan: FusedSamplingPlan) -> list[int]:
+    def pick(self, logits: Tensor, plan: EarlySamplingPlan) -> list[int]:
         """Sample a token for each row of logits [R, num_logits] by the plan; NO_TOKEN if the logits are not finite."""
         tokens: list[int] = self._kernels.pick(logits, plan.keys, plan.temperatures).tolist()
         return tokens
@@ -251,7 +251,7 @@ class NativeTargetModel:
         self._attention = attention
         self._needs = frozenset(needs)
         self._taken: dict[Feature, Tensor] = {}
-        self._picks = NO_PICKS
+        self._picks = NO_EARLY_TOKENS
         self._kept = torch.empty(0, model.num_logits, dtype=torch.float32)
 
     def settle(self) -> None:
@@ -261,7 +261,7 @@ class NativeTargetModel:
         taken, self._taken = self._taken, {}
         return taken
 
-    def picks(self) -> Callable[[], PreSampledTokens]:
+    def picks(self) -> Callable[[], EarlyTokens]:
         picks = self._picks
         return lambda: picks
 
@@ -269,7 +269,7 @@ class NativeTargetModel:
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: FusedSamplingPlan | None = None,
+        picks: EarlySamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         assert follows is None, "a step is over before the next one begins"
@@ -288,7 +288,7 @@ class NativeTargetModel:
             states = self._recurrence.prepare(batch)
             step.struct.states = states.native.struct
         self._model.forward(step, int(batch.positions.max(initial=-1)) + 1, wanted, batch)
-        self._picks = NO_PICKS if picks is None else PreSampledTokens(self._model.pick(logits, picks), picks.choices)
+        self._picks = NO_EARLY_TOKENS if picks is None else EarlyTokens(self._model.pick(logits, picks), picks.choices)
         return logits
 
     def _logits(self, rows: int) -> Tensor:

@@ -47,7 +47,7 @@ class NativePacker:
     kind: WeightKind
     packs: Kernels | None = None
     """The kernels that pack, if `kernels`, which will multiply, may be busy."""
-    keeps_blocks: bool = False
+    multiplies_stored_blocks: bool = False
     """Whether weights that a checkpoint stores in blocks keep them, and with them their values, whatever the kind."""
     cache: WeightCache | None = None
     """Weights that an earlier start has packed, if they are kept."""
@@ -93,7 +93,7 @@ class NativePacker:
         packer = replace(self, kind="int8") if keeps and self.kind == "int8_rotated" else self
         packed = [packer.pack(linear) for linear in linears]
         if len({weight.rows for weight in packed}) > 1:
-            return replace(packer, keeps_blocks=False).pack_alike(linears)
+            return replace(packer, multiplies_stored_blocks=False).pack_alike(linears)
         return packed
 
     def dense_kind(self, linear: Linear) -> WeightKind | None:
@@ -130,7 +130,7 @@ class NativePacker:
 
     def _keeps(self, matrix: Matrix) -> bool:
         number = matrix.block_format
-        return self.keeps_blocks and number is not None and self.kernels.can_repack(number)
+        return self.multiplies_stored_blocks and number is not None and self.kernels.can_repack(number)
 
     def _repack(self, matrix: Matrix) -> NativeWeight:
         blocks = matrix.blocks()

@@ -38,7 +38,7 @@ from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kernels.library_folder import check_owner, locked, opened
 from model_runner.kernels.memory import huge_pages
 from model_runner.models.loading import checkpoint_files
-from model_runner.models.model_form import ModelForm
+from model_runner.models.model_spec import ModelSpec
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
 from model_runner.models.repository import hash_listing
@@ -121,18 +121,18 @@ class FilePlan:
 
 
 @contextmanager
-def cached(packer: NativePacker, form: ModelForm, listing: Listing, folder: Path) -> Iterator[NativePacker]:
+def cached(packer: NativePacker, spec: ModelSpec, listing: Listing, folder: Path) -> Iterator[NativePacker]:
     """A packer for a model that takes weights from the model's file below the cache folder, or writes them to it.
 
     It is the same packer if the model is small, or the cache cannot be used; the log says why.
 
     Args:
         packer: packs the linears of `form`, in their order, and the head in int8.
-        form: the model.
+        spec: the model.
         listing: its files, from before the form was read, so that it is not newer than what is packed.
         folder: the cache folder.
     """
-    weights = _open(packer, form, listing, folder / FOLDER)
+    weights = _open(packer, spec, listing, folder / FOLDER)
     if weights is None:
         yield packer
         return
@@ -143,8 +143,8 @@ def cached(packer: NativePacker, form: ModelForm, listing: Listing, folder: Path
             weights.end()
 
 
-def _open(packer: NativePacker, form: ModelForm, listing: Listing, folder: Path) -> "_Reader | _Writer | None":
-    sections = _sections(packer, form)
+def _open(packer: NativePacker, spec: ModelSpec, listing: Listing, folder: Path) -> "_Reader | _Writer | None":
+    sections = _sections(packer, spec)
     if not sections or sections[-1].end < SMALLEST or listing.digest is None:
         return None
     plan = _plan(packer.kernels, sections, listing)
@@ -164,11 +164,11 @@ def _open(packer: NativePacker, form: ModelForm, listing: Listing, folder: Path)
         return None
 
 
-def _sections(packer: NativePacker, form: ModelForm) -> list[Section]:
+def _sections(packer: NativePacker, spec: ModelSpec) -> list[Section]:
     """The weights that the model packs from plain numbers, with offsets after the header."""
     sections: list[Section] = []
     end = 0
-    *inner, head = form.linears
+    *inner, head = spec.linears
     for own, linear in [*((packer, linear) for linear in inner), (packer.in_int8, head)]:
         if (kind := own.dense_kind(linear)) is not None:
             packed = _up(end, _ALIGNMENT)

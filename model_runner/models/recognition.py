@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_runner.models.activations import EXACT, gelu_tanh, relu_squared, silu
-from model_runner.models.decoder_form import Activation, AttentionForm, DecoderForm, mixer_linears, read_form
 from model_runner.models.experts import has_own_norm, has_usual_gate
 from model_runner.models.families import LAYER_FAMILIES
-from model_runner.models.interleaved_experts import with_usual_experts
+from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.layer_family import LayerFamily
+from model_runner.models.layer_spec import Activation, AttentionSpec, LayerSpec, mixer_linears, read_layer_spec
 from model_runner.models.parameters import Parameters, TensorCheckpoint
 
 _FUNCTIONS: dict[Callable[[Tensor], Tensor] | None, Activation] = {
@@ -23,7 +23,7 @@ _FUNCTIONS: dict[Callable[[Tensor], Tensor] | None, Activation] = {
 }
 
 
-def recognise(layer: nn.Module) -> DecoderForm | None:
+def recognise(layer: nn.Module) -> LayerSpec | None:
     """Read a decoder layer of a model in memory. The form shares the layer's tensors.
 
     Args:
@@ -37,10 +37,10 @@ def recognise(layer: nn.Module) -> DecoderForm | None:
     if family is None or layer.training or not getattr(getattr(layer, "self_attn", None), "is_causal", True):
         return None
     tensors = {name: parameter.detach() for name, parameter in layer.named_parameters()} | dict(layer.named_buffers())
-    checkpoint = with_usual_experts(TensorCheckpoint(tensors))
+    checkpoint = deinterleave_experts(TensorCheckpoint(tensors))
     config, index = _found(layer, "config"), _found(layer, "layer_idx")
-    form = None if config is None else read_form(family, config, index, Parameters(checkpoint))
-    return form if form is not None and _has_plain_parts(layer, family, form) else None
+    spec = None if config is None else read_layer_spec(family, config, index, Parameters(checkpoint))
+    return spec if spec is not None and _has_plain_parts(layer, family, spec) else None
 
 
 def activation_of(module: nn.Module | Callable[[Tensor], Tensor]) -> Activation | None:
@@ -49,7 +49,7 @@ def activation_of(module: nn.Module | Callable[[Tensor], Tensor]) -> Activation 
 
 
 def replace_recognised(
-    model: nn.Module, make: Callable[[int, DecoderForm], nn.Module], *, only_common: bool = True
+    model: nn.Module, make: Callable[[int, LayerSpec], nn.Module], *, only_common: bool = True
 ) -> int:
     """Replace every recognised decoder layer by the module that `make` returns for its index and form.
 
@@ -66,9 +66,9 @@ def replace_recognised(
     replaced = 0
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for place in range(len(layers)):
-            form = recognise(layers[place])
-            if form is not None and not (only_common and _is_special(form)):
-                made = make(_found(layers[place], "layer_idx"), form)
+            spec = recognise(layers[place])
+            if spec is not None and not (only_common and _is_special(spec)):
+                made = make(_found(layers[place], "layer_idx"), spec)
                 # Nemotron-H's model reads it:
                 made.block_type = getattr(layers[place], "block_type", None)  # type: ignore[assignment]
                 layers[place] = made
@@ -81,9 +81,9 @@ def _found(layer: nn.Module, name: str) -> Any:
     return next((getattr(module, name) for module in layer.modules() if hasattr(module, name)), None)
 
 
-def _is_special(form: DecoderForm) -> bool:
-    is_plain = isinstance(form.mixer, AttentionForm) and not form.mixer.is_gated and form.parallel is None
-    return form.experts is not None or not is_plain or form.norms.heads_together
+def _is_special(spec: LayerSpec) -> bool:
+    is_plain = isinstance(spec.mixer, AttentionSpec) and not spec.mixer.is_gated and spec.parallel is None
+    return spec.experts is not None or not is_plain or spec.norms.heads_together
 
 
 def _has_usual_gate(experts: Any, activation: Activation) -> bool:
@@ -94,22 +94,22 @@ def _has_usual_gate(experts: Any, activation: Activation) -> bool:
     return is_plain and activation_of(experts.act_fn) == activation
 
 
-def _has_plain_parts(layer: nn.Module, family: LayerFamily, form: DecoderForm) -> bool:
+def _has_plain_parts(layer: nn.Module, family: LayerFamily, spec: LayerSpec) -> bool:
     """Whether linears, experts and activations are of the family's classes: other code may have changed them."""
-    linears = list(mixer_linears(family, form))
+    linears = list(mixer_linears(family, spec))
     activations = []
-    if (mixture := family.mixture) is not None and form.experts is not None:
+    if (mixture := family.mixture) is not None and spec.experts is not None:
         experts: Any = layer.get_submodule(mixture.experts)
         router = layer.get_submodule(mixture.router)
         is_own = {type(module).__module__ for module in (experts, router)} == {type(layer).__module__}
-        if not is_own or not (mixture.gate(experts.config) or _has_usual_gate(experts, form.activation)):
+        if not is_own or not (mixture.gate(experts.config) or _has_usual_gate(experts, spec.activation)):
             return False
         linears += [] if mixture.mlp_gate is None else [mixture.mlp_gate]
-        linears += [] if form.experts.latent_input is None else (mixture.latent or ())
+        linears += [] if spec.experts.latent_input is None else (mixture.latent or ())
         family = replace(family, gate_up=mixture.gate_up, down=mixture.down, activation=mixture.activation)
-    if form.down is not None:
+    if spec.down is not None:
         linears += [*family.gate_up, family.down]
         activations = [] if family.activation is None else [family.activation]
     return all(type(layer.get_submodule(name)) is nn.Linear for name in linears) and all(
-        activation_of(layer.get_submodule(name)) == form.activation for name in activations
+        activation_of(layer.get_submodule(name)) == spec.activation for name in activations
     )

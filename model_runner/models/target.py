@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model_runner.batch import Batch, IntArray
 from model_runner.models.features import Feature
-from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
+from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +43,7 @@ class TargetModel(Protocol):
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: FusedSamplingPlan | None = None,
+        picks: EarlySamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         """Float32 logits [rows, vocab] of the tokens in `batch.logits_index`. They are valid until the next pass.
@@ -60,7 +60,7 @@ class TargetModel(Protocol):
         """The features of all tokens of the last forward pass, [T, width] each; can be taken once."""
         ...
 
-    def picks(self) -> Callable[[], PreSampledTokens]:
+    def picks(self) -> Callable[[], EarlyTokens]:
         """A function that waits for the tokens sampled in the last forward pass; call `picks` before the next pass."""
         ...
 
@@ -85,7 +85,7 @@ class OtherVocabulary:
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: FusedSamplingPlan | None = None,
+        picks: EarlySamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         known = replace(batch, tokens=np.minimum(batch.tokens, self._num_tokens - 1))
@@ -94,7 +94,7 @@ class OtherVocabulary:
     def features(self) -> Mapping[Feature, Tensor]:
         return self._model.features()
 
-    def picks(self) -> Callable[[], PreSampledTokens]:
+    def picks(self) -> Callable[[], EarlyTokens]:
         return self._model.picks()
 
     def settle(self) -> None:

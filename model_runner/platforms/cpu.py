@@ -16,8 +16,8 @@ from model_runner.attention.cpu import NativeAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
 from model_runner.images.layouts import Layout
+from model_runner.kernels.background_build import kernels_library
 from model_runner.kernels.build import NoKernelsError, detect_isas
-from model_runner.kernels.early import kernels_library
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
@@ -26,10 +26,10 @@ from model_runner.models.damage import naming_damage
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.interleaved_experts import with_usual_experts
+from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.known_config import KnownConfig, MissingEntryError, read_known_config
 from model_runner.models.loading import ModelShape, open_checkpoint
-from model_runner.models.model_form import ModelForm, read_model_form
+from model_runner.models.model_spec import ModelSpec, read_model_spec
 from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, embedding_bytes
 from model_runner.models.native_packer import SLAB_BYTES, NativePacker
 from model_runner.models.packed import OneDNNPacker, pack_weights
@@ -39,12 +39,12 @@ from model_runner.models.quantized_linears import LinearReader
 from model_runner.models.repository import cache_folder
 from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
-from model_runner.platforms.memory import GIB, Room, StorageTypes
+from model_runner.platforms.memory import GIB, DeviceMemory, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores, can_start_threads, free_memory
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.recurrence.cpu import NativeRecurrence
-from model_runner.sampling.sampler import NativeDraw, Sampler, pick, pick_allowed
+from model_runner.sampling.sampler import NativeDraw, Sampler, pick, sample_allowed
 from model_runner.sampling.truncations import NativeTruncations
 
 if TYPE_CHECKING:
@@ -96,14 +96,20 @@ class CpuPlatform(Platform):
         torch.set_num_threads(threads if can_start_threads(_TEAMS * threads) else 1)
         weights = resolve_quantization(config.quantization)
         kind = resolve_rows(config.rows, weights, self._kernels)
-        keeps_blocks = config.keeps_blocks and config.quantization == "auto" and config.rows == "auto"
-        self._packer = None if kind is None else NativePacker(self._kernels, kind, keeps_blocks=keeps_blocks)
+        multiplies_stored_blocks = (
+            config.multiplies_stored_blocks and config.quantization == "auto" and config.rows == "auto"
+        )
+        self._packer = (
+            None
+            if kind is None
+            else NativePacker(self._kernels, kind, multiplies_stored_blocks=multiplies_stored_blocks)
+        )
         kv = resolve_kv_dtype(config.kv_cache_dtype, torch.float32, _DEVICE, quantized_weights=weights is not None)
         self.types = StorageTypes(torch.float32, weights, kv)
-        self.pick_allowed = partial(pick_allowed, self._kernels)
+        self.sample_allowed = partial(sample_allowed, self._kernels)
         self.rows = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
         self.kernels = self._kernels.isa
-        self._forms: dict[Path, ModelForm | None] = {}
+        self._specs: dict[Path, ModelSpec | None] = {}
         """Models that were looked at and not loaded yet, by their folders."""
         self._listings: dict[Path, Listing] = {}
         """Their files, before they were looked at."""
@@ -120,58 +126,58 @@ class CpuPlatform(Platform):
     def sizes(self, config: RunnerConfig) -> Sizes:
         return Sizes(config.max_num_seqs or 64, config.max_num_batched_tokens or 512)
 
-    def room(self) -> Room:
-        return Room("cpu", free_memory(), _CACHE_SHARE, _CACHE_LIMIT)
+    def device_memory(self) -> DeviceMemory:
+        return DeviceMemory("cpu", free_memory(), _CACHE_SHARE, _CACHE_LIMIT)
 
     def weight_bytes(self, shape: ModelShape) -> int:
         """Memory of a model's weights. A head that is shared with the embedding is also packed, as a copy."""
-        if shape.form is not None and self._packer is not None:
-            return _form_bytes(shape.form, self._packer)
+        if shape.spec is not None and self._packer is not None:
+            return _spec_bytes(shape.spec, self._packer)
         return _weight_bytes(shape, None if self._packer is None else self._packer.kind)
 
     def process_bytes(self, imported: int, shape: ModelShape) -> int:
-        needs_transformers = shape.form is None or not isinstance(shape.form.config, KnownConfig)
+        needs_transformers = shape.spec is None or not isinstance(shape.spec.config, KnownConfig)
         vocabulary = shape.vocab_size * _TOKEN_BYTES
         return imported + _RUNNING_BYTES + vocabulary + (_TRANSFORMERS_BYTES if needs_transformers else 0)
 
     def step_bytes(self, shape: ModelShape, sizes: Sizes) -> int:
-        row = _HIDDEN_COPIES * shape.hidden * torch.float32.itemsize if shape.form is None else shape.form.row_bytes
+        row = _HIDDEN_COPIES * shape.hidden * torch.float32.itemsize if shape.spec is None else shape.spec.row_bytes
         rows = sizes.max_num_batched_tokens + _LOGITS_COPIES * sizes.max_num_seqs
         return sizes.max_num_batched_tokens * row + rows * shape.vocab_size * torch.float32.itemsize
 
     def loading_bytes(self, shape: ModelShape) -> int:
-        if shape.form is None:
+        if shape.spec is None:
             return super().loading_bytes(shape)
-        largest = max(linear.outputs * linear.inputs for linear in shape.form.linears) * torch.float32.itemsize
+        largest = max(linear.outputs * linear.inputs for linear in shape.spec.linears) * torch.float32.itemsize
         return self.weight_bytes(shape) + min(SLAB_BYTES, largest)
 
     def weights_name(self, shape: ModelShape) -> str:
-        if shape.form is None or self._packer is None:
+        if shape.spec is None or self._packer is None:
             return super().weights_name(shape)
-        return ", ".join(sorted(set().union(*map(self._packer.names, shape.form.linears))))
+        return ", ".join(sorted(set().union(*map(self._packer.names, shape.spec.linears))))
 
     def int4_bytes(self, shape: ModelShape) -> int | None:
         if self.types.weights == "int4":
             return None
-        if shape.form is not None:
-            return _form_bytes(shape.form, NativePacker(self._kernels, "int4"))
+        if shape.spec is not None:
+            return _spec_bytes(shape.spec, NativePacker(self._kernels, "int4"))
         return _weight_bytes(shape, "int4")
 
     def inspect(self, folder: Path) -> ModelShape:
-        form = self._form(folder)
-        return super().inspect(folder) if form is None else form.shape()
+        spec = self._spec(folder)
+        return super().inspect(folder) if spec is None else spec.shape()
 
     def load(self, folder: Path) -> LoadedModel:
-        form = self._form(folder)
-        self._forms.pop(folder, None)
+        spec = self._spec(folder)
+        self._specs.pop(folder, None)
         listing = self._listings.pop(folder, None)
-        if form is None or listing is None or self._packer is None:
+        if spec is None or listing is None or self._packer is None:
             return self._load_modules(folder)
         logger.info("forward    as one native call")
-        if any(map(self._packer.keeps, form.linears)):
+        if any(map(self._packer.keeps, spec.linears)):
             self.rows = "int16"
-        with cached(self._packer, form, listing, cache_folder()) as packer:
-            return NativeModel(packer, form)
+        with cached(self._packer, spec, listing, cache_folder()) as packer:
+            return NativeModel(packer, spec)
 
     def inspect_tower(self, folder: Path, layout: Layout) -> "TowerShape":
         shape = super().inspect_tower(folder, layout)
@@ -192,21 +198,21 @@ class CpuPlatform(Platform):
         part_layers(modules_of(model))
         return model
 
-    def _form(self, folder: Path) -> ModelForm | None:
+    def _spec(self, folder: Path) -> ModelSpec | None:
         """The model as plain data, to be packed as it is read; None if it needs transformers' modules."""
-        if self._packer is not None and folder not in self._forms:
+        if self._packer is not None and folder not in self._specs:
             self._listings[folder] = Listing.of(folder)
             with naming_damage(folder):
-                self._forms[folder] = self._read_form(folder)
-        return self._forms.get(folder)
+                self._specs[folder] = self._read_spec(folder)
+        return self._specs.get(folder)
 
-    def _read_form(self, folder: Path) -> ModelForm | None:
+    def _read_spec(self, folder: Path) -> ModelSpec | None:
         known: Any = read_known_config(folder)
         if known is not None:
             with suppress(MissingEntryError):
                 fix_long_rope(known, self.max_model_len)
                 if (checkpoint := _open_natively(folder, known, native_reader(folder, known))) is not None:
-                    return read_model_form(known, checkpoint)
+                    return read_model_spec(known, checkpoint)
         from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
 
         config = load_config(folder)
@@ -214,7 +220,7 @@ class CpuPlatform(Platform):
         if (reader := native_reader(folder, config)) is None:
             config = self.read_config(folder)  # refuses a quantisation that is not supported
         checkpoint = _open_natively(folder, config, reader)
-        return None if checkpoint is None else read_model_form(config, checkpoint)
+        return None if checkpoint is None else read_model_spec(config, checkpoint)
 
     def _load_modules(self, folder: Path) -> LoadedModel:
         """Load transformers' modules, and replace as many of them as possible."""
@@ -225,9 +231,9 @@ class CpuPlatform(Platform):
         register_experts()
         model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
         if self._packer is not None:
-            form = read_model_form(model.config, with_usual_experts(TensorCheckpoint(model.state_dict())))
-            if form is not None:
-                return NativeModel(self._packer, form)
+            spec = read_model_spec(model.config, deinterleave_experts(TensorCheckpoint(model.state_dict())))
+            if spec is not None:
+                return NativeModel(self._packer, spec)
         prepare(model, self._packer)
         return model
 
@@ -290,10 +296,10 @@ def _open_natively(folder: Path, config: Any, reader: LinearReader | None) -> Ch
     return open_checkpoint(folder, reader)
 
 
-def _form_bytes(form: ModelForm, packer: NativePacker) -> int:
-    table = embedding_bytes(form.embedding)
-    layers = sum(map(packer.num_bytes, form.linears[:-1])) + packer.in_int8.num_bytes(form.head)
-    return layers + table + form.num_small * torch.float32.itemsize
+def _spec_bytes(spec: ModelSpec, packer: NativePacker) -> int:
+    table = embedding_bytes(spec.embedding)
+    layers = sum(map(packer.num_bytes, spec.linears[:-1])) + packer.in_int8.num_bytes(spec.head)
+    return layers + table + spec.num_small * torch.float32.itemsize
 
 
 def _weight_bytes(shape: ModelShape, kind: WeightKind | None) -> int:

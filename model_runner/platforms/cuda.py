@@ -39,7 +39,7 @@ from model_runner.models.packed import pack_weights
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
-from model_runner.platforms.memory import GIB, Measured, Room, StorageTypes
+from model_runner.platforms.memory import GIB, DeviceMemory, Measured, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.recurrence.triton import TritonRecurrence
@@ -111,8 +111,8 @@ class CudaPlatform(Platform):
         seqs, tokens = (256, 8192) if is_large else (128, 2048)
         return Sizes(config.max_num_seqs or seqs, config.max_num_batched_tokens or tokens)
 
-    def room(self) -> Room:
-        return Room(str(self.device), torch.cuda.mem_get_info(self.device)[0], _CACHE_SHARE)
+    def device_memory(self) -> DeviceMemory:
+        return DeviceMemory(str(self.device), torch.cuda.mem_get_info(self.device)[0], _CACHE_SHARE)
 
     def process_bytes(self, imported: int, shape: ModelShape) -> int:
         return _CONTEXT_BYTES

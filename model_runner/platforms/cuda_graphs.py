@@ -18,8 +18,8 @@ from model_runner.attention.triton import TritonAttention
 from model_runner.batch import NO_TOKENS, Batch, IntArray, to_device
 from model_runner.model_needs import DoesNotFitError
 from model_runner.models.features import Feature
-from model_runner.models.hf_target import HFTargetModel, TokenRows, fetch_picks, take_picks
-from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
+from model_runner.models.hf_target import HFTargetModel, TokenRows, fetch_early_tokens, take_early_tokens
+from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
 
 logger = logging.getLogger("samewise.runner")
 
@@ -141,18 +141,18 @@ class GraphedTarget:
         rows = slice(self._last.num_tokens)
         return {feature: hidden[rows] for feature, hidden in self._last.outputs.features.items()}
 
-    def picks(self) -> Callable[[], PreSampledTokens]:
+    def picks(self) -> Callable[[], EarlyTokens]:
         if self._last is None:
             return self._target.picks()
         num_rows = 0 if self._last.plan is None else len(self._last.plan.keys)
-        return fetch_picks(self._last.outputs.picked[:num_rows], self._last.plan)
+        return fetch_early_tokens(self._last.outputs.picked[:num_rows], self._last.plan)
 
     @torch.inference_mode()
     def forward(
         self,
         batch: Batch,
         also: Collection[Feature] = (),
-        picks: FusedSamplingPlan | None = None,
+        picks: EarlySamplingPlan | None = None,
         follows: IntArray | None = None,
     ) -> Tensor:
         size = self._size_for(batch)
@@ -161,7 +161,7 @@ class GraphedTarget:
             self._last = None
             return self._target.forward(batch, also, picks, follows)
         captured = self._captured[size]
-        followed = None if follows is None else take_picks(self._target.picked, follows)
+        followed = None if follows is None else take_early_tokens(self._target.picked, follows)
         captured.inputs.copy_(to_device(_inputs(batch, picks, size), captured.inputs.device))
         if followed is not None:
             captured.inputs[0, : len(followed)] = followed
@@ -211,11 +211,11 @@ class GraphedTarget:
 @dataclass(frozen=True, slots=True)
 class _LastStep:
     num_tokens: int
-    plan: FusedSamplingPlan | None
+    plan: EarlySamplingPlan | None
     outputs: _Outputs
 
 
-def _inputs(batch: Batch, picks: FusedSamplingPlan | None, size: int) -> IntArray:
+def _inputs(batch: Batch, picks: EarlySamplingPlan | None, size: int) -> IntArray:
     """Tokens, positions, logit rows, keys and temperatures (the bits of float64), zero-padded: [5, size]."""
     inputs = np.zeros((5, size), dtype=np.int64)
     arrays = [batch.tokens, batch.rotary_positions, batch.logits_index]

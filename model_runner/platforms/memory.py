@@ -57,7 +57,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DeviceMemory:
     """The memory of a device."""
 
     device: str
@@ -138,22 +138,24 @@ class MemoryPlan:
         ]
 
 
-def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, types: StorageTypes) -> MemoryPlan:
+def plan_memory(
+    needs: Needs, device_memory: DeviceMemory, config: RunnerConfig, sizes: Sizes, types: StorageTypes
+) -> MemoryPlan:
     """Size the KV cache from free memory, or from the configuration.
 
     Raises:
         DoesNotFitError: if the weights, or one request of the configured length, do not fit.
         ValueError: if the configured length is beyond the model's limit.
     """
-    weights, free = needs.model_bytes + needs.heads_bytes, room.free - needs.learning_bytes - needs.image_bytes
+    weights, free = needs.model_bytes + needs.heads_bytes, device_memory.free - needs.learning_bytes - needs.image_bytes
     per_token = sum(kv.num_bytes(types.kv) for kv in needs.kv)
     per_block = per_token * config.block_size
     if weights + per_block > free:
-        raise _weights_error(needs, room, types, per_block)
+        raise _weights_error(needs, device_memory, types, per_block)
     if needs.loading_bytes > free:
         raise DoesNotFitError(
             f"loading the weights takes {_size(needs.loading_bytes)}, but only {_size(free)} are free on "
-            f"{room.device}; {_either([])}"
+            f"{device_memory.device}; {_either([])}"
         )
 
     wanted = config.max_model_len or needs.max_model_len
@@ -163,7 +165,7 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         )
     left = max(free - weights - needs.step_bytes, 0)
     divider = CacheDivider(needs.kv, types.kv, needs.states, wanted, config, sizes)
-    cache = _cache_bytes(left, divider.useful_bytes, config, room, needs)
+    cache = _cache_bytes(left, divider.useful_bytes, config, device_memory, needs)
     division = divider.divide(cache)
     fitting = division.num_blocks * config.block_size
     if fitting < 1 or (config.max_model_len is not None and fitting < config.max_model_len):
@@ -184,7 +186,7 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
         block_size=config.block_size,
         num_blocks=division.num_blocks,
         max_model_len=min(wanted, fitting),
-        device=room.device,
+        device=device_memory.device,
         dtype=needs.weights_name,
         kv_dtype=_name(types.kv),
         learning_bytes=needs.learning_bytes,
@@ -198,9 +200,9 @@ def plan_memory(needs: Needs, room: Room, config: RunnerConfig, sizes: Sizes, ty
     )
 
 
-def _weights_error(needs: Needs, room: Room, types: StorageTypes, per_block: int) -> DoesNotFitError:
+def _weights_error(needs: Needs, device_memory: DeviceMemory, types: StorageTypes, per_block: int) -> DoesNotFitError:
     """The error for weights that do not fit together with one KV block."""
-    free = room.free - needs.learning_bytes - needs.image_bytes
+    free = device_memory.free - needs.learning_bytes - needs.image_bytes
     lacking = needs.model_bytes + needs.heads_bytes + per_block - free
     learning = f" next to {_size(needs.learning_bytes)} for training heads" if needs.learning_bytes else ""
     learning += f" next to {_size(needs.image_bytes)} for images" if needs.image_bytes else ""
@@ -211,7 +213,7 @@ def _weights_error(needs: Needs, room: Room, types: StorageTypes, per_block: int
     ]
     return DoesNotFitError(
         f"the weights take {_size(needs.model_bytes + needs.heads_bytes)} as {needs.weights_name}, "
-        f"but only {_size(max(free, 0))} are free on {room.device}{learning}; {_either(ways)}"
+        f"but only {_size(max(free, 0))} are free on {device_memory.device}{learning}; {_either(ways)}"
     )
 
 
@@ -227,7 +229,7 @@ def _either(ways: Sequence[str]) -> str:
     return ", or ".join(filter(None, ways)) or "free some memory, or use a smaller model"
 
 
-def _cache_bytes(left: int, useful: int, config: RunnerConfig, room: Room, needs: Needs) -> int:
+def _cache_bytes(left: int, useful: int, config: RunnerConfig, device_memory: DeviceMemory, needs: Needs) -> int:
     """Bytes for the KV cache: as configured, otherwise a share of `left`, but never more than `useful`."""
     if config.kv_cache_gib is not None:
         asked = int(config.kv_cache_gib * GIB)
@@ -239,8 +241,8 @@ def _cache_bytes(left: int, useful: int, config: RunnerConfig, room: Room, needs
                 f"{_either(ways)}"
             )
         return asked
-    shared = min(useful, int(left * room.cache_share))
-    return shared if room.cache_limit is None else min(shared, room.cache_limit)
+    shared = min(useful, int(left * device_memory.cache_share))
+    return shared if device_memory.cache_limit is None else min(shared, device_memory.cache_limit)
 
 
 def _name(dtype: torch.dtype) -> str:

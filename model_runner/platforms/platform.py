@@ -21,9 +21,9 @@ from model_runner.models.loading import ModelShape
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
-from model_runner.platforms.memory import Measured, Room, StorageTypes
+from model_runner.platforms.memory import DeviceMemory, Measured, StorageTypes
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
-from model_runner.sampling.fused_sampling import PickAllowed
+from model_runner.sampling.early_sampling import SampleAllowed
 from model_runner.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Platform(ABC):
     """Whether attention can select positions (`AttentionBackend.select`)."""
     is_async: bool
     """Whether the host can compute grammar masks and launch the next step while the device computes."""
-    pick_allowed: PickAllowed | None = None
+    sample_allowed: SampleAllowed | None = None
     """Samples tokens of rows with grammars; None if the general sampler is as fast."""
     measures_steps = False
     """Whether `measure` corrects `step_bytes` once the model is loaded."""
@@ -64,7 +64,7 @@ class Platform(ABC):
         """The configured sizes; defaults of this device where they are not configured."""
 
     @abstractmethod
-    def room(self) -> Room:
+    def device_memory(self) -> DeviceMemory:
         """The memory that is currently free."""
 
     @abstractmethod

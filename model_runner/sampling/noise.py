@@ -5,12 +5,11 @@ choice, stream, t, x). So a sampled token does not depend on the batch, on how o
 other tokens got noise.
 """
 
+import math
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
-
-from model_runner.sampling.logarithm import logs
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -19,6 +18,10 @@ _MIX_2 = 0x94D049BB133111EB
 
 _UNIFORM_BITS = 52
 """One less than a double's 53, so that (k + 0.5) * 2**-52 is exact and never rounds to 1."""
+
+_LEAST = math.sqrt(0.5)
+_LN2_HIGH = 0.693147180369123816490
+_LN2_LOW = 1.90821492927058770002e-10
 
 
 class Stream(IntEnum):
@@ -78,3 +81,33 @@ def _splitmixes(states: NDArray[np.uint64] | np.uint64, indices: NDArray[np.int6
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
     return x ^ (x >> np.uint64(31))
+
+
+def logs(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The natural logarithms of positive, finite numbers, with the same bits on every machine.
+
+    kernels/cpu/double_math.h computes the same. Python's and numpy's use the C library's or vector units' own, whose last
+    bit depends on the processor. These consist of additions, products and quotients, which IEEE 754 rounds alike
+    everywhere. Errors are below one unit in the last place.
+    """
+    mantissas, exponents = np.frexp(x)
+    is_low = mantissas < _LEAST
+    return _log_of(mantissas * (1.0 + is_low), (exponents - is_low).astype(np.float64))
+
+
+def _log_of(m: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The logarithm of 2**n * m, with m between sqrt(1/2) and sqrt(2)."""
+    f = m - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    half = 0.5 * f * f
+    p = z * (2.0 / 21) + 2.0 / 19
+    p = p * z + 2.0 / 17
+    p = p * z + 2.0 / 15
+    p = p * z + 2.0 / 13
+    p = p * z + 2.0 / 11
+    p = p * z + 2.0 / 9
+    p = p * z + 2.0 / 7
+    p = p * z + 2.0 / 5
+    p = p * z + 2.0 / 3
+    return n * _LN2_HIGH - ((half - (s * (half + p * z) + n * _LN2_LOW)) - f)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_runner.batch import IntArray, SampleRows
 from model_runner.contract import Failure, SamplingParams
-from model_runner.sampling.fused_sampling import FusedSamplingPlan, MaskedRows
+from model_runner.sampling.early_sampling import EarlySamplingPlan, MaskedRows
 from model_runner.sampling.noise import Stream, noise_key, noise_keys
 from model_runner.sampling.slot import SlotState, TokenValues
 from model_runner.sampling.thinking import ThinkingBudget
@@ -249,9 +249,9 @@ class SamplingState:
             mirostat=tuple(row for row, state in drawn if state.sampling.mirostat is not None),
         )
 
-    def plan_picks(
+    def plan_early_sampling(
         self, samples: Sequence[SampleRows], slots: Sequence[int], positions: IntArray, num_pending: int = 0
-    ) -> FusedSamplingPlan:
+    ) -> EarlySamplingPlan:
         """How a kernel can sample the tokens of choices that need only the model's plain choice or a draw.
 
         Their grammars, if any, are ignored.
@@ -266,7 +266,7 @@ class SamplingState:
         served = [
             (sample, state) for sample, state in zip(samples, states, strict=True) if _can_be_picked(sample, state)
         ]
-        plan = FusedSamplingPlan.greedy(len(positions))
+        plan = EarlySamplingPlan.greedy(len(positions))
         drawn = [(sample, state) for sample, state in served if state.sampling.temperature > 0]
         if drawn:
             first = np.array([sample.first for sample, _ in drawn])

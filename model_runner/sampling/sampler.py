@@ -13,7 +13,7 @@ from model_runner.config import LogprobsMode
 from model_runner.contract import BeamCandidate, Failure, TokenLogprobs, no_token_left
 from model_runner.kernels.library import Kernels
 from model_runner.kernels.row_sums import row_log_softmax
-from model_runner.sampling.fused_sampling import NO_TOKEN, MaskedRows
+from model_runner.sampling.early_sampling import NO_TOKEN, MaskedRows
 from model_runner.sampling.logprobs import candidates_of, describe, take, values_of
 from model_runner.sampling.processors import CONSTRAINTS, keep_plausible, process
 from model_runner.sampling.rows import SamplingRows
@@ -58,8 +58,8 @@ def pick(kernels: Kernels, logits: Tensor, keys: Tensor, temperatures: Tensor) -
     return kernels.pick(logits.contiguous(), keys.numpy().view(np.uint64), temperatures.numpy())
 
 
-def pick_allowed(kernels: Kernels, logits: Tensor, masked: MaskedRows) -> list[int]:
-    """Samples masked rows with the native kernels; a fused_sampling.PickAllowed."""
+def sample_allowed(kernels: Kernels, logits: Tensor, masked: MaskedRows) -> list[int]:
+    """Samples masked rows with the native kernels; a early_sampling.SampleAllowed."""
     tokens: list[int] = kernels.pick(
         logits.contiguous(), masked.keys, masked.temperatures, masked.rows, masked.masks
     ).tolist()

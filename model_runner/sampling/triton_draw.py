@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.triton.pick import pick
-from model_runner.sampling.fused_sampling import FusedSamplingPlan
+from model_runner.sampling.early_sampling import EarlySamplingPlan
 from model_runner.sampling.rows import SamplingRows
 
 
@@ -21,7 +21,7 @@ class TritonDraw:
 
     def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
         """Draws each sampled row from its whole vocabulary, because compacting truncated rows would cost more."""
-        plan = FusedSamplingPlan.greedy(len(scores))
+        plan = EarlySamplingPlan.greedy(len(scores))
         drawn = (*rows.whole, *rows.truncated)
         for row in drawn:
             plan.keys[row] = rows.key(row)

@@ -13,7 +13,7 @@ from model_runner.kernels.row_sums import entropies, row_log_softmax
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature, layer_input
 from model_runner.models.target import TargetModel
-from model_runner.sampling.fused_sampling import FusedSamplingPlan
+from model_runner.sampling.early_sampling import EarlySamplingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class RawStep:
     logits: Tensor  # [rows, vocab] float32
     features: Mapping[Feature, Tensor]
     """[T, width] each; includes at least what the transforms need."""
-    plan: FusedSamplingPlan | None = None
+    plan: EarlySamplingPlan | None = None
     """The plan of tokens that were already sampled from these logits."""
 
 

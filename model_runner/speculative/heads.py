@@ -289,7 +289,7 @@ _METHODS = {"eagle3": "eagle"}
 
 
 @dataclass(frozen=True, slots=True)
-class HeadsRoom:
+class HeadsContext:
     """The platform and cache blocks that heads use."""
 
     platform: Platform
@@ -323,14 +323,14 @@ def method_of(kind: str) -> str:
     return _METHODS.get(kind, kind)
 
 
-def make_heads_proposer(heads: Heads, model: LoadedModel, room: HeadsRoom) -> tuple[str, HeadsProposer]:
+def make_heads_proposer(heads: Heads, model: LoadedModel, context: HeadsContext) -> tuple[str, HeadsProposer]:
     """The method's name and its proposer, which takes ownership of the heads."""
     limits = GrowthLimits(max_depth=heads.depth or _SELF_FED_DEPTH)
-    room.platform.prepare_heads(heads)
-    return method_of(heads.kind), _proposer(heads, model, room, limits)
+    context.platform.prepare_heads(heads)
+    return method_of(heads.kind), _proposer(heads, model, context, limits)
 
 
-def _proposer(heads: Heads, model: LoadedModel, room: HeadsRoom, limits: GrowthLimits) -> HeadsProposer:
+def _proposer(heads: Heads, model: LoadedModel, context: HeadsContext, limits: GrowthLimits) -> HeadsProposer:
     embed = model.get_input_embeddings()
     if isinstance(heads, MedusaHeads):
         return MedusaProposer(heads, limits)
@@ -338,12 +338,12 @@ def _proposer(heads: Heads, model: LoadedModel, room: HeadsRoom, limits: GrowthL
         return HydraProposer(heads, heads.embed_tokens or embed, limits)
     if not isinstance(heads, RecurrentHeads):
         raise TypeError(f"no proposer for heads of the kind {heads.kind}")
-    blocks = room.blocks
+    blocks = context.blocks
     num_blocks = num_draft_blocks(blocks.num_blocks, blocks.max_num_seqs, blocks.block_size, limits.num_extended)
-    cache = room.platform.make_cache([heads.kv], num_blocks, blocks.block_size)
+    cache = context.platform.make_cache([heads.kv], num_blocks, blocks.block_size)
     kv = DraftKV(blocks.generations, blocks.block_size, limits.num_extended, lag=1)
     ends = TargetEnds(embed, _in_its_type(model.get_output_embeddings()))
-    return RecurrentProposer(heads, ends, room.platform.attention(cache), kv, limits)
+    return RecurrentProposer(heads, ends, context.platform.attention(cache), kv, limits)
 
 
 def _in_its_type(head: nn.Linear) -> Callable[[Tensor], Tensor]:

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from model_runner.contract import CacheGroup, Speculation
+from model_runner.kernels.background_build import suffix_library
 from model_runner.kernels.build import NoKernelsError
-from model_runner.kernels.early import suffix_library
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import TargetModel
 from model_runner.speculative.draft_model import BlockGenerations, DraftKV, DraftModelProposer, num_draft_blocks

@@ -313,13 +313,13 @@ class Speculator:
         all_bear = all(choice.patience >= 0 for choice in choices.values())
         self._controller.begin_cycle(load, all_bear=all_bear, num_rested=self._num_rested)
         self._num_rested = 0
-        told, self._rest = self._told(load, choices)
+        told, self._rest = self._slots_to_notify(load, choices)
         self._resting = list(slots), load.num_ready
         for choice in choices.values():
             choice.start_over()
         return told
 
-    def _told(self, load: StepLoad, choices: Mapping[int, _Speculating]) -> tuple[set[int], int]:
+    def _slots_to_notify(self, load: StepLoad, choices: Mapping[int, _Speculating]) -> tuple[set[int], int]:
         """The result of `begin_cycle`, and the number of further cycles without drafting."""
         asking = {method for choice in choices.values() if choice.competes for method in choice.methods}
         rests = {

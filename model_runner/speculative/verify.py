@@ -11,7 +11,7 @@ from model_runner.batch import SampleRows
 from model_runner.contract import BeamCandidate, Failure, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftTree, Fork
 from model_runner.kernels.row_sums import entropies, row_softmax, row_sums
-from model_runner.sampling.fused_sampling import NO_PICKS, NO_TOKEN, PickAllowed, PreSampledTokens
+from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, NO_TOKEN, EarlyTokens, SampleAllowed
 from model_runner.sampling.noise import Stream, uniform
 from model_runner.sampling.rows import SamplingRows, SamplingState
 from model_runner.sampling.sampler import NOT_FINITE, Draw, Sampler
@@ -63,11 +63,11 @@ class Verifier:
     temperature 0 all modes are the same.
     """
 
-    def __init__(self, sampling: SamplingState, sampler: Sampler, pick_allowed: PickAllowed | None = None) -> None:
-        """`pick_allowed` replaces the sampler where only a grammar restricts tokens, because it is faster."""
+    def __init__(self, sampling: SamplingState, sampler: Sampler, sample_allowed: SampleAllowed | None = None) -> None:
+        """`sample_allowed` replaces the sampler where only a grammar restricts tokens, because it is faster."""
         self._sampling = sampling
         self._sampler = sampler
-        self._pick_allowed = pick_allowed
+        self._pick_allowed = sample_allowed
 
     def __call__(
         self,
@@ -75,7 +75,7 @@ class Verifier:
         samples: Sequence[SampleRows],
         slots: Sequence[int],
         raw: Tensor | None = None,
-        picks: PreSampledTokens = NO_PICKS,
+        picks: EarlyTokens = NO_EARLY_TOKENS,
     ) -> list[Verdict]:
         """A verdict for each of `samples`, whose choices have these slots; also appends tokens to the slots' histories.
 
@@ -84,7 +84,7 @@ class Verifier:
             samples: the choices that are ready.
             slots: slots of the same choices.
             raw: the model's own logits, for raw logprobs; None if they equal the scores.
-            picks: sampled tokens of some choices, from SamplingState.plan_picks.
+            picks: sampled tokens of some choices, from SamplingState.plan_early_sampling.
         """
         step = _StepRows(scores, None if raw is scores else raw)
         walks = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from model_runner.config import RunnerConfig
 from model_runner.encoders.folder import find_encoder
-from model_runner.kernels.early import build_early
+from model_runner.kernels.background_build import build_early
 from model_runner.model_needs import ModelNeeds
 from model_runner.processes import private_memory, without_collecting
 from model_runner.runner_interface import RunnerInfo

@@ -51,8 +51,8 @@ def test_all_are_found_and_handed_on(tmp_path: Path) -> None:
 def test_none_are_needed(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     found = find_checkpoints(settings, CONSOLE)
-    assert engine_config(settings, found).runner == RunnerConfig(tmp_path / "model", keeps_blocks=True)
-    assert not engine_config(Settings(), found).runner.keeps_blocks
+    assert engine_config(settings, found).runner == RunnerConfig(tmp_path / "model", multiplies_stored_blocks=True)
+    assert not engine_config(Settings(), found).runner.multiplies_stored_blocks
 
 
 @pytest.mark.embedded

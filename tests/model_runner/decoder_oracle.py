@@ -1,4 +1,4 @@
-"""Reference implementation of a DecoderForm in plain torch and float64."""
+"""Reference implementation of a LayerSpec in plain torch and float64."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_runner.models.decoder_form import DecoderForm, ExpertsForm
 from model_runner.models.layer_family import ClampedGate
+from model_runner.models.layer_spec import ExpertsSpec, LayerSpec
 from model_runner.models.parameters import DenseMatrix, Linear
 
 
@@ -32,39 +32,39 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([x[..., :width] * cos + rotated * sin, x[..., width:]], dim=-1)
 
 
-def _attention(form: DecoderForm, x: Tensor, cos_sin: tuple[Tensor, Tensor] | None) -> Tensor:
+def _attention(spec: LayerSpec, x: Tensor, cos_sin: tuple[Tensor, Tensor] | None) -> Tensor:
     heads = (
-        _linear(form.mixer_input, x).unflatten(-1, (-1, form.mixer.head_dim)).transpose(0, 1)
+        _linear(spec.mixer_input, x).unflatten(-1, (-1, spec.mixer.head_dim)).transpose(0, 1)
     )  # [heads, tokens, head_dim]
-    query, key, value = heads.split([form.mixer.heads, form.mixer.kv_heads, form.mixer.kv_heads])
-    query = _norm(query, form.norms.query, form.norms.eps)
-    key = _norm(key, form.norms.key, form.norms.eps)
-    if form.mixer.uses_rotary:
+    query, key, value = heads.split([spec.mixer.heads, spec.mixer.kv_heads, spec.mixer.kv_heads])
+    query = _norm(query, spec.norms.query, spec.norms.eps)
+    key = _norm(key, spec.norms.key, spec.norms.eps)
+    if spec.mixer.uses_rotary:
         assert cos_sin is not None
-        cos, sin = (angles.repeat(1, 2 if form.mixer.halves_angles else 1).double() for angles in cos_sin)
+        cos, sin = (angles.repeat(1, 2 if spec.mixer.halves_angles else 1).double() for angles in cos_sin)
         query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
-    group = form.mixer.heads // form.mixer.kv_heads
+    group = spec.mixer.heads // spec.mixer.kv_heads
     scores = (
-        query @ key.repeat_interleave(group, 0).transpose(1, 2) * form.mixer.options.scale
+        query @ key.repeat_interleave(group, 0).transpose(1, 2) * spec.mixer.options.scale
     )  # [heads, tokens, tokens]
-    if form.mixer.options.softcap is not None:
-        scores = form.mixer.options.softcap * (scores / form.mixer.options.softcap).tanh()
+    if spec.mixer.options.softcap is not None:
+        scores = spec.mixer.options.softcap * (scores / spec.mixer.options.softcap).tanh()
     places = torch.arange(len(x), device=x.device)
     distance = places[:, None] - places
-    seen = (distance >= 0) & (distance < (form.mixer.options.window or len(x)))
+    seen = (distance >= 0) & (distance < (spec.mixer.options.window or len(x)))
     scores = scores.masked_fill(~seen, -torch.inf)
-    if (sinks := form.mixer.options.sinks) is not None:
+    if (sinks := spec.mixer.options.sinks) is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(x), 1)], dim=-1)
     weights = scores.softmax(-1)[..., : len(x)]
     mixed = weights @ value.repeat_interleave(group, 0)
-    return _linear(form.mixer_output, mixed.transpose(0, 1).flatten(1))
+    return _linear(spec.mixer_output, mixed.transpose(0, 1).flatten(1))
 
 
 _ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 
 
-def route(experts: ExpertsForm, x: Tensor) -> tuple[Tensor, Tensor]:
-    """ExpertsForm of rows x [tokens, hidden] and their weights; both [tokens, top_k]."""
+def route(experts: ExpertsSpec, x: Tensor) -> tuple[Tensor, Tensor]:
+    """ExpertsSpec of rows x [tokens, hidden] and their weights; both [tokens, top_k]."""
     logits = x.double() @ experts.router.double().T
     if experts.router_bias is not None:
         logits += experts.router_bias.double()
@@ -75,7 +75,7 @@ def route(experts: ExpertsForm, x: Tensor) -> tuple[Tensor, Tensor]:
     return chosen, weights / (weights.sum(1, keepdim=True) if experts.normalised else 1) * experts.scale
 
 
-def sum_of_experts(experts: ExpertsForm, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def sum_of_experts(experts: ExpertsSpec, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """[tokens, hidden] of rows x [tokens, hidden] and their experts [tokens, k]."""
     gate_up, down = (
         torch.stack([linear.weight.double() for linear in linears]) for linears in (experts.gate_up, experts.down)
@@ -93,7 +93,7 @@ def _biases(linears: Sequence[Linear]) -> Tensor:
     return torch.stack([nothing if linear.bias is None else linear.bias for linear in linears]).double()
 
 
-def _gated(experts: ExpertsForm, gate: Tensor, up: Tensor) -> Tensor:
+def _gated(experts: ExpertsSpec, gate: Tensor, up: Tensor) -> Tensor:
     if not isinstance(experts.activation, ClampedGate):
         return _ACTIVATIONS[experts.activation](gate) * up
     alpha, limit = experts.activation.alpha, experts.activation.limit
@@ -101,30 +101,30 @@ def _gated(experts: ExpertsForm, gate: Tensor, up: Tensor) -> Tensor:
     return (up.clamp(-limit, limit) + 1) * gate * (alpha * gate).sigmoid()
 
 
-def run_experts(experts: ExpertsForm, x: Tensor, beside: Tensor) -> Tensor:
+def run_experts(experts: ExpertsSpec, x: Tensor, beside: Tensor) -> Tensor:
     """The experts' output plus the output of the parallel MLP, all [tokens, hidden]."""
     gate = 1.0 if experts.mlp_gate is None else (x @ experts.mlp_gate.double()).sigmoid().unsqueeze(-1)
     return sum_of_experts(experts, x, *route(experts, x)) + gate * beside
 
 
-def run_form(form: DecoderForm, hidden: Tensor, cos_sin: tuple[Tensor, Tensor] | None) -> Tensor:
+def run_form(spec: LayerSpec, hidden: Tensor, cos_sin: tuple[Tensor, Tensor] | None) -> Tensor:
     """The layer's answer [tokens, hidden] in float64 to one whole sequence; cos and sin are [tokens, rotary_dim]."""
-    activation = _ACTIVATIONS[form.activation]
-    norms, x = form.norms, hidden.double()
-    added = _attention(form, _norm(x, norms.attention, norms.eps), cos_sin)
-    x = x + form.residual_scale * _norm(added, norms.attention_post, norms.eps)
+    activation = _ACTIVATIONS[spec.activation]
+    norms, x = spec.norms, hidden.double()
+    added = _attention(spec, _norm(x, norms.attention, norms.eps), cos_sin)
+    x = x + spec.residual_scale * _norm(added, norms.attention_post, norms.eps)
     inner = _norm(x, norms.mlp, norms.eps)
     added = torch.zeros_like(inner)
-    if form.gate_up is not None and form.down is not None:
-        gate, up = _linear(form.gate_up, inner).chunk(2, dim=-1)
-        added = _linear(form.down, activation(gate) * up)
-    if form.experts is not None:
-        added = run_experts(form.experts, inner, added)
-    return x + form.residual_scale * _norm(added, norms.mlp_post, norms.eps)
+    if spec.gate_up is not None and spec.down is not None:
+        gate, up = _linear(spec.gate_up, inner).chunk(2, dim=-1)
+        added = _linear(spec.down, activation(gate) * up)
+    if spec.experts is not None:
+        added = run_experts(spec.experts, inner, added)
+    return x + spec.residual_scale * _norm(added, norms.mlp_post, norms.eps)
 
 
-def with_up_first(form: DecoderForm) -> DecoderForm:
+def with_up_first(spec: LayerSpec) -> LayerSpec:
     """A wrong form: gate and up are exchanged."""
-    assert form.gate_up is not None
-    gate, up = form.gate_up.weight.chunk(2)
-    return replace(form, gate_up=Linear([DenseMatrix(up), DenseMatrix(gate)]))
+    assert spec.gate_up is not None
+    gate, up = spec.gate_up.weight.chunk(2)
+    return replace(spec, gate_up=Linear([DenseMatrix(up), DenseMatrix(gate)]))

@@ -27,7 +27,7 @@ from model_runner.hub.description import describe
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.known_config import read_known_config
-from model_runner.models.model_form import read_model_form
+from model_runner.models.model_spec import read_model_spec
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.repository import local_path
 from tests.model_runner.gguf_families import FAMILIES, WITH_IMAGES, make_config, stir
@@ -84,7 +84,7 @@ def test_a_file_becomes_the_model_that_it_was_made_from(
 ) -> None:
     convert_gguf(write(family), tmp_path / "converted")
     if (known := read_known_config(tmp_path / "converted")) is not None:
-        read_model_form(known, GgufCheckpoint(tmp_path / "model.gguf"))  # raises an error if transformers is needed
+        read_model_spec(known, GgufCheckpoint(tmp_path / "model.gguf"))  # raises an error if transformers is needed
     torch.manual_seed(5)
     expected: Any = AutoModelForCausalLM.from_config(make_config(family)).eval()
     stir(expected)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from model_runner.config import RunnerConfig
-from model_runner.models.interleaved_experts import as_modules, with_usual_experts
+from model_runner.models.interleaved_experts import as_modules, deinterleave_experts
 from model_runner.models.loading import open_checkpoint
 from model_runner.models.native_model import NativeModel
 from model_runner.models.parameters import TensorCheckpoint
@@ -79,8 +79,8 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return dense, blocks
 
 
-def served(folder: Path, *, keeps_blocks: bool = True) -> tuple[CpuPlatform, NativeModel]:
-    platform = CpuPlatform(RunnerConfig(folder, keeps_blocks=keeps_blocks, kv_cache_dtype="float32"))
+def served(folder: Path, *, as_stored: bool = True) -> tuple[CpuPlatform, NativeModel]:
+    platform = CpuPlatform(RunnerConfig(folder, multiplies_stored_blocks=as_stored, kv_cache_dtype="float32"))
     platform.inspect(folder)
     model = platform.load(folder)
     assert isinstance(model, NativeModel)
@@ -97,8 +97,12 @@ def test_experts_in_mxfp4_keep_their_values(folders: tuple[Path, Path]) -> None:
         experts.copy_(experts.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))  # up and gate
     wrong = model(TOKENS[None]).logits[0]
     assert ((wrong - expected).norm(dim=-1) / expected.norm(dim=-1)).median() > 0.4
-    for name, folder, keeps_blocks in (("dense", dense, True), ("blocks", blocks, True), ("packed", blocks, False)):
-        platform, model = served(folder, keeps_blocks=keeps_blocks)
+    for name, folder, as_stored in (
+        ("dense", dense, True),
+        ("blocks", blocks, True),
+        ("packed", blocks, False),
+    ):
+        platform, model = served(folder, as_stored=as_stored)
         assert ("MXFP4" in platform.weights_name(platform.inspect(folder))) == (name == "blocks")
         logits = logits_of(platform, model, whole())
         # Rows of 8 bits before the attention's products differ by this much.
@@ -121,7 +125,7 @@ def test_weights_are_those_that_transformers_unpacks(folders: tuple[Path, Path])
 
 def test_the_order_of_the_modules_comes_back(folders: tuple[Path, Path]) -> None:
     tensors = load_file(folders[0] / "model.safetensors")
-    usual = with_usual_experts(TensorCheckpoint(tensors))
+    usual = deinterleave_experts(TensorCheckpoint(tensors))
     moved = {name: usual.tensor(name) for name in usual.shapes}
     restored = as_modules(moved)
     assert restored.keys() == tensors.keys()
@@ -132,4 +136,4 @@ def test_the_order_of_the_modules_comes_back(folders: tuple[Path, Path]) -> None
 
 def test_other_checkpoints_stay_as_they_are() -> None:
     plain = TensorCheckpoint({"model.layers.0.mlp.experts.gate_up_proj": torch.zeros(2, 4, 4)})
-    assert with_usual_experts(plain) is plain
+    assert deinterleave_experts(plain) is plain

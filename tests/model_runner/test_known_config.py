@@ -15,11 +15,11 @@ from transformers import AutoConfig
 
 from bench.tiny_models import write_tiny_model
 from model_runner.models.families import MODEL_TYPES, Family
-from model_runner.models.interleaved_experts import with_usual_experts
+from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.known_config import MissingEntryError, read_known_config
 from model_runner.models.layer_family import head_dim
 from model_runner.models.loading import open_checkpoint
-from model_runner.models.model_form import read_model_form
+from model_runner.models.model_spec import read_model_spec
 from model_runner.models.parameters import Checkpoint, TensorCheckpoint
 from tests.model_runner.decoder_models import CASES, HYBRIDS, tiny_model
 
@@ -44,9 +44,9 @@ class RecordingConfig:
 def entries_that_are_read(case: str) -> tuple[dict[str, Any], Checkpoint]:
     """Entries of the whole configuration that matter, with the values that transformers has for them."""
     model = tiny_model(case)
-    checkpoint = with_usual_experts(TensorCheckpoint(model.state_dict()))
+    checkpoint = deinterleave_experts(TensorCheckpoint(model.state_dict()))
     recording = RecordingConfig(model.config.get_text_config())
-    read_model_form(recording, checkpoint)
+    read_model_spec(recording, checkpoint)
     return recording.read, checkpoint
 
 
@@ -63,7 +63,7 @@ def test_a_whole_file_says_what_transformers_reads(case: str, tmp_path: Path) ->
     in_json = json.loads(json.dumps(expected))
     assert {name for name, value in in_json.items() if getattr(known, name) != value} <= {"name_or_path"}
     assert {**rope, **known.rope_parameters} == rope
-    assert read_model_form(known, checkpoint) is not None
+    assert read_model_spec(known, checkpoint) is not None
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -195,16 +195,16 @@ def test_published_files_need_no_transformers(
     model = tiny_model(case)
     entries = {name: value for name, value in model.config.to_dict().items() if name not in absent}
     (tmp_path / "config.json").write_text(json.dumps(entries | given))
-    known, checkpoint = read_known_config(tmp_path), with_usual_experts(TensorCheckpoint(model.state_dict()))
+    known, checkpoint = read_known_config(tmp_path), deinterleave_experts(TensorCheckpoint(model.state_dict()))
     assert known is not None
-    form, expected = (read_model_form(one, checkpoint) for one in (known, AutoConfig.from_pretrained(tmp_path)))
-    assert form is not None
+    spec, expected = (read_model_spec(one, checkpoint) for one in (known, AutoConfig.from_pretrained(tmp_path)))
+    assert spec is not None
     assert expected is not None
-    assert form.shape() == expected.shape()
+    assert spec.shape() == expected.shape()
     for name in ("embedding_scale", "rotary_kinds", "norm_eps", "logits_scale", "logits_softcap"):
-        assert getattr(form, name) == getattr(expected, name), name
+        assert getattr(spec, name) == getattr(expected, name), name
     for kind, found in expected.frequencies.items():
-        assert torch.equal(form.frequencies[kind].angles, found.angles)
+        assert torch.equal(spec.frequencies[kind].angles, found.angles)
 
 
 def test_a_file_of_several_parts(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_a_file_of_several_parts(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path)
     assert known is not None
     assert checkpoint is not None
-    form = read_model_form(known, checkpoint)
-    assert form is not None
-    assert form.shape() == read_model_form(expected, checkpoint).shape()
+    spec = read_model_spec(known, checkpoint)
+    assert spec is not None
+    assert spec.shape() == read_model_spec(expected, checkpoint).shape()
 
 
 def test_infinite_numbers(tmp_path: Path) -> None:
@@ -250,11 +250,11 @@ def test_weights_are_those_of_the_file(tmp_path: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="40KB")
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint is not None
-    form = read_model_form(model.config, checkpoint)
-    expected = read_model_form(model.config, TensorCheckpoint(model.state_dict()))
-    assert form is not None
+    spec = read_model_spec(model.config, checkpoint)
+    expected = read_model_spec(model.config, TensorCheckpoint(model.state_dict()))
+    assert spec is not None
     assert expected is not None
-    for one, other in zip(form.layers, expected.layers, strict=True):
+    for one, other in zip(spec.layers, expected.layers, strict=True):
         assert torch.equal(one.mixer_input.weight, other.mixer_input.weight)
         assert one.experts is not None
         assert other.experts is not None

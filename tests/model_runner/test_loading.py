@@ -21,7 +21,7 @@ from model_runner.model_needs import DoesNotFitError
 from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.models.hf_loading import inspect_model, load_config
 from model_runner.models.loading import ModelShape, open_checkpoint
-from model_runner.models.model_form import read_model_form
+from model_runner.models.model_spec import read_model_spec
 from model_runner.models.native_model import NativeModel
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.refusal import UnsupportedModelError
@@ -29,9 +29,9 @@ from model_runner.platforms.choose import choose_platform, resolve_device
 from model_runner.platforms.cpu import CpuPlatform, resolve_quantization, resolve_rows
 from model_runner.platforms.memory import (
     GIB,
+    DeviceMemory,
     MemoryPlan,
     Needs,
-    Room,
     StorageTypes,
     plan_memory,
 )
@@ -196,12 +196,12 @@ def test_what_is_counted_for_int4_is_what_loading_packs_in_int4(
     config = load_config(tiny_model("llama"))
     checkpoint = open_checkpoint(tiny_model("llama"))
     assert checkpoint is not None
-    form = read_model_form(config, checkpoint)
-    assert form is not None
-    assert form.shape() == inspect_model(config)
-    NativeModel(NativePacker(kernels, "int4"), form)
+    spec = read_model_spec(config, checkpoint)
+    assert spec is not None
+    assert spec.shape() == inspect_model(config)
+    NativeModel(NativePacker(kernels, "int4"), spec)
     num_int4 = sum(outputs * inputs for kind, outputs, inputs in packed if kind == "int4")
-    assert num_int4 == form.shape().num_groupable
+    assert num_int4 == spec.shape().num_groupable
     assert ("int8", config.vocab_size, config.hidden_size) in packed
 
 
@@ -241,7 +241,9 @@ NEEDS = Needs(4_400_000, 0, 4_000_000, "float32", SHAPE.kv, 1024)
 
 def plan(free: int, needs: Needs = NEEDS, types: StorageTypes = FLOAT32, **settings: float | None) -> MemoryPlan:
     sizes = Sizes(int(settings.pop("max_num_seqs", None) or 64), 512)
-    return plan_memory(needs, Room("cpu", free, 0.5, 4 * GIB), RunnerConfig(model=Path(), **settings), sizes, types)
+    return plan_memory(
+        needs, DeviceMemory("cpu", free, 0.5, 4 * GIB), RunnerConfig(model=Path(), **settings), sizes, types
+    )
 
 
 def test_plan_counts_weights_and_cache() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.kernels.library import Kernels
 from model_runner.models import packed_cache
-from model_runner.models.model_form import ModelForm
+from model_runner.models.model_spec import ModelSpec
 from model_runner.models.native_model import NativeModel
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.own_cache import list_cache
@@ -82,13 +82,13 @@ def logits_of(model: Path, quantization: Quantization = "auto") -> Tensor:
     return target.forward(make_batch([Chunk(TOKENS, 0, [3, 1, 2])], 16)).clone()
 
 
-def parts_of(model: Path) -> tuple[NativePacker, ModelForm, Listing]:
+def parts_of(model: Path) -> tuple[NativePacker, ModelSpec, Listing]:
     """The arguments of `cached`, without the folder."""
     platform = CpuPlatform(RunnerConfig(model=model))
-    form = platform.inspect(model).form
-    assert form is not None
+    spec = platform.inspect(model).spec
+    assert spec is not None
     assert platform._packer is not None
-    return platform._packer, form, Listing.of(model)
+    return platform._packer, spec, Listing.of(model)
 
 
 def files(folder: Path) -> list[str]:
@@ -270,15 +270,15 @@ def test_the_files_that_were_used_last_stay(model: Path, folder: Path, monkeypat
 
 
 def test_one_of_two_writers_writes(model: Path, folder: Path) -> None:
-    packer, form, listing = parts_of(model)
-    with cached(packer, form, listing, folder.parent) as first:
+    packer, spec, listing = parts_of(model)
+    with cached(packer, spec, listing, folder.parent) as first:
         assert first is not packer
-        with cached(packer, form, listing, folder.parent) as second:
+        with cached(packer, spec, listing, folder.parent) as second:
             assert second is packer
-            NativeModel(second, form)
+            NativeModel(second, spec)
         (name,) = files(folder)
         assert name.endswith(".writing")
-        NativeModel(first, form)
+        NativeModel(first, spec)
     settle()
     (name,) = files(folder)
     assert name.endswith(".packed")
@@ -293,9 +293,9 @@ def test_what_a_killed_process_left_is_removed(model: Path, folder: Path) -> Non
 
 
 def test_a_model_that_is_not_loaded_leaves_no_file(model: Path, folder: Path) -> None:
-    packer, form, listing = parts_of(model)
-    with pytest.raises(MemoryError), cached(packer, form, listing, folder.parent) as caching:  # noqa: PT012
-        caching.pack(form.layers[0].mixer_input)
+    packer, spec, listing = parts_of(model)
+    with pytest.raises(MemoryError), cached(packer, spec, listing, folder.parent) as caching:  # noqa: PT012
+        caching.pack(spec.layers[0].mixer_input)
         raise MemoryError
     settle()
     assert files(folder) == []
@@ -313,9 +313,9 @@ def test_another_checkpoint_has_another_file(model: Path, folder: Path, packed: 
 
 
 def test_a_checkpoint_that_changes_meanwhile_is_not_cached(model: Path, folder: Path) -> None:
-    packer, form, listing = parts_of(model)
-    with cached(packer, form, listing, folder.parent) as caching:
-        NativeModel(caching, form)
+    packer, spec, listing = parts_of(model)
+    with cached(packer, spec, listing, folder.parent) as caching:
+        NativeModel(caching, spec)
         os.utime(model / "model.safetensors", (1, 1))
     settle()
     assert files(folder) == []

@@ -14,7 +14,7 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.runner import ModelRunner
 from model_runner.runner_interface import RunnerInfo
-from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
+from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
@@ -43,7 +43,7 @@ class SummingModel:
 
     def __init__(self, cache: KVCache, picked: Sequence[int]) -> None:
         self.rows: list[list[int]] = []
-        self.plans: list[FusedSamplingPlan] = []
+        self.plans: list[EarlySamplingPlan] = []
         self._picked = picked
         self._attention = ReferenceAttention(cache)
 
@@ -53,11 +53,11 @@ class SummingModel:
     def settle(self) -> None:
         pass
 
-    def picks(self) -> Callable[[], PreSampledTokens]:
-        return lambda: PreSampledTokens(self._picked, self.plans[-1].choices) if self._picked else NO_PICKS
+    def picks(self) -> Callable[[], EarlyTokens]:
+        return lambda: EarlyTokens(self._picked, self.plans[-1].choices) if self._picked else NO_EARLY_TOKENS
 
     def forward(
-        self, batch: Batch, also: Collection[Feature] = (), picks: FusedSamplingPlan | None = None, follows: None = None
+        self, batch: Batch, also: Collection[Feature] = (), picks: EarlySamplingPlan | None = None, follows: None = None
     ) -> torch.Tensor:
         self.plans += [] if picks is None else [picks]
         self.rows.append(batch.logits_index.tolist())

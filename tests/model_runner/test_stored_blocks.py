@@ -82,8 +82,8 @@ def write(family: str, formats: Mapping[str, str], folder: Path) -> Path:
     return contents.write(folder / "model.gguf")
 
 
-def served(folder: Path, *, keeps_blocks: bool = True) -> tuple[CpuPlatform, NativeModel]:
-    platform = CpuPlatform(RunnerConfig(model=folder, keeps_blocks=keeps_blocks, kv_cache_dtype="float32"))
+def served(folder: Path, *, as_stored: bool = True) -> tuple[CpuPlatform, NativeModel]:
+    platform = CpuPlatform(RunnerConfig(model=folder, multiplies_stored_blocks=as_stored, kv_cache_dtype="float32"))
     model = platform.load(folder)
     assert isinstance(model, NativeModel)
     return platform, model
@@ -132,7 +132,7 @@ def test_the_model_is_that_of_the_file(family: str, formats: Mapping[str, str], 
     logits = logits_of(platform, model, whole())
     errors = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert errors.median() < 3e-3
-    packed = served(tmp_path / "model", keeps_blocks=False)
+    packed = served(tmp_path / "model", as_stored=False)
     others = (logits_of(*packed, whole()) - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert others.median() > 2 * errors.median()  # weights that were rounded again are further away
 
@@ -148,14 +148,14 @@ def test_plain_numbers_are_packed_through_one_slab(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(Kernels, "pack_rows", pack_rows)
     monkeypatch.setattr(native_packer, "_SLAB", 100 * 256)
-    served(tmp_path / "model", keeps_blocks=False)
+    served(tmp_path / "model", as_stored=False)
     assert max(rows for _, rows in slabs) == 96  # whole panels
     assert len({address for address, _ in slabs}) == 1
 
 
 def test_memory_is_that_of_the_blocks(tmp_path: Path) -> None:
     convert_gguf(write("llama with a tied head", MIXED, tmp_path), tmp_path / "model")
-    platform = CpuPlatform(RunnerConfig(model=tmp_path / "model", keeps_blocks=True))
+    platform = CpuPlatform(RunnerConfig(model=tmp_path / "model", multiplies_stored_blocks=True))
     shape = platform.inspect(tmp_path / "model")
     assert platform.weights_name(shape) == "IQ4_XS, Q3_K, Q4_K, Q5_K, Q6_K"
     num_weights = shape.num_parameters + shape.num_shared
@@ -166,6 +166,6 @@ def test_memory_is_that_of_the_blocks(tmp_path: Path) -> None:
 def test_a_setting_of_rows_or_weights_packs_all_weights(tmp_path: Path) -> None:
     convert_gguf(write("llama", MIXED, tmp_path), tmp_path / "model")
     for settings in ({"rows": "int16"}, {"quantization": "int4"}, {"quantization": "int8"}):
-        platform = CpuPlatform(RunnerConfig(model=tmp_path / "model", keeps_blocks=True, **settings))
+        platform = CpuPlatform(RunnerConfig(model=tmp_path / "model", multiplies_stored_blocks=True, **settings))
         names = platform.weights_name(platform.inspect(tmp_path / "model"))
         assert set(names.split(", ")) <= {"int4", "int8"}

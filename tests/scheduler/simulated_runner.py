@@ -73,7 +73,7 @@ class Live:
     guides: str | None = None
     groups: list = ()
     """For each cache group, blocks by index, as far as the next positions need them."""
-    num_folded: int = 0
+    num_state_blocks: int = 0
     images: tuple = ()
 
 
@@ -146,7 +146,7 @@ class SimulatedRunner(DoneAtLaunch):
             hashes=[],
             guides=admitted.guides,
             groups=[{} for _ in self.groups],
-            num_folded=admitted.num_computed // self.block_size,
+            num_state_blocks=admitted.num_computed // self.block_size,
             images=admitted.images,
         )
         self._place(admitted.key, admitted.placed)
@@ -162,13 +162,13 @@ class SimulatedRunner(DoneAtLaunch):
             for held, group in zip(live.groups, self.groups, strict=True)
             if group.kind == "page"
             for index in held
-            if live.num_folded <= index < known // self.block_size
+            if live.num_state_blocks <= index < known // self.block_size
         ]
 
     def _forget_unneeded(self):
         """Blocks that no further position can see were given back, and may be anybody's by now."""
         for live in self.live.values():
-            folded = live.num_folded
+            folded = live.num_state_blocks
             for held, group in zip(live.groups, self.groups, strict=True):
                 first = {"window": (live.num_computed - group.window + 1) // self.block_size, "rows": folded}
                 for index in [index for index in held if index < first.get(group.kind, folded - 1)]:
@@ -186,7 +186,7 @@ class SimulatedRunner(DoneAtLaunch):
     def _check_groups(self, key):
         """Before the step: all that it reads is the choice's own history."""
         live, size = self.live[key], self.block_size
-        folded = live.num_folded
+        folded = live.num_state_blocks
         if self.groups and folded * size > live.num_computed:
             raise KVMismatchError(f"{key} has positions in its states that it computes again")
         for number, (held, group) in enumerate(zip(live.groups, self.groups, strict=True), 1):
@@ -205,7 +205,7 @@ class SimulatedRunner(DoneAtLaunch):
         live, size = self.live[share.key], self.block_size
         known, end = live.num_computed + share.num_tokens, live.num_computed + share.num_rows
         written = self._pages_to_write(live, known)
-        kept_from = max([live.num_folded, *(i + 1 for i in written)]) * size
+        kept_from = max([live.num_state_blocks, *(i + 1 for i in written)]) * size
         for number, (held, group) in enumerate(zip(live.groups, self.groups, strict=True), 1):
             if group.kind == "page":
                 places = [((i, 0), (i + 1) * size - 1) for i in written]
@@ -219,7 +219,7 @@ class SimulatedRunner(DoneAtLaunch):
                     raise KVMismatchError(f"{share.key} writes to a {group.kind} that others hold as well")
                 content = (salt_of(share.key), live.hashes[position]) if position < known else "a rejected draft"
                 self.kvs[number][held[index]][offset] = content
-        live.num_folded = kept_from // size
+        live.num_state_blocks = kept_from // size
 
     def _keep_in_groups(self, live, key, position):
         """An accepted draft has what is kept of it at its own place."""

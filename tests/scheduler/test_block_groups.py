@@ -27,7 +27,7 @@ def pass_blocks(group: GroupBlocks, last: int) -> list[int]:
 
 
 def advance(choice: Request, num_blocks: int) -> None:
-    choice.num_computed, choice.num_folded = num_blocks * BLOCK, num_blocks
+    choice.num_computed, choice.num_state_blocks = num_blocks * BLOCK, num_blocks
 
 
 def test_blocks_before_the_end_of_a_prompt_go_last() -> None:

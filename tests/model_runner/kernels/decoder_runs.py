@@ -15,14 +15,14 @@ from model_runner.batch import Batch, StateTables
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, cache_structs
 from model_runner.models.activations import replace_activations
-from model_runner.models.decoder_form import AttentionForm, DecoderForm
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
 from model_runner.models.features import Feature
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
 from model_runner.models.hf_target import HFTargetModel
-from model_runner.models.interleaved_experts import with_usual_experts
+from model_runner.models.interleaved_experts import deinterleave_experts
+from model_runner.models.layer_spec import AttentionSpec, LayerSpec
 from model_runner.models.mixers import StepStates
-from model_runner.models.model_form import ModelForm, read_model_form
+from model_runner.models.model_spec import ModelSpec, read_model_spec
 from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.native_model import NativeModel, NativeTargetModel
 from model_runner.models.native_modules import bind_layers, make_native_experts, prepare
@@ -43,7 +43,7 @@ ROWS_BLOCKS = 3
 LENGTHS = [70, 40, 5]  # the first is beyond the windows, and beyond the original length of scaled rotary positions
 
 Step = Sequence[tuple[int, int, int]]  # (sequence, start, end)
-Change = Callable[[DecoderForm], DecoderForm]
+Change = Callable[[LayerSpec], LayerSpec]
 
 
 def step_batch(step: Step, seed: int = 0) -> Batch:
@@ -57,25 +57,25 @@ def step_batch(step: Step, seed: int = 0) -> Batch:
     return replace(batch, states=StateTables(rows, [(0, -1)] * len(step), [()] * len(step)))
 
 
-def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype = torch.float32) -> KVCache:
+def make_cache(specs: Sequence[LayerSpec], dtype: torch.dtype = torch.float32) -> KVCache:
     """A cache for layers of these forms."""
-    shapes = [form.mixer.kv for form in forms if isinstance(form.mixer, AttentionForm)]
+    shapes = [spec.mixer.kv for spec in specs if isinstance(spec.mixer, AttentionSpec)]
     return KVCache(shapes, NUM_BLOCKS, BLOCK, dtype, CPU)
 
 
-def make_states(forms: Sequence[DecoderForm]) -> StateCache:
+def make_states(specs: Sequence[LayerSpec]) -> StateCache:
     """Recurrent states of the sequences for layers of these forms."""
-    mixers = [form.recurrent for form in forms if form.recurrent is not None]
+    mixers = [spec.recurrent for spec in specs if spec.recurrent is not None]
     recurrences = [mixer.recurrence for mixer in mixers if mixer.recurrence is not None]
     convolutions = [mixer.convolution for mixer in mixers]
     return StateCache(recurrences, convolutions, ROWS_BLOCKS * len(LENGTHS), 1, CPU)
 
 
-def forms_of(model: PreTrainedModel) -> list[DecoderForm]:
+def forms_of(model: PreTrainedModel) -> list[LayerSpec]:
     """The layers' forms. None of them may be unknown."""
-    forms = [recognise(layer) for layer in model.model.layers]
-    assert None not in forms
-    return [form for form in forms if form is not None]
+    specs = [recognise(layer) for layer in model.model.layers]
+    assert None not in specs
+    return [spec for spec in specs if spec is not None]
 
 
 def served_model(case: str, **changes: Any) -> PreTrainedModel:
@@ -91,7 +91,7 @@ def served_model(case: str, **changes: Any) -> PreTrainedModel:
 def layer_errors(
     case: str,
     packer: NativePacker,
-    change: Change = lambda form: form,
+    change: Change = lambda spec: spec,
     dtype: torch.dtype = torch.float32,
     **sizes: int,
 ) -> Tensor:
@@ -110,12 +110,12 @@ def layer_errors(
         [layers, tokens] the size of the difference as a share of what the layer adds to its input.
     """
     model = served_model(case, **sizes)
-    forms = forms_of(model)
-    fused = [FusedDecoderLayer(change(form), packer) for form in forms]
-    fused_cache, cache = make_cache(forms, dtype), make_cache(forms, dtype)
+    specs = forms_of(model)
+    fused = [FusedDecoderLayer(change(spec), packer) for spec in specs]
+    fused_cache, cache = make_cache(specs, dtype), make_cache(specs, dtype)
     for layer in fused:
         layer.bind_calls(cache_structs(fused_cache))
-    recurrences = [NativeRecurrence(packer.kernels, make_states(forms)) for _ in range(2)]
+    recurrences = [NativeRecurrence(packer.kernels, make_states(specs)) for _ in range(2)]
     pack_experts(model, packer, partial(make_native_experts, packer))
     replace_activations(model)
     onednn = OneDNNPacker()
@@ -141,11 +141,11 @@ def layer_errors(
     return torch.stack(errors)
 
 
-def model_form_of(model: PreTrainedModel) -> ModelForm:
+def model_spec_of(model: PreTrainedModel) -> ModelSpec:
     """The form of a whole model, which must be known."""
-    form = read_model_form(model.config, with_usual_experts(TensorCheckpoint(model.state_dict())))
-    assert form is not None
-    return form
+    spec = read_model_spec(model.config, deinterleave_experts(TensorCheckpoint(model.state_dict())))
+    assert spec is not None
+    return spec
 
 
 class FusedModel:
@@ -162,18 +162,18 @@ class FusedModel:
         """`changes` are made to the native model's form alone."""
         self.model = served_model(case, **sizes)
         self._kernels = kernels
-        form = model_form_of(self.model)
-        self._forms = form.layers
+        spec = model_spec_of(self.model)
+        self._specs = spec.layers
         packer = NativePacker(kernels, kind)
-        self.native = NativeModel(packer, replace(form, **dict(changes or {})))
+        self.native = NativeModel(packer, replace(spec, **dict(changes or {})))
         prepare(self.model, packer)
 
     def targets(self, needs: Sequence[Feature] = ()) -> tuple[NativeTargetModel, HFTargetModel]:
         """The model by one native call, and by the modules of transformers; both on one new cache."""
-        cache = make_cache(self._forms)
+        cache = make_cache(self._specs)
         bind_layers(self.model, cache_structs(cache))
         attention = NativeAttention(self._kernels, cache)
-        recurrence = NativeRecurrence(self._kernels, make_states(self._forms))
+        recurrence = NativeRecurrence(self._kernels, make_states(self._specs))
         modules = HFTargetModel(self.model, attention, needs, recurrence=recurrence)
         return NativeTargetModel(self.native, attention, needs, recurrence), modules
 
@@ -206,14 +206,14 @@ class OneLayer:
     """One layer of a tiny model, on its own."""
 
     def __init__(
-        self, case: str, kernels: Kernels, index: int = 0, change: Change = lambda form: form, **sizes: int
+        self, case: str, kernels: Kernels, index: int = 0, change: Change = lambda spec: spec, **sizes: int
     ) -> None:
-        form = change(forms_of(served_model(case, **sizes))[index])
-        self.width = form.hidden
-        self._rotary_dim = form.mixer.head_dim
-        self._cache = make_cache([form])
+        spec = change(forms_of(served_model(case, **sizes))[index])
+        self.width = spec.hidden
+        self._rotary_dim = spec.mixer.head_dim
+        self._cache = make_cache([spec])
         self._attention = NativeAttention(kernels, self._cache)
-        self._layer = FusedDecoderLayer(form, NativePacker(kernels, "int8"))
+        self._layer = FusedDecoderLayer(spec, NativePacker(kernels, "int8"))
         bind_layers(self._layer, cache_structs(self._cache))
 
     def __call__(self, hidden: Tensor, step: list[tuple[int, int, int]]) -> Tensor:

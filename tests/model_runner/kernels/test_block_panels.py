@@ -240,7 +240,7 @@ def test_linears_that_share_rows(kernels: Kernels) -> None:
         for one in (None, order)
     )
     dense = Linear([DenseMatrix(random(16, 64))])
-    packer = NativePacker(kernels, "int8_rotated", keeps_blocks=True)
+    packer = NativePacker(kernels, "int8_rotated", multiplies_stored_blocks=True)
     rows = random(3, 64, seed=1)
 
     def products(linears: list[Linear]) -> list[Tensor]:

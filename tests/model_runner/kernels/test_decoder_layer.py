@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model_runner.kernels.library import Kernels
-from model_runner.models.decoder_form import DecoderForm
+from model_runner.models.layer_spec import LayerSpec
 from model_runner.models.native_packer import NativePacker
 from tests.model_runner.decoder_models import CASES, HYBRIDS
 from tests.model_runner.decoder_oracle import with_up_first
@@ -63,16 +63,16 @@ def test_caches_of_other_types(case: str, dtype: torch.dtype, kernels: Kernels) 
     assert agree(layer_errors(case, NativePacker(kernels, "int8"), dtype=dtype))
 
 
-def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, mixer=replace(form.mixer, options=replace(form.mixer.options, **changes)))
+def with_attention(**changes: Any) -> Callable[[LayerSpec], LayerSpec]:
+    return lambda spec: replace(spec, mixer=replace(spec.mixer, options=replace(spec.mixer.options, **changes)))
 
 
-def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, norms=replace(form.norms, **changes))
+def with_norms(**changes: Any) -> Callable[[LayerSpec], LayerSpec]:
+    return lambda spec: replace(spec, norms=replace(spec.norms, **changes))
 
 
-def without_bias(name: str) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, **{name: replace(getattr(form, name), bias=None)})
+def without_bias(name: str) -> Callable[[LayerSpec], LayerSpec]:
+    return lambda spec: replace(spec, **{name: replace(getattr(spec, name), bias=None)})
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def without_bias(name: str) -> Callable[[DecoderForm], DecoderForm]:
         ("gemma2", with_norms(mlp_post=None)),
         ("qwen3", with_norms(query=None)),
         ("qwen3", with_norms(key=None)),
-        ("granite", lambda form: replace(form, residual_scale=1.0)),
-        ("mistral without windows", lambda form: replace(form, activation="silu")),
-        ("llama", lambda form: replace(form, activation="gelu_tanh")),
-        ("llama", lambda form: replace(form, mixer=replace(form.mixer, uses_rotary=False))),
+        ("granite", lambda spec: replace(spec, residual_scale=1.0)),
+        ("mistral without windows", lambda spec: replace(spec, activation="silu")),
+        ("llama", lambda spec: replace(spec, activation="gelu_tanh")),
+        ("llama", lambda spec: replace(spec, mixer=replace(spec.mixer, uses_rotary=False))),
         ("llama with biases", without_bias("mixer_input")),
         ("llama with biases", without_bias("mixer_output")),
         ("llama with biases", without_bias("down")),
@@ -97,7 +97,7 @@ def without_bias(name: str) -> Callable[[DecoderForm], DecoderForm]:
     ],
 )
 def test_a_layer_that_computes_something_else_is_found_out(
-    case: str, spoil: Callable[[DecoderForm], DecoderForm], kernels_library: Path
+    case: str, spoil: Callable[[LayerSpec], LayerSpec], kernels_library: Path
 ) -> None:
     assert not agree(layer_errors(case, NativePacker(Kernels(kernels_library, threads=1), "int8"), spoil))
 

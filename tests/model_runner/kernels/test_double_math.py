@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from model_runner.kernels import build
 from model_runner.kernels.build import detect_isas
 from model_runner.kernels.compiler import FLAGS, Compiler
-from model_runner.sampling.logarithm import logs
+from model_runner.sampling.noise import logs
 from tests.model_runner.oracles.draw import log
 
 Numbers = NDArray[np.float64]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.models.decoder_form import DecoderForm, ExpertsForm
 from model_runner.models.experts import ExpertWeights, PackedExperts
+from model_runner.models.layer_spec import ExpertsSpec, LayerSpec
 from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
 from model_runner.models.native_modules import prepare
 from model_runner.models.native_packer import NativePacker
@@ -43,8 +43,8 @@ def stacked(experts: Sequence[Linear]) -> Tensor:
     return torch.stack([linear.weight for linear in experts])
 
 
-def some_experts(inner: int = INNER, hidden: int = HIDDEN, num: int = NUM) -> ExpertsForm:
-    return ExpertsForm(
+def some_experts(inner: int = INNER, hidden: int = HIDDEN, num: int = NUM) -> ExpertsSpec:
+    return ExpertsSpec(
         gate_up=linears(random(num, 2 * inner, hidden, seed=0) * hidden**-0.5),
         down=linears(random(num, hidden, inner, seed=1) * inner**-0.5),
         router=random(num, hidden, seed=2) * hidden**-0.5,
@@ -59,7 +59,7 @@ def some_experts(inner: int = INNER, hidden: int = HIDDEN, num: int = NUM) -> Ex
     )
 
 
-def native(experts: ExpertsForm, packer: NativePacker) -> NativeExperts:
+def native(experts: ExpertsSpec, packer: NativePacker) -> NativeExperts:
     return NativeExperts(packer, experts.gate_up, experts.down, experts.activation)
 
 
@@ -83,12 +83,12 @@ ROUTINGS = ("mixed", "one", "the last two", "all")
 def test_the_weighted_sum_of_the_chosen_experts(
     kind: WeightKind, tolerance: float, routing: str, kernels: Kernels
 ) -> None:
-    form, rows, chosen = some_experts(), random(ROWS, HIDDEN, seed=3), choices(routing)
+    spec, rows, chosen = some_experts(), random(ROWS, HIDDEN, seed=3), choices(routing)
     weights = random(*chosen.shape, seed=5)
-    result = native(form, NativePacker(kernels, kind))(rows, chosen, weights)
-    expected = sum_of_experts(form, rows, chosen, weights)
+    result = native(spec, NativePacker(kernels, kind))(rows, chosen, weights)
+    expected = sum_of_experts(spec, rows, chosen, weights)
     assert (result - expected).norm() < tolerance * expected.norm()
-    spoilt = sum_of_experts(form, rows, (chosen + 1) % NUM, weights)
+    spoilt = sum_of_experts(spec, rows, (chosen + 1) % NUM, weights)
     assert (result - spoilt).norm() > 2 * tolerance * expected.norm()
 
 
@@ -104,17 +104,17 @@ class Gated:
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_the_same_as_one_product_after_the_other(kind: WeightKind, kernels: Kernels) -> None:
-    form, rows, chosen = some_experts(), random(ROWS, HIDDEN, seed=3), choices("mixed")
+    spec, rows, chosen = some_experts(), random(ROWS, HIDDEN, seed=3), choices("mixed")
     weights, packer = random(*chosen.shape, seed=5), NativePacker(kernels, kind)
-    result = native(form, packer)(rows, chosen, weights)
-    expected = PackedExperts(Gated(), ExpertWeights(stacked(form.gate_up), stacked(form.down)), packer)(
+    result = native(spec, packer)(rows, chosen, weights)
+    expected = PackedExperts(Gated(), ExpertWeights(stacked(spec.gate_up), stacked(spec.down)), packer)(
         rows, chosen, weights
     )
     errors = (result - expected).norm(dim=1) / expected.norm(dim=1)
     # Activations differ in the last bit, which now and then is another integer in a quantised row.
     assert errors.median() < 2e-6
     assert errors.max() < 0.02
-    other_order = native(form, packer)(rows, chosen.flip(1), weights.flip(1))
+    other_order = native(spec, packer)(rows, chosen.flip(1), weights.flip(1))
     assert not torch.equal(other_order, result)  # or the order of ranks would not have been seen
 
 
@@ -182,10 +182,10 @@ def test_routers_are_the_same_on_all_instruction_sets(case: str, kernels_library
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
-def change_experts(change: Callable[[ExpertsForm], ExpertsForm]) -> Callable[[DecoderForm], DecoderForm]:
-    def changed(form: DecoderForm) -> DecoderForm:
-        assert form.experts is not None
-        return replace(form, experts=change(form.experts))
+def change_experts(change: Callable[[ExpertsSpec], ExpertsSpec]) -> Callable[[LayerSpec], LayerSpec]:
+    def changed(spec: LayerSpec) -> LayerSpec:
+        assert spec.experts is not None
+        return replace(spec, experts=change(spec.experts))
 
     return changed
 
@@ -207,11 +207,11 @@ def test_routers_of_any_size(sizes: dict[str, int], kernels: Kernels) -> None:
     ],
 )
 def test_experts_that_compute_something_else_are_found_out(
-    spoil: Callable[[ExpertsForm], ExpertsForm], kernels_library: Path
+    spoil: Callable[[ExpertsSpec], ExpertsSpec], kernels_library: Path
 ) -> None:
     packer = NativePacker(Kernels(kernels_library, threads=1), "int8")
     assert not agree(
-        layer_errors("dots1", packer, lambda form: form if form.experts is None else change_experts(spoil)(form))
+        layer_errors("dots1", packer, lambda spec: spec if spec.experts is None else change_experts(spoil)(spec))
     )
 
 
@@ -228,10 +228,10 @@ def test_the_first_of_experts_with_equal_scores_are_chosen(kernels: Kernels) -> 
 
 
 def test_dense_layers_have_no_experts(kernels: Kernels) -> None:
-    form = forms_of(served_model("qwen3_moe"))[1]
-    assert form.experts is None
-    assert form.intermediate == 84
-    FusedDecoderLayer(form, NativePacker(kernels, "int8"))
+    spec = forms_of(served_model("qwen3_moe"))[1]
+    assert spec.experts is None
+    assert spec.intermediate == 84
+    FusedDecoderLayer(spec, NativePacker(kernels, "int8"))
 
 
 def test_whole_models_in_int4(kernels: Kernels) -> None:

@@ -18,7 +18,7 @@ from model_runner.kernels.interface import CPU
 from model_runner.kernels.library import Kernels
 from model_runner.models.families import MODEL_TYPES, Family, ModelFamily
 from model_runner.models.features import LAST, layer_input
-from model_runner.models.model_form import read_model_form
+from model_runner.models.model_spec import read_model_spec
 from model_runner.models.parameters import TensorCheckpoint
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.rotary import RotaryTable, fix_long_rope, rotary_frequencies
@@ -249,10 +249,10 @@ def other_activation(config: Any, tensors: dict[str, Tensor]) -> None:
 def test_a_model_with_an_unknown_part_is_left_to_its_modules(change: Callable[[Any, dict[str, Tensor]], None]) -> None:
     model = tiny_model("llama")
     tensors = dict(model.state_dict())
-    assert read_model_form(model.config, TensorCheckpoint(tensors)) is not None
+    assert read_model_spec(model.config, TensorCheckpoint(tensors)) is not None
     changed = copy.deepcopy(model.config)
     change(changed, tensors)
-    assert read_model_form(changed, TensorCheckpoint(tensors)) is None
+    assert read_model_spec(changed, TensorCheckpoint(tensors)) is None
 
 
 def test_a_table_that_finds_no_memory_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

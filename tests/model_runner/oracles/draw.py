@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_runner.sampling.logarithm import logs
 from model_runner.sampling.logprobs import take
-from model_runner.sampling.noise import uniform
+from model_runner.sampling.noise import logs, uniform
 from model_runner.sampling.rows import SamplingRows
 from model_runner.sampling.truncations import compact
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.contract import SamplingParams
-from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
+from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
 from model_runner.sampling.processors import CONSTRAINTS, process
 from model_runner.sampling.rows import SamplingRows, SamplingState
 from model_runner.sampling.truncations import truncate
@@ -40,10 +40,10 @@ def processed(logits: Tensor, cases: Sequence[Case]) -> Tensor:
     return truncate(process(CONSTRAINTS, logits, rows), rows)
 
 
-def picks_of(logits: Tensor, plan: FusedSamplingPlan) -> PreSampledTokens:
+def picks_of(logits: Tensor, plan: EarlySamplingPlan) -> EarlyTokens:
     """Tokens that a kernel pre-samples with this plan."""
     of_rows = zip(logits.numpy(), plan.keys.tolist(), plan.temperatures.tolist(), strict=True)
-    return PreSampledTokens([oracle.pick(*of_row) for of_row in of_rows], plan.choices)
+    return EarlyTokens([oracle.pick(*of_row) for of_row in of_rows], plan.choices)
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int, scale: float = 3.0) -> Tensor:

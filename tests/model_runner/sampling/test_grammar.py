@@ -20,7 +20,7 @@ from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling import grammar as module
-from model_runner.sampling.fused_sampling import NO_PICKS, MaskedRows
+from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, MaskedRows
 from model_runner.sampling.grammar import GrammarError, Grammars, Guess, Matcher
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
@@ -503,7 +503,7 @@ def test_what_nobody_fetches_is_dropped_by_its_size_too(compiled: list[str], mon
 def test_what_was_found_without_the_grammar_stands_where_it_is_allowed(temperature: float, picks_allowed: bool) -> None:
     asked: list[Sequence[int]] = []
 
-    def pick_allowed(logits: Tensor, masked: MaskedRows) -> list[int]:
+    def sample_allowed(logits: Tensor, masked: MaskedRows) -> list[int]:
         asked.append(masked.rows)
         bits = np.unpackbits(masked.masks.view(np.uint8), axis=1, count=WIDTH, bitorder="little").astype(np.bool_)
         hidden = np.where(bits, logits.numpy()[list(masked.rows)], -np.inf)
@@ -518,14 +518,14 @@ def test_what_was_found_without_the_grammar_stands_where_it_is_allowed(temperatu
             state.admit(
                 slot, SamplingParams(temperature=temperature, seed=slot, grammar=grammar, stop_token_ids=stop), ()
             )
-        verify = Verifier(state, Sampler(TorchDraw(WIDTH, CPU)), pick_allowed if picks_allowed else None)
+        verify = Verifier(state, Sampler(TorchDraw(WIDTH, CPU)), sample_allowed if picks_allowed else None)
         samples = [SampleRows(slot, slot, NO_DRAFT, "match") for slot in range(4)]
         outputs.append([])
         for step in range(12):
             logits = random_logits(4, WIDTH, step)
-            plan = state.plan_picks(samples, range(4), np.full(4, step))
+            plan = state.plan_early_sampling(samples, range(4), np.full(4, step))
             assert (plan.choices, plan.with_grammar) == ({0, 1, 2, 3}, {0, 1, 3})
-            verdicts = verify(logits, samples, range(4), picks=picks_of(logits, plan) if known else NO_PICKS)
+            verdicts = verify(logits, samples, range(4), picks=picks_of(logits, plan) if known else NO_EARLY_TOKENS)
             outputs[-1].append(tuple(token for verdict in verdicts for token in verdict.tokens))
     assert outputs[0] == outputs[1]
     assert any(asked) == picks_allowed

@@ -29,7 +29,7 @@ OTHERS = {
 def is_served(sampling: SamplingParams, verify: Verification = "match") -> bool:
     state = SamplingState(1, VOCAB, CPU)
     state.admit(0, sampling, PROMPT, OUTPUT)
-    plan = state.plan_picks([SampleRows(5, 0, NO_DRAFT, verify)], [0], np.array([14]))
+    plan = state.plan_early_sampling([SampleRows(5, 0, NO_DRAFT, verify)], [0], np.array([14]))
     assert plan.choices <= {5}
     return bool(plan.choices)
 
@@ -69,7 +69,7 @@ def test_each_row_has_the_key_and_temperature_of_its_place() -> None:
         positions += [99, 99]  # rows that nobody draws from
         samples.append(SampleRows(slot, len(positions), tree))
         positions += [len(PROMPT) + len(output) - 1 + depth for depth in (0, *tree.depths())]
-    plan = state.plan_picks(samples, range(4), np.array(positions))
+    plan = state.plan_early_sampling(samples, range(4), np.array(positions))
     assert plan.choices == {0, 2, 3}
     keys = [noise_key(2**64 - 1, 0, Stream.TARGET, depth) for depth in (0, 1, 1, 2, 3)]
     keys_of_last = [noise_key(5, 3, Stream.TARGET, 6)]
@@ -78,5 +78,5 @@ def test_each_row_has_the_key_and_temperature_of_its_place() -> None:
 
 
 def test_a_step_without_rows() -> None:
-    plan = SamplingState(1, VOCAB, CPU).plan_picks([], [], np.empty(0, dtype=np.int64))
+    plan = SamplingState(1, VOCAB, CPU).plan_early_sampling([], [], np.empty(0, dtype=np.int64))
     assert (len(plan.keys), len(plan.temperatures), plan.choices) == (0, 0, frozenset())

@@ -33,7 +33,7 @@ def plain(rows: SamplingRows) -> dict[str, object]:
 
 def pre_sampled(state: SamplingState, slot: int) -> object:
     """How a kernel would sample the slot's next token; the position does not matter."""
-    plan = state.plan_picks([SampleRows(0, 0, NO_DRAFT)], [slot], np.array([len(PROMPT)]))
+    plan = state.plan_early_sampling([SampleRows(0, 0, NO_DRAFT)], [slot], np.array([len(PROMPT)]))
     return plan.keys.tolist(), plan.temperatures.tolist(), plan.choices
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_runner.contract import Breaker, Dry, Failure, Mirostat, SamplingParams, Verification, Xtc
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.sampling.fused_sampling import FusedSamplingPlan, PreSampledTokens
+from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
 from model_runner.sampling.sampler import Sampler
 from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.harness import picks_of
@@ -171,7 +171,7 @@ def test_tokens_that_were_found_beforehand_change_nothing(world: World, mode: Ve
     found, sampled = ([one for name in names for one in bare(name, mode)] for _ in range(2))
     served: list[int] = []
 
-    def pick(logits: Tensor, plan: FusedSamplingPlan) -> PreSampledTokens:
+    def pick(logits: Tensor, plan: EarlySamplingPlan) -> EarlyTokens:
         served.append(len(plan.choices))
         return picks_of(logits, plan)
 

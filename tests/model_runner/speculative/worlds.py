@@ -10,7 +10,7 @@ from torch import Tensor
 from model_runner.batch import SampleRows
 from model_runner.contract import Failure, SamplingParams, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree
-from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
+from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
@@ -26,7 +26,7 @@ TREE = (ROOT, ROOT, ROOT, 0, 0, 1, 2, 3)
 
 Drafter = Callable[["Said"], DraftTree]
 Pair = tuple[int, int]
-Pick = Callable[[Tensor, FusedSamplingPlan], PreSampledTokens]
+Pick = Callable[[Tensor, EarlySamplingPlan], EarlyTokens]
 
 
 @dataclass
@@ -158,9 +158,9 @@ class Speakers:
             for parent, token in zip(tree.parents, tree.tokens, strict=True):
                 tails.append((tails[first + 1 + parent][1], token))
         logits = self._world.logits(tails)
-        picks = NO_PICKS
+        picks = NO_EARLY_TOKENS
         if self._pick is not None:
-            picks = self._pick(logits, self._sampling.plan_picks(samples, going, np.array(positions)))
+            picks = self._pick(logits, self._sampling.plan_early_sampling(samples, going, np.array(positions)))
         verdicts = self._verify(logits, samples, going, picks=picks)
         for index, tree, verdict in zip(going, trees, verdicts, strict=True):
             one = self.said[index]

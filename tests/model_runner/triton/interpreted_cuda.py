@@ -8,7 +8,7 @@ from model_runner.kv_cache import KVCache
 from model_runner.models.loading import ModelShape
 from model_runner.models.target import LoadedModel
 from model_runner.platforms.cuda import CudaPlatform
-from model_runner.platforms.memory import GIB, Room
+from model_runner.platforms.memory import GIB, DeviceMemory
 from model_runner.runner import ModelRunner
 from tests.model_runner.triton.recorded_graphs import RecordedGraphs
 
@@ -34,8 +34,8 @@ class InterpretedCuda(CudaPlatform):
     def sizes(self, config: RunnerConfig) -> Sizes:
         return Sizes(config.max_num_seqs or 8, config.max_num_batched_tokens or 64)
 
-    def room(self) -> Room:
-        return Room("cpu", GIB, 0.1)
+    def room(self) -> DeviceMemory:
+        return DeviceMemory("cpu", GIB, 0.1)
 
     def measure(self, model: object, shape: ModelShape, sizes: Sizes) -> None:
         """There is nothing to measure."""

@@ -10,8 +10,8 @@ from model_runner.attention.backend import AttentionOptions
 from model_runner.batch import Batch
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.cuda_layer import CudaDecoderLayer
-from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.hf_attention import StepAttention
+from model_runner.models.layer_spec import LayerSpec
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.oracles.attention import ReferenceAttention, ReferenceMetadata
 
@@ -56,9 +56,9 @@ class WrittenAttention:
         return self._reference.attend(layer, query, options, metadata)
 
 
-def make_cache(forms: Sequence[DecoderForm], dtype: torch.dtype, device: torch.device) -> KVCache:
+def make_cache(specs: Sequence[LayerSpec], dtype: torch.dtype, device: torch.device) -> KVCache:
     """For layers of these forms."""
-    shapes = [KVShape(form.mixer.kv_heads, form.mixer.head_dim, form.mixer.head_dim) for form in forms]
+    shapes = [KVShape(spec.mixer.kv_heads, spec.mixer.head_dim, spec.mixer.head_dim) for spec in specs]
     return KVCache(shapes, NUM_BLOCKS, BLOCK, dtype, device, whole_keys=True)
 
 
@@ -71,9 +71,9 @@ def step_batch(step: Step) -> Batch:
 class OneLayer:
     """A decoder layer for CUDA with a cache of its own."""
 
-    def __init__(self, form: DecoderForm, dtype: torch.dtype, device: torch.device) -> None:
-        self._attention = WrittenAttention(make_cache([form], dtype, device))
-        self._layer = CudaDecoderLayer(0, form, TorchProduct)
+    def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self._attention = WrittenAttention(make_cache([spec], dtype, device))
+        self._layer = CudaDecoderLayer(0, spec, TorchProduct)
 
     def __call__(self, hidden: Tensor, cos_sin: tuple[Tensor, Tensor] | None, step: Step) -> Tensor:
         """Hidden [tokens, width] of the step's tokens -> the same shape; cos and sin [tokens, rotary_dim]."""

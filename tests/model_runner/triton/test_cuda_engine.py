@@ -16,7 +16,7 @@ from model_runner.contract import (
     Speculation,
     StepPlan,
 )
-from model_runner.sampling.fused_sampling import FusedSamplingPlan
+from model_runner.sampling.early_sampling import EarlySamplingPlan
 from model_runner.sampling.sampler import NOT_FINITE, Sampler
 from scheduler.interface import ChoiceState, EngineRequest
 from tests.engine.conftest import Answer, Harness
@@ -96,10 +96,10 @@ def test_in_a_crowd_by_the_definition(harness: CudaHarness, alone: Answers, monk
 def test_without_graphs_and_with_no_token_found_beforehand(
     harness: CudaHarness, alone: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plan_none(batch: Batch, *_: object) -> FusedSamplingPlan:
-        return FusedSamplingPlan.greedy(len(batch.logits_index))
+    def plan_none(batch: Batch, *_: object) -> EarlySamplingPlan:
+        return EarlySamplingPlan.greedy(len(batch.logits_index))
 
-    monkeypatch.setattr(harness.runner._state, "plan_picks", plan_none)
+    monkeypatch.setattr(harness.runner._state, "plan_early_sampling", plan_none)
     with harness.without_graphs():
         assert same(harness.run(harness.engine(), REQUESTS), alone)
 

@@ -15,12 +15,12 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.features import LAST, Feature
 from model_runner.models.hf_target import TokenRows
 from model_runner.platforms.cuda_graphs import GraphedTarget, graph_sizes
-from model_runner.sampling.fused_sampling import NO_PICKS, FusedSamplingPlan, PreSampledTokens
+from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.triton.recorded_graphs import RecordedGraphs
 
 SIZES = (2, 4, 8)
-EAGER = PreSampledTokens((77,), frozenset({0}))
+EAGER = EarlyTokens((77,), frozenset({0}))
 CPU = torch.device("cpu")
 
 
@@ -28,7 +28,7 @@ class NamingModel:
     """Logits (token, position, slot), features (token) and picks (key + temperature) of rows, not a model's own."""
 
     def __init__(self) -> None:
-        self.eager: list[tuple[Batch, Collection[Feature], FusedSamplingPlan | None]] = []
+        self.eager: list[tuple[Batch, Collection[Feature], EarlySamplingPlan | None]] = []
         self.is_settled = False
         self.picked = torch.zeros(8, dtype=torch.int64)
         self._taken: dict[Feature, Tensor] = {}
@@ -50,11 +50,11 @@ class NamingModel:
         taken, self._taken = self._taken, {}
         return taken
 
-    def picks(self) -> Callable[[], PreSampledTokens]:
+    def picks(self) -> Callable[[], EarlyTokens]:
         return lambda: EAGER
 
     def forward(
-        self, batch: Batch, also: Collection[Feature] = (), picks: FusedSamplingPlan | None = None, follows: None = None
+        self, batch: Batch, also: Collection[Feature] = (), picks: EarlySamplingPlan | None = None, follows: None = None
     ) -> Tensor:
         self.eager.append((batch, also, picks))
         self._taken = dict.fromkeys(also, torch.zeros(1, 1))
@@ -100,14 +100,14 @@ def test_logits_features_and_picks_are_those_of_the_step_whatever_came_before() 
     for tokens in ([[9, 8, 7], [6, 5, 4, 3, 2]], [[11, 12], [13]], [[5], [21]], [[31]], [[1, 2, 3, 4, 5, 6]]):
         batch = batch_of(*tokens)
         count = len(batch.tokens)
-        plan = FusedSamplingPlan(np.arange(count, dtype=np.uint64) + 50, np.full(count, 100.0), everyone)
+        plan = EarlySamplingPlan(np.arange(count, dtype=np.uint64) + 50, np.full(count, 100.0), everyone)
         logits = graphed.target.forward(batch, (), plan)
         slots = batch.block_of * 16 + batch.offset_of
         assert logits.T.tolist() == [batch.tokens.tolist(), batch.positions.tolist(), slots.tolist()]
         assert graphed.target.features()[LAST].squeeze(1).tolist() == batch.tokens.tolist()
-        assert graphed.target.picks()() == PreSampledTokens([150 + row for row in range(count)], everyone)
+        assert graphed.target.picks()() == EarlyTokens([150 + row for row in range(count)], everyone)
         graphed.target.forward(batch)
-        assert graphed.target.picks()() == NO_PICKS  # without a plan, though the graph finds some
+        assert graphed.target.picks()() == NO_EARLY_TOKENS  # without a plan, though the graph finds some
     assert graphed.graphs.num_replays == 10
     assert not graphed.model.eager
 
@@ -134,7 +134,7 @@ def test_what_has_no_graph_runs_as_it_is(name: str) -> None:
     if graphed.model.is_settled:
         graphed.target.forward(batch_of([1]))
     num_replays = graphed.graphs.num_replays
-    plan = FusedSamplingPlan.greedy(len(batch.tokens))
+    plan = EarlySamplingPlan.greedy(len(batch.tokens))
     graphed.target.forward(batch, also, plan)
     assert graphed.graphs.num_replays == num_replays
     assert graphed.model.eager == [(batch, also, plan)]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.models.cuda_layer import CudaDecoderLayer, replace_layers
-from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.hf_target import HFTargetModel
+from model_runner.models.layer_spec import LayerSpec
 from model_runner.models.recognition import recognise
 from tests.model_runner.decoder_models import LayerRun, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form
@@ -32,25 +32,25 @@ CASES = [
 ]
 
 
-def run_of(case: str, layer: int, dtype: torch.dtype, device: torch.device) -> tuple[DecoderForm, LayerRun]:
+def run_of(case: str, layer: int, dtype: torch.dtype, device: torch.device) -> tuple[LayerSpec, LayerRun]:
     model = tiny_model(case).to(device, dtype)
-    form = recognise(model.model.layers[layer])
-    assert form is not None
+    spec = recognise(model.model.layers[layer])
+    assert spec is not None
     embedding = model.get_input_embeddings()
     embedding.weight.data.mul_(2)
-    return form, layer_runs(model, TOKENS)[layer]
+    return spec, layer_runs(model, TOKENS)[layer]
 
 
-def error_of(form: DecoderForm, run: LayerRun, answer: Tensor) -> Tensor:
+def error_of(spec: LayerSpec, run: LayerRun, answer: Tensor) -> Tensor:
     """[tokens] the size of the error as a share of what the layer adds to its input."""
-    truth = run_form(form, run.hidden, run.cos_sin)
+    truth = run_form(spec, run.hidden, run.cos_sin)
     return (answer.double() - truth).norm(dim=-1) / (truth - run.hidden.double()).norm(dim=-1)
 
 
 @pytest.mark.parametrize(("case", "layer"), CASES)
 def test_the_layer_computes_what_transformers_does(case: str, layer: int, device: torch.device) -> None:
-    form, run = run_of(case, layer, torch.float32, device)
-    answer = OneLayer(form, torch.float32, device)(run.hidden, run.cos_sin, [(0, 0, TOKENS)])
+    spec, run = run_of(case, layer, torch.float32, device)
+    answer = OneLayer(spec, torch.float32, device)(run.hidden, run.cos_sin, [(0, 0, TOKENS)])
     torch.testing.assert_close(answer, run.answer, rtol=1e-5, atol=1e-5)
 
 
@@ -59,20 +59,20 @@ def test_the_layer_computes_what_transformers_does(case: str, layer: int, device
 def test_in_half_precision_it_is_as_near_to_the_truth(
     case: str, layer: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    form, run = run_of(case, layer, dtype, device)
-    answer = OneLayer(form, dtype, device)(run.hidden, run.cos_sin, [(0, 0, TOKENS)])
+    spec, run = run_of(case, layer, dtype, device)
+    answer = OneLayer(spec, dtype, device)(run.hidden, run.cos_sin, [(0, 0, TOKENS)])
     assert answer.dtype == dtype
-    assert error_of(form, run, answer).mean() < 1.1 * error_of(form, run, run.answer).mean()
+    assert error_of(spec, run, answer).mean() < 1.1 * error_of(spec, run, run.answer).mean()
 
 
-def without(name: str) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, norms=replace(form.norms, **{name: None}))
+def without(name: str) -> Callable[[LayerSpec], LayerSpec]:
+    return lambda spec: replace(spec, norms=replace(spec.norms, **{name: None}))
 
 
-def with_window(size: int) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(
-        form,
-        mixer=replace(form.mixer, options=replace(form.mixer.options, window=size)),  # type: ignore[type-var]
+def with_window(size: int) -> Callable[[LayerSpec], LayerSpec]:
+    return lambda spec: replace(
+        spec,
+        mixer=replace(spec.mixer, options=replace(spec.mixer.options, window=size)),  # type: ignore[type-var]
     )
 
 
@@ -82,25 +82,25 @@ def with_window(size: int) -> Callable[[DecoderForm], DecoderForm]:
         ("qwen3", 0, without("query")),
         ("gemma2", 0, without("mlp_post")),
         ("gemma2", 0, with_window(17)),
-        ("granite", 0, lambda form: replace(form, residual_scale=0.4)),
-        ("llama with biases", 1, lambda form: replace(form, down=replace(form.down, bias=None))),
+        ("granite", 0, lambda spec: replace(spec, residual_scale=0.4)),
+        ("llama with biases", 1, lambda spec: replace(spec, down=replace(spec.down, bias=None))),
     ],
 )
 def test_what_is_different_shows(
-    case: str, layer: int, spoil: Callable[[DecoderForm], DecoderForm], device: torch.device
+    case: str, layer: int, spoil: Callable[[LayerSpec], LayerSpec], device: torch.device
 ) -> None:
-    form, run = run_of(case, layer, torch.float32, device)
-    answer = OneLayer(spoil(form), torch.float32, device)(run.hidden, run.cos_sin, [(0, 0, TOKENS)])
+    spec, run = run_of(case, layer, torch.float32, device)
+    answer = OneLayer(spoil(spec), torch.float32, device)(run.hidden, run.cos_sin, [(0, 0, TOKENS)])
     assert (answer - run.answer).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(("case", "layer", "dtype"), [("qwen3", 0, torch.bfloat16), ("gemma3_text", 1, torch.float32)])
 def test_rows_alone_and_in_a_crowd(case: str, layer: int, dtype: torch.dtype, device: torch.device) -> None:
-    form, run = run_of(case, layer, dtype, device)
+    spec, run = run_of(case, layer, dtype, device)
 
     def rows(steps: list[Step]) -> dict[tuple[int, int], Tensor]:
         """By sequence and position; all sequences are the same."""
-        one, result = OneLayer(form, dtype, device), {}
+        one, result = OneLayer(spec, dtype, device), {}
         for step in steps:
             places = [(s, position) for s, start, end in step for position in range(start, end)]
             index = torch.tensor([position for _, position in places], device=device)
@@ -116,19 +116,19 @@ def test_rows_alone_and_in_a_crowd(case: str, layer: int, dtype: torch.dtype, de
 
 
 def test_no_tokens(device: torch.device) -> None:
-    form, run = run_of("llama", 0, torch.float32, device)
+    spec, run = run_of("llama", 0, torch.float32, device)
     assert run.cos_sin is not None
     cos, sin = run.cos_sin
-    assert OneLayer(form, torch.float32, device)(run.hidden[:0], (cos[:0], sin[:0]), []).shape == (0, 48)
+    assert OneLayer(spec, torch.float32, device)(run.hidden[:0], (cos[:0], sin[:0]), []).shape == (0, 48)
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy's, in the interpreter
 def test_what_is_not_finite_stays_in_its_sequence(broken: float, device: torch.device) -> None:
-    form, run = run_of("gemma3_text", 1, torch.float32, device)
+    spec, run = run_of("gemma3_text", 1, torch.float32, device)
     assert run.cos_sin is not None
     cos, sin = (torch.cat([t[:6], t[:6]]) for t in run.cos_sin)
-    layer, step = OneLayer(form, torch.float32, device), [(0, 0, 6), (1, 0, 6)]
+    layer, step = OneLayer(spec, torch.float32, device), [(0, 0, 6), (1, 0, 6)]
     hidden = run.hidden[:12].clone()
     whole = layer(hidden, (cos, sin), step)
     hidden[3, 5] = broken
@@ -144,10 +144,10 @@ def test_a_whole_model(device: torch.device) -> None:
     with torch.no_grad():
         expected = model(tokens, use_cache=False).logits[0]
     model.set_attn_implementation(ATTENTION_NAME)
-    forms: list[DecoderForm] = [form for layer in model.model.layers if (form := recognise(layer)) is not None]
+    specs: list[LayerSpec] = [spec for layer in model.model.layers if (spec := recognise(layer)) is not None]
     assert replace_layers(model, TorchProduct) == 2
     assert all(isinstance(layer, CudaDecoderLayer) for layer in model.model.layers)
-    attention = WrittenAttention(make_cache(forms, torch.float32, device))
+    attention = WrittenAttention(make_cache(specs, torch.float32, device))
     target = HFTargetModel(model, attention)  # type: ignore[arg-type]
     torch.testing.assert_close(target.forward(step_batch([(0, 0, TOKENS)])), expected, rtol=1e-4, atol=1e-4)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_runner.contract import SamplingParams
 from model_runner.kernels.triton.pick import pick
-from model_runner.sampling.fused_sampling import NO_TOKEN, FusedSamplingPlan
+from model_runner.sampling.early_sampling import NO_TOKEN, EarlySamplingPlan
 from model_runner.sampling.noise import Stream, noise_key
 from model_runner.sampling.sampler import Picks, Sampler
 from model_runner.sampling.triton_draw import TritonDraw
@@ -184,7 +184,7 @@ def test_a_sampler_finds_the_same_failures(device: torch.device, poison: float) 
 
 def test_what_is_found_beforehand_is_what_is_sampled(device: torch.device) -> None:
     cases = [Case(SamplingParams(temperature=temperature, seed=7)) for temperature in TEMPERATURES]
-    plan = FusedSamplingPlan.greedy(len(cases))
+    plan = EarlySamplingPlan.greedy(len(cases))
     plan.keys[:], plan.temperatures[:] = noise_key(7, 0, Stream.TARGET, 0), TEMPERATURES
     logits = random_logits(len(cases), 1003, seed=16).to(device)
     keys, temperatures = (torch.from_numpy(array).to(device) for array in plan.arrays)

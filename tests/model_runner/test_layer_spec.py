@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from model_runner.models.decoder_form import DecoderForm
 from model_runner.models.families import LAYER_FAMILIES
+from model_runner.models.layer_spec import LayerSpec
 from model_runner.models.recognition import recognise, replace_recognised
 from tests.model_runner.decoder_models import CASES, HYBRIDS, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form, with_up_first
@@ -19,10 +19,10 @@ from tests.model_runner.decoder_oracle import run_form, with_up_first
 TOKENS = 90  # beyond the windows, and beyond the original length of scaled rotary positions
 
 
-def form_of(layer: nn.Module) -> DecoderForm:
-    form = recognise(layer)
-    assert form is not None
-    return form
+def form_of(layer: nn.Module) -> LayerSpec:
+    spec = recognise(layer)
+    assert spec is not None
+    return spec
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -39,16 +39,16 @@ def test_every_family_has_a_case() -> None:
     assert {f"{layer.__module__}.{layer.__qualname__}" for layer in classes} == set(LAYER_FAMILIES)
 
 
-def with_attention(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, mixer=replace(form.mixer, options=replace(form.mixer.options, **changes)))
+def with_attention(**changes: Any) -> Callable[[LayerSpec], LayerSpec]:
+    return lambda spec: replace(spec, mixer=replace(spec.mixer, options=replace(spec.mixer.options, **changes)))
 
 
-def with_norms(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, norms=replace(form.norms, **changes))
+def with_norms(**changes: Any) -> Callable[[LayerSpec], LayerSpec]:
+    return lambda spec: replace(spec, norms=replace(spec.norms, **changes))
 
 
-def with_experts(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
-    return lambda form: replace(form, experts=replace(form.experts, **changes))
+def with_experts(**changes: Any) -> Callable[[LayerSpec], LayerSpec]:
+    return lambda spec: replace(spec, experts=replace(spec.experts, **changes))
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def with_experts(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
         ("gemma2", 1, with_norms(mlp_post=None)),
         ("qwen3", 0, with_norms(query=None)),
         ("llama", 0, with_norms(eps=1e-6)),
-        ("granite", 0, lambda form: replace(form, residual_scale=1.0)),
-        ("mistral without windows", 0, lambda form: replace(form, activation="silu")),
-        ("smollm3", 2, lambda form: replace(form, mixer=replace(form.mixer, uses_rotary=True))),
-        ("llama with biases", 0, lambda form: replace(form, down=replace(form.down, bias=None))),
+        ("granite", 0, lambda spec: replace(spec, residual_scale=1.0)),
+        ("mistral without windows", 0, lambda spec: replace(spec, activation="silu")),
+        ("smollm3", 2, lambda spec: replace(spec, mixer=replace(spec.mixer, uses_rotary=True))),
+        ("llama with biases", 0, lambda spec: replace(spec, down=replace(spec.down, bias=None))),
         ("phi3", 0, with_up_first),
         ("mixtral", 0, with_experts(normalised=False)),
         ("mixtral", 0, with_experts(top_k=1)),
@@ -77,7 +77,7 @@ def with_experts(**changes: Any) -> Callable[[DecoderForm], DecoderForm]:
     ],
 )
 def test_a_form_that_is_read_wrongly_is_found_out(
-    case: str, layer: int, spoil: Callable[[DecoderForm], DecoderForm]
+    case: str, layer: int, spoil: Callable[[LayerSpec], LayerSpec]
 ) -> None:
     run = layer_runs(tiny_model(case), TOKENS)[layer]
     answer = run_form(spoil(form_of(run.layer)), run.hidden, run.cos_sin)
@@ -85,21 +85,21 @@ def test_a_form_that_is_read_wrongly_is_found_out(
 
 
 def test_sizes() -> None:
-    form = form_of(tiny_model("phi3").model.layers[0])
-    assert (form.mixer.heads, form.mixer.kv_heads, form.mixer.head_dim) == (4, 2, 20)
-    assert (form.hidden, form.intermediate) == (48, 84)
+    spec = form_of(tiny_model("phi3").model.layers[0])
+    assert (spec.mixer.heads, spec.mixer.kv_heads, spec.mixer.head_dim) == (4, 2, 20)
+    assert (spec.hidden, spec.intermediate) == (48, 84)
 
 
 @pytest.mark.parametrize("case", ["llama", "phi3"])
 def test_only_what_is_merged_is_copied(case: str) -> None:
     model = tiny_model(case)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    form = form_of(model.model.layers[0])
-    kept = [form.mixer_output.weight, form.down.weight, form.norms.attention]
-    kept += [matrix.read() for matrix in form.gate_up.matrices]
+    spec = form_of(model.model.layers[0])
+    kept = [spec.mixer_output.weight, spec.down.weight, spec.norms.attention]
+    kept += [matrix.read() for matrix in spec.gate_up.matrices]
     assert all(tensor.untyped_storage().data_ptr() in own for tensor in kept)
-    assert (form.mixer_input.weight.untyped_storage().data_ptr() in own) == (case == "phi3")
-    assert not any(tensor.requires_grad for tensor in [*kept, form.mixer_input.weight])
+    assert (spec.mixer_input.weight.untyped_storage().data_ptr() in own) == (case == "phi3")
+    assert not any(tensor.requires_grad for tensor in [*kept, spec.mixer_input.weight])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_layers_are_gone_when_they_are_replaced() -> None:
     layers = [weakref.ref(layer) for layer in model.model.layers]
     num_alive = []
 
-    def make(index: int, form: DecoderForm) -> nn.Module:
+    def make(index: int, spec: LayerSpec) -> nn.Module:
         num_alive.append(sum(layer() is not None for layer in layers[:index]))
         return nn.Identity()
 
@@ -159,5 +159,5 @@ def test_layers_are_gone_when_they_are_replaced() -> None:
 
 
 def test_layers_with_experts_are_replaced_where_that_is_asked_for() -> None:
-    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity()) == 1  # its dense layer
-    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, form: nn.Identity(), only_common=False) == 4
+    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, spec: nn.Identity()) == 1  # its dense layer
+    assert replace_recognised(tiny_model("qwen3_moe"), lambda index, spec: nn.Identity(), only_common=False) == 4

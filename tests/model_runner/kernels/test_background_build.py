@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from model_runner.kernels import early
+from model_runner.kernels import background_build
+from model_runner.kernels.background_build import build_early, kernels_library, suffix_library
 from model_runner.kernels.build import NoKernelsError
-from model_runner.kernels.early import build_early, kernels_library, suffix_library
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(f"suffix {threading.current_thread().name}")
         return folder / "suffix"
 
-    monkeypatch.setattr(early, "build_kernels", build_kernels)
-    monkeypatch.setattr(early, "build_suffix", build_suffix)
+    monkeypatch.setattr(background_build, "build_kernels", build_kernels)
+    monkeypatch.setattr(background_build, "build_suffix", build_suffix)
     return names
 
 
@@ -62,7 +62,7 @@ def test_who_needs_it_waits_for_it(built: list[str], tmp_path: Path, monkeypatch
         may_end.wait()
         return folder
 
-    monkeypatch.setattr(early, "build_kernels", build_slowly)
+    monkeypatch.setattr(background_build, "build_kernels", build_slowly)
     build_early(tmp_path, "cpu")
     assert begun.wait(60), "building has begun before anybody asked"
     answers: list[Path] = []
@@ -80,7 +80,7 @@ def test_errors_are_raised_where_it_is_needed(
     def fail(folder: Path) -> Path:
         raise NoKernelsError("no C++ compiler was found")
 
-    monkeypatch.setattr(early, "build_kernels", fail)
+    monkeypatch.setattr(background_build, "build_kernels", fail)
     build_early(tmp_path, "cpu")
     with pytest.raises(NoKernelsError, match=r"no C\+\+ compiler"):
         kernels_library(tmp_path)

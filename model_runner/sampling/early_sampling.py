@@ -16,7 +16,7 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class FusedSamplingPlan:
+class EarlySamplingPlan:
     """How to sample each row of a step's logits, known before the logits are. Rows that are not used are greedy."""
 
     keys: NDArray[np.uint64]  # [R] of the noise
@@ -33,22 +33,22 @@ class FusedSamplingPlan:
         return self.keys.view(np.int64), self.temperatures
 
     @classmethod
-    def greedy(cls, num_rows: int) -> "FusedSamplingPlan":
+    def greedy(cls, num_rows: int) -> "EarlySamplingPlan":
         """A plan without choices."""
         return cls(np.zeros(num_rows, dtype=np.uint64), np.zeros(num_rows), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
-class PreSampledTokens:
-    """The result of a FusedSamplingPlan."""
+class EarlyTokens:
+    """The result of a EarlySamplingPlan."""
 
     tokens: Sequence[int] = ()
     """One per row of the step's logits; NO_TOKEN if the row is not finite."""
     choices: frozenset[int] = frozenset()
-    """Choices for which these tokens are valid, as in FusedSamplingPlan."""
+    """Choices for which these tokens are valid, as in EarlySamplingPlan."""
 
 
-NO_PICKS = PreSampledTokens()
+NO_EARLY_TOKENS = EarlyTokens()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,5 +61,5 @@ class MaskedRows:
     masks: NDArray[np.int32]  # [count, words], a grammar.Mask each
 
 
-PickAllowed = Callable[[Tensor, MaskedRows], Sequence[int]]
+SampleAllowed = Callable[[Tensor, MaskedRows], Sequence[int]]
 """Samples logits [rows, vocab] at the given rows; NO_TOKEN where no token can be chosen."""

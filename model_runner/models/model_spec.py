@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.library import INT4_GROUP
-from model_runner.models.decoder_form import AttentionForm, DecoderForm, read_form
 from model_runner.models.families import MODEL_TYPES, Family, ModelFamily
 from model_runner.models.layer_family import Config
+from model_runner.models.layer_spec import AttentionSpec, LayerSpec, read_layer_spec
 from model_runner.models.loading import ModelShape, is_bare, is_unused_head, rotated
 from model_runner.models.parameters import Checkpoint, Linear, Matrix, Parameters
 from model_runner.models.refusal import UnsupportedModelError, describe_model
@@ -27,14 +27,14 @@ _RECOMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelForm:
+class ModelSpec:
     """A model: an embedding, decoder layers with rotary positions, an RMS norm and a linear head."""
 
     config: Any
     """The whole configuration."""
     embedding: Matrix  # [vocabulary, hidden]
     embedding_scale: float
-    layers: Sequence[DecoderForm]
+    layers: Sequence[LayerSpec]
     rotary_kinds: Sequence[str | None]
     """For each layer the kind whose frequencies it has."""
     frequencies: Mapping[str | None, Frequencies]
@@ -67,7 +67,7 @@ class ModelForm:
     def shape(self) -> ModelShape:
         """The sizes that decide how much memory the model needs."""
         *inner, _ = self.linears
-        attention = [layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionForm)]
+        attention = [layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec)]
         recurrent = [layer.recurrent for layer in self.layers if layer.recurrent is not None]
         num_inner = sum(_size(linear) for linear in inner)
         num_head, num_embedding = _size(self.head), self.embedding.shape[0] * self.embedding.shape[1]
@@ -86,11 +86,11 @@ class ModelForm:
             max_model_len=self.max_model_len,
             recurrences=tuple(mixer.recurrence for mixer in recurrent if mixer.recurrence is not None),
             convolutions=tuple(mixer.convolution for mixer in recurrent),
-            form=self,
+            spec=self,
         )
 
 
-def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
+def read_model_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec | None:
     """Read a model of a known family.
 
     Returns:
@@ -108,7 +108,7 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
     if decoder is None or any(f"{name}.bias" in checkpoint.shapes for name in _HEADS):
         return None
     layers = [
-        read_form(family.layer, text, index, decoder.below(f"layers.{index}"))
+        read_layer_spec(family.layer, text, index, decoder.below(f"layers.{index}"))
         for index in range(text.num_hidden_layers)
     ]
     known = [layer for layer in layers if layer is not None]
@@ -121,7 +121,7 @@ def read_model_form(config: Any, checkpoint: Checkpoint) -> ModelForm | None:
     _use_unneeded(family.model, config, parameters)
     if (fault := parameters.fault()) is not None:
         raise UnsupportedModelError(f"{describe_model(config)} {fault}")
-    return ModelForm(
+    return ModelSpec(
         config=config,
         embedding=embedding.matrices[0],
         embedding_scale=family.model.embedding_scale(text),
@@ -164,7 +164,7 @@ def _use_unneeded(family: ModelFamily, config: Any, parameters: Parameters) -> N
             parameters.used.add(name)
 
 
-def _linears(layer: DecoderForm) -> list[Linear]:
+def _linears(layer: LayerSpec) -> list[Linear]:
     """The linear layers and experts, without the router, in the order in which they are packed."""
     mixer, experts = [layer.mixer_input, layer.mixer_output, layer.parallel_output], layer.experts
     if experts is None:
@@ -177,7 +177,7 @@ def _linears(layer: DecoderForm) -> list[Linear]:
     return [linear for linear in [*mixer, *mlp] if linear is not None]
 
 
-def _width(layer: DecoderForm) -> int:
+def _width(layer: LayerSpec) -> int:
     """Numbers that a layer's linears and chosen experts give for a row."""
     linears = [layer.mixer_input, layer.mixer_output, layer.gate_up, layer.down]
     if (experts := layer.experts) is not None:
@@ -185,12 +185,12 @@ def _width(layer: DecoderForm) -> int:
     return sum(linear.outputs for linear in linears if linear is not None)
 
 
-def _small_tensors(layer: DecoderForm) -> list[Tensor]:
+def _small_tensors(layer: LayerSpec) -> list[Tensor]:
     """Norms, biases and routers."""
     norms = layer.norms
     tensors = [norms.attention, norms.attention_post, norms.mlp, norms.mlp_post, norms.query, norms.key]
     tensors += [linear.bias for linear in _linears(layer)]
-    if isinstance(layer.mixer, AttentionForm):
+    if isinstance(layer.mixer, AttentionSpec):
         tensors.append(layer.mixer.options.sinks)
     if layer.recurrent is not None:
         parameters = layer.recurrent.parameters

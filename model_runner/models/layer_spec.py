@@ -62,7 +62,7 @@ class Norms:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsForm:
+class ExpertsSpec:
     """A mixture of experts, each a gated MLP: the weighted sum of the `top_k` experts with the highest scores.
 
     An activation gates by activation(gate) * up; with `relu_squared`, experts have no gate. Experts with latents take
@@ -91,7 +91,7 @@ class ExpertsForm:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionForm:
+class AttentionSpec:
     """Attention with rotary positions. Its first linear has outputs for heads of queries, keys, values and gates."""
 
     heads: int
@@ -117,7 +117,7 @@ class AttentionForm:
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentForm:
+class RecurrentSpec:
     """A recurrent mixer. Its first linear has these outputs:
 
     a gated delta net: query, key and value; z; b; a
@@ -136,7 +136,7 @@ class RecurrentForm:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderForm:
+class LayerSpec:
     """A decoder layer: norm, mixer, norm, gated MLP; mixer and MLP each have a residual. It may lack one of the two.
 
         x = x + residual_scale * post_norm(mixer_output(mixer(mixer_input(norm(x)))))
@@ -149,7 +149,7 @@ class DecoderForm:
 
     hidden: int
     """Width of the residual stream."""
-    mixer: AttentionForm | RecurrentForm | None
+    mixer: AttentionSpec | RecurrentSpec | None
     mixer_input: Linear | None  # outputs of `mixer`, then of `parallel`
     mixer_output: Linear | None
     gate_up: Linear | None  # outputs: gate, up
@@ -157,22 +157,22 @@ class DecoderForm:
     norms: Norms
     activation: Activation
     residual_scale: float
-    experts: ExpertsForm | None = None
-    parallel: RecurrentForm | None = None
+    experts: ExpertsSpec | None = None
+    parallel: RecurrentSpec | None = None
     """The recurrent mixer next to the attention."""
     parallel_output: Linear | None = None
     returns_tuple: bool = False
     """Whether the model's modules expect of the layer a tuple with its rows."""
 
     @property
-    def recurrent(self) -> RecurrentForm | None:
+    def recurrent(self) -> RecurrentSpec | None:
         """The recurrent mixer, if there is one."""
-        return self.mixer if isinstance(self.mixer, RecurrentForm) else self.parallel
+        return self.mixer if isinstance(self.mixer, RecurrentSpec) else self.parallel
 
     @property
     def uses_rotary(self) -> bool:
         """Whether the layer rotates queries and keys by position."""
-        return isinstance(self.mixer, AttentionForm) and self.mixer.uses_rotary
+        return isinstance(self.mixer, AttentionSpec) and self.mixer.uses_rotary
 
     @property
     def intermediate(self) -> int:
@@ -180,7 +180,7 @@ class DecoderForm:
         return 0 if self.down is None else self.down.inputs
 
 
-def read_form(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> DecoderForm | None:
+def read_layer_spec(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> LayerSpec | None:
     """The form of a layer whose family is known.
 
     Args:
@@ -198,7 +198,7 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
     mixing = _NO_MIXER if parts == "mlp" else _read_mixer(family, config, layer, parameters)
     if mixing is None:
         return None
-    if isinstance(mixing.mixer, RecurrentForm) and family.recurrent_norms is not None:
+    if isinstance(mixing.mixer, RecurrentSpec) and family.recurrent_norms is not None:
         family = replace(family, norms=family.recurrent_norms)
     if parts == "mlp":
         family = replace(family, norms=replace(family.norms, attention=None))
@@ -218,7 +218,7 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
         factors, width = family.factors(config), gate_up.outputs // 2
         gate_up = scaled(gate_up, torch.tensor([factors.gate, 1.0]).repeat_interleave(width))
         down = scaled(down, torch.full((hidden,), factors.down))
-    return DecoderForm(
+    return LayerSpec(
         hidden=hidden,
         mixer=mixing.mixer,
         mixer_input=mixing.input,
@@ -239,10 +239,10 @@ def read_form(family: LayerFamily, config: Config, layer: int, parameters: Param
 class _Mixing:
     """A layer's mixer with its linears; or two mixers, whose first linears are one."""
 
-    mixer: AttentionForm | RecurrentForm | None
+    mixer: AttentionSpec | RecurrentSpec | None
     input: Linear | None
     output: Linear | None
-    parallel: RecurrentForm | None = None
+    parallel: RecurrentSpec | None = None
     parallel_output: Linear | None = None
 
 
@@ -265,12 +265,12 @@ def _side_by_side(
     if mixing is None:
         return None
     attention = _read_attention(family, config, layer, parameters)
-    form, recurrent = attention.mixer, mixing.mixer
-    assert isinstance(form, AttentionForm)
-    assert isinstance(recurrent, RecurrentForm)
+    spec, recurrent = attention.mixer, mixing.mixer
+    assert isinstance(spec, AttentionSpec)
+    assert isinstance(recurrent, RecurrentSpec)
     if family.factors is not None and (shape := recurrent.recurrence) is not None:
         factors = family.factors(config)
-        queries, keys = form.heads * form.head_dim, form.kv_heads * form.head_dim
+        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         width, state = shape.heads * shape.value_dim, shape.key_heads * shape.key_dim
         attention = _with_factors(
             attention,
@@ -287,7 +287,7 @@ def _side_by_side(
             factors.mamba_output,
         )
     inputs = [one.input for one in (attention, mixing) if one.input is not None]
-    return _Mixing(form, joined(inputs), attention.output, recurrent, mixing.output)
+    return _Mixing(spec, joined(inputs), attention.output, recurrent, mixing.output)
 
 
 def _read_attention(family: LayerFamily, config: Config, layer: int, parameters: Parameters) -> _Mixing:
@@ -300,7 +300,7 @@ def _read_attention(family: LayerFamily, config: Config, layer: int, parameters:
         if family.gates_attention
         else parameters.linear(family.qkv, outputs, hidden)
     )
-    form = AttentionForm(
+    spec = AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=width,
@@ -315,7 +315,7 @@ def _read_attention(family: LayerFamily, config: Config, layer: int, parameters:
         halves_angles=family.halves_angles,
         is_gated=family.gates_attention,
     )
-    return _Mixing(form, qkv, parameters.linear([family.attention_output], hidden, heads * width))
+    return _Mixing(spec, qkv, parameters.linear([family.attention_output], hidden, heads * width))
 
 
 def _with_factors(
@@ -381,7 +381,7 @@ def _read_delta_net(net: DeltaNet, config: Config, eps: float, own: Parameters) 
         outputs = {4: (sum(qkv), width, *gates), 6: (*qkv, width, *gates)}
         sizes = outputs[len(net.inputs)]
         inputs = [own.linear([name], count, hidden) for name, count in zip(net.inputs, sizes, strict=True)]
-    return _Mixing(RecurrentForm(shape, net_parameters), joined(inputs), own.linear([net.output], hidden, width))
+    return _Mixing(RecurrentSpec(shape, net_parameters), joined(inputs), own.linear([net.output], hidden, width))
 
 
 def _read_mamba2(names: Mamba2, config: Config, eps: float, own: Parameters) -> _Mixing | None:
@@ -405,14 +405,14 @@ def _read_mamba2(names: Mamba2, config: Config, eps: float, own: Parameters) -> 
         step_limits=(least, most),
     )
     inputs = own.linear(["in_proj"], width + channels + heads, hidden)
-    return _Mixing(RecurrentForm(shape, mamba), inputs, own.linear(["out_proj"], hidden, width))
+    return _Mixing(RecurrentSpec(shape, mamba), inputs, own.linear(["out_proj"], hidden, width))
 
 
 def _read_short_convolution(config: Config, own: Parameters) -> _Mixing:
     hidden = config.hidden_size
     convolution = ShortConvolutionParameters(*_read_convolution("conv", hidden, config.conv_L_cache, own))
     linears = own.linear(["in_proj"], 3 * hidden, hidden), own.linear(["out_proj"], hidden, hidden)
-    return _Mixing(RecurrentForm(None, convolution), *linears)
+    return _Mixing(RecurrentSpec(None, convolution), *linears)
 
 
 def _read_by_key_head(hidden: int, channels: int, shape: RecurrentShape, own: Parameters) -> list[Linear]:
@@ -436,10 +436,10 @@ def _in_usual_order(inputs: Sequence[Linear], parts: Sequence[list[int]], shape:
     return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
 
 
-def mixer_linears(family: LayerFamily, form: DecoderForm) -> Sequence[str]:
+def mixer_linears(family: LayerFamily, spec: LayerSpec) -> Sequence[str]:
     """Paths of the mixers' linears below the layer."""
-    paths = [*family.qkv, family.attention_output] if isinstance(form.mixer, AttentionForm) else []
-    if form.recurrent is not None and family.recurrent is not None:
+    paths = [*family.qkv, family.attention_output] if isinstance(spec.mixer, AttentionSpec) else []
+    if spec.recurrent is not None and family.recurrent is not None:
         paths += [f"{family.recurrent.path}.{name}" for name in family.recurrent.linears]
     return paths
 
@@ -452,7 +452,7 @@ def _beside_experts(family: LayerFamily, mixture: Mixture, parameters: Parameter
 
 def _read_experts(
     mixture: Mixture, config: Config, activation: Activation, parameters: Parameters, *, has_gate: bool
-) -> ExpertsForm | None:
+) -> ExpertsSpec | None:
     """None if the configuration chooses experts in another way than the family."""
     top_k, hidden = config.num_experts_per_tok, config.hidden_size
     router = parameters.tensor(f"{mixture.router}.weight")
@@ -463,7 +463,7 @@ def _read_experts(
     gate_up, down = parameters.experts(mixture.experts, len(router), width, has_gate=has_gate)
     has_choice_bias = mixture.choice_bias is not None and mixture.has_choice_bias(config)
     gate = None if mixture.mlp_gate is None else parameters.tensor(f"{mixture.mlp_gate}.weight", 1, hidden)
-    return ExpertsForm(
+    return ExpertsSpec(
         gate_up=gate_up,
         down=down,
         router=router,
@@ -490,11 +490,11 @@ def _read_latents(mixture: Mixture, hidden: int, parameters: Parameters) -> tupl
 
 
 def _norms(
-    family: LayerFamily, config: Config, mixer: AttentionForm | RecurrentForm | None, parameters: Parameters
+    family: LayerFamily, config: Config, mixer: AttentionSpec | RecurrentSpec | None, parameters: Parameters
 ) -> Norms:
     """The layer's norms. Heads have norms only if the layer has attention."""
     names, queries, keys = family.norms, 0, 0
-    if isinstance(mixer, AttentionForm):
+    if isinstance(mixer, AttentionSpec):
         queries, keys = (mixer.heads, mixer.kv_heads) if names.heads_together else (1, 1)
         queries, keys = queries * mixer.head_dim, keys * mixer.head_dim
     else:
