@@ -86,8 +86,8 @@ def _splitmixes(states: NDArray[np.uint64] | np.uint64, indices: NDArray[np.int6
 def logs(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """The natural logarithms of positive, finite numbers, with the same bits on every machine.
 
-    kernels/cpu/double_math.h computes the same. Python's and numpy's use the C library's or vector units' own, whose last
-    bit depends on the processor. These consist of additions, products and quotients, which IEEE 754 rounds alike
+    kernels/cpu/double_math.h computes the same. Python's and numpy's use the C library's or vector units' own, whose
+    last bit depends on the processor. These consist of additions, products and quotients, which IEEE 754 rounds alike
     everywhere. Errors are below one unit in the last place.
     """
     mantissas, exponents = np.frexp(x)

@@ -1,7 +1,7 @@
 """Images in scheduler tests: rows are the digest, and nothing is decoded."""
 
 from hashlib import sha256
-from threading import Semaphore
+from threading import Event, Semaphore
 
 from model_runner.images.decoding import Fault, ImageError
 from model_runner.images.features import FeatureCache
@@ -26,12 +26,14 @@ class PicturingRunner(RecordingRunner):
 
     def __init__(self, num_blocks, block_size, groups=(), limit=1 << 20, is_free=True):
         super().__init__(num_blocks, block_size, groups)
+        self.begun = Event()
         self.gate = Semaphore(0)
         self.is_free = is_free
         self.encoded = []
         self.images = FeatureCache(self._encode, 1, limit)
 
     def _encode(self, image):
+        self.begun.set()
         if not self.is_free:
             self.gate.acquire()
         self.encoded.append(image.data)

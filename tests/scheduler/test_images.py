@@ -159,6 +159,7 @@ def test_requests_are_aborted_at_any_time():
     engine.add(encoding)
     engine.add(waiting)
     engine.step()
+    assert engine.runner.begun.wait(60)
     assert len(engine.abort(":encoding")) == len(engine.abort(":waiting")) == 1
     assert not engine.has_work
     engine.check_integrity()

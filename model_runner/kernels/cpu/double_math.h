@@ -1,7 +1,7 @@
 // Logarithm and exponential in double precision, with the same bits on every processor and with every C library.
 //
 // The C library's own choose their algorithm by the processor. These use additions, products and quotients only, which
-// IEEE 754 rounds alike everywhere; the compiler must not contract them. sampling/logarithm.py computes the same bits.
+// IEEE 754 rounds alike everywhere; the compiler must not contract them. sampling/noise.py computes the same bits.
 #pragma once
 #include <bit>
 #include <cmath>

@@ -110,7 +110,7 @@ def _gumbel(word):
 
 @triton.jit
 def _log(x):
-    """The logarithm of positive, finite float64, with the bits of sampling/logarithm.py if nothing is fused."""
+    """The logarithm of positive, finite float64, with the bits of sampling/noise.py if nothing is fused."""
     bits = x.to(tl.int64, bitcast=True)
     m = ((bits & _ALL_BITS) | _HALF).to(tl.float64, bitcast=True)  # from 1/2 to 1
     n = ((bits >> 52) - 1022).to(tl.float64)
