@@ -6,7 +6,8 @@
 # Inside the container it listens on all addresses, and on the port that `-e SAMEWISE_PORT=...` sets: the health check
 # reads that variable, not `--port`. Set a key with `-e SAMEWISE_API_KEY=...` if others can reach the published port.
 #
-# constraints.txt names the versions. PyTorch is what pip finds for TORCH_SPEC, or for that file's line. On x86-64 that is a CUDA build of several GB, which also runs on a CPU:
+# constraints.txt names the versions. PyTorch is what pip finds for TORCH_SPEC, or for that file's line. On x86-64 that
+# is a CUDA build of several GB, which also runs on a CPU:
 #
 #   --build-arg PIP_EXTRA_ARGS="--index-url ..."             PyTorch's CPU index, for a small image without CUDA
 #   --build-arg RUNTIME_PACKAGES="gcc libc6-dev"             for a GPU, where Triton compiles its launchers; see deploy/
