@@ -18,7 +18,7 @@ from server.api.dialects import DIALECTS, by_path, error_writers, short_paths, w
 from server.api.jobs import Jobs
 from server.api.model_services import ModelParts, ModelServices
 from server.api.openapi import install_openapi
-from server.api.responses.stream import MAX_LIVE_BYTES, LiveFrames
+from server.api.responses.stream import RunningResponses
 from server.api.responses.websocket import Websockets
 from server.api.services import ServedModels, Services
 from server.config import Settings
@@ -32,7 +32,6 @@ from server.errors import (
 from server.generation.image_room import ImageRoom
 from server.http.auth import AuthMiddleware, open_paths
 from server.http.body import IncomingBodies
-from server.http.fair_memory import FairMemory
 from server.http.handshake import HandshakeMiddleware
 from server.http.loopback import Loopback
 from server.http.middleware import HeadMiddleware, RequestMiddleware, ShortPathMiddleware, report
@@ -132,7 +131,7 @@ def _services(
         accounts=accounts,
         loopback=Loopback(app),
         websockets=Websockets(bodies.max_bytes, int(settings.max_stored_mib * (1 << 20))),
-        live_frames=FairMemory(MAX_LIVE_BYTES, LiveFrames.drop),
+        responses=RunningResponses(),
         image_room=ImageRoom(),
         files=_file_store(settings, storage),
         traces=traces,

@@ -26,9 +26,8 @@ from server.tenants.accounts import Accounts
 
 if TYPE_CHECKING:
     from server.api.body_worker import WorkerPool
-    from server.api.responses.stream import LiveFrames
+    from server.api.responses.stream import RunningResponses
     from server.api.responses.websocket import Websockets
-    from server.http.fair_memory import FairMemory
     from server.telemetry.traces import Traces
 
 
@@ -145,8 +144,7 @@ class Services:
     accounts: Accounts
     loopback: Loopback
     websockets: "Websockets"
-    live_frames: "FairMemory[LiveFrames]"
-    """Counts the events of running responses."""
+    responses: "RunningResponses"
     image_room: ImageRoom
     files: FileStore | None
     """None if no data folder is set."""

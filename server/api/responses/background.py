@@ -49,7 +49,7 @@ class BackgroundResponse:
         self, run: Run, builder: ResponseBuilder, origin: Origin, services: Services, record: RequestTrace
     ) -> None:
         self.builder = builder
-        self.frames = LiveFrames(origin.client, services.live_frames, MAX_KEPT_BYTES)
+        self.frames = LiveFrames(origin.client, services.responses, MAX_KEPT_BYTES)
         self._origin = origin
         self._services = services
         self._storage = services.storage

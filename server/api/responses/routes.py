@@ -191,7 +191,7 @@ class _Answer:
     def streamed(self) -> Response:
         """Answer with the events of the response as they are generated."""
         origin = self.planned.origin
-        frames = LiveFrames(origin.client, self.services.live_frames, MAX_KEPT_BYTES if origin.is_stored else 0)
+        frames = LiveFrames(origin.client, self.services.responses, MAX_KEPT_BYTES if origin.is_stored else 0)
         stream = ResponseStream(self.run, self.builder, self._keep, self._report, frames)
         return _event_stream(stream, self.services, self._headers)
 

@@ -128,7 +128,11 @@ class ResponseStream(SentFrames):
             await self._end(self._builder.cancel())
 
     async def _end(self, events: Iterator[ResponseEvent]) -> None:
-        self._last = list(self._written(events))
+        async with self._frames.ending:
+            if self._last is not None:  # it was cancelled, or ended, meanwhile
+                return
+            self._last = list(self._written(events))
+            await asyncio.sleep(0)
         kept = self._frames.complete()
         if reason := self._frames.cut_because:
             self._builder.warn(Notice("stream", f"The events are not stored, because {reason}."))
@@ -171,14 +175,24 @@ class StoredFrames:
         self.followers: set[EventReplay] = set()
 
 
+class RunningResponses:
+    """The memory for the events of all running responses, and their turns to end."""
+
+    def __init__(self, max_bytes: int = MAX_LIVE_BYTES) -> None:
+        self.memory = FairMemory(max_bytes, LiveFrames.drop)
+        """Counts the events of all."""
+        self.ending = asyncio.Lock()
+        """One ends at a time: if many end in the same step, other requests have a turn in between."""
+
+
 class LiveFrames:
     """The frames of a running response, which are Replayable.
 
     If they take too much memory, they are not kept: then there are only those that a follower has still to read.
     """
 
-    def __init__(self, client: str, memory: "FairMemory[LiveFrames]", max_bytes: int) -> None:
-        """`memory` counts the frames of all responses. With a `max_bytes` of 0, frames are not to be kept."""
+    def __init__(self, client: str, running: RunningResponses, max_bytes: int) -> None:
+        """With a `max_bytes` of 0, frames are not to be kept."""
         self.frames: list[bytes] = []
         self.first = 0
         self.num_ready = 0
@@ -187,7 +201,8 @@ class LiveFrames:
         self.cut_because = ""
         """Why the frames are not kept, if they were to be."""
         self._client = client
-        self._memory = memory
+        self.ending = running.ending
+        self._memory = running.memory
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._is_kept = max_bytes > 0

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from fastapi import FastAPI
 
 from scheduler.interface import EngineRequest, RequestOutput
 from server.api.responses.background import resume
+from server.api.responses.objects import ResponseStreamError
 from server.api.responses.store import pending_jobs
-from server.api.responses.stream import EventReplay, LiveFrames
+from server.api.responses.stream import EventReplay, LiveFrames, ResponseStream, RunningResponses
 from server.app import _lifespan
 from server.engine.client import EngineUnavailableError, QueueFullError, RequestFailedError
 from server.errors import InvalidRequestError
-from server.http.fair_memory import FairMemory
 from server.storage.storage import FILE, NotStoredError
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import client_of, error_of, says
@@ -134,8 +134,8 @@ async def test_events_that_are_too_large_are_sent_and_not_kept(
 
 
 def test_frames_of_all_responses_have_bounded_memory() -> None:
-    memory = FairMemory[LiveFrames](1000, LiveFrames.drop)
-    first, second, other = (LiveFrames(client, memory, 600) for client in ("ann", "ann", "bob"))
+    running = RunningResponses(1000)
+    first, second, other = (LiveFrames(client, running, 600) for client in ("ann", "ann", "bob"))
     other.add(b"o" * 300)
     first.add(b"a" * 400)
     for frames in (first, other):
@@ -154,6 +154,38 @@ def test_frames_of_all_responses_have_bounded_memory() -> None:
     close.close()
     first.publish()
     assert (first.frames, first.num_ready) == ([], 2)
+
+
+class _Ending:
+    """A run that is over, whose response notes when its last event is written."""
+
+    def __init__(self, written: list[str]) -> None:
+        self.usage, self._written = None, written
+
+    async def wait(self) -> bool:
+        return False
+
+    def end(self, usage: None) -> Iterator[ResponseStreamError]:
+        self._written.append("end")
+        yield ResponseStreamError(sequence_number=0, code="server_error", message="", param=None)
+
+
+async def test_others_have_turns_between_responses_that_end_together() -> None:
+    written: list[str] = []
+
+    async def tick() -> None:
+        while written.count("end") < 5:
+            written.append("tick")
+            await asyncio.sleep(0)
+
+    async def keep(*_: object) -> bool:
+        return True
+
+    running = RunningResponses()
+    endings: list[Any] = [_Ending(written) for _ in range(5)]
+    streams = [ResponseStream(one, one, keep, str, LiveFrames("", running, 1000)) for one in endings]  # type: ignore[arg-type]
+    await asyncio.gather(*(stream.wait() for stream in streams), tick())
+    assert "end end" not in " ".join(written)
 
 
 async def test_it_is_cancelled(client: httpx.AsyncClient, engine: FakeEngine) -> None:
