@@ -45,7 +45,7 @@ def gate_of(experts: Any) -> Callable[[Tensor], Tensor]:
 
 def has_default_gate(experts: Any) -> bool:
     """Whether the experts compute activation(gate) * up."""
-    return type(experts)._apply_gate is _default_apply_gate
+    return getattr(type(experts), "_apply_gate", _default_apply_gate) is _default_apply_gate  # as in `gate_of`
 
 
 def mark_as_common(experts: Any) -> None:

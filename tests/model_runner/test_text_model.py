@@ -19,11 +19,14 @@ from transformers import (
 )
 
 from bench.tiny_models import tiny_config, write_tiny_model
+from model_runner.config import RunnerConfig
 from model_runner.models.hf_attention import ModelCall
 from model_runner.models.hf_loading import inspect_model, load_config, load_model
 from model_runner.models.looped_experts import restore_common_form
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.target import modules_of
 from model_runner.models.text_model import watch_calls
+from model_runner.platforms.cpu import CpuPlatform
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -131,6 +134,15 @@ def test_experts_of_a_loop_give_the_same_in_the_common_form(family: str, tmp_pat
     with torch.no_grad():
         expected = before(hidden, chosen, weights).view(9, 64)
     assert torch.allclose(changed(hidden, chosen, weights), expected, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["dbrx", "longcat_flash", "step3p7"])
+def test_experts_of_a_loop_are_packed(family: str, tmp_path: Path) -> None:
+    write_tiny_model(family, tmp_path)
+    platform = CpuPlatform(RunnerConfig(tmp_path))
+    platform.inspect(tmp_path)
+    experts = [module.packed for module in modules_of(platform.load(tmp_path)).modules() if hasattr(module, "packed")]
+    assert len({type(one) for one in experts}) == 1
 
 
 def test_experts_of_jetmoe_are_linear_layers(tmp_path: Path) -> None:
