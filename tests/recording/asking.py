@@ -39,7 +39,7 @@ def models_for(isa: str, names: Sequence[str], console: Console) -> dict[str, Re
 
 
 def record(isa: str, names: Sequence[str], cache: Path, scratch: Path, console: Console) -> Recording:
-    """Write the models, serve them, and record their answers.
+    """Write the models, serve them, and record their answers. All requests to a model that does not start fail.
 
     Args:
         isa: the instruction set, one of ISAS.
@@ -50,7 +50,6 @@ def record(isa: str, names: Sequence[str], cache: Path, scratch: Path, console: 
 
     Raises:
         ValueError: if the processor lacks the instruction set, or a name is unknown.
-        RuntimeError: if a server does not start or end well.
     """
     models = models_for(isa, names, console)
     settings = {name: _written(model, scratch / name) for name, model in models.items()}
@@ -69,8 +68,13 @@ def record(isa: str, names: Sequence[str], cache: Path, scratch: Path, console: 
                     del given["kv_cache_gib"]
                 config = scratch / f"{name}.yaml"
                 config.write_text(json.dumps(given), encoding="utf-8")  # which is YAML, too
-                async with start(["--config", str(config)]) as server:
-                    answers = await _ask(server.url, name, requests_of(models[name]))
+                requests = requests_of(models[name])
+                try:
+                    async with start(["--config", str(config)]) as server:
+                        answers = await _ask(server.url, name, requests)
+                except RuntimeError as error:  # others are still recorded
+                    failed = content_of(503, {"error": {"message": str(error)}})
+                    answers = dict.fromkeys((request.name for request in requests), failed)
                 console.print(f"{name:28} {len(answers):3} answers {time.perf_counter() - begun:6.1f} s", markup=False)
                 return answers
 
@@ -91,7 +95,6 @@ def _written(model: RecordedModel, folder: Path) -> dict[str, Any]:
 
 async def _ask(url: str, model: str, requests: Sequence[RecordedRequest]) -> dict[str, Any]:
     """The answers of one model: first of the requests that run alone, one by one, then of the others together."""
-
     client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
 
     async def one(request: RecordedRequest) -> dict[str, Any]:
