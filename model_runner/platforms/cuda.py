@@ -156,7 +156,8 @@ class CudaPlatform(Platform):
 
     def attention(self, cache: KVCache) -> AttentionBackend[Any]:
         num_heads = max((shape.num_heads * shape.group for shape in cache.shapes), default=1)
-        return TritonAttention(cache, exact=self.exact, num_heads=num_heads, num_programs=self._num_programs)
+        num_programs = self._num_programs if cache.shapes else 1  # Mamba never calls it
+        return TritonAttention(cache, exact=self.exact, num_heads=num_heads, num_programs=num_programs)
 
     def recurrence(self, states: StateCache) -> RecurrenceBackend[Any]:
         return TritonRecurrence(states)

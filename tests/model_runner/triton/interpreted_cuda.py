@@ -34,7 +34,7 @@ class InterpretedCuda(CudaPlatform):
     def sizes(self, config: RunnerConfig) -> Sizes:
         return Sizes(config.max_num_seqs or 8, config.max_num_batched_tokens or 64)
 
-    def room(self) -> DeviceMemory:
+    def device_memory(self) -> DeviceMemory:
         return DeviceMemory("cpu", GIB, 0.1)
 
     def measure(self, model: object, shape: ModelShape, sizes: Sizes) -> None:
