@@ -176,7 +176,8 @@ def _exists(word: str) -> bool:
     if first in members:
         return all(other in members[first] for other in others)
     if first in FOLDERS:
-        return (ROOT / f"{'/'.join([first, *others])}.py").exists()
+        module = ROOT.joinpath(first, *others)
+        return module.with_suffix(".py").exists() or (module / "__main__.py").exists()
     return bool(others) and all(part in names for part in (first, *others))
 
 

@@ -39,6 +39,14 @@ def start(make_app: Callable[..., FastAPI], engine: FakeEngine) -> Iterator[Star
         yield lambda *folder, **settings: stack.enter_context(serving(make_app(*folder, **settings)))
 
 
+@pytest.fixture
+def hugging_face() -> Iterator[Any]:
+    """The package, whose clients share connections."""
+    package = pytest.importorskip("huggingface_hub")
+    yield package
+    package.close_session()
+
+
 def prompt_of(engine: FakeEngine) -> str:
     """The text of the last prompt."""
     return byte_level_tokenizer().decode(engine.requests[-1].prompt, skip_special_tokens=False)
@@ -52,10 +60,10 @@ def grammar_of(address: str, engine: FakeEngine, schema: dict[str, Any]) -> str 
     return engine.requests[-1].sampling.grammar
 
 
-def test_hugging_face(start: Start, engine: FakeEngine) -> None:
+def test_hugging_face(hugging_face: Any, start: Start, engine: FakeEngine) -> None:
     """It gives a schema as TGI takes it, and describes what a tool returns."""
     address = start()
-    client = pytest.importorskip("huggingface_hub").InferenceClient(base_url=address)
+    client = hugging_face.InferenceClient(base_url=address)
     client.chat_completion(ASKED, model="tiny", response_format={"type": "json_object", "value": SCHEMA})
     assert engine.requests[-1].sampling.grammar == grammar_of(address, engine, SCHEMA) is not None
     function = {**WEATHER, "return": {"type": "string", "description": "A sentence."}}
@@ -64,8 +72,8 @@ def test_hugging_face(start: Start, engine: FakeEngine) -> None:
     assert "get_weather" in prompt_of(engine)
 
 
-def test_hugging_face_names_no_model(start: Start) -> None:
-    client = pytest.importorskip("huggingface_hub").InferenceClient(base_url=start(any_model_name=True))
+def test_hugging_face_names_no_model(hugging_face: Any, start: Start) -> None:
+    client = hugging_face.InferenceClient(base_url=start(any_model_name=True))
     assert client.chat_completion(ASKED).choices[0].message.content == SAID
 
 
@@ -85,10 +93,10 @@ def test_ollama(start: Start, engine: FakeEngine, tmp_path: Path) -> None:
     ollama = pytest.importorskip("ollama")
     folder = write_folder(tmp_path / "m", template=None)
     (folder / "model.gguf").write_bytes(gguf_bytes("llama", **{"general.file_type": 15}))
-    client = ollama.Client(start(folder))
-    assert client.generate("tiny", "Once").response == SAID
-    assert prompt_of(engine) == "Once"
-    (model,) = client.list().models
+    with ollama.Client(start(folder)) as client:
+        assert client.generate("tiny", "Once").response == SAID
+        assert prompt_of(engine) == "Once"
+        (model,) = client.list().models
     assert (model.details.quantization_level, model.details.family) == ("Q4_K_M", "llama")
 
 
