@@ -59,7 +59,7 @@ def pick(kernels: Kernels, logits: Tensor, keys: Tensor, temperatures: Tensor) -
 
 
 def sample_allowed(kernels: Kernels, logits: Tensor, masked: MaskedRows) -> list[int]:
-    """Samples masked rows with the native kernels; a early_sampling.SampleAllowed."""
+    """Samples masked rows with the native kernels; an early_sampling.SampleAllowed."""
     tokens: list[int] = kernels.pick(
         logits.contiguous(), masked.keys, masked.temperatures, masked.rows, masked.masks
     ).tolist()

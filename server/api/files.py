@@ -18,7 +18,7 @@ from server.api.openai.pages import ListQuery, ends_of, no_such_item, query_of
 from server.api.openapi import answers, documented_errors, takes_form
 from server.api.services import FilesDep, Services, ServicesDep
 from server.errors import InvalidRequestError, NotFoundError, shorten
-from server.http.body import read_layer_spec
+from server.http.body import read_form
 from server.http.middleware import record_of
 from server.http.responses import json_response
 from server.http.validation import from_validation
@@ -140,7 +140,7 @@ async def _store(request: Request, files: FileStore, max_bytes: int) -> FileReco
     Raises InvalidRequestError, BodyTooLargeError, MediaTypeError, NotStoredError, and ClientDisconnect.
     """
     async with files.draft() as draft:
-        asked = _validated(await read_layer_spec(request, "file", max_bytes, draft.write))
+        asked = _validated(await read_form(request, "file", max_bytes, draft.write))
         _check_content(draft)
         lives_s = LIVES_S if asked.expires_after is None else asked.expires_after.seconds
         return await draft.keep(NewFile(record_of(request).client, asked.file, asked.purpose, lives_s))

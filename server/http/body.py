@@ -87,7 +87,7 @@ Keep = Callable[[bytes], Awaitable[None]]
 """A function that stores the next piece of the file."""
 
 
-async def read_layer_spec(request: Request, file_field: str, max_file_bytes: int, keep: Keep) -> dict[str, str]:
+async def read_form(request: Request, file_field: str, max_file_bytes: int, keep: Keep) -> dict[str, str]:
     """Read a form with a file of at most this size. Returns its fields; the file's value is its filename.
 
     Raises BodyTooLargeError before much more is read, MediaTypeError, InvalidRequestError, ClientDisconnect, and
