@@ -1,9 +1,13 @@
-"""Processes: usable cores and memory, and child processes that start isolated and end with their parent."""
+"""Processes: usable cores and memory, and child processes that start isolated and end with their parent.
+
+`python -P -m model_runner.processes MODULE ARGUMENTS...` runs a module as a child process.
+"""
 
 import ctypes
 import gc
 import math
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -17,8 +21,20 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def isolated_module(name: str) -> tuple[str, ...]:
-    """First words of a command that runs a module in a child process. Plain `-m` would search the working folder."""
-    return sys.executable, "-P", "-m", name
+    """First words of a command that runs a module in a child process that ignores Ctrl-C and SIGTERM.
+
+    Terminals, `timeout` and systemd send these to all processes of a server. Only the parent knows when a child's work
+    is over. They are ignored before the module is imported, which may take seconds. Plain `-m` would search the working
+    folder.
+    """
+    return sys.executable, "-P", "-m", "model_runner.processes", name
+
+
+def _run_module() -> None:
+    """Run the module that `isolated_module` names, with the rest of the arguments."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 def die_with_parent() -> None:
@@ -148,3 +164,7 @@ def can_start_threads(count: int) -> bool:
         for thread in started:
             thread.join()
     return True
+
+
+if __name__ == "__main__":
+    _run_module()

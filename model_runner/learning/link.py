@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from model_runner.models.heads.base import Heads
 from model_runner.processes import Backoff, describe_end, isolated_module
+
+if TYPE_CHECKING:
+    from model_runner.models.heads.base import Heads
 
 EXIT_IMPOSSIBLE = 65
 """Exit code of a learner whose failure a restart would only repeat."""
@@ -152,7 +154,7 @@ class LearnerLink(Protocol):
         """Send a piece, or drop it."""
         ...
 
-    def take_heads(self) -> Heads | None:
+    def take_heads(self) -> "Heads | None":
         """The newest heads since the last call, ready to use; None if there are none."""
         ...
 
@@ -171,7 +173,7 @@ class ProcessLink:
     def __init__(
         self,
         begin: Begin,
-        prepare: Callable[[bytes], Heads],
+        prepare: Callable[[bytes], "Heads"],
         command: tuple[str, ...] = COMMAND,
         backoff: Backoff | None = None,
     ) -> None:
@@ -218,7 +220,7 @@ class ProcessLink:
         except queue.Full:
             self.num_dropped += 1
 
-    def take_heads(self) -> Heads | None:
+    def take_heads(self) -> "Heads | None":
         return self._fresh.pop() if self._fresh else None
 
     def close(self) -> None:

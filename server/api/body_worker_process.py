@@ -7,7 +7,6 @@ import contextlib
 import os
 import pickle
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -39,7 +38,6 @@ _MODELS = 4
 def main() -> None:
     """Serve until the server closes its end of the pipe or dies."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     if os.getppid() != parent:
         return

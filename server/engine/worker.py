@@ -7,7 +7,6 @@ import importlib
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -113,12 +112,6 @@ class SocketChannel:
                 del self._unsent[: self._socket.send(self._unsent)]
 
 
-def detach_from_terminal() -> None:
-    """Ignore Ctrl-C and SIGTERM: the parent lets running requests finish, then sends `Shutdown`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
 def wait_for_load(factory: Factory, channel: SocketChannel) -> EngineConfig | None:
     """Answer plans until there is a configuration to load; None for `Shutdown`."""
     while True:
@@ -157,7 +150,6 @@ def main() -> int:
     parser.add_argument("--factory", required=True, help="module that builds engines")
     parser.add_argument("--warm", action="store_true", help="import what most models need before the first message")
     arguments = parser.parse_args()
-    detach_from_terminal()
     die_with_parent()
     channel = SocketChannel(arguments.socket, arguments.parent)
     factory = cast("Factory", importlib.import_module(arguments.factory))

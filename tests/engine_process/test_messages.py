@@ -164,9 +164,10 @@ def test_a_message_in_the_wrong_direction_is_refused():
     ("modules", "heavy"),
     [
         ("server.engine.worker, server.engine.building", {"torch", "jinja2", "rich"}),
+        ("model_runner.learning.process", {"torch", "numpy"}),
         ("server.engine.process, server.models.spare, server.cli.lifecycle", {"torch", "uvicorn", "starlette"}),
     ],
 )
-def test_what_is_imported_before_the_engine_begins_to_load_is_light(modules: str, heavy: set[str]):
+def test_what_is_imported_before_a_process_begins_its_work_is_light(modules: str, heavy: set[str]):
     code = f"import sys, {modules}; print({heavy} & sys.modules.keys())"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -136,6 +136,18 @@ def test_a_pool_that_closes_ends_its_work_without_an_error_in_the_log(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("one", [signal.SIGINT, signal.SIGTERM])
+def test_signals_of_the_process_group_do_not_end_its_work(ask, pool: WorkerPool, tmp_path: Path, one: signal.Signals):
+    """The server gets them, too: it drains, and ends the workers afterwards."""
+    lasting = tmp_path / "lasting"
+    lasting.touch()
+    pid = ask(process_of, pool=pool).result()
+    running = ask(until_gone, body=str(lasting).encode(), pool=pool)
+    os.kill(pid, one)
+    lasting.unlink()
+    assert running.result() == pid
+
+
 def test_a_bug_is_raised_with_its_trace(ask):
     with pytest.raises(ZeroDivisionError) as caught:
         ask(fail).result()

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -24,29 +23,18 @@ from model_runner.learning.link import (
     decode_from_learner,
     encode,
 )
-from model_runner.learning.process import set_up
+from model_runner.learning.setup import set_up
 from model_runner.learning.store import load_learnt
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.hf_loading import load_config
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.processes import isolated_module
 from model_runner.training.examples import Example
 from model_runner.training.teacher import TargetWeights
 from tests.model_runner.learning.traffic import pieces
 
 SUBJECT = list(range(10, 40))
-COMMAND = [sys.executable, "-P", "-c", """
-import os
-from model_runner.learning import process
-prepare = process.prepare_torch
-def prepare_quickly(threads):
-    assert os.sched_getscheduler(0) == os.SCHED_IDLE
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # tests want an answer on a busy machine, too
-    prepare(threads)
-    from model_runner.learning import learner
-    learner.LEARNING_RATE, learner.BATCH_ROWS, learner.PUBLISH_EVERY_S = 5e-3, 128, 0.0
-process.prepare_torch = prepare_quickly
-process.main()
-"""]  # fmt: skip
+COMMAND = isolated_module("tests.model_runner.learning.quick_learner")
 
 
 class Learner:
