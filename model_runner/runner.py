@@ -244,7 +244,7 @@ class ModelRunner:
 
     def _can_follow(self, context: StepContext, step: RawStep) -> bool:
         """Whether only the sampled tokens, one for each choice, are needed from the step."""
-        if not self._is_async or step.plan is None:
+        if not self._is_async:
             return False
         are_found = len(step.plan.choices - step.plan.with_grammar) == len(context.choices)
         is_recorded = any(map(self._learning.has, context.slots))

@@ -1,4 +1,4 @@
-"""What the learner's process trains, made from the engine's first message."""
+"""The setup of the learner's process, made from the engine's first message."""
 
 from dataclasses import dataclass
 from pathlib import Path

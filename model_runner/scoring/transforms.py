@@ -26,7 +26,7 @@ class RawStep:
     logits: Tensor  # [rows, vocab] float32
     features: Mapping[Feature, Tensor]
     """[T, width] each; includes at least what the transforms need."""
-    plan: EarlySamplingPlan | None = None
+    plan: EarlySamplingPlan
     """The plan of tokens that were already sampled from these logits."""
 
 

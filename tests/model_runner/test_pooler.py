@@ -12,6 +12,7 @@ from model_runner.batch import NO_TOKENS, PooledRows
 from model_runner.contract import Pooling, SamplingParams
 from model_runner.models.features import LAST
 from model_runner.models.loading import ClassificationHead
+from model_runner.sampling.early_sampling import EarlySamplingPlan
 from model_runner.scoring.pooler import NOT_FINITE, Pooler
 from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.verify import Verdict
@@ -35,7 +36,7 @@ def pooled(
         beside = torch.full((2, WIDTH), 1e9)
         features = {LAST: torch.cat([beside, hidden[start:end]])}
         batch = replace(NO_TOKENS, pooled=[rows])
-        step = RawStep(batch, [SamplingParams(), sampling], torch.empty(0, 3), features)
+        step = RawStep(batch, [SamplingParams(), sampling], torch.empty(0, 3), features, EarlySamplingPlan.greedy(0))
         verdicts = pool(step, [choice, choice])
         choice.num_computed = min(end, len(hidden) - 1)
     return verdicts[1]

@@ -10,6 +10,7 @@ from model_runner.batch import Batch, SampleRows
 from model_runner.contract import Contrastive, DoLa, SamplingParams
 from model_runner.draft_tree import DraftTree, chain
 from model_runner.models.features import Feature
+from model_runner.sampling.early_sampling import EarlySamplingPlan
 from model_runner.scoring.transforms import RawStep, Scoring, Share
 from tests.model_runner.batches import Chunk, make_batch
 
@@ -56,7 +57,7 @@ def make_step(sampling: list[SamplingParams]) -> RawStep:
         | {"samples": samples, "logits_index": np.array([3, 4, 5, 6, 7]), "block_tables": [[4], [7, 8], [5]]}
     )
     logits = torch.arange(20.0).view(5, 4)
-    return RawStep(made, sampling, logits, {})
+    return RawStep(made, sampling, logits, {}, EarlySamplingPlan.greedy(5))
 
 
 def test_all_rows_of_those_who_ask_and_no_others() -> None:

@@ -11,6 +11,7 @@ from openai.types import FileObject
 
 from server.app import _lifespan
 from tests.server.helpers import client_of
+from tests.waiting import until
 
 FILES = "/v1/files"
 LINES = b'{"custom_id": "1"}\r\n{"custom_id": "2"}\n'
@@ -47,3 +48,8 @@ async def listed(client: httpx.AsyncClient, **query: Any) -> list[str]:
 def on_disk(data_dir: Path) -> dict[str, bytes]:
     """All files except the database."""
     return {path.name: path.read_bytes() for path in (data_dir / "files").iterdir()}
+
+
+async def until_left(num_files: int, data_dir: Path) -> None:
+    """Wait until only so many files except the database are left. They are not read: they may be deleted meanwhile."""
+    await until(lambda: len(list((data_dir / "files").iterdir())) == num_files)

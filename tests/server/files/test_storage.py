@@ -19,7 +19,7 @@ from server.api import files
 from server.storage import contents
 from server.storage.files import Draft, FilesFullError, FilesTable, FileStore, NewFile, Selection
 from server.storage.storage import NotStoredError, Storage
-from tests.server.files.calling import FILES, LINES, listed, on_disk, running, sent, uploaded
+from tests.server.files.calling import FILES, LINES, listed, on_disk, running, sent, until_left, uploaded
 from tests.server.files.conftest import Clock
 from tests.server.helpers import CHAT, chat, client_of, error_of
 from tests.waiting import until
@@ -115,7 +115,7 @@ async def test_a_crash_leaves_whole_files_or_none(
     app.state.services.storage.close()
     assert len(on_disk(tmp_path)) == 1 + num_left, "the crash leaves something"
     async with running(make_app(data_dir=tmp_path)) as client:
-        await until(lambda: len(on_disk(tmp_path)) == num_left)
+        await until_left(num_left, tmp_path)
         assert await listed(client) == [record.id] * num_left
         assert on_disk(tmp_path) == ({record.id: LINES} if num_left else {})
 
@@ -291,13 +291,13 @@ async def test_expired_files_are_deleted_at_the_start_and_from_time_to_time(
     async with running(make_app(data_dir=tmp_path)) as client:
         made = await uploaded(client)
         clock.now = made["expires_at"]
-        await until(lambda: on_disk(tmp_path) == {})
+        await until_left(0, tmp_path)
         made = await uploaded(client)
     clock.now = made["expires_at"]
     assert len(on_disk(tmp_path)) == 1
     monkeypatch.setattr(files, "SWEEP_S", 3600)
     async with running(make_app(data_dir=tmp_path)):
-        await until(lambda: on_disk(tmp_path) == {})
+        await until_left(0, tmp_path)
 
 
 async def test_a_sweep_that_fails_is_tried_again(
@@ -315,7 +315,7 @@ async def test_a_sweep_that_fails_is_tried_again(
     monkeypatch.setattr(FilesTable, "delete_expired", delete_expired)
     async with running(make_app(data_dir=tmp_path)) as client:
         clock.now = (await uploaded(client))["expires_at"]
-        await until(lambda: on_disk(tmp_path) == {})
+        await until_left(0, tmp_path)
     assert "cannot delete expired files" in caplog.text
 
 
