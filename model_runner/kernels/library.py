@@ -202,23 +202,6 @@ class Kernels:
         """A name of all that the bytes of packed weights depend on, apart from what is packed."""
         return f"{self._path.stem} {self.isa}"
 
-    def restore(
-        self, kind: WeightKind, inputs: int, packed: Tensor, scales: Tensor, bias: Tensor | None = None
-    ) -> NativeWeight:
-        """A weight that kernels of the same layout packed before.
-
-        Args:
-            kind: the weight's.
-            inputs: the weight's.
-            packed: its `packed`, which is not copied and only read, at an address that is a multiple of 64.
-            scales: its `scales`.
-            bias: [outputs], or None.
-
-        Raises:
-            ValueError: if `packed` has another size than such a weight.
-        """
-        return self._weight(CPU.constants("SwWeightKind")[_KINDS[kind]], inputs, packed, scales, bias)
-
     def can_repack(self, block_format: int) -> bool:
         """Whether `repack` supports a block format."""
         return find_block_format(block_format) is not None and self._library.sw_repacked_kind(block_format) >= 0
@@ -270,24 +253,10 @@ class Kernels:
     def _new_weight(
         self, kind: int, outputs: int, inputs: int, bias: Tensor | None, input_order: Tensor | None = None
     ) -> NativeWeight:
-        """A weight with scales of 1 and all else zero."""
-        packed = self._arena.take(self._library.sw_packed_size(self._context, kind, outputs, inputs))
-        return self._weight(kind, inputs, packed, torch.ones(outputs), bias, input_order)
-
-    def _weight(
-        self,
-        kind: int,
-        inputs: int,
-        packed: Tensor,
-        scales: Tensor,
-        bias: Tensor | None,
-        input_order: Tensor | None = None,
-    ) -> NativeWeight:
-        """A weight in the memory of `packed`, with copies of scales [outputs] and bias."""
-        outputs = len(scales)
-        source = pointer(packed, self._library.sw_packed_size(self._context, kind, outputs, inputs))
-        scales = _padded(scales)
-        target = {"packed": source, "scales": pointer(scales, len(scales))}
+        """A weight with scales of 1, a copy of the bias [outputs], and all else zero."""
+        size = self._library.sw_packed_size(self._context, kind, outputs, inputs)
+        packed, scales = self._arena.take(size), _padded(torch.ones(outputs))
+        target = {"packed": pointer(packed, size), "scales": pointer(scales, len(scales))}
         struct = CPU.new("SwWeight", kind=kind, outputs=outputs, inputs=inputs, **target)
         if bias is not None:
             bias = _padded(bias)

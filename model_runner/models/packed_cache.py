@@ -1,12 +1,11 @@
 """Packed weights on disk: the first start writes them, later starts read them.
 
-A file has the weights that one model packs from plain numbers, in one kind and layout. It begins with `_MAGIC`, the
-size of a JSON header (uint64, little endian) and the header. Each weight follows at a multiple of 4 KiB: its packed
-bytes, then at a multiple of 64 its float32 scales.
+A safetensors file has the weights that one model packs from plain numbers, in one kind and layout. The Nth of them, in
+the order in which the model packs them, are the tensors `N.packed` (bytes) and `N.scales` (float32).
 
-The header follows from the model, the checkpoint's files, the kernels and this code. A file is read only if it begins
-with exactly the expected header, and its name ends with a hash of it. Nothing here is ever needed: whatever goes wrong,
-weights are packed in memory.
+The header, with its metadata, follows from the model, the checkpoint's files, the kernels and this code. A file is read
+only if it begins with exactly the expected header, and its name ends with a hash of it. Nothing here is ever needed:
+whatever goes wrong, weights are packed in memory.
 """
 
 import errno
@@ -22,21 +21,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch
 from torch import Tensor
 
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kernels.library_folder import check_owner, locked, opened
-from model_runner.kernels.memory import huge_pages
 from model_runner.models.loading import checkpoint_files
 from model_runner.models.model_spec import ModelSpec
 from model_runner.models.native_packer import NativePacker
@@ -56,34 +54,21 @@ _RESERVE = 10 << 30
 """Bytes of the disk that are left free, at most; fewer if the file is smaller itself."""
 _SHARE = 4
 """The files together take at most one part of the disk's size in so many."""
-_MAGIC = b"SWPACK\0\1"
-_ALIGNMENT = 4096
-_SCALES_ALIGNMENT = 64
 _NOT_CACHED = "Packed weights are not cached, so the next start packs them again: %s"
-_PIECE = 16 << 20
+_PACKED_AGAIN = "Weights are packed again: %s"
+_PIECE = 2 << 20
 """Bytes that a thread reads at once."""
 _READERS = 4
 _CODE = ("kernels", "models", "gguf")
 """Subpackages that lead from a checkpoint to packed weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A weight of the file. Offsets begin after the header."""
+class PackedShape(NamedTuple):
+    """A weight of the file."""
 
     kind: WeightKind
     outputs: int
     inputs: int
-    packed: int
-    """Offset of the packed bytes."""
-    scales: int
-    """Offset of the scales."""
-    end: int
-    """Offset after the scales."""
-
-    def is_of(self, kind: WeightKind, weight: NativeWeight | Linear) -> bool:
-        """Whether it is the place of such a weight."""
-        return (self.kind, self.outputs, self.inputs) == (kind, weight.outputs, weight.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +94,11 @@ class FilePlan:
 
     name: str
     header: bytes
-    start: int
-    """Size of the header and of what fills it up."""
-    sections: Sequence[Section]
+    weights: Sequence[PackedShape]
+    """In the order of the file."""
+    size: int
+    """Bytes of the file."""
     listing: Listing
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self.start + self.sections[-1].end
 
 
 @contextmanager
@@ -127,9 +108,9 @@ def cached(packer: NativePacker, spec: ModelSpec, listing: Listing, folder: Path
     It is the same packer if the model is small, or the cache cannot be used; the log says why.
 
     Args:
-        packer: packs the linears of `form`, in their order, and the head in int8.
+        packer: packs the linears of `spec`, in their order, and the head in int8.
         spec: the model.
-        listing: its files, from before the form was read, so that it is not newer than what is packed.
+        listing: its files, from before the specification was read, so that it is not newer than what is packed.
         folder: the cache folder.
     """
     weights = _open(packer, spec, listing, folder / FOLDER)
@@ -139,24 +120,16 @@ def cached(packer: NativePacker, spec: ModelSpec, listing: Listing, folder: Path
     try:
         yield replace(packer, cache=weights)
     finally:
-        if isinstance(weights, _Writer):
-            weights.end()
+        weights.end()
 
 
 def _open(packer: NativePacker, spec: ModelSpec, listing: Listing, folder: Path) -> "_Reader | _Writer | None":
-    sections = _sections(packer, spec)
-    if not sections or sections[-1].end < SMALLEST or listing.digest is None:
+    if listing.digest is None or (plan := _plan(packer, spec, listing)) is None:
         return None
-    plan = _plan(packer.kernels, sections, listing)
     try:
         with opened(folder) as descriptor:
-            begin = time.perf_counter()
-            if (memory := _load(plan, folder, descriptor)) is not None:
-                seconds = time.perf_counter() - begin
-                logger.info(
-                    "cache      %s of packed weights read from %s in %.1f s", _gib(plan.size), plan.name, seconds
-                )
-                return _Reader(packer.kernels, plan, memory)
+            if (file := _find(plan, folder, descriptor)) is not None:
+                return _Reader(packer.kernels, plan, file)
             with locked(descriptor):
                 return _begin_writing(plan, folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: the system gives no more threads
@@ -164,54 +137,84 @@ def _open(packer: NativePacker, spec: ModelSpec, listing: Listing, folder: Path)
         return None
 
 
-def _sections(packer: NativePacker, spec: ModelSpec) -> list[Section]:
-    """The weights that the model packs from plain numbers, with offsets after the header."""
-    sections: list[Section] = []
-    end = 0
+def _plan(packer: NativePacker, spec: ModelSpec, listing: Listing) -> FilePlan | None:
+    """Describe the file that the model must have, with the weights that it packs from plain numbers; None if small."""
     *inner, head = spec.linears
+    weights: list[PackedShape] = []
+    tensors, end = {}, 0
     for own, linear in [*((packer, linear) for linear in inner), (packer.in_int8, head)]:
-        if (kind := own.dense_kind(linear)) is not None:
-            packed = _up(end, _ALIGNMENT)
-            scales = _up(packed + own.num_bytes(linear), _SCALES_ALIGNMENT)
-            end = scales + linear.outputs * torch.float32.itemsize
-            sections.append(Section(kind, linear.outputs, linear.inputs, packed, scales, end))
-    return sections
-
-
-def _plan(kernels: Kernels, sections: Sequence[Section], listing: Listing) -> FilePlan:
-    """Describe the file that the model must have."""
-    content = {
+        if (kind := own.dense_kind(linear)) is None:
+            continue
+        for part, dtype, count, size in (
+            ("packed", "I8", own.num_bytes(linear), 1),
+            ("scales", "F32", linear.outputs, torch.float32.itemsize),
+        ):
+            place = [end, end := end + count * size]
+            tensors[f"{len(weights)}.{part}"] = {"dtype": dtype, "shape": [count], "data_offsets": place}
+        weights.append(PackedShape(kind, linear.outputs, linear.inputs))
+    if end < SMALLEST:
+        return None
+    metadata = {
         "checkpoint": listing.digest,
         "code": _code_digest(),
-        "layout": kernels.layout,
-        "sections": [[one.kind, one.outputs, one.inputs, one.packed, one.scales] for one in sections],
+        "layout": packer.kernels.layout,
+        "weights": json.dumps(weights),
     }
-    text = json.dumps(content).encode()
-    header = _MAGIC + struct.pack("<Q", len(text)) + text
-    start = _up(len(header), _ALIGNMENT)
+    text = json.dumps({"__metadata__": metadata, **tensors}).encode()
+    header = struct.pack("<Q", len(text)) + text
     model = listing.model
-    place = model.parents[1] if model.parent.name == "snapshots" else model  # as the hub names folders
-    title = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name.removeprefix("models--"))[:100]
+    origin = model.parents[1] if model.parent.name == "snapshots" else model  # as the hub names folders
+    title = re.sub(r"[^A-Za-z0-9._-]+", "_", origin.name.removeprefix("models--"))[:100]
     name = f"{title}-{hashlib.sha256(header).hexdigest()[:16]}{ENDING}"
-    return FilePlan(name, header, start, sections, listing)
+    return FilePlan(name, header, weights, len(header) + end, listing)
 
 
 class _Reader:
-    """Implements WeightCache on the bytes of a file."""
+    """Implements WeightCache on a file.
 
-    def __init__(self, kernels: Kernels, plan: FilePlan, memory: Tensor) -> None:
+    Weights are copied to huge pages: mapped, they would be in small ones, and decoding would be slower.
+    """
+
+    def __init__(self, kernels: Kernels, plan: FilePlan, file: BufferedReader) -> None:
+        """Takes over the open file."""
         self._kernels = kernels
-        self._sections = iter(plan.sections)
-        self._memory = memory[plan.start :]
+        self._plan = plan
+        self._file = file
+        self._weights = iter(plan.weights)
+        self._at = len(plan.header)
+        self._threads = ThreadPoolExecutor(_READERS)
+        self._begin = time.perf_counter()
 
     def obtain(self, kind: WeightKind, linear: Linear, pack: Callable[[], NativeWeight]) -> NativeWeight:
-        section = next(self._sections, None)
-        if section is None or not section.is_of(kind, linear):
+        if next(self._weights, None) != (kind, linear.outputs, linear.inputs):
             return pack()
-        size = self._kernels.packed_bytes(kind, linear.outputs, linear.inputs)
-        packed = self._memory[section.packed : section.packed + size]
-        scales = self._memory[section.scales : section.end].view(torch.float32)
-        return self._kernels.restore(kind, linear.inputs, packed, scales, linear.bias)
+        weight = self._kernels.start(kind, linear.outputs, linear.inputs, linear.bias)
+        try:
+            self._read(weight.packed)
+            self._read(weight.scales)
+        except (OSError, RuntimeError) as error:  # RuntimeError: the system gives no more threads
+            logger.warning(_PACKED_AGAIN, error)
+            self._weights = iter(())
+            return pack()
+        return weight
+
+    def end(self) -> None:
+        self._threads.shutdown()
+        self._file.close()
+        size, seconds = _gib(self._plan.size), time.perf_counter() - self._begin
+        logger.info("cache      %s of packed weights read from %s in %.1f s", size, self._plan.name, seconds)
+
+    def _read(self, tensor: Tensor) -> None:
+        """Read the next tensor of the file."""
+        content = tensor.numpy().data.cast("B")
+        parts = [content[start : start + _PIECE] for start in range(0, len(content), _PIECE)]
+        counts = self._threads.map(self._read_part, parts, range(self._at, self._at + len(content), _PIECE))
+        self._at += len(content)
+        if sum(counts) != len(content):
+            raise OSError(errno.EIO, "the file ends early", self._plan.name)
+
+    def _read_part(self, part: memoryview, offset: int) -> int:
+        return os.preadv(self._file.fileno(), [part], offset)
 
 
 class _Writer:
@@ -255,15 +258,12 @@ class _Writer:
         """Write the whole file, durably. Returns False if the model is not as planned, or its files changed."""
         file, plan = self._file, self._plan
         file.write(plan.header)
-        for section in plan.sections:
+        for expected in plan.weights:
             given = self._weights.get()
-            if given is None or not section.is_of(*given):
+            if given is None or (given[0], given[1].outputs, given[1].inputs) != expected:
                 return False
-            weight = given[1]
-            file.seek(plan.start + section.packed)
-            file.write(weight.packed.numpy().data)
-            file.seek(plan.start + section.scales)
-            file.write(weight.scales.numpy().data)
+            file.write(given[1].packed.numpy().data)
+            file.write(given[1].scales.numpy().data)
         if self._weights.get() is not None or Listing.of(plan.listing.model) != plan.listing:
             return False
         file.flush()
@@ -271,46 +271,26 @@ class _Writer:
         return True
 
 
-def _load(plan: FilePlan, folder: Path, descriptor: int) -> Tensor | None:
-    """The bytes of the model's file; None if there is no file, or it is not as planned."""
+def _find(plan: FilePlan, folder: Path, descriptor: int) -> BufferedReader | None:
+    """The model's open file; None if there is no file, or it is not as planned."""
     path = folder / plan.name
     try:
-        with open(os.open(plan.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=descriptor), "rb") as file:  # noqa: PTH123
-            status = os.fstat(file.fileno())
+        with ExitStack() as stack:
+            descriptor = os.open(plan.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=descriptor)
+            file = stack.enter_context(open(descriptor, "rb"))  # noqa: PTH123
+            status = os.fstat(descriptor)
             check_owner(path, status)
             if status.st_size != plan.size or file.read(len(plan.header)) != plan.header:
-                logger.warning("%s is damaged, so the weights are packed again", path)
-                return None
+                raise OSError(errno.EIO, "it is damaged", str(path))
             with suppress(OSError):  # the time of the last use, which a folder that is only read does not keep
-                os.utime(file.fileno())
-            return _read(file, plan.size)
+                os.utime(descriptor)
+            stack.pop_all()
+            return file
     except FileNotFoundError:
         return None
     except OSError as error:  # also if another user can write to it, or it is a link
-        logger.warning("Weights are packed again: %s", error)
+        logger.warning(_PACKED_AGAIN, error)
         return None
-
-
-def _read(file: BufferedReader, size: int) -> Tensor:
-    """The bytes of a file, in huge pages: mapped, they would be in small ones, and decoding would be slower.
-
-    Raises OSError if there are fewer than `size`.
-    """
-    memory = huge_pages(size)
-    content = memory.numpy().data
-
-    def read(start: int) -> None:
-        end = min(start + _PIECE, size)
-        while start < end:
-            count = os.preadv(file.fileno(), [content[start:end]], start)
-            if count == 0:
-                raise OSError(errno.EIO, "the file ends early", file.name)
-            start += count
-
-    with ThreadPoolExecutor(_READERS) as readers:
-        for _ in readers.map(read, range(0, size, _PIECE)):
-            pass
-    return memory
 
 
 def _begin_writing(plan: FilePlan, folder: Path) -> _Writer | None:
@@ -380,10 +360,6 @@ def _code_digest() -> str:
         for path in sorted((package / part).rglob("*.py")):
             digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def _up(offset: int, step: int) -> int:
-    return -(-offset // step) * step
 
 
 def _gib(num_bytes: int) -> str:

@@ -1,5 +1,6 @@
 """The cache of packed weights: what it saves, and that it never changes a model."""
 
+import itertools
 import os
 import shutil
 import threading
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from model_runner.config import Quantization, RunnerConfig
@@ -132,15 +134,40 @@ def test_the_file_is_listed_and_logged(model: Path, folder: Path, caplog: pytest
     assert f"0.0 GiB of packed weights read from {name} in " in caplog.text
 
 
-@pytest.mark.parametrize("piece", [1 << 12, 1 << 20])
-def test_a_file_is_read_in_pieces(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_cache, "_PIECE", piece)
-    content = bytes(range(251)) * 100
-    (tmp_path / "file").write_bytes(content)
-    with (tmp_path / "file").open("rb") as file:
-        assert packed_cache._read(file, len(content)).numpy().tobytes() == content
-        with pytest.raises(OSError, match="the file ends early"):
-            packed_cache._read(file, len(content) + 1)
+def test_the_file_is_safetensors(model: Path, folder: Path) -> None:
+    _, spec, _ = parts_of(model)
+    logits_of(model)
+    (name,) = files(folder)
+    with safe_open(folder / name, framework="pt") as file:
+        assert file.metadata().keys() == {"checkpoint", "code", "layout", "weights"}
+        assert len(file.keys()) == 2 * len(spec.linears)
+        for number, linear in enumerate(spec.linears):
+            assert file.get_tensor(f"{number}.packed").dtype == torch.int8
+            assert file.get_tensor(f"{number}.scales").shape == (linear.outputs,)
+
+
+def test_a_file_is_read_in_pieces(
+    model: Path, folder: Path, packed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = logits_of(model)
+    monkeypatch.setattr(packed_cache, "_PIECE", 1 << 10)
+    packed.clear()
+    assert torch.equal(logits_of(model), first)
+    assert not packed
+
+
+@pytest.mark.parametrize("failing", [0, 1, 7])
+def test_a_file_that_cannot_be_read_to_its_end_only_costs_time(
+    failing: int, model: Path, packed: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = logits_of(model)
+    calls = itertools.count()
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *given: 0 if next(calls) == failing else read(*given))
+    packed.clear()
+    assert torch.equal(logits_of(model), first)
+    assert packed
+    assert "packed again: [Errno 5] the file ends early" in caplog.text
 
 
 def test_small_models_are_not_cached(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
