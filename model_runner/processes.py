@@ -9,6 +9,7 @@ import math
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,22 +19,35 @@ from pathlib import Path
 from typing import Literal
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that terminals, `timeout` and systemd send to all processes of a server."""
 
 
 def isolated_module(name: str) -> tuple[str, ...]:
-    """First words of a command that runs a module in a child process that ignores Ctrl-C and SIGTERM.
+    """First words of a command that runs a module in a child process that ignores SIGINT and SIGTERM.
 
-    Terminals, `timeout` and systemd send these to all processes of a server. Only the parent knows when a child's work
-    is over. They are ignored before the module is imported, which may take seconds. Plain `-m` would search the working
-    folder.
+    Only the parent knows when a child's work is over. The signals are ignored before the module is imported, which may
+    take seconds. Plain `-m` would search the working folder.
     """
     return sys.executable, "-P", "-m", "model_runner.processes", name
 
 
+def start_isolated(command: Sequence[str], descriptor: int) -> "subprocess.Popen[bytes]":
+    """Start a command that begins with an `isolated_module`, and that inherits this descriptor. Raises OSError.
+
+    SIGINT and SIGTERM are blocked until they are ignored, so that none ends the process before.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _run_module() -> None:
     """Run the module that `isolated_module` names, with the rest of the arguments."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for one in _GROUP_SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
     runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 

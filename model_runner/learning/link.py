@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from model_runner.processes import Backoff, describe_end, isolated_module
+from model_runner.processes import Backoff, describe_end, isolated_module, start_isolated
 
 if TYPE_CHECKING:
     from model_runner.models.heads.base import Heads
@@ -237,9 +237,7 @@ class ProcessLink:
         with theirs:
             options = ["--connection", str(theirs.fileno()), "--parent", str(os.getpid())]
             try:
-                self._process = subprocess.Popen(
-                    [*self._command, *options], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-                )
+                self._process = start_isolated([*self._command, *options], theirs.fileno())
             except OSError:
                 ours.close()
                 raise

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from model_runner.processes import describe_end, isolated_module
+from model_runner.processes import describe_end, isolated_module, start_isolated
 from model_runner.runner_interface import RunnerInfo
 from server.api.fields.rules import LENIENT, NOT_LENIENT
 from server.config import Settings
@@ -491,7 +491,7 @@ class _Worker:
         ours, theirs = Pipe()
         with theirs:
             command = [*isolated_module("server.api.body_worker_process"), str(theirs.fileno()), str(os.getpid())]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            self._process = start_isolated(command, theirs.fileno())
         self._connection = ours
         return ours
 

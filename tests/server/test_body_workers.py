@@ -137,11 +137,15 @@ def test_a_pool_that_closes_ends_its_work_without_an_error_in_the_log(
 
 
 @pytest.mark.parametrize("one", [signal.SIGINT, signal.SIGTERM])
-def test_signals_of_the_process_group_do_not_end_its_work(ask, pool: WorkerPool, tmp_path: Path, one: signal.Signals):
+def test_signals_of_the_process_group_do_not_end_a_worker(ask, pool: WorkerPool, tmp_path: Path, one: signal.Signals):
     """The server gets them, too: it drains, and ends the workers afterwards."""
     lasting = tmp_path / "lasting"
     lasting.touch()
-    pid = ask(process_of, pool=pool).result()
+    begun = ask(process_of, pool=pool)
+    while not pool.pids:
+        time.sleep(0.001)
+    os.kill(pool.pids[0], one)  # it has hardly started
+    pid = begun.result()
     running = ask(until_gone, body=str(lasting).encode(), pool=pool)
     os.kill(pid, one)
     lasting.unlink()
