@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,50 +12,12 @@ from torch import Tensor
 from model_runner.gguf.architectures import architecture_of, read_config
 from model_runner.gguf.header import read_gguf
 from model_runner.gguf.parameters import read_parameters
-from model_runner.gguf.weights import Parameter, Source, unpack
+from model_runner.gguf.weights import Parameter, Source
 from model_runner.kernels.block_formats import BF16, BLOCK_FORMATS, F16, F32
-from model_runner.models.parameters import Blocks, DenseMatrix, Matrix
+from model_runner.models.parameters import BlockMatrix, Blocks, DenseMatrix, Matrix
 from model_runner.models.safetensors_files import FileMatrix, MappedFile
 
 _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMatrix:
-    """Implements Matrix for rows of blocks in a file."""
-
-    file: MappedFile
-    offset: int
-    """Bytes from the beginning of the file."""
-    shape: tuple[int, int]
-    block_format: int
-    """The number of ggml's type."""
-    order: Tensor | None = None
-    """int32 [outputs]: the stored row of each output; None: in order."""
-    input_order: Tensor | None = None
-    """int32 [inputs]: the input of each stored column; None: in order."""
-
-    def blocks(self) -> Blocks:
-        outputs, row = self.shape[0], self._row_bytes
-        rows = self.file.read(self.offset, outputs * row).view(outputs, row)
-        return Blocks(self.block_format, rows, self.order, input_order=self.input_order)
-
-    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
-        stored = self.blocks().rows
-        rows = stored[start:stop] if self.order is None else stored[self.order[start:stop].long()]
-        values = torch.from_numpy(unpack(rows.numpy(), self.block_format))
-        return values if self.input_order is None else values[:, self.input_order.long().argsort()]
-
-    def drop(self, start: int, stop: int) -> None:
-        if self.order is None:
-            stop = min(stop, self.shape[0])
-            self.file.drop(self.offset + start * self._row_bytes, (stop - start) * self._row_bytes)
-        elif stop >= self.shape[0]:
-            self.file.drop(self.offset, self.shape[0] * self._row_bytes)
-
-    @property
-    def _row_bytes(self) -> int:
-        return BLOCK_FORMATS[self.block_format].row_bytes(self.shape[1])
 
 
 class GgufCheckpoint:
@@ -130,5 +92,12 @@ class GgufCheckpoint:
         dtype = _FLOATS.get(tensor.block_format)
         if dtype is not None and source.order is None and source.input_order is None:
             return FileMatrix(file, offset, (rows, width), dtype)
-        orders = (None if one is None else torch.from_numpy(one).int() for one in (source.order, source.input_order))
-        return BlockMatrix(file, offset, (rows, width), tensor.block_format, *orders)
+        order, input_order = (
+            None if one is None else torch.from_numpy(one).int() for one in (source.order, source.input_order)
+        )
+        stored = FileMatrix(file, offset, (rows, row_bytes), torch.uint8)
+
+        def load() -> Blocks:
+            return Blocks(tensor.block_format, stored.read(), order, input_order=input_order)
+
+        return BlockMatrix((rows, width), tensor.block_format, load, [stored])

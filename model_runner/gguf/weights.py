@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from model_runner.gguf.header import GgufFile, GgufTensor
-from model_runner.kernels.block_formats import BLOCK_FORMATS, F32
+from model_runner.kernels.block_formats import BLOCK_FORMATS, F32, Q4_ZERO
 from model_runner.models.refusal import UnsupportedModelError, few
 
 Array = npt.NDArray[Any]
+_Q4_ZERO_BYTES = 19
+"""Of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,12 @@ def unpack(rows: npt.NDArray[np.uint8], block_format: int) -> Array:
     """uint8 [n, bytes of a row] -> float32 [n, width], where the kernels cannot do it."""
     if block_format == F32:
         return rows.view(np.float32)
+    if block_format == Q4_ZERO:
+        blocks = rows.reshape(len(rows), -1, _Q4_ZERO_BYTES)
+        scales, zeros, pairs = blocks[..., :2].copy().view(np.float16), blocks[..., 2:3], blocks[..., 3:]
+        levels = np.concatenate((pairs & 15, pairs >> 4), -1).astype(np.float32) - zeros
+        values: Array = (levels * scales.astype(np.float32)).reshape(len(rows), -1)
+        return values
     from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415 - takes 0.1 s, and is hardly ever needed
 
     unpacked: Array = dequantize(rows, GGMLQuantizationType(block_format))

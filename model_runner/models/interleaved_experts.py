@@ -4,15 +4,22 @@ Checkpoints store gate_up as [experts, hidden, 2 * intermediate], where outputs 
 in MXFP4, as blocks [experts, outputs, inputs / 32, 16] uint8 with scales [experts, outputs, inputs / 32] uint8.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from model_runner.gguf.weights import unpack
-from model_runner.models.parameters import Blocks, Checkpoint, Matrix
+from model_runner.models.parameters import (
+    BlockMatrix,
+    Blocks,
+    Checkpoint,
+    DenseMatrix,
+    DerivedCheckpoint,
+    MadeTensor,
+    Matrix,
+)
 
 _MXFP4 = 39
 """Block format: a scale, then 16 bytes; byte j has weight j in its lower half and weight j + 16 in its upper half."""
@@ -35,8 +42,21 @@ def _alternate(tensor: Tensor) -> Tensor:
 
 def deinterleave_experts(stored: Checkpoint) -> Checkpoint:
     """The checkpoint; its experts in the usual order if it stores them as gpt-oss does."""
-    endings = tuple(f"{_GATE_UP}{part}" for part in (_BLOCKS, _BIAS))
-    return InterleavedExperts(stored) if any(name.endswith(endings) for name in stored.shapes) else stored
+    if not any(name.endswith((f"{_GATE_UP}{_BLOCKS}", f"{_GATE_UP}{_BIAS}")) for name in stored.shapes):
+        return stored
+    made: dict[str, MadeTensor] = {}
+    parts: set[str] = set()
+    for name, shape in stored.shapes.items():
+        weight = name.removesuffix(_BLOCKS)
+        if weight != name and weight.endswith(_WEIGHTS):
+            parts |= {name, f"{weight}{_SCALES}"}
+            made[weight] = MadeTensor((*shape[:2], shape[2] * _BLOCK), partial(_in_mxfp4, stored, weight))
+        elif name.endswith(_WEIGHTS):
+            experts, inputs, outputs = shape
+            made[name] = MadeTensor((experts, outputs, inputs), partial(_transposed, stored, name))
+        elif name.endswith(f"{_GATE_UP}{_BIAS}"):
+            made[name] = MadeTensor(shape, partial(_bias, stored, name))
+    return DerivedCheckpoint(stored, made, parts)
 
 
 def as_modules(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -75,69 +95,36 @@ class TransposedMatrix:
             self.stored.drop(0, self.stored.shape[0])
 
 
-class Mxfp4Matrix:
-    """Implements Matrix for a weight in MXFP4, which is read as a whole, and kept until its last row is dropped."""
-
-    block_format = _MXFP4
-
-    def __init__(self, pairs: Matrix, scales: Matrix, order: Tensor | None) -> None:
-        """Takes pairs [outputs, inputs / 2] and scales [outputs, inputs / 32]; `order` as in Blocks."""
-        self.shape = (pairs.shape[0], 2 * pairs.shape[1])
-        self._pairs, self._scales = pairs, scales
-        self._order = order
-        self._kept: Tensor | None = None
-
-    def blocks(self) -> Blocks:
-        if self._kept is None:
-            pairs = self._pairs.read().view(self.shape[0], -1, _BLOCK // 2)
-            in_order = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)  # byte j has weights 2j and 2j + 1
-            first, second = in_order.chunk(2, dim=-1)
-            scales = self._scales.read().unsqueeze(-1)
-            self._kept = torch.cat((scales, first | second << 4), dim=-1).flatten(1)
-        return Blocks(_MXFP4, self._kept, self._order)
-
-    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
-        blocks = self.blocks()
-        rows = blocks.rows if self._order is None else blocks.rows[self._order.long()]
-        return torch.from_numpy(unpack(rows[start:stop].numpy(), _MXFP4))
-
-    def drop(self, start: int, stop: int) -> None:
-        if stop >= self.shape[0]:
-            self._kept = None
-            for stored in (self._pairs, self._scales):
-                stored.drop(0, stored.shape[0])
+def _order(name: str, outputs: int) -> Tensor | None:
+    """int32 [outputs]: the stored output of each of a weight's; None: they are in order."""
+    return _gate_first(outputs).int() if name.endswith(_GATE_UP) else None
 
 
-class InterleavedExperts:
-    """Implements Checkpoint on one whose experts are stored as gpt-oss's."""
+def _transposed(stored: Checkpoint, name: str) -> list[list[Matrix]]:
+    order = _order(name, stored.shapes[name][2])
+    return [[TransposedMatrix(matrix, order)] for (matrix,) in stored.matrices(name)]
 
-    def __init__(self, stored: Checkpoint) -> None:
-        self._stored = stored
 
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, shape in self._stored.shapes.items():
-            if name.endswith(tuple(f"{weight}{_BLOCKS}" for weight in _WEIGHTS)):
-                shapes[name.removesuffix(_BLOCKS)] = (*shape[:2], shape[2] * _BLOCK)
-            elif name.endswith(_WEIGHTS):
-                experts, inputs, outputs = shape
-                shapes[name] = (experts, outputs, inputs)
-            elif not name.endswith(tuple(f"{weight}{_SCALES}" for weight in _WEIGHTS)):
-                shapes[name] = shape
-        return shapes
+def _bias(stored: Checkpoint, name: str) -> list[list[Matrix]]:
+    tensor = stored.tensor(name)
+    return [[DenseMatrix(tensor[:, _gate_first(tensor.shape[1])])]]
 
-    def tensor(self, name: str) -> Tensor:
-        if name.endswith(_WEIGHTS):
-            return torch.stack([matrix.read() for [matrix] in self.matrices(name)])
-        tensor = self._stored.tensor(name)
-        return tensor[:, _gate_first(tensor.shape[1])] if name.endswith(f"{_GATE_UP}{_BIAS}") else tensor
 
-    def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
-        if not name.endswith(_WEIGHTS):
-            return self._stored.matrices(name)
-        order = _gate_first(self.shapes[name][1]).int() if name.endswith(_GATE_UP) else None
-        if name in self._stored.shapes:
-            return [[TransposedMatrix(stored, order)] for [stored] in self._stored.matrices(name)]
-        parts = (self._stored.matrices(f"{name}{part}") for part in (_BLOCKS, _SCALES))
-        return [[Mxfp4Matrix(pairs, scales, order)] for [pairs], [scales] in zip(*parts, strict=True)]
+def _in_mxfp4(stored: Checkpoint, name: str) -> list[list[Matrix]]:
+    parts = (stored.matrices(f"{name}{part}") for part in (_BLOCKS, _SCALES))
+    order = _order(name, stored.shapes[f"{name}{_BLOCKS}"][1])
+    return [[_mxfp4_matrix(pairs, scales, order)] for (pairs,), (scales,) in zip(*parts, strict=True)]
+
+
+def _mxfp4_matrix(pairs: Matrix, scales: Matrix, order: Tensor | None) -> BlockMatrix:
+    """Takes pairs [outputs, inputs / 2] and scales [outputs, inputs / 32]; `order` as in Blocks."""
+    outputs = pairs.shape[0]
+
+    def load() -> Blocks:
+        stored = pairs.read().view(outputs, -1, _BLOCK // 2)
+        in_order = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(-2)  # byte j has weights 2j and 2j + 1
+        first, second = in_order.chunk(2, dim=-1)
+        rows = torch.cat((scales.read().unsqueeze(-1), first | second << 4), dim=-1).flatten(1)
+        return Blocks(_MXFP4, rows, order)
+
+    return BlockMatrix((outputs, 2 * pairs.shape[1]), _MXFP4, load, (pairs, scales))

@@ -16,8 +16,7 @@ from model_runner.kernels.library import INT4_BITS, ROTATED_BLOCK, WeightKind
 from model_runner.kv_cache import KVShape
 from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.parameters import Checkpoint
-from model_runner.models.quantized_checkpoint import QuantizedCheckpoint
-from model_runner.models.quantized_linears import LinearReader
+from model_runner.models.quantized_linears import LinearReader, as_weights
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.safetensors_files import SafetensorsCheckpoint
 from model_runner.models.safetensors_head import weight_files
@@ -96,7 +95,7 @@ def open_checkpoint(folder: Path, reader: LinearReader | None = None) -> Checkpo
     checkpoint = SafetensorsCheckpoint(folder)
     if not checkpoint.shapes:
         return None
-    return deinterleave_experts(checkpoint) if reader is None else QuantizedCheckpoint(checkpoint, reader)
+    return deinterleave_experts(checkpoint) if reader is None else as_weights(checkpoint, reader)
 
 
 def gguf_file_of(folder: Path) -> Path | None:

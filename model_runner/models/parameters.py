@@ -3,13 +3,14 @@
 A checkpoint may hold more than memory does in float32, so that a matrix is a place in a file until its rows are read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from model_runner.gguf.weights import unpack
 from model_runner.models.refusal import UnsupportedModelError, few
 
 
@@ -26,6 +27,14 @@ class Blocks:
     """[outputs] float32: factors of the blocks' values."""
     input_order: Tensor | None = None
     """[inputs] int32: the input of each column; None: in order."""
+
+    def dense(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Outputs [start, stop) in float32, with their inputs in order."""
+        rows = self.rows[start:stop] if self.order is None else self.rows[self.order[start:stop].long()]
+        values = torch.from_numpy(unpack(rows.numpy(), self.block_format))
+        if self.output_scales is not None:
+            values = values * self.output_scales[start:stop, None]
+        return values if self.input_order is None else values[:, self.input_order.long().argsort()]
 
 
 class Matrix(Protocol):
@@ -76,6 +85,34 @@ class DenseMatrix:
         """Nothing to do: the tensor stays."""
 
 
+@dataclass(slots=True)
+class BlockMatrix:
+    """Implements Matrix for blocks that are read as a whole, and kept until their last row is dropped."""
+
+    shape: tuple[int, int]
+    block_format: int
+    load: Callable[[], Blocks]
+    sources: Sequence[Matrix] = ()
+    """Matrices with the same rows that the blocks are read from."""
+    _kept: Blocks | None = None
+
+    def blocks(self) -> Blocks:
+        if self._kept is None:
+            self._kept = self.load()
+        return self._kept
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.blocks().dense(start, stop)
+
+    def drop(self, start: int, stop: int) -> None:
+        is_ordered, is_last = self._kept is not None and self._kept.order is not None, stop >= self.shape[0]
+        for source in self.sources:
+            if is_last or not is_ordered:
+                source.drop(0 if is_ordered else start, stop)
+        if is_last:
+            self._kept = None
+
+
 class Checkpoint(Protocol):
     """The tensors of a model."""
 
@@ -112,6 +149,36 @@ class TensorCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeTensor:
+    """A tensor of a model that a checkpoint stores in another form."""
+
+    shape: tuple[int, ...]
+    matrices: Callable[[], Sequence[Sequence[Matrix]]]
+    """Returns what `Checkpoint.matrices` does, with one matrix for each expert."""
+
+
+class DerivedCheckpoint:
+    """Implements Checkpoint on another, of whose tensors some stand for tensors of the model."""
+
+    def __init__(self, stored: Checkpoint, made: Mapping[str, MadeTensor], parts: Collection[str]) -> None:
+        """Takes the tensors that are made, by name, and the names of the stored ones that they are made of."""
+        self._stored = stored
+        self._made = made
+        own = {name: shape for name, shape in stored.shapes.items() if name not in parts}
+        self.shapes = {**own, **{name: tensor.shape for name, tensor in made.items()}}
+
+    def tensor(self, name: str) -> Tensor:
+        if (made := self._made.get(name)) is None:
+            return self._stored.tensor(name)
+        parts = [matrix.read() for (matrix,) in made.matrices()]
+        return torch.stack(parts) if len(made.shape) > 2 else parts[0]
+
+    def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
+        made = self._made.get(name)
+        return self._stored.matrices(name) if made is None else made.matrices()
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """A linear layer."""
 
@@ -137,51 +204,19 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderedMatrix:
-    """Implements Matrix for some outputs of another, in an order of their own."""
+class DerivedMatrix:
+    """Implements Matrix for outputs of another, in an order of their own or multiplied by factors."""
 
     stored: Matrix
-    order: Tensor
-    """[outputs] int32: the stored output of each."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.order), self.stored.shape[1]
-
-    @property
-    def block_format(self) -> int | None:
-        return self.stored.block_format
-
-    def blocks(self) -> Blocks | None:
-        blocks = self.stored.blocks()
-        if blocks is None:
-            return None
-        order, scales = self.order.long(), blocks.output_scales
-        return replace(
-            blocks,
-            order=self.order if blocks.order is None else blocks.order[order].contiguous(),
-            output_scales=None if scales is None else scales[order].contiguous(),
-        )
-
-    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
-        return self.stored.read()[self.order[start:stop].long()]
-
-    def drop(self, start: int, stop: int) -> None:
-        if stop >= self.shape[0]:
-            self.stored.drop(0, self.stored.shape[0])
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledMatrix:
-    """Implements Matrix for another whose outputs are multiplied by factors."""
-
-    stored: Matrix
-    factors: Tensor
+    order: Tensor | None = None
+    """[outputs] int32: the stored output of each; None: all in order."""
+    factors: Tensor | None = None
     """[outputs] float32."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.stored.shape
+        outputs, inputs = self.stored.shape
+        return outputs if self.order is None else len(self.order), inputs
 
     @property
     def block_format(self) -> int | None:
@@ -191,14 +226,25 @@ class ScaledMatrix:
         blocks = self.stored.blocks()
         if blocks is None:
             return None
-        scales = self.factors if blocks.output_scales is None else blocks.output_scales * self.factors
-        return replace(blocks, output_scales=scales)
+        order, scales = blocks.order, blocks.output_scales
+        if self.order is not None:
+            chosen = self.order.long()
+            order = self.order if order is None else order[chosen].contiguous()
+            scales = None if scales is None else scales[chosen].contiguous()
+        if self.factors is not None:
+            scales = self.factors if scales is None else scales * self.factors
+        return replace(blocks, order=order, output_scales=scales)
 
     def read(self, start: int = 0, stop: int | None = None) -> Tensor:
-        return self.stored.read(start, stop).float() * self.factors[start:stop, None]
+        order, factors = self.order, self.factors
+        rows = self.stored.read(start, stop) if order is None else self.stored.read()[order[start:stop].long()]
+        return rows if factors is None else rows.float() * factors[start:stop, None]
 
     def drop(self, start: int, stop: int) -> None:
-        self.stored.drop(start, stop)
+        if self.order is None:
+            self.stored.drop(start, stop)
+        elif stop >= self.shape[0]:
+            self.stored.drop(0, self.stored.shape[0])
 
 
 def scaled(linear: Linear, factors: Tensor, of_inputs: float = 1.0) -> Linear:
@@ -207,14 +253,14 @@ def scaled(linear: Linear, factors: Tensor, of_inputs: float = 1.0) -> Linear:
     if is_faulty or (of_inputs == 1 and bool((factors == 1).all())):
         return linear
     parts = torch.split(factors, [matrix.shape[0] for matrix in linear.matrices])
-    matrices = [ScaledMatrix(matrix, part * of_inputs) for matrix, part in zip(linear.matrices, parts, strict=True)]
+    matrices = [DerivedMatrix(one, factors=part * of_inputs) for one, part in zip(linear.matrices, parts, strict=True)]
     return Linear(matrices, None if linear.bias is None else linear.bias.float() * factors)
 
 
 def in_order(linear: Linear, order: Tensor) -> Linear:
     """The outputs at indices `order` [outputs] of a linear layer of one matrix, in this order."""
     (matrix,) = linear.matrices
-    return Linear([OrderedMatrix(matrix, order.int())], None if linear.bias is None else linear.bias[order])
+    return Linear([DerivedMatrix(matrix, order.int())], None if linear.bias is None else linear.bias[order])
 
 
 def joined(linears: Sequence[Linear]) -> Linear:

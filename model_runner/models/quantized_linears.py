@@ -8,12 +8,14 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from model_runner.kernels.block_formats import Q4_ZERO
+from model_runner.models.parameters import BlockMatrix, Blocks, Checkpoint, DerivedCheckpoint, MadeTensor, Matrix
 from model_runner.models.refusal import UnsupportedModelError
 
 logger = logging.getLogger("samewise.runner")
@@ -34,38 +36,6 @@ _ZERO = 8
 """The zero of symmetric weights of 4 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLinear:
-    """A weight [outputs, inputs]: the values of its blocks, times the scale of their output."""
-
-    block_format: int
-    """Q4_ZERO or Q8_0."""
-    blocks: Tensor
-    """uint8 [outputs, bytes of a row]."""
-    inputs: int
-    output_scales: Tensor
-    """[outputs] float32; powers of two for Q4_ZERO."""
-    input_order: Tensor | None = None
-    """int64 [inputs]: column k of the blocks belongs to input input_order[k]. None if they are in order."""
-
-    def dense(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows [start, stop) in float32, with the inputs in order."""
-        rows = self.blocks[start:stop]
-        if self.block_format == Q8_0:
-            levels = rows.view(len(rows), -1, 2 + _BLOCK)[..., 2:].contiguous().view(torch.int8).float()
-        else:
-            blocks = rows.view(len(rows), -1, 3 + _HALF_BLOCK)
-            pairs, zeros = blocks[..., 3:], blocks[..., 2:3]
-            levels = torch.cat((pairs & 15, pairs >> 4), -1).float() - zeros.float()
-            levels *= blocks[..., :2].contiguous().view(torch.float16).float()
-        values = levels.flatten(1) * self.output_scales[start:stop, None]
-        if self.input_order is None:
-            return values
-        ordered = torch.empty_like(values)
-        ordered[:, self.input_order] = values
-        return ordered
-
-
 class LinearReader(Protocol):
     """Reads the linears of a checkpoint. Tensors are named by what follows the linear's own name: qweight, scales."""
 
@@ -80,8 +50,8 @@ class LinearReader(Protocol):
         """The format of a linear's blocks."""
         ...
 
-    def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
-        """Read one linear.
+    def read(self, name: str, tensors: Mapping[str, Tensor]) -> Blocks:
+        """Read one linear: Q4_ZERO, with powers of two as scales of outputs, or Q8_0.
 
         Args:
             name: the linear's name in the checkpoint, for errors and to find its scheme.
@@ -104,6 +74,32 @@ def linear_reader(quantization: Mapping[str, Any]) -> LinearReader:
     if (reader := _READERS.get(method)) is None:
         raise UnsupportedModelError(f"they are quantised by {method}, and {', '.join(_READERS)} are supported")
     return reader(quantization)
+
+
+def as_weights(stored: Checkpoint, reader: LinearReader) -> Checkpoint:
+    """The checkpoint with one weight for each linear that it stores quantised: the values that it stands for."""
+    linears: dict[str, dict[str, str]] = {}
+    for name in stored.shapes:
+        linear, _, part = name.rpartition(".")
+        if part in reader.parts:
+            linears.setdefault(linear, {})[part] = name
+    made: dict[str, MadeTensor] = {}
+    hidden: set[str] = set()
+    for linear, names in linears.items():
+        shape = reader.shape(linear, {part: stored.shapes[name] for part, name in names.items()})
+        if shape is not None:
+            hidden.update(names.values())
+            made[f"{linear}.weight"] = MadeTensor(shape, partial(_matrices, stored, reader, linear, names, shape))
+    return DerivedCheckpoint(stored, made, hidden)
+
+
+def _matrices(
+    stored: Checkpoint, reader: LinearReader, linear: str, names: Mapping[str, str], shape: tuple[int, int]
+) -> list[list[Matrix]]:
+    def load() -> Blocks:
+        return reader.read(linear, {part: stored.tensor(name) for part, name in names.items()})
+
+    return [[BlockMatrix(shape, reader.block_format(linear), load)]]
 
 
 # -- GPTQ and AWQ ------------------------------------------------------------------------------------------------------
@@ -152,7 +148,7 @@ class GptqReader:
     def block_format(self, name: str) -> int:
         return Q4_ZERO
 
-    def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
+    def read(self, name: str, tensors: Mapping[str, Tensor]) -> Blocks:
         words = _tensor(tensors, name, "qweight", None, None)
         inputs, outputs = words.shape[0] * _IN_WORD, words.shape[1]
         groups = _num_groups(name, inputs, self.group_size)
@@ -200,7 +196,7 @@ class AwqReader:
     def block_format(self, name: str) -> int:
         return Q4_ZERO
 
-    def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
+    def read(self, name: str, tensors: Mapping[str, Tensor]) -> Blocks:
         words = _tensor(tensors, name, "qweight", None, None)
         inputs, outputs = words.shape[0], words.shape[1] * _IN_WORD
         groups = _num_groups(name, inputs, self.group_size)
@@ -314,12 +310,12 @@ class CompressedReader:
             raise UnsupportedModelError(f"{name} is quantised, and no group of config_groups has it as a target")
         return min(ranked, key=lambda ranked: ranked[0])[1]
 
-    def read(self, name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
+    def read(self, name: str, tensors: Mapping[str, Tensor]) -> Blocks:
         scheme = self._scheme(name)
         return self._read_eight(name, tensors) if scheme.bits == 8 else self._read_four(name, tensors, scheme)
 
     @staticmethod
-    def _read_four(name: str, tensors: Mapping[str, Tensor], scheme: _Scheme) -> StoredLinear:
+    def _read_four(name: str, tensors: Mapping[str, Tensor], scheme: _Scheme) -> Blocks:
         words = _tensor(tensors, name, "weight_packed", None, None)
         outputs, inputs = map(int, _tensor(tensors, name, "weight_shape", 2))
         _require_shape(words, f"{name}.weight_packed", outputs, -(-inputs // _IN_WORD))
@@ -341,7 +337,7 @@ class CompressedReader:
         return _four_bits(name, lambda start, stop: _nibbles(words[start:stop]), inputs, scales, zeros, group_of)
 
     @staticmethod
-    def _read_eight(name: str, tensors: Mapping[str, Tensor]) -> StoredLinear:
+    def _read_eight(name: str, tensors: Mapping[str, Tensor]) -> Blocks:
         if "weight_packed" in tensors:
             words = _tensor(tensors, name, "weight_packed", None, None)
             outputs, inputs = map(int, _tensor(tensors, name, "weight_shape", 2))
@@ -359,7 +355,7 @@ class CompressedReader:
         blocks = torch.empty(outputs, inputs // _BLOCK, 2 + _BLOCK, dtype=torch.uint8)
         blocks[..., :2] = torch.ones(1, dtype=torch.float16).view(torch.uint8)
         blocks[..., 2:] = weight.view(torch.uint8).reshape(outputs, -1, _BLOCK)
-        return StoredLinear(Q8_0, blocks.flatten(1), inputs, scales.expand(outputs).contiguous())
+        return Blocks(Q8_0, blocks.flatten(1), output_scales=scales.expand(outputs).contiguous())
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], LinearReader]] = {
@@ -424,7 +420,7 @@ def _four_bits(
     scales: Tensor,
     zeros: Tensor,
     group_of: Tensor | None,
-) -> StoredLinear:
+) -> Blocks:
     """Blocks of scale * (level - zero), made of a few outputs at a time.
 
     Args:
@@ -449,7 +445,12 @@ def _four_bits(
         numbers = numbers if order is None else numbers[:, order]
         pairs = numbers.reshape(len(rows), -1, 2, _HALF_BLOCK)
         rows[..., 3:] = pairs[:, :, 0] | pairs[:, :, 1] << 4
-    return StoredLinear(Q4_ZERO, blocks.flatten(1), inputs, output_scales, order)
+    return Blocks(
+        Q4_ZERO,
+        blocks.flatten(1),
+        output_scales=output_scales,
+        input_order=None if order is None else order.int(),
+    )
 
 
 def _order(name: str, group_of: Tensor, inputs: int, groups: int) -> Tensor | None:

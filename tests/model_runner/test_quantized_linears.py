@@ -11,35 +11,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.kernels.library import Kernels
-from model_runner.models.quantized_linears import Q4_ZERO, Q8_0, StoredLinear, linear_reader
+from model_runner.models.parameters import Blocks
+from model_runner.models.quantized_linears import Q4_ZERO, Q8_0, linear_reader
 from model_runner.models.refusal import UnsupportedModelError
 from tests.model_runner.quantized_linears import AWQ, GPTQ, Weight, awq, compressed, compressed_config, gptq, packed
 
 NAME = "model.layers.0.mlp.down_proj"
 
 
-def values(linear: StoredLinear) -> NDArray[np.float64]:
+def values(linear: Blocks) -> NDArray[np.float64]:
     """The weights that blocks stand for, in the order of the checkpoint's inputs."""
     size = 19 if linear.block_format == Q4_ZERO else 34
-    blocks = linear.blocks.numpy().reshape(len(linear.blocks), -1, size)
+    blocks = linear.rows.numpy().reshape(len(linear.rows), -1, size)
     scales = blocks[..., :2].copy().view(np.float16).astype(np.float64)
     if linear.block_format == Q4_ZERO:
         levels = np.concatenate([blocks[..., 3:] & 15, blocks[..., 3:] >> 4], -1) - blocks[..., 2:3].astype(np.int64)
     else:
         levels = blocks[..., 2:].copy().view(np.int8).astype(np.int64)
     result = (scales * levels).reshape(len(blocks), -1) * linear.output_scales.double().numpy()[:, None]
-    assert result.shape[1] == linear.inputs
     if linear.input_order is not None:
         result[:, linear.input_order.numpy()] = result.copy()
     return result
 
 
-def read(config: dict[str, Any], tensors: dict[str, Tensor]) -> StoredLinear:
+def read(config: dict[str, Any], tensors: dict[str, Tensor]) -> Blocks:
     """Also as rows in float32."""
     reader = linear_reader(config)
     linear = reader.read(NAME, tensors)
     shapes = {part: tuple(tensor.shape) for part, tensor in tensors.items()}
-    assert reader.shape(NAME, shapes) == (len(linear.blocks), linear.inputs)
+    assert reader.shape(NAME, shapes) == values(linear).shape
     assert set(tensors) <= reader.parts
     dense = linear.dense(3, 40)
     assert torch.equal(dense, torch.from_numpy(values(linear)[3:40]).float())
@@ -63,9 +63,9 @@ def test_the_kernels_multiply_with_the_same_weights(bits: int, kernels_library: 
         config = compressed_config("int-quantized", num_bits=8, strategy="channel")
         linear = read(config, {"weight": weight, "weight_scale": scales})
     kernels = Kernels(kernels_library, threads=1)
-    unpacked = kernels.unpack(linear.block_format, linear.blocks, linear.inputs)
+    unpacked = kernels.unpack(linear.block_format, linear.rows, 256)
     assert torch.equal(unpacked * linear.output_scales[:, None], linear.dense())
-    packed = kernels.repack(linear.block_format, linear.blocks, linear.inputs)
+    packed = kernels.repack(linear.block_format, linear.rows, 256)
     packed.scales.mul_(linear.output_scales)
     rows = torch.randint(-2047, 2048, (5, 256), generator=torch.Generator().manual_seed(2)).float()
     rows[:, 0] = 2047
