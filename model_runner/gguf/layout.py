@@ -35,14 +35,14 @@ class Combination:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How files of one architecture are read; the defaults are Llama's."""
+    """How files of one architecture are read."""
 
     model_type: str
     model_class: str
     config: Callable[[Metadata, Config], Config] = lambda keys, base: {}
     """Takes the metadata and the base configuration; returns the entries to add or replace."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Paths below a layer that differ from Llama's, or are added to them: of modules by the tensor's name without
+    """Paths below a layer that differ from `LAYER`, or are added to it: of modules by the tensor's name without
     `.weight` or `.bias`, of parameters by the whole name. Tensors of one parameter are its rows, gate before up. A
     tensor whose path has {} is a stack of parameters, whose numbers stand there."""
     around: Mapping[str, str] = field(default_factory=dict)
@@ -61,22 +61,8 @@ class Architecture:
     """Keys of the base configuration that `config` reads: layers differ in them."""
 
 
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""Llama's paths below a layer."""
 AROUND = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-"""Llama's paths outside of layers."""
+"""Most models' paths outside of layers."""
 
 
 def experts(path: str = "mlp.experts", router: str = "mlp.gate") -> dict[str, str]:
@@ -87,9 +73,28 @@ def experts(path: str = "mlp.experts", router: str = "mlp.gate") -> dict[str, st
     return {**weights, **{f"{name}.bias": f"{own}_bias" for name, own in stored.items()}, "ffn_gate_inp": router}
 
 
-def shared_expert(path: str) -> dict[str, str]:
-    """Paths of the MLP next to the experts."""
-    return {f"ffn_{name}_shexp": f"{path}.{name}_proj" for name in ("gate", "up", "down")}
+def mlp(path: str, suffix: str = "") -> dict[str, str]:
+    """Paths of an MLP; the suffix `_shexp` is that of the one next to experts."""
+    return {f"ffn_{name}{suffix}": f"{path}.{name}_proj" for name in ("gate", "up", "down")}
+
+
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    **mlp("mlp"),
+    **experts(),
+    **mlp("mlp.shared_experts", "_shexp"),
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+"""Most models' paths below a layer: Llama's, with experts as in DeepSeek-V3."""
 
 
 # -- orders of rows ----------------------------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 import numpy as np
 
 from model_runner.gguf.base_config import layer_types, window_pattern
-from model_runner.gguf.layout import PAIRS, Architecture, experts
+from model_runner.gguf.layout import PAIRS, Architecture
 from model_runner.gguf.metadata import Config, Metadata
-
-POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 
 
 def _llama(keys: Metadata, base: Config) -> Config:
@@ -205,15 +203,15 @@ DENSE = {
     "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", _cohere2),
     "command-r": Architecture("cohere", "CohereForCausalLM", _command_r),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", _ernie),
-    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", _exaone4, POST_NORMS),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", _exaone4),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", _biased, _GLM4),
     "granite": Architecture("granite", "GraniteForCausalLM", _granite, changes=PAIRS, some_layers=True),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _biased, HUNYUAN),
-    "llama": Architecture("llama", "LlamaForCausalLM", _llama, experts(), changes=PAIRS),
+    "llama": Architecture("llama", "LlamaForCausalLM", _llama, changes=PAIRS),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _mistral3, changes=PAIRS),
     "nemotron": Architecture("nemotron", "NemotronForCausalLM", _nemotron, norm_adds_one=True),
     "olmo": Architecture("olmo", "OlmoForCausalLM", _olmo, changes=PAIRS),
-    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _olmo2, POST_NORMS),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _olmo2),
     "phi3": Architecture(
         "phi3", "Phi3ForCausalLM", _phi3, {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
     ),
@@ -221,9 +219,7 @@ DENSE = {
     "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM", lambda keys, base: without_images(_qwen2(keys, base), keys)),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _qwen3),
     "qwen3vl": Architecture("qwen3", "Qwen3ForCausalLM", lambda keys, base: without_images(_qwen3(keys, base), keys)),
-    "seed_oss": Architecture(
-        "seed_oss", "SeedOssForCausalLM", _seed_oss, {"post_attention_norm": "post_attention_layernorm"}
-    ),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", _seed_oss),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _smollm3, changes=PAIRS),
     "stablelm": Architecture("stablelm", "StableLmForCausalLM", _stablelm, _STABLELM),
     "starcoder2": Architecture(

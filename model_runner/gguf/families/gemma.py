@@ -8,11 +8,7 @@ from model_runner.gguf.base_config import layer_types, local_rope, window_patter
 from model_runner.gguf.layout import Architecture, experts
 from model_runner.gguf.metadata import Config, Metadata
 
-_SANDWICH = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+_SANDWICH = {"ffn_norm": "pre_feedforward_layernorm"}
 _PER_LAYER = {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from model_runner.gguf.families.dense import latent_yarn
-from model_runner.gguf.families.mixtures import NEXT_TOKENS, SHARED_EXPERTS, SIGMOID, SOFTMAX, routed_experts
+from model_runner.gguf.families.mixtures import NEXT_TOKENS, SIGMOID, SOFTMAX, routed_experts
 from model_runner.gguf.layout import Architecture, Combination, Shape
 from model_runner.gguf.metadata import Config, Metadata
 from model_runner.gguf.weights import Array
@@ -71,7 +71,7 @@ LATENT = {
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
         _deepseek,
-        {**_LATENT, **SHARED_EXPERTS, **NEXT_TOKENS},
+        {**_LATENT, **NEXT_TOKENS},
         combinations={"self_attn.kv_b_proj.weight": Combination(_shape, _values)},
     ),
 }

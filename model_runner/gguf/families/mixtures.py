@@ -2,21 +2,11 @@
 
 from model_runner.gguf.base_config import layer_types
 from model_runner.gguf.families.dense import HUNYUAN, granite_scales, without_images, without_recurrences
-from model_runner.gguf.layout import ONE_ROW, PAIRS, Architecture, Change, experts, shared_expert
+from model_runner.gguf.layout import ONE_ROW, PAIRS, Architecture, Change, experts, mlp
 from model_runner.gguf.metadata import Config, Metadata
 
 SOFTMAX, SIGMOID = 1, 2
 """Functions that turn a router's logits into scores."""
-_SHARED_EXPERT = {
-    **experts(),
-    **shared_expert("mlp.shared_expert"),
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-}
-SHARED_EXPERTS = {
-    **experts(),
-    **shared_expert("mlp.shared_experts"),
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-}
 NEXT_TOKENS = {
     "nextn.eh_proj": "eh_proj",
     "nextn.enorm": "enorm",
@@ -26,18 +16,15 @@ NEXT_TOKENS = {
     "nextn.shared_head_norm": "shared_head.norm",
 }
 """A module for multi-token prediction, which is one more layer in the manner of DeepSeek-V3."""
-_GPT_OSS = {
-    **experts(router="mlp.router"),
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_sinks.weight": "self_attn.sinks",
-}
+QWEN_EXPERTS = {**mlp("mlp.shared_expert", "_shexp"), "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+_GPT_OSS = {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"}
 _GRANITE = {
     **experts("block_sparse_moe.experts", "block_sparse_moe.router"),
     "ffn_gate_shexp": "shared_mlp.input_linear",
     "ffn_up_shexp": "shared_mlp.input_linear",
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
-_MINIMAX = {**experts(), "exp_probs_b.bias": "mlp.e_score_correction_bias"}
+_MINIMAX = {"exp_probs_b.bias": "mlp.e_score_correction_bias"}
 
 
 def _counts(keys: Metadata) -> Config:
@@ -188,25 +175,22 @@ def _gpt_oss(keys: Metadata, base: Config) -> Config:
     }
 
 
-_HUNYUAN = {**HUNYUAN, **experts(router="mlp.gate.wg"), **shared_expert("mlp.shared_mlp")}
-_ERNIE = {**SHARED_EXPERTS, "exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias"}
+_HUNYUAN = {**HUNYUAN, "ffn_gate_inp": "mlp.gate.wg", **mlp("mlp.shared_mlp", "_shexp")}
+_ERNIE = {"exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias"}
 _LLAMA4 = {
     **experts("feed_forward.experts", "feed_forward.router"),
-    **shared_expert("feed_forward.shared_expert"),
-    "ffn_gate": "feed_forward.gate_proj",
-    "ffn_up": "feed_forward.up_proj",
-    "ffn_down": "feed_forward.down_proj",
+    **mlp("feed_forward.shared_expert", "_shexp"),
+    **mlp("feed_forward"),
 }
-_GLM4 = {**SHARED_EXPERTS, **NEXT_TOKENS, "post_attention_norm": "post_attention_layernorm"}
 _ONE_GATE = {"ffn_gate_inp_shexp": ONE_ROW}
 
 MIXTURES = {
-    "dots1": Architecture("dots1", "Dots1ForCausalLM", _dots1, SHARED_EXPERTS),
+    "dots1": Architecture("dots1", "Dots1ForCausalLM", _dots1),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _ernie, _ERNIE,
         changes={"exp_probs_b": Change(shape=lambda config, shape: (1, shape[-1]))},
     ),
-    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _glm4, _GLM4),
+    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _glm4, NEXT_TOKENS),
     "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _gpt_oss, _GPT_OSS),
     "granitemoe": Architecture(
         "granitemoeshared", "GraniteMoeSharedForCausalLM", granite_experts, _GRANITE, changes=PAIRS, some_layers=True
@@ -214,14 +198,14 @@ MIXTURES = {
     "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", _hunyuan, _HUNYUAN),
     "llama4": Architecture("llama4_text", "Llama4ForCausalLM", _llama4, _LLAMA4),
     "minimax-m2": Architecture("minimax_m2", "MiniMaxM2ForCausalLM", _minimax, _MINIMAX),
-    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _olmoe, experts()),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _olmoe),
     "qwen2moe": Architecture(
-        "qwen2_moe", "Qwen2MoeForCausalLM", _qwen2_experts, _SHARED_EXPERT, changes=_ONE_GATE
+        "qwen2_moe", "Qwen2MoeForCausalLM", _qwen2_experts, QWEN_EXPERTS, changes=_ONE_GATE
     ),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_experts, experts()),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_experts),
     "qwen3vlmoe": Architecture(
         "qwen3_moe", "Qwen3MoeForCausalLM",
-        lambda keys, base: without_images(_qwen3_experts(keys, base), keys), experts(),
+        lambda keys, base: without_images(_qwen3_experts(keys, base), keys),
     ),
 }  # fmt: skip
 """By `general.architecture`."""

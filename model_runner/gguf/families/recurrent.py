@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from model_runner.gguf.families.dense import granite_scales
-from model_runner.gguf.families.mixtures import SIGMOID, qwen_experts
+from model_runner.gguf.families.mixtures import QWEN_EXPERTS, SIGMOID, qwen_experts
 from model_runner.gguf.layout import (
     CONVOLUTION,
     DECAY,
@@ -17,7 +17,7 @@ from model_runner.gguf.layout import (
     Change,
     experts,
     mamba2,
-    shared_expert,
+    mlp,
 )
 from model_runner.gguf.metadata import Config, Metadata
 from model_runner.gguf.weights import Array
@@ -65,7 +65,6 @@ def _qwen3_next(keys: Metadata, base: Config) -> Config:
 
 
 _DELTA_NET = {
-    "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_beta": "linear_attn.in_proj_b",
@@ -81,11 +80,6 @@ _DELTA_NET = {
     "nextn.enorm": "pre_fc_norm_embedding",
     "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm",
-}
-_QWEN_EXPERTS = {
-    **experts(),
-    **shared_expert("mlp.shared_expert"),
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 _BESIDE_PREDICTION = ("fc.", "pre_fc_norm_embedding.", "pre_fc_norm_hidden.", "norm.")
 
@@ -271,9 +265,7 @@ _FALCON_H1 = {
     **mamba2("mamba"),
     "ffn_norm": "pre_ff_layernorm.weight",
     "ffn_norm.weight": "pre_ff_layernorm.weight",
-    "ffn_gate": "feed_forward.gate_proj",
-    "ffn_up": "feed_forward.up_proj",
-    "ffn_down": "feed_forward.down_proj",
+    **mlp("feed_forward"),
 }
 
 # -- short convolutions ------------------------------------------------------------------------------------------------
@@ -342,11 +334,11 @@ RECURRENT = {
     ),
     "qwen35": _qwen("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen35, _DELTA_NET, changes=_TURNED_DELTA_NET),
     "qwen35moe": _qwen(
-        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen35_experts, _DELTA_NET | _QWEN_EXPERTS,
+        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen35_experts, _DELTA_NET | QWEN_EXPERTS,
         changes=_TURNED_DELTA_NET,
     ),
     "qwen3next": _qwen(
-        "qwen3_next", "Qwen3NextForCausalLM", _qwen3_next, _DELTA_NET | _QWEN_EXPERTS, changes=_NEXT_DELTA_NET
+        "qwen3_next", "Qwen3NextForCausalLM", _qwen3_next, _DELTA_NET | QWEN_EXPERTS, changes=_NEXT_DELTA_NET
     ),
 }  # fmt: skip
 """By `general.architecture`."""
