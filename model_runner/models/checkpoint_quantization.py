@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 
 from model_runner.models.json_files import read_object
 from model_runner.models.quantized_linears import LinearReader, linear_reader
 from model_runner.models.refusal import UnsupportedModelError
+from model_runner.models.safetensors_head import read_safetensors_head
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -182,16 +182,14 @@ def _check_scales(folder: Path, block: Sequence[int] | None) -> None:
     It finds scales by name, and loads weights without scales unchanged. It derives the block size from the number of
     scales, which fails if the last block of a weight is not full.
     """
-    weights: dict[str, tuple[int, ...]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, list[int]] = {}
+    weights: set[str] = set()
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
-                part = tensors.get_slice(name)
-                shapes[name] = tuple(part.get_shape())
-                if part.get_dtype().startswith("F8_E4M3") or part.get_dtype().startswith("F8_E5M2"):
-                    weights[name] = shapes[name]
-    for name, shape in weights.items():
+        head, _ = read_safetensors_head(file)
+        shapes |= {name: entry["shape"] for name, entry in head.items()}
+        weights |= {name for name, entry in head.items() if entry["dtype"].startswith(("F8_E4M3", "F8_E5M2"))}
+    for name in sorted(weights):
+        shape = shapes[name]
         stem = name.removesuffix(".weight")
         names = (f"{name}_scale_inv", f"{stem}.scale", f"{stem}.qscale_weight")
         scales = next((shapes[candidate] for candidate in names if candidate in shapes), None)
