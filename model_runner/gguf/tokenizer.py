@@ -5,22 +5,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from model_runner.gguf.header import GgufFile
 from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.vocabulary import (
+    CONTROL,
     SPACE,
+    USER_DEFINED,
     add_known,
     make_bpe,
     make_sentencepiece,
     merges_by_score,
     split_bytes,
     surround,
+    whole_token,
 )
-
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Types of tokens; all others are ordinary."""
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
@@ -158,7 +158,7 @@ def _types(file: GgufFile, tokens: Sequence[str]) -> list[int]:
         is_control = (
             token in named or text in _ENDS or _LOOKS_LIKE_CONTROL.fullmatch(text) for token, text in enumerate(tokens)
         )
-        return [_CONTROL if control else 1 for control in is_control]
+        return [CONTROL if control else 1 for control in is_control]
     if len(types) != len(tokens):
         raise UnsupportedModelError(f"it has types for {len(types)} of its {len(tokens)} tokens")
     return [int(kind) for kind in types]
@@ -188,7 +188,8 @@ def make_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
         raise UnsupportedModelError(
             f"its tokenizer is of the kind {vocabulary.kind}; gemma4, gpt2 and llama can be read"
         )
-    add_known(tokenizer, _added_tokens(vocabulary))
+    words = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    add_known(tokenizer, [whole for word in words if word[0] and (whole := whole_token(*word)) is not None])
     _set_ends(vocabulary, tokenizer)
     return tokenizer
 
@@ -233,7 +234,7 @@ def end_tokens(vocabulary: Vocabulary) -> list[int]:
     """The tokens that end an output: the file's own, and those that end a turn in every model that has them."""
     own = [vocabulary.special(key) for key in ("eos", "eot", "eom")]
     words = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-    known = {text: token for token, (text, kind) in words if kind in (_CONTROL, _USER_DEFINED) and text in _ENDS}
+    known = {text: token for token, (text, kind) in words if kind in (CONTROL, USER_DEFINED) and text in _ENDS}
     if "<|return|>" in known:
         known.pop("<|end|>", None)  # harmony's end of a message, after which the same answer goes on
     return list(dict.fromkeys(token for token in (*own, *known.values()) if token is not None))
@@ -269,17 +270,6 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     begins_with_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
     merges = merges_by_score(tokens, scores)
     return make_sentencepiece(tokens, merges, _unknown(vocabulary), begins_with_space=begins_with_space)
-
-
-def _added_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
-    """Tokens that are found in text whole."""
-    special = {_CONTROL: True, _UNKNOWN: True, _USER_DEFINED: False}
-    return [
-        # Spaces are found as Gemma's tokens of several spaces after the normalizer has spelled them so.
-        AddedToken(token, normalized=set(token) == {SPACE}, special=special[kind])
-        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
-        if kind in special and token
-    ]
 
 
 def _set_ends(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:

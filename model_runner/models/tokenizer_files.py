@@ -17,7 +17,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from model_runner.models.json_files import LARGE, find_object, read_object
 from model_runner.models.refusal import UnsupportedModelError, few
 from model_runner.models.vocabulary import (
-    SPACE,
     Token,
     add_known,
     byte_characters,
@@ -26,14 +25,13 @@ from model_runner.models.vocabulary import (
     merges_by_score,
     split_bytes,
     surround,
+    whole_token,
 )
 
 SENTENCEPIECE, TEKKEN = "tokenizer.model", "tekken.json"
 
 _BPE = 2
 """Sentencepiece's number of the algorithm; 1 is unigram."""
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Sentencepiece's types of tokens that are found whole."""
 _PACKAGES = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 """Packages that transformers needs to read sentencepiece models: names on PyPI, and of the modules."""
 _CONVERTIBLE = frozenset({"tokenizer.json", "vocab.json", "vocab.txt"})
@@ -196,13 +194,8 @@ def _renamed(pieces: _Pieces, added: Mapping[int, AddedToken]) -> _Pieces:
 
 def _add_tokens(tokenizer: Tokenizer, pieces: _Pieces, added: Mapping[int, AddedToken]) -> None:
     """Tokens that are found in text whole: the model's own first, then those beyond its vocabulary in order."""
-    whole = {_UNKNOWN: True, _CONTROL: True, _USER_DEFINED: False}
-    own = [
-        # The normalizer spells spaces before tokens of several are found.
-        added.get(index) or AddedToken(token, normalized=set(token) == {SPACE}, special=whole[kind])
-        for index, (token, kind) in enumerate(zip(pieces.tokens, pieces.types, strict=True))
-        if kind in whole or index in added
-    ]
+    words = enumerate(zip(pieces.tokens, pieces.types, strict=True))
+    own = [found for index, word in words if (found := added.get(index) or whole_token(*word)) is not None]
     add_known(tokenizer, own)
     further = sorted((token, value) for token, value in added.items() if token >= len(pieces.tokens))
     for token, value in further:

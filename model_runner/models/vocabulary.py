@@ -10,6 +10,9 @@ from model_runner.models.refusal import UnsupportedModelError, few
 SPACE = "\u2581"
 """Stands for a space in the vocabularies of sentencepiece."""
 
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+"""Sentencepiece's types of tokens that are found in text whole, which GGUF files have, too; others are ordinary."""
+
 Token = tuple[str, int]
 """A token's text in the vocabulary, and its id."""
 
@@ -51,6 +54,14 @@ def split_bytes(tokenizer: Tokenizer, *expressions: str) -> None:
     words = [pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in expressions]
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_only])
+
+
+def whole_token(text: str, kind: int) -> AddedToken | None:
+    """A token of one of sentencepiece's types that is found in text whole; None for ordinary ones."""
+    if kind not in (UNKNOWN, CONTROL, USER_DEFINED):
+        return None
+    # The normalizer spells spaces before tokens of several are found.
+    return AddedToken(text, normalized=set(text) == {SPACE}, special=kind != USER_DEFINED)
 
 
 def add_known(tokenizer: Tokenizer, added: Iterable[AddedToken]) -> None:
