@@ -74,7 +74,7 @@ def experts(path: str = "mlp.experts", router: str = "mlp.gate") -> dict[str, st
 
 
 def mlp(path: str, suffix: str = "") -> dict[str, str]:
-    """Paths of an MLP; the suffix `_shexp` is that of the one next to experts."""
+    """Paths of an MLP; the one next to experts has the suffix `_shexp`."""
     return {f"ffn_{name}{suffix}": f"{path}.{name}_proj" for name in ("gate", "up", "down")}
 
 

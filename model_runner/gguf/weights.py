@@ -13,7 +13,7 @@ from model_runner.models.refusal import UnsupportedModelError, few
 
 Array = npt.NDArray[Any]
 _Q4_ZERO_BYTES = 19
-"""Of a block."""
+"""Bytes of a block."""
 
 
 @dataclass(frozen=True, slots=True)
