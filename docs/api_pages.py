@@ -13,7 +13,7 @@ from server.api.fields.tools import ToolFields
 from server.api.llama_cpp.schema import LlamaFields
 from server.api.messages.schema import MessagesFields
 from server.api.ollama.schema import KeptFields, NamedFields, OllamaFields
-from server.api.pooling.schema import PoolingFields, ScoringFields, TextFields
+from server.api.pooling.schema import PoolingFields, ScoringFields, TeiFields, TextFields
 from server.api.responses.schema import HistoryFields, InputFields
 
 
@@ -58,7 +58,7 @@ PAGES = (
     ApiPage("ollama", "Ollama's API", "", ("/", "/api/*"), is_written=True),
     ApiPage(
         "embeddings", "Embeddings, scores and classes", "",
-        ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v1/classify"), is_written=True,
+        ("/v1/embeddings", "/embed", "/v1/score", "/v1/rerank", "/v2/rerank", "/v1/classify"), is_written=True,
     ),
     ApiPage(
         "tokens", "Tokens",
@@ -131,6 +131,7 @@ GROUPS = (
     FieldGroup("Every Ollama answer", OllamaFields, "Fields that `/api/chat` and `/api/generate` share."),
     FieldGroup("Every request for numbers", PoolingFields, "Fields of embeddings, scores, rankings and classes."),
     FieldGroup("Numbers of single texts", TextFields, "Fields that embeddings and classes share."),
+    FieldGroup("TEI's requests", TeiFields, "Fields that rankings and `/embed` share."),
     FieldGroup("Every score and ranking", ScoringFields, "Fields that scores and rankings share."),
 )  # fmt: skip
 
@@ -201,6 +202,7 @@ EXAMPLES: Mapping[str, str] = {
     "GET /api/tags": "curl http://127.0.0.1:8000/api/tags",
     "GET /api/ps": "curl http://127.0.0.1:8000/api/ps",
     "POST /v1/embeddings": _post("/v1/embeddings", """{"input": ["one text", "another text"]}"""),
+    "POST /embed": _post("/embed", """{"inputs": ["one text", "another text"]}"""),
     "POST /v1/score": _post("/v1/score", """{
   "queries": "What is a panda?",
   "documents": ["A bear of China.", "A city in France."]

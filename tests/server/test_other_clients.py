@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from fastapi import FastAPI
 from tests.model_runner.hub.weights import gguf_bytes
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, refused, says
+from tests.server.test_embeddings import folder_with
+from tests.server.test_scores import OF_TOKENS
 from tests.server.tiny_model import byte_level_tokenizer, write_folder
 
 GENERATE = "/api/generate"
@@ -135,6 +138,31 @@ async def test_any_model_name(make_app: Callable[..., FastAPI], engine: FakeEngi
         assert "warnings" not in await answered(client, CHAT, chat())
     async with client_of(make_app()) as client:
         assert (await client.post(CHAT, json=chat(model="dummy"))).status_code == 404
+
+
+async def test_clients_of_text_embeddings_inference(client: httpx.AsyncClient, engine: FakeEngine):
+    """LlamaIndex's, Haystack's and Hugging Face's."""
+    engine.info_ = replace(engine.info_, max_model_len=64)
+    for fields, normalizes in (({"truncate": True}, True), ({"normalize": False}, False)):
+        response = await client.post("/embed", json={"inputs": ["abc", "d"], **fields})
+        asked = [one.sampling.pooling for one in engine.requests[-2:]]
+        same = {"model": "tiny", "input": ["abc", "d"], "use_activation": normalizes}
+        listed = await answered(client, "/v1/embeddings", same)
+        assert response.json() == [one["embedding"] for one in listed["data"]]
+        assert asked == [one.sampling.pooling for one in engine.requests[-2:]]
+        assert "x-samewise-ignored" not in response.headers
+    assert len((await client.post("/embed", json={"inputs": "abc"})).json()) == 1
+    long = {"inputs": ["a", "x" * 100]}
+    await refused(client, "/embed", long, "inputs[1]", "context_length_exceeded")
+    assert (await client.post("/embed", json={**long, "truncate": True})).status_code == 200
+
+
+async def test_documents_of_cohere(make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path):
+    async with client_of(make_app(folder_with(tmp_path / "m", OF_TOKENS))) as client:
+        body = {"model": "tiny", "query": "q", "documents": [{"text": "b", "title": "c"}], "rank_fields": ["text"]}
+        made = await answered(client, "/v1/rerank", body)
+        assert made["results"][0]["document"] == {"text": "b"}
+        assert [warning["path"] for warning in made["warnings"]] == ["documents[0].title"]
 
 
 async def test_ollama_with_a_base_model(make_app: Callable[..., FastAPI], engine: FakeEngine, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Answers of POST /v1/embeddings, /v1/score, /v1/rerank and /v1/classify."""
+"""Answers of POST /v1/embeddings, /embed, /v1/score, /v1/rerank and /v1/classify."""
 
 import base64
 import struct
@@ -11,7 +11,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.api.answer_object import AnswerObject, Warnings, doc
-from server.api.pooling.schema import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from server.api.pooling.schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TeiEmbedRequest,
+)
 from server.generation.run import PromptRun, Run
 from server.generation.served_model import ServedModel
 
@@ -129,6 +135,15 @@ def _embeddings(run: Run, model: ServedModel, *, in_base64: bool) -> bytes:
     vectors = (base64.b64encode(one.pooled).decode() if in_base64 else floats_of(one) for one in run.prompts)
     data = [Embedding(index=one.index, embedding=vector) for one, vector in zip(run.prompts, vectors, strict=True)]
     return msgspec.json.encode(EmbeddingList(data=data, **_shared(run)))
+
+
+def tei_embed_answer(body: TeiEmbedRequest) -> Finished:
+    """The writer of an array of vectors."""
+    return _vectors
+
+
+def _vectors(run: Run, model: ServedModel) -> bytes:
+    return msgspec.json.encode([floats_of(one) for one in run.prompts])
 
 
 def classify_answer(body: ClassifyRequest) -> Finished:

@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from server.api.pooling.schema import ClassifyRequest, EmbeddingRequest, PoolingFields, RerankRequest, ScoreRequest
+from server.api.pooling.schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingFields,
+    RerankRequest,
+    ScoreRequest,
+    TeiEmbedRequest,
+)
 from server.generation.pooling import Classify, Embed, Pair, PoolingRequest, Score
 from server.generation.request import TextPrompt, TokenPrompt
 
@@ -10,16 +17,22 @@ from server.generation.request import TextPrompt, TokenPrompt
 def embedding_intent(body: EmbeddingRequest) -> PoolingRequest:
     """A request for a vector of each input, or of the conversation."""
     conversation = body.conversation(opens_turn=False)
-    texts = tuple(_input(body, index, one) for index, one in enumerate(body.inputs))
-    inputs = texts if conversation is None else (conversation,)
+    inputs = _inputs(body.input, "input") if conversation is None else (conversation,)
     asks = Embed(inputs, body.dimensions, body.prompt_name, body.truncate_prompt_tokens, body.use_activation)
     return _request(body, asks, "embd-", "input" if conversation is None else "messages")
 
 
+def tei_embed_intent(body: TeiEmbedRequest) -> PoolingRequest:
+    """A request for a vector of each input."""
+    inputs = _inputs(body.inputs, "inputs")
+    asks = Embed(inputs, body.dimensions, body.prompt_name, body.num_kept, body.normalize is not False)
+    return _request(body, asks, "embd-", "inputs", may_omit_model=True)
+
+
 def classify_intent(body: ClassifyRequest) -> PoolingRequest:
     """A request for the classes of each input."""
-    inputs = tuple(_input(body, index, one) for index, one in enumerate(body.inputs))
-    return _request(body, Classify(inputs, body.truncate_prompt_tokens), "classify-", "input")
+    asks = Classify(_inputs(body.input, "input"), body.truncate_prompt_tokens)
+    return _request(body, asks, "classify-", "input")
 
 
 def score_intent(body: ScoreRequest) -> PoolingRequest:
@@ -59,8 +72,14 @@ def _request(
     )
 
 
-def _input(body: EmbeddingRequest | ClassifyRequest, index: int, one: str | list[int]) -> TextPrompt | TokenPrompt:
-    path = "input" if body.input is one else f"input[{index}]"
+def _inputs(given: Any, name: str) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """The prompts of an `Input` in the field `name`."""
+    if isinstance(given, str) or isinstance(given[0], int):
+        return (_input(given, name),)
+    return tuple(_input(one, f"{name}[{index}]") for index, one in enumerate(given))
+
+
+def _input(one: str | list[int], path: str) -> TextPrompt | TokenPrompt:
     return TextPrompt(one, path) if isinstance(one, str) else TokenPrompt(tuple(one), path)
 
 

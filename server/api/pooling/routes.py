@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/score, /v1/rerank and /v1/classify, and their shared handler."""
+"""POST /v1/embeddings, /embed, /v1/score, /v1/rerank and /v1/classify, and their shared handler."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,9 +23,16 @@ from server.api.pooling.answer import (
     embedding_answer,
     rerank_answer,
     score_answer,
+    tei_embed_answer,
 )
-from server.api.pooling.intent import classify_intent, embedding_intent, rerank_intent, score_intent
-from server.api.pooling.schema import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from server.api.pooling.intent import classify_intent, embedding_intent, rerank_intent, score_intent, tei_embed_intent
+from server.api.pooling.schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TeiEmbedRequest,
+)
 from server.api.services import Services, ServicesDep
 from server.generation.notices import as_headers
 from server.generation.pooling import PoolingRequest
@@ -46,6 +53,7 @@ class PoolingApi:
 
 
 EMBEDDINGS = PoolingApi(EmbeddingRequest, embedding_intent, embedding_answer)
+TEI_EMBEDDINGS = PoolingApi(TeiEmbedRequest, tei_embed_intent, tei_embed_answer)
 SCORES = PoolingApi(ScoreRequest, score_intent, score_answer)
 RERANK = PoolingApi(RerankRequest, rerank_intent, rerank_answer)
 CLASSES = PoolingApi(ClassifyRequest, classify_intent, classify_answer)
@@ -64,6 +72,17 @@ router = APIRouter()
 async def create_embeddings(request: Request, services: ServicesDep) -> Response:
     """Embed texts: a vector for each."""
     return await _respond(EMBEDDINGS, request, services)
+
+
+@router.post(
+    "/embed",
+    responses=answers(Sequence[Sequence[float]], *GENERATION_ERRORS),
+    openapi_extra=takes(TeiEmbedRequest),
+    tags=["Scores"],
+)
+async def create_tei_embeddings(request: Request, services: ServicesDep) -> Response:
+    """Embed texts, as Text Embeddings Inference (TEI) does: an array of vectors."""
+    return await _respond(TEI_EMBEDDINGS, request, services)
 
 
 @router.post(
@@ -133,6 +152,7 @@ DIALECT = Dialect(
     router,
     requests={
         "/v1/embeddings": EmbeddingRequest,
+        "/embed": TeiEmbedRequest,
         "/v1/score": ScoreRequest,
         "/v1/classify": ClassifyRequest,
         **dict.fromkeys(_RERANK_PATHS, RerankRequest),

@@ -1,7 +1,7 @@
-"""Request schemas of POST /v1/embeddings, /v1/score, /v1/rerank and /v1/classify."""
+"""Request schemas of POST /v1/embeddings, /embed, /v1/score, /v1/rerank and /v1/classify."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -11,6 +11,7 @@ from server.api.fields.generation import CACHE_SALT, MODEL, PRIORITY
 from server.api.fields.messages import ConversationFields
 from server.api.fields.openai import EndUser
 from server.api.fields.rules import (
+    SUPPORTED_ONLY,
     EchoedModel,
     Refused,
     hint,
@@ -48,6 +49,25 @@ class PoolingFields(ForeignHints):
             message = "Invalid '{path}': Expected -1 or a value >= 1, but got 0 instead."
             raise problem("integer_below_min_value", message, "truncate_prompt_tokens")
         return self
+
+
+class TeiFields(PoolingFields):
+    """Fields of requests to Text Embeddings Inference (TEI)."""
+
+    truncate: bool | None = Field(
+        None, description="TEI: `true` is the same as `truncate_prompt_tokens: -1`.",
+        json_schema_extra=related(excludes=["truncate_prompt_tokens"]),
+    )  # fmt: skip
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = hint(
+        "TEI: the end at which texts are truncated.",
+        "They are truncated as with `truncate_prompt_tokens`.",
+        off=["right", "Right"],
+    )
+
+    @property
+    def num_kept(self) -> int | None:
+        """The tokens to keep of each prompt; -1: as many as fit; None: all."""
+        return -1 if self.truncate else self.truncate_prompt_tokens
 
 
 class ScoringFields(PoolingFields):
@@ -111,17 +131,14 @@ class EmbeddingRequest(ConversationFields, TextFields):
             raise problem("missing_required_parameter", "Missing required parameter: 'input'.", "input")
         return self
 
-    @property
-    def inputs(self) -> Sequence[str | list[int]]:
-        """All inputs, in any of the accepted shapes."""
-        return _all_of(self.input)
 
+class TeiEmbedRequest(TeiFields):
+    """Request schema for POST /embed: fields of Text Embeddings Inference (TEI)."""
 
-def _all_of(given: Any) -> Sequence[str | list[int]]:
-    """All inputs of an `Input`."""
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
-        return [given]
-    return cast(Sequence[str | list[int]], given or ())
+    inputs: Input = Field(description="One or several texts, as text or token ids.")
+    normalize: bool | None = Field(None, description="Whether vectors have length 1; on by default.")
+    dimensions: int | None = Field(None, ge=1, description="Same as in `/v1/embeddings`.")
+    prompt_name: str | None = Field(None, description="Same as in `/v1/embeddings`.")
 
 
 class ClassifyRequest(TextFields):
@@ -131,11 +148,6 @@ class ClassifyRequest(TextFields):
     use_activation: bool | None = Field(
         None, description="`false`: the numbers of the model's head are returned in place of probabilities."
     )
-
-    @property
-    def inputs(self) -> Sequence[str | list[int]]:
-        """All inputs, in any of the accepted shapes."""
-        return _all_of(self.input)
 
 
 Texts = Annotated[
@@ -210,7 +222,7 @@ Document = Annotated[
 ]
 
 
-class RerankRequest(ScoringFields):
+class RerankRequest(TeiFields, ScoringFields):
     """Request schema for POST /v1/rerank: fields of Jina and Cohere, or of Text Embeddings Inference (TEI)."""
 
     query: str = Field(description="The query that the documents may answer.")
@@ -237,31 +249,19 @@ class RerankRequest(ScoringFields):
         None, description="With `texts`: `true` is the same as `use_activation: false`.",
         json_schema_extra=related(requires=["texts"], excludes=["use_activation"]),
     )  # fmt: skip
-    truncate: bool | None = Field(
-        None, description="TEI: `true` is the same as `truncate_prompt_tokens: -1`.",
-        json_schema_extra=related(excludes=["truncate_prompt_tokens"]),
-    )  # fmt: skip
-    truncation_direction: Literal["left", "right", "Left", "Right"] | None = hint(
-        "TEI: the end at which documents are truncated.",
-        "They are truncated at their end.",
-        off=["right", "Right"],
-    )
     max_tokens_per_doc: int | None = Field(
         None, ge=1, description="The number of tokens to use from the beginning of each document; by default all."
     )
     max_chunks_per_doc: Refused = refused("The most separately scored parts of a document.")
-    rank_fields: Refused = refused("The fields to use of documents with several fields.")
+    rank_fields: Annotated[list[Literal["text"]] | None, SUPPORTED_ONLY] = refused(
+        "The fields to use of documents with several fields, unless it is `text`."
+    )
 
     @model_validator(mode="after")
     def _check_documents(self) -> Self:
         if self.documents is None and self.texts is None:
             raise problem("missing_required_parameter", "Missing required parameter: 'documents'.", "documents")
         return self
-
-    @property
-    def num_kept(self) -> int | None:
-        """The tokens to keep of each pair; -1: as many as fit; None: all."""
-        return -1 if self.truncate else self.truncate_prompt_tokens
 
     @property
     def is_tei(self) -> bool:

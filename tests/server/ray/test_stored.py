@@ -22,7 +22,7 @@ OF_WHAT_IS_STORED = {
 OF_NOTHING_STORED = {
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
-    *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v1/classify", "/invocations"),
+    *("/v1/embeddings", "/embed", "/v1/score", "/v1/rerank", "/v2/rerank", "/v1/classify", "/invocations"),
     *("/v1/models", "/v1/models/{model:path}", "/v1/capabilities", "/tokenize", "/detokenize", "/tokenizer_info"),
     *("/completion", "/infill", "/apply-template", "/props"),
     *("/", "/api/version", "/api/tags", "/api/ps", "/api/show", "/api/chat", "/api/generate", "/api/embed"),
