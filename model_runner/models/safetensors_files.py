@@ -1,5 +1,6 @@
 """Safetensors files as a checkpoint whose weights stay in the files until they are read."""
 
+import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,9 +40,12 @@ class MappedFile:
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.size = len(self._memory)
 
-    def read(self, offset: int, size: int) -> Tensor:
-        """uint8 [size], without a copy. The content must not be changed."""
-        return self._bytes[offset : offset + size]
+    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Numbers of a type, without a copy if they are aligned. They must not be changed."""
+        stored = self._bytes[offset : offset + math.prod(shape) * dtype.itemsize]
+        if stored.data_ptr() % dtype.itemsize:
+            stored = stored.clone()
+        return stored.view(dtype).view(tuple(shape))
 
     def drop(self, offset: int, size: int) -> None:
         """Return the memory of these bytes to the system, until they are read again."""
@@ -68,9 +72,8 @@ class FileMatrix:
     def read(self, start: int = 0, stop: int | None = None) -> Tensor:
         outputs, inputs = self.shape
         stop = outputs if stop is None else min(stop, outputs)
-        row = inputs * self.dtype.itemsize
-        stored = self.file.read(self.offset + start * row, (stop - start) * row)
-        return _typed(stored, self.dtype).view(stop - start, inputs)
+        offset = self.offset + start * inputs * self.dtype.itemsize
+        return self.file.tensor(offset, (stop - start, inputs), self.dtype)
 
     def drop(self, start: int, stop: int) -> None:
         row = self.shape[1] * self.dtype.itemsize
@@ -103,9 +106,8 @@ class SafetensorsCheckpoint:
 
     def tensor(self, name: str) -> Tensor:
         stored = self.tensors[name]
-        size = stored.dtype.itemsize * torch.Size(stored.shape).numel()
-        copied = _typed(stored.file.read(stored.offset, size), stored.dtype).view(stored.shape).clone()
-        stored.file.drop(stored.offset, size)
+        copied = stored.file.tensor(stored.offset, stored.shape, stored.dtype).clone()
+        stored.file.drop(stored.offset, copied.nbytes)
         return copied
 
     def matrices(self, name: str) -> Sequence[Sequence[Matrix]]:
@@ -118,13 +120,6 @@ class SafetensorsCheckpoint:
             [FileMatrix(stored.file, stored.offset + expert * step, (outputs, inputs), stored.dtype)]
             for expert in range(leading[0] if leading else 1)
         ]
-
-
-def _typed(stored: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 [n] as numbers of a type, copied if they are not aligned."""
-    if stored.data_ptr() % dtype.itemsize:
-        stored = stored.clone()
-    return stored.view(dtype)
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
