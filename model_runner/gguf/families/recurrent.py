@@ -285,11 +285,8 @@ def _lfm2(keys: Metadata, base: Config) -> Config:
 def _lfm2_experts(keys: Metadata, base: Config) -> Config:
     keys.expect("expert_gating_func", SIGMOID)
     return _lfm2(keys, base) | {
-        "num_experts": keys.require("expert_count"),
-        "num_experts_per_tok": keys.require("expert_used_count"),
-        "moe_intermediate_size": keys.require("expert_feed_forward_length"),
+        **qwen_experts(keys, normalises=True),
         "num_dense_layers": keys.get("leading_dense_block_count", 0),
-        "norm_topk_prob": keys.get("expert_weights_norm", True),
         "routed_scaling_factor": keys.get("expert_weights_scale", 1.0),
         "use_expert_bias": keys.has_tensor("exp_probs_b.bias"),
     }
