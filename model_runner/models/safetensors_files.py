@@ -38,7 +38,6 @@ class MappedFile:
         with path.open("rb") as file:
             self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self.size = len(self._memory)
 
     def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Numbers of a type, without a copy if they are aligned. They must not be changed."""
