@@ -243,16 +243,15 @@ class _Writer:
         try:
             with self._file:
                 if not self._write_all():
-                    temporary.unlink()
                     return
                 temporary.replace(self._place)
+            size, seconds = _gib(self._plan.size), time.perf_counter() - begin
+            logger.info("cache      %s of packed weights written to %s in %.1f s", size, self._place, seconds)
         except OSError as error:
             logger.warning(_NOT_CACHED, error)
+        finally:
             with suppress(OSError):
                 temporary.unlink()
-            return
-        size, seconds = _gib(self._plan.size), time.perf_counter() - begin
-        logger.info("cache      %s of packed weights written to %s in %.1f s", size, self._place, seconds)
 
     def _write_all(self) -> bool:
         """Write the whole file, durably. Returns False if the model is not as planned, or its files changed."""
@@ -296,10 +295,13 @@ def _find(plan: FilePlan, folder: Path, descriptor: int) -> BufferedReader | Non
 def _begin_writing(plan: FilePlan, folder: Path) -> _Writer | None:
     """Begin a file; None if another process writes the same one. Raises OSError, also if there is no room."""
     for path in folder.glob(f"*{UNFINISHED}"):
-        if not _is_being_written(path):
-            path.unlink(missing_ok=True)
-        elif path.name.startswith(plan.name):
-            return None
+        try:
+            with suppress(FileNotFoundError), path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds the lock until it ends
+                path.unlink()
+        except BlockingIOError:
+            if path.name.startswith(plan.name):
+                return None
     _make_room(folder, plan.size)
     file = tempfile.NamedTemporaryFile(prefix=plan.name, suffix=UNFINISHED, dir=folder, delete=False)  # noqa: SIM115
     try:
@@ -309,18 +311,6 @@ def _begin_writing(plan: FilePlan, folder: Path) -> _Writer | None:
         file.close()
         Path(file.name).unlink()
         raise
-
-
-def _is_being_written(path: Path) -> bool:
-    """Whether a process has the lock of an unfinished file, which ends with the process."""
-    try:
-        with path.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        pass
-    return False
 
 
 def _make_room(folder: Path, size: int) -> None:
