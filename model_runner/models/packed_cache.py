@@ -296,8 +296,8 @@ def _begin_writing(plan: FilePlan, folder: Path) -> _Writer | None:
     """Begin a file; None if another process writes the same one. Raises OSError, also if there is no room."""
     for path in folder.glob(f"*{UNFINISHED}"):
         try:
-            with suppress(FileNotFoundError), path.open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds the lock until it ends
+            with suppress(FileNotFoundError), path.open("r+b") as unfinished:
+                fcntl.flock(unfinished, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds the lock until it ends
                 path.unlink()
         except BlockingIOError:
             if path.name.startswith(plan.name):
