@@ -211,26 +211,6 @@ class Batch:
         return table
 
 
-def prompt_batch(prompts: Sequence[Sequence[int]], block_size: int) -> Batch:
-    """Whole prompts in consecutive blocks of a cache, with logits for all tokens."""
-    counts = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-    positions = np.concatenate([np.arange(count) for count in counts])
-    num_blocks = -(-counts // block_size)
-    first_block = num_blocks.cumsum() - num_blocks
-    choice_of = np.arange(len(prompts)).repeat(counts)
-    return Batch(
-        tokens=np.concatenate([np.asarray(prompt, dtype=np.int64) for prompt in prompts]),
-        positions=positions,
-        choice_of=choice_of,
-        block_tables=[list(range(first, first + num)) for first, num in zip(first_block, num_blocks, strict=True)],
-        block_of=first_block[choice_of] + positions // block_size,
-        offset_of=positions % block_size,
-        logits_index=np.arange(len(positions)),
-        samples=[],
-        prompt_rows=[],
-    )
-
-
 _NONE = np.empty(0, dtype=np.int64)
 NO_TOKENS = Batch(_NONE, _NONE, _NONE, [], _NONE, _NONE, _NONE, [], [])
 

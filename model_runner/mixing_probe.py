@@ -61,8 +61,8 @@ def mixes_tokens(
         return False
     numbers = np.random.default_rng(0).integers(vocab_size, size=length + other).tolist()
     num_blocks = -(-length // size)
-    tried = _Prompt(numbers[:length], list(range(num_blocks)))
-    beside = _Prompt(numbers[length:], list(range(num_blocks, num_blocks - (-other // size))))
+    tried = _Prompt(numbers[:length], array("i", range(num_blocks)))
+    beside = _Prompt(numbers[length:], array("i", range(num_blocks, num_blocks - (-other // size))))
 
     whole = _logits(target, state, [(tried, 0, length)])
     first = _logits(target, state, [(beside, 0, other - 1), (tried, 0, split)] if other > 1 else [(tried, 0, split)])
@@ -73,13 +73,13 @@ def mixes_tokens(
 @dataclass(frozen=True, slots=True)
 class _Prompt:
     tokens: list[int]
-    blocks: list[int]
+    blocks: "array[int]"
 
 
 def _logits(target: TargetModel, state: RunnerState, parts: Sequence[tuple[_Prompt, int, int]]) -> Tensor:
     """Float32 logits [T, vocab] of a step that computes the tokens from a start to an end of each prompt."""
     choices = [
-        RunningChoice(slot, prompt.tokens[:end], len(prompt.tokens), start, array("i", prompt.blocks), SamplingParams())
+        RunningChoice(slot, prompt.tokens[:end], len(prompt.tokens), start, SamplingParams(), blocks=prompt.blocks)
         for slot, (prompt, start, end) in enumerate(parts)
     ]
     scheduled = [ScheduledRequest(str(slot), end - start, ()) for slot, (_, start, end) in enumerate(parts)]

@@ -412,6 +412,6 @@ class ModelRunner:
 
     def _first_batch(self, rows: int, context: int = 0) -> Batch:
         blocks = array("i", range(-(-(context + rows) // self.info.block_size)))
-        choice = RunningChoice(0, [0] * (context + 1), 1, context, blocks, SamplingParams())
+        choice = RunningChoice(0, [0] * (context + 1), 1, context, SamplingParams(), blocks=blocks)
         tree = chain([0] * (rows - 1), [1.0] * (rows - 1))
         return self._state.gather([choice], [ScheduledRequest("", 1, ())], [tree])

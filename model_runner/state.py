@@ -2,23 +2,14 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count, islice
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
 
-from model_runner.batch import (
-    Batch,
-    GroupTables,
-    ImageRows,
-    IntArray,
-    PooledRows,
-    PromptRows,
-    SampleRows,
-    StateTables,
-    TreePaths,
-)
+from model_runner.batch import Batch, ImageRows, IntArray, PooledRows, PromptRows, SampleRows
+from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens, tree_paths
 from model_runner.contract import (
     AdmittedRequest,
     PlacedBlock,
@@ -32,7 +23,7 @@ from model_runner.contract import (
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.images.image import Image
 from model_runner.images.loading import LoadedReader
-from model_runner.images.positions import RotaryPositions, rotary_positions
+from model_runner.images.positions import rotary_positions
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.sampling.early_sampling import EarlySamplingPlan
@@ -43,17 +34,14 @@ from model_runner.speculative.speculator import Speculator
 
 
 @dataclass(slots=True)
-class RunningChoice:
+class RunningChoice(BatchChoice):
     """A running choice. `tokens[:num_computed]` have their keys and values in `blocks`."""
 
     slot: int
     tokens: list[int] | SharedList[int]
     num_prompt: int
     num_computed: int
-    blocks: "array[int]"  # numpy reads it without a Python object for each item
     sampling: SamplingParams
-    groups: Sequence["array[int]"] = ()
-    """For each cache group its blocks by index; where it has none, 0 in windows and otherwise -1."""
     num_state_blocks: int = 0
     """Blocks whose effect is in the newest page of recurrent states."""
     verify: Verification = "match"
@@ -62,8 +50,6 @@ class RunningChoice:
     sampler_state: float | None = None
     """State of the sampler after the last step, as far as it does not follow from the tokens."""
     images: Sequence[Image] = ()
-    rotary: RotaryPositions | None = None
-    """Rotary positions where they are not the places: in models with grids, after an image."""
     cache_salt: str = ""
     hidden_sum: IntArray | None = None
     """[hidden] the sum of the computed tokens' hidden states in fixed point, if their mean is requested; None once one
@@ -85,10 +71,11 @@ class RunnerState:
         """`images` has features of images; None if prompts have no images."""
         self._groups = tuple(blocks.groups)
         kinds = [group.kind for group in blocks.groups]
-        self._rows, self._pages = (kinds.index(kind) if kind in kinds else None for kind in ("rows", "page"))
+        self._pages = kinds.index("page") if "page" in kinds else None
         self._free_slots = list(range(blocks.max_num_seqs - 1, -1, -1))
         self._choices: dict[str, RunningChoice] = {}
         self._block_size = blocks.block_size
+        self._maker = BatchMaker(blocks.block_size, blocks.groups)
         self._sampling = sampling
         self._speculator = speculator
         self._search = search
@@ -175,43 +162,29 @@ class RunnerState:
     ) -> Batch:
         """Lay out the step's tokens, choice after choice; each choice's drafts follow its known tokens."""
         index_of = {entry.key: index for index, entry in enumerate(scheduled)}
-        layout = _Layout(self._block_size, index_of)
+        layout = _Layout(index_of)
         for index, (choice, entry, tree) in enumerate(zip(choices, scheduled, trees, strict=True)):
             layout.add(index, choice, entry.num_tokens, tree)
-        positions = np.array(layout.positions, dtype=np.int64)
-        return Batch(
-            tokens=np.array(layout.tokens, dtype=np.int64),
-            positions=positions,
-            choice_of=np.array(layout.choice_of, dtype=np.int64),
-            block_tables=[choice.blocks for choice in choices],
-            block_of=np.array(layout.block_of, dtype=np.int64),
-            offset_of=np.array(layout.places, dtype=np.int64) % self._block_size,
-            logits_index=np.array(layout.logits_index, dtype=np.int64),
-            samples=layout.samples,
-            guides=layout.guides,
-            prompt_rows=layout.prompt_rows,
-            paths=_tree_paths(layout, positions) if any(trees) else None,
-            pooled=layout.pooled,
-            groups=self._group_tables(choices, layout.choice_of, layout.places),
-            images=(images := self._image_rows(choices, scheduled, layout)),
-            rotary=_rotary(choices, positions, layout.firsts, has_axes=bool(images)),
-            span_last=_span_last(choices, positions, layout.firsts) if images and self._sees_images() else None,
-            states=self._state_tables(
-                choices,
-                [
-                    (choice.num_state_blocks, choice.num_computed, choice.num_computed + entry.num_tokens)
-                    for choice, entry in zip(choices, scheduled, strict=True)
-                ],
-            ),
+        images = self._image_rows(choices, scheduled, layout.firsts)
+        batch = self._maker.make(
+            choices,
+            layout.tokens,
+            layout.rows,
+            paths=tree_paths(layout.tokens, trees) if any(trees) else None,
+            images=images,
+            num_state_blocks=[choice.num_state_blocks for choice in choices],
         )
+        if images and self._sees_images():
+            return replace(batch, span_last=_span_last(choices, batch.positions, layout.firsts))
+        return batch
 
     def _sees_images(self) -> bool:
         return self._images is not None and self._images.sees_images
 
     def _image_rows(
-        self, choices: Sequence[RunningChoice], scheduled: Sequence[ScheduledRequest], layout: "_Layout"
+        self, choices: Sequence[RunningChoice], scheduled: Sequence[ScheduledRequest], firsts: Sequence[int]
     ) -> list[ImageRows]:
-        """The features of the step's known tokens."""
+        """The features of the step's known tokens. Choices begin at the tokens `firsts`."""
         found = []
         for index, (choice, entry) in enumerate(zip(choices, scheduled, strict=True)):
             start, end = choice.num_computed, choice.num_computed + entry.num_tokens
@@ -219,87 +192,19 @@ class RunnerState:
                 for run in image.within(start, end):
                     assert self._images is not None, "requests with images are checked"
                     rows = self._images.features.rows(choice.cache_salt, image)[:, run.row : run.row + run.length]
-                    found.append(ImageRows(layout.firsts[index] + run.place - start, rows))
+                    found.append(ImageRows(firsts[index] + run.place - start, rows))
         return found
 
     def gather_ahead(self, choices: Sequence[RunningChoice]) -> Batch:
         """The step in which each choice computes the one token of the previous step, which is not committed yet."""
-        rows = np.arange(len(choices))
-        positions = np.array([len(choice.tokens) for choice in choices], dtype=np.int64)
-        blocks = [choice.blocks[len(choice.tokens) // self._block_size] for choice in choices]
-        return Batch(
-            tokens=np.zeros(len(choices), dtype=np.int64),  # not known yet
-            positions=positions,
-            choice_of=rows,
-            block_tables=[choice.blocks for choice in choices],
-            block_of=np.array(blocks, dtype=np.int64),
-            offset_of=positions % self._block_size,
-            logits_index=rows,
-            samples=[SampleRows(row, row, NO_DRAFT, choice.verify) for row, choice in enumerate(choices)],
-            prompt_rows=[],
-            rotary=_rotary(choices, positions, range(len(choices)), has_axes=False),
-            groups=self._group_tables(choices, range(len(choices)), positions),
-            states=self._state_tables(
-                choices,
-                [
-                    (self._folded_at(choice, known), known, known + 1)
-                    for choice, known in zip(choices, positions.tolist(), strict=True)
-                ],
-            ),
+        lengths = [len(choice.tokens) for choice in choices]
+        samples = [SampleRows(row, row, NO_DRAFT, choice.verify) for row, choice in enumerate(choices)]
+        return self._maker.make(
+            choices,
+            StepTokens([0] * len(choices), lengths, [1] * len(choices)),  # the tokens are not known yet
+            LogitRows(np.arange(len(choices)), samples),
+            num_state_blocks=[self._folded_at(*known) for known in zip(choices, lengths, strict=True)],
         )
-
-    def _group_tables(
-        self, choices: Sequence[RunningChoice], choice_of: Sequence[int], places: Sequence[int] | IntArray
-    ) -> list[GroupTables]:
-        """The blocks of cache groups for tokens of these choices at these places."""
-        tables: list[GroupTables] = []
-        if not self._groups or not all(choice.groups for choice in choices):
-            return tables
-        for number, group in enumerate(self._groups):
-            if group.kind == "window":
-                of_choice = [choice.groups[number] for choice in choices]
-                block_of = [
-                    of_choice[choice][place // self._block_size]
-                    for choice, place in zip(choice_of, places, strict=True)
-                ]
-                tables.append(GroupTables(of_choice, np.array(block_of, dtype=np.int64)))
-        return tables
-
-    def _state_tables(
-        self, choices: Sequence[RunningChoice], spans: Sequence[tuple[int, int, int]]
-    ) -> StateTables | None:
-        """Rows and pages of recurrent layers for a step.
-
-        Blocks that the step begins and folds have no rows block of their own, but scratch blocks after all others.
-
-        Args:
-            choices: the step's choices.
-            spans: for each, the blocks that are folded before the step, and its first known token and their end.
-        """
-        if self._rows is None or self._pages is None:
-            return None
-        scratch = count(self._groups[self._rows].num_blocks)
-        rows: list[Sequence[int]] = []
-        anchors: list[tuple[int, int]] = []
-        pages: list[Sequence[tuple[int, int]]] = []
-        for choice, (folded, start, end) in zip(choices, spans, strict=True):
-            if not choice.groups:  # at startup: nothing is stored
-                rows.append(choice.blocks)
-                num_full = start // self._block_size
-                anchors.append((num_full, 0) if num_full else (0, -1))
-                pages.append([])
-                continue
-            table = choice.groups[self._rows]
-            first, last = -(-start // self._block_size), end // self._block_size
-            if first < last:  # a copy: scratch blocks are the choice's in this step only
-                table = table + array("i", [-1] * (last - len(table)))
-                for at in range(first, last):
-                    table[at] = table[at] if table[at] >= 0 else next(scratch)
-            page_of = choice.groups[self._pages]
-            rows.append(table)
-            anchors.append((folded, page_of[folded - 1] if folded else -1))
-            pages.append([(at, page_of[at]) for at in range(folded, min(last, len(page_of))) if page_of[at] >= 0])
-        return StateTables(rows, anchors, pages)
 
     def _folded_at(self, choice: RunningChoice, known: int) -> int:
         """Blocks that are folded once a step has computed the known tokens up to here: the last with a page."""
@@ -356,19 +261,6 @@ class RunnerState:
         return table[place // self._block_size], place % self._block_size
 
 
-def _rotary(
-    choices: Sequence[RunningChoice], positions: IntArray, firsts: Sequence[int], *, has_axes: bool
-) -> IntArray | None:
-    """Rotary positions [T], or [3, T] with axes, of choices whose tokens begin at `firsts`; None if all are places."""
-    if all(choice.rotary is None for choice in choices):
-        return None
-    rotary = np.tile(positions, (3, 1))
-    for choice, first, end in zip(choices, firsts, [*firsts[1:], len(positions)], strict=True):
-        if choice.rotary is not None:
-            rotary[:, first:end] = choice.rotary.of(positions[first:end])
-    return rotary if has_axes else rotary[0]
-
-
 def _span_last(choices: Sequence[RunningChoice], positions: IntArray, firsts: Sequence[int]) -> IntArray:
     """[T] the last position of each token's image; its own position outside of images."""
     span_last = positions.copy()
@@ -380,57 +272,46 @@ def _span_last(choices: Sequence[RunningChoice], positions: IntArray, firsts: Se
 
 
 class _Layout:
-    """Builds a step's flat list of tokens, and the rows that need logits."""
+    """Collects a step's tokens, and the rows that need logits, choice after choice."""
 
-    def __init__(self, block_size: int, index_of: Mapping[str, int]) -> None:
-        self._block_size = block_size
+    def __init__(self, index_of: Mapping[str, int]) -> None:
         self._index_of = index_of
-        self.tokens: list[int] = []
-        self.positions: list[int] = []
-        self.places: list[int] = []
-        """Places of the tokens' keys and values, counted from the start of the choice's block table."""
-        self.block_of: list[int] = []
-        self.choice_of: list[int] = []
-        self.logits_index: list[int] = []
-        self.samples: list[SampleRows] = []
-        self.guides: dict[int, SampleRows] = {}
-        self.prompt_rows: list[PromptRows] = []
-        self.pooled: list[PooledRows] = []
+        self._logits_index: list[int] = []
+        self._samples: list[SampleRows] = []
+        self._guides: dict[int, SampleRows] = {}
+        self._prompt_rows: list[PromptRows] = []
+        self._pooled: list[PooledRows] = []
+        self.rows = LogitRows(self._logits_index, self._samples, self._guides, self._prompt_rows, self._pooled)
+        self.tokens = StepTokens()
         self.firsts: list[int] = []
         """The first token of each choice."""
 
     def add(self, index: int, choice: RunningChoice, num_tokens: int, tree: DraftTree) -> None:
         """Add choice number `index`: its next `num_tokens` known tokens, then its drafts."""
         start, end = choice.num_computed, choice.num_computed + num_tokens
-        self.firsts.append(len(self.tokens))
+        first = len(self.tokens.ids)
+        self.firsts.append(first)
         self._add_prompt_rows(index, choice, end)
         if choice.sampling.pooling is not None:
             self._add_pooled(index, choice, choice.sampling.pooling, num_tokens)
         elif end == len(choice.tokens):
-            rows = SampleRows(index, len(self.logits_index), tree, choice.verify)
+            rows = SampleRows(index, len(self._logits_index), tree, choice.verify)
             if choice.guides is None:
-                self.samples.append(rows)
+                self._samples.append(rows)
             else:
-                self.guides[self._index_of[choice.guides]] = rows
-            last = len(self.tokens) + num_tokens - 1
-            self.logits_index.extend(range(last, last + 1 + len(tree)))
-        places = range(start, end + len(tree))
-        self.tokens += choice.tokens[start:end]
-        self.tokens += tree.tokens
-        self.positions += range(start, end)
-        self.positions += [end - 1 + depth for depth in tree.depths()]
-        self.places += places
-        self.block_of += [choice.blocks[place // self._block_size] for place in places]
-        self.choice_of += [index] * len(places)
+                self._guides[self._index_of[choice.guides]] = rows
+            last = first + num_tokens - 1
+            self._logits_index.extend(range(last, last + 1 + len(tree)))
+        self.tokens.add([*choice.tokens[start:end], *tree.tokens], start)
 
     def _add_pooled(self, index: int, choice: RunningChoice, pooling: Pooling, num_tokens: int) -> None:
         """Note that a pooling request's tokens come next; only some kinds of pooling need logits."""
-        start, is_last = len(self.tokens), choice.num_computed + num_tokens == len(choice.tokens)
-        row = len(self.logits_index) if is_last and pooling.by == "logits" else None
+        start, is_last = len(self.tokens.ids), choice.num_computed + num_tokens == len(choice.tokens)
+        row = len(self._logits_index) if is_last and pooling.by == "logits" else None
         if row is not None:
-            self.logits_index.append(start + num_tokens - 1)
+            self._logits_index.append(start + num_tokens - 1)
         tokens = slice(start, start + num_tokens)
-        self.pooled.append(PooledRows(index, pooling, tokens, len(choice.tokens), is_last, row))
+        self._pooled.append(PooledRows(index, pooling, tokens, len(choice.tokens), is_last, row))
 
     def _add_prompt_rows(self, index: int, choice: RunningChoice, end: int) -> None:
         if choice.sampling.prompt_logprobs is None:
@@ -438,21 +319,6 @@ class _Layout:
         first = choice.num_computed
         targets = choice.tokens[first + 1 : min(end + 1, choice.num_prompt)]
         if targets:
-            row, token = len(self.logits_index), len(self.tokens)
-            self.logits_index.extend(range(token, token + len(targets)))
-            self.prompt_rows.append(PromptRows(index, slice(row, row + len(targets)), torch.tensor(targets)))
-
-
-def _tree_paths(layout: _Layout, positions: IntArray) -> TreePaths:
-    start = positions + 1
-    count = np.zeros(len(start) + 1, dtype=np.int64)
-    places: list[int] = []
-    for sample in sorted((*layout.samples, *layout.guides.values()), key=lambda rows: rows.first):
-        root = layout.logits_index[sample.first]
-        for node in range(len(sample.tree)):
-            token = root + 1 + node
-            path = sample.tree.path(node)
-            start[token] = layout.places[root] + 1
-            count[token + 1] = len(path)
-            places += [layout.places[root] + 1 + ancestor for ancestor in path]
-    return TreePaths(start, count.cumsum(), np.array(places, dtype=np.int64))
+            row, token = len(self._logits_index), len(self.tokens.ids)
+            self._logits_index.extend(range(token, token + len(targets)))
+            self._prompt_rows.append(PromptRows(index, slice(row, row + len(targets)), torch.tensor(targets)))

@@ -4,15 +4,16 @@ AttentionBackend guarantees this and exact mode relies on it. The kernels are wr
 processor could break it, so the actual hardware is tested with random data in the empty cache.
 """
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
 from model_runner.batch import Batch
+from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens
 from model_runner.kv_cache import KVCache
 
 _LENGTH = 300
@@ -64,55 +65,50 @@ class _Trial:
     def __init__(self, attention: AttentionBackend[Any], cache: KVCache, layer: int, dtype: torch.dtype) -> None:
         self._attention = attention
         self._layer = layer
-        self._block_size = size = cache.block_size
+        size = cache.block_size
         num_blocks = cache.num_blocks_of[layer]
         num_other = min(-(-_OTHER_LENGTH // size), num_blocks - 1)
         num_own = min(-(-_LENGTH // size), num_blocks - num_other)
-        self._length, other_length = min(_LENGTH, num_own * size), min(_OTHER_LENGTH, num_other * size)
-        self._tables = [range(num_own), range(num_own, num_own + num_other)]
+        self._length, self._other_length = min(_LENGTH, num_own * size), min(_OTHER_LENGTH, num_other * size)
+        self._maker = BatchMaker(size)
+        tables = range(num_own), range(num_own, num_own + num_other)
+        self._choices = [BatchChoice(blocks=array("i", table)) for table in tables]
         self.positions = sorted({min(position, self._length - 1) for position in _POSITIONS})
         shape, device, generator = cache.shapes[layer], cache.device, torch.Generator().manual_seed(0)
 
         def random(heads: int, dim: int) -> Tensor:
-            numbers = torch.randn(self._length + other_length, heads, dim, generator=generator)
+            numbers = torch.randn(self._length + self._other_length, heads, dim, generator=generator)
             return numbers.to(device, dtype)
 
         self._query = random(shape.num_heads * shape.group, shape.key_dim)
         self._key, self._value = random(shape.num_heads, shape.key_dim), random(shape.num_heads, shape.value_dim)
-        everything = self._batch(range(len(self._query)))
+        everything = self._batch(range(self._length), range(self._other_length))
         places = (torch.from_numpy(of).to(device) for of in (everything.block_of, everything.offset_of))
         cache.write(layer, self._key, self._value, *places)
 
     def results(self, position: int, options: AttentionOptions) -> Iterator[tuple[str, Tensor]]:
         """A row of the first choice, computed in all cases, with a name for each. Decoding alone comes first."""
-        others = range(self._length, len(self._query))
+        row, nobody, others = range(position, position + 1), range(0), range(self._other_length)
         around = range(max(position - _BEFORE, 0), min(position + _AFTER + 1, self._length))
-        cases = {"alone": [position], "in the middle of a prompt": around, "with others": [position, *others]}
-        for how, tokens in cases.items():
-            for layout, metadata in self._attention.layouts(self._batch(tokens)).items():
+        cases = {
+            "alone": (row, nobody),
+            "in the middle of a prompt": (around, nobody),
+            "with others": (row, others),
+        }
+        for how, (own, beside) in cases.items():
+            tokens = [*own, *(self._length + other for other in beside)]
+            for layout, metadata in self._attention.layouts(self._batch(own, beside)).items():
                 rows = torch.tensor(tokens, device=self._query.device)
                 query, key, value = (one.index_select(0, rows) for one in (self._query, self._key, self._value))
                 if value.shape[-1]:
                     found = self._attention.forward(self._layer, query, key, value, options, metadata)
                 else:
                     found = self._attention.select(self._layer, query, key, query[..., 0], _INDEX, metadata)
-                yield f"{how}{layout and ', '}{layout}", found[list(tokens).index(position)]
+                yield f"{how}{layout and ', '}{layout}", found[tokens.index(position)]
 
-    def _batch(self, tokens: Sequence[int]) -> Batch:
-        """A step of these tokens, in which the first choice's tokens come first."""
-        flat = np.array(tokens, dtype=np.int64)
-        choice_of = (flat >= self._length).astype(np.int64)
-        positions = flat - choice_of * self._length
-        first_block = np.array([table.start for table in self._tables])
-        is_there = np.unique(choice_of)
-        return Batch(
-            tokens=np.zeros_like(flat),
-            positions=positions,
-            choice_of=np.searchsorted(is_there, choice_of),
-            block_tables=[self._tables[choice] for choice in is_there],
-            block_of=first_block[choice_of] + positions // self._block_size,
-            offset_of=positions % self._block_size,
-            logits_index=np.empty(0, dtype=np.int64),
-            samples=[],
-            prompt_rows=[],
-        )
+    def _batch(self, own: range, others: range) -> Batch:
+        """A step of these positions of the first choice, then of the second, which is left out if it has none."""
+        tokens = StepTokens()
+        for span in (own, others)[: 1 + bool(others)]:
+            tokens.add([0] * len(span), span.start)
+        return self._maker.make(self._choices[: len(tokens.starts)], tokens, LogitRows(()))

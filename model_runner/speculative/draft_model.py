@@ -1,16 +1,18 @@
 """Drafts by a smaller model with the same tokenizer."""
 
+from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from model_runner.batch import Batch, IntArray, TreePaths
+from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens, last_rows
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.images.positions import RotaryPositions
 from model_runner.models.features import Feature
 from model_runner.models.target import TargetModel
 from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
@@ -27,15 +29,13 @@ def _scratch_of_slot(block_size: int, nodes: int) -> int:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _Slot(BatchChoice):
+    """A choice. Its blocks are the target's, then its scratch blocks. Drafters see no images."""
+
     length: int
     """Leading tokens whose keys and values are in the cache."""
     num_blocks: int
     """How many of the choice's blocks were checked."""
-    rotary: RotaryPositions | None = None
-    """Rotary positions, if they are not the places."""
-    table: list[int] = field(default_factory=list)
-    """The choice's blocks, then its scratch blocks."""
     paths: dict[int, list[int]] = field(default_factory=dict)
     """For each node of the growing tree, the places of its ancestors and its own."""
 
@@ -85,6 +85,7 @@ class DraftKV:
         self._lag = lag
         self._generations = generations
         self._block_size = block_size
+        self._maker = BatchMaker(block_size)
         self._scratch = _scratch_of_slot(block_size, nodes)
         self._filled_in = np.full(len(generations), -1, dtype=np.int64)
         """The generation of each block when all its tokens had their keys and values here."""
@@ -95,7 +96,9 @@ class DraftKV:
         shared = choice.blocks[: choice.num_computed // self._block_size]
         is_filled = self._filled_in[list(shared)] == self._generations.of(shared)
         num_filled = int(np.logical_and.accumulate(is_filled).sum())
-        self._slots[choice.slot] = _Slot(num_filled * self._block_size, len(choice.blocks), choice.rotary)
+        self._slots[choice.slot] = _Slot(
+            num_filled * self._block_size, len(choice.blocks), blocks=array("i"), rotary=choice.rotary
+        )
 
     def end(self, slot: int) -> None:
         """A choice has ended."""
@@ -115,21 +118,16 @@ class DraftKV:
         slot = self._slots[step.slot]
         slot.num_blocks = len(step.blocks)
         first = len(self._generations) + step.slot * self._scratch
-        slot.table = [*step.blocks, *range(first, first + self._scratch)]
+        slot.blocks = array("i", step.blocks) + array("i", range(first, first + self._scratch))
         slot.paths = {}
         return slot
 
     def known_batch(self, steps: Sequence[ChoiceStep], spans: Sequence[range]) -> Batch:
         """A batch of known tokens of these choices at these positions, with logits for the last of each."""
-        places = [position for span in spans for position in span]
-        positions = np.array(places, dtype=np.int64)
-        choice_of = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
-        tokens = [
-            token for step, span in zip(steps, spans, strict=True) for token in step.tokens[span.start : span.stop]
-        ]
-        slots = [self._slots[step.slot] for step in steps]
-        last = np.cumsum([len(span) for span in spans]) - 1
-        return self._batch(np.array(tokens), positions, positions, choice_of, slots, last)
+        tokens = StepTokens()
+        for step, span in zip(steps, spans, strict=True):
+            tokens.add(step.tokens[span.start : span.stop], span.start)
+        return self._maker.make([self._slots[step.slot] for step in steps], tokens, last_rows(tokens))
 
     def keep(self, step: ChoiceStep, span: range) -> None:
         """Note that known tokens at these positions were computed. Tokens without a block will be computed again."""
@@ -140,23 +138,22 @@ class DraftKV:
 
     def node_batch(self, frontier: Sequence[FrontierNode]) -> Batch:
         """A batch of tree nodes with logits for all; their ancestors, except the root, were in earlier batches."""
-        choices = sorted({leaf.choice for leaf in frontier})
         ordered = sorted(range(len(frontier)), key=lambda index: frontier[index].choice)
-        paths = [self._path(frontier[index]) for index in ordered]
         nodes = [frontier[index] for index in ordered]
-        start = np.array([len(leaf.step.tokens) - self._lag for leaf in nodes], dtype=np.int64)
-        positions = start - 1 + np.array([leaf.depth for leaf in nodes], dtype=np.int64)
-        row_of = np.argsort(ordered)  # of each leaf
-        first = np.cumsum([0, *(len(path) for path in paths)])
-        slots = {leaf.choice: self._slots[leaf.step.slot] for leaf in nodes}
-        return self._batch(
-            np.array([leaf.token for leaf in nodes]),
-            positions,
-            np.array([path[-1] for path in paths], dtype=np.int64),
-            np.searchsorted(choices, [leaf.choice for leaf in nodes]),
-            [slots[choice] for choice in choices],
-            row_of,
-            TreePaths(start, first, np.array([place for path in paths for place in path], dtype=np.int64)),
+        paths = [self._path(leaf) for leaf in nodes]
+        counts = Counter(leaf.step.slot for leaf in nodes)
+        starts: dict[int, int] = {}
+        for leaf, path in zip(nodes, paths, strict=True):
+            starts.setdefault(leaf.step.slot, path[-1])
+        return self._maker.make(
+            [self._slots[slot] for slot in counts],
+            StepTokens([leaf.token for leaf in nodes], list(starts.values()), list(counts.values())),
+            LogitRows(np.argsort(ordered)),  # the row of each leaf
+            paths=TreePaths(
+                start=np.array([len(leaf.step.tokens) - self._lag for leaf in nodes], dtype=np.int64),
+                first=np.cumsum([0, *map(len, paths)]),
+                places=np.array(list(chain.from_iterable(paths)), dtype=np.int64),
+            ),
         )
 
     def _path(self, leaf: FrontierNode) -> list[int]:
@@ -166,42 +163,6 @@ class DraftKV:
         path = [*slot.paths.get(leaf.parent, ()), first + len(slot.paths)]
         slot.paths[leaf.node] = path
         return path
-
-    def _batch(
-        self,
-        tokens: IntArray,
-        positions: IntArray,
-        places: IntArray,
-        choice_of: IntArray,
-        slots: list[_Slot],
-        logits_index: IntArray,
-        paths: TreePaths | None = None,
-    ) -> Batch:
-        """A batch for the choices in these slots. Tokens of images have one rotary position: drafters see no images."""
-        tables = [slot.table for slot in slots]
-        block_of = np.array(
-            [tables[choice][place // self._block_size] for choice, place in zip(choice_of, places, strict=True)]
-        )
-        rotary = None
-        if any(slot.rotary is not None for slot in slots):
-            rotary = positions.copy()
-            for choice, slot in enumerate(slots):
-                if slot.rotary is not None:
-                    own = choice_of == choice
-                    rotary[own] = slot.rotary.of(positions[own])[0]
-        return Batch(
-            tokens=tokens,
-            positions=positions,
-            choice_of=choice_of,
-            block_tables=tables,
-            block_of=block_of,
-            offset_of=places % self._block_size,
-            logits_index=logits_index,
-            samples=[],
-            prompt_rows=[],
-            paths=paths,
-            rotary=rotary,
-        )
 
 
 class DraftModelProposer:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from model_runner.batch import IntArray, prompt_batch
+from model_runner.batch import IntArray
+from model_runner.batch_maker import prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.models.features import Feature

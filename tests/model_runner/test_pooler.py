@@ -27,7 +27,7 @@ def pooled(
     """The verdict on a choice that is computed in steps with these ends, together with another plain choice."""
     pool, sampling = Pooler(head), SamplingParams(pooling=pooling)
     assert pool.needs([SamplingParams(), sampling]) == {LAST}
-    choice = RunningChoice(0, [0] * len(hidden), len(hidden), 0, array("i"), sampling)
+    choice = RunningChoice(0, [0] * len(hidden), len(hidden), 0, sampling, blocks=array("i"))
     verdicts: dict[int, Verdict] = {}
     for end in ends:
         assert not verdicts
