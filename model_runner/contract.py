@@ -4,89 +4,12 @@ A *key* names one choice of one request for as long as it runs. The scheduler de
 logits and probabilities stay in the runner until it commits them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Final, Literal, NamedTuple, TypeVar, overload
+from typing import Literal, NamedTuple
 
 from model_runner.images.image import Image
-
-_Item = TypeVar("_Item")
-_CHUNK: Final = 64
-"""Items per chunk of a SharedList."""
-
-
-class SharedList(Sequence[_Item]):
-    """An append-only list whose forks share memory.
-
-    Full chunks are never changed, so forks share them. A fork of any length copies at most one chunk, and references to
-    the others.
-    """
-
-    __slots__ = ("_full", "_last")
-
-    def __init__(self, items: Iterable[_Item] = ()) -> None:
-        items = list(items)
-        end = len(items) - len(items) % _CHUNK
-        self._full = [items[start : start + _CHUNK] for start in range(0, end, _CHUNK)]
-        self._last = items[end:]
-
-    def append(self, item: _Item) -> None:
-        """Append one item."""
-        self._last.append(item)
-        if len(self._last) == _CHUNK:
-            self._full.append(self._last)
-            self._last = []
-
-    def extend(self, items: Iterable[_Item]) -> None:
-        """Append several items."""
-        for item in items:
-            self.append(item)
-
-    def fork(self, length: int | None = None) -> "SharedList[_Item]":
-        """A list of the first `length` items, or of all."""
-        num_full, rest = divmod(len(self) if length is None else length, _CHUNK)
-        fork = SharedList[_Item]()
-        fork._full = self._full[:num_full]
-        fork._last = (self._full[num_full] if num_full < len(self._full) else self._last)[:rest]
-        return fork
-
-    def appended(self, item: _Item) -> "SharedList[_Item]":
-        """A copy with one more item; this list is unchanged."""
-        fork = self.fork()
-        fork.append(item)
-        return fork
-
-    def __len__(self) -> int:
-        return len(self._full) * _CHUNK + len(self._last)
-
-    def __iter__(self) -> Iterator[_Item]:
-        return chain.from_iterable([*self._full, self._last])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]  # as of a list
-
-    @overload
-    def __getitem__(self, index: int) -> _Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[_Item]: ...
-    def __getitem__(self, index: int | slice) -> _Item | list[_Item]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if step != 1:
-                return list(self)[index]
-            first = start // _CHUNK
-            chunks = [*self._full[first : -(-stop // _CHUNK)], self._last]
-            begin = first * _CHUNK
-            return list(chain.from_iterable(chunks))[start - begin : max(start, stop) - begin]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
-            raise IndexError(index)
-        chunk = place // _CHUNK
-        return self._full[chunk][place % _CHUNK] if chunk < len(self._full) else self._last[place % _CHUNK]
-
+from model_runner.shared_list import SharedList
 
 Verification = Literal["match", "rejection", "typical"]
 
@@ -368,6 +291,24 @@ class CacheGroup:
         if self.kind == "rows":
             return width * (2 + of_extra)
         return min(width * (-(-self.window // block_size) + 1) + in_step, width * (of_length + of_extra))
+
+
+def state_blocks_after(before: int, known: int, block_size: int, *, keeps_last: bool) -> int:
+    """Leading blocks that are folded into a choice's recurrent states once its first `known` tokens are computed.
+
+    A state cannot be taken back. So a block is folded as soon as all its tokens are known and computed, except where
+    the last one is computed again, as in contrastive search (`ChoiceResult`): its block then stays in rows, although it
+    may be full. Accepted drafts are folded by the next step, when they are known tokens: the count never falls behind
+    `before`. In a step's plan the scheduler gives the choice a page for the last of these blocks, the step writes it,
+    and the choice's next step begins there.
+
+    Args:
+        before: blocks that are folded before the step.
+        known: tokens that are computed after it, without drafts and candidates.
+        block_size: tokens in a block.
+        keeps_last: whether the last of these tokens is kept in rows.
+    """
+    return max(before, (known - keeps_last) // block_size)
 
 
 def smallest_group(num_blocks: int, groups: Sequence[CacheGroup]) -> int:

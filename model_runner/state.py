@@ -16,9 +16,9 @@ from model_runner.contract import (
     Pooling,
     SamplingParams,
     ScheduledRequest,
-    SharedList,
     StepPlan,
     Verification,
+    state_blocks_after,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.images.image import Image
@@ -29,6 +29,7 @@ from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.sampling.early_sampling import EarlySamplingPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
+from model_runner.shared_list import SharedList
 from model_runner.speculative.methods import Blocks
 from model_runner.speculative.speculator import Speculator
 
@@ -70,8 +71,7 @@ class RunnerState:
     ) -> None:
         """`images` has features of images; None if prompts have no images."""
         self._groups = tuple(blocks.groups)
-        kinds = [group.kind for group in blocks.groups]
-        self._pages = kinds.index("page") if "page" in kinds else None
+        self._is_recurrent = any(group.kind == "page" for group in blocks.groups)
         self._free_slots = list(range(blocks.max_num_seqs - 1, -1, -1))
         self._choices: dict[str, RunningChoice] = {}
         self._block_size = blocks.block_size
@@ -203,16 +203,13 @@ class RunnerState:
             choices,
             StepTokens([0] * len(choices), lengths, [1] * len(choices)),  # the tokens are not known yet
             LogitRows(np.arange(len(choices)), samples),
-            num_state_blocks=[self._folded_at(*known) for known in zip(choices, lengths, strict=True)],
+            num_state_blocks=list(map(self._state_blocks_after, choices, lengths)) if self._is_recurrent else (),
         )
 
-    def _folded_at(self, choice: RunningChoice, known: int) -> int:
-        """Blocks that are folded once a step has computed the known tokens up to here: the last with a page."""
-        if self._pages is None:
-            return 0
-        page_of = choice.groups[self._pages]
-        ends = range(min(known // self._block_size, len(page_of)), choice.num_state_blocks, -1)
-        return next((end for end in ends if page_of[end - 1] >= 0), choice.num_state_blocks)
+    def _state_blocks_after(self, choice: RunningChoice, known: int) -> int:
+        """Blocks that are folded once a step has computed the known tokens up to here."""
+        keeps_last = choice.sampling.num_candidates > 0
+        return state_blocks_after(choice.num_state_blocks, known, self._block_size, keeps_last=keeps_last)
 
     def begin_masks(self, batch: Batch, choices: Sequence[RunningChoice]) -> None:
         """Compute, while the step runs, which tokens the grammars of the ready choices allow next."""
@@ -245,8 +242,8 @@ class RunnerState:
         """
         end = len(choice.tokens)
         choice.tokens.extend(tokens)
-        if choice.groups:
-            choice.num_state_blocks = self._folded_at(choice, choice.num_computed + num_computed)
+        if self._is_recurrent:
+            choice.num_state_blocks = self._state_blocks_after(choice, choice.num_computed + num_computed)
         choice.num_computed = min(choice.num_computed + num_computed + len(nodes), len(choice.tokens) - 1)
         choice.sampler_state = self._sampling.sampler_state(choice.slot)
         places = [(end + node, end + depth) for depth, node in enumerate(nodes) if node != depth]

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from model_runner.contract import BeamCandidate, SharedList, TokenLogprobs
+from model_runner.contract import BeamCandidate, TokenLogprobs
+from model_runner.shared_list import SharedList
 from scheduler.interface import BeamSearch, FinishReason, TextWatch
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from model_runner.contract import BlockCopy, CacheGroup, PlacedBlock
+from model_runner.contract import BlockCopy, CacheGroup, PlacedBlock, state_blocks_after
 from scheduler.block_pool import BlockPool, blocks_for
 from scheduler.prefix_cache import CacheLog, PrefixCache
 from scheduler.request import Request
@@ -207,12 +207,9 @@ class BlockGroups:
         """Share of the blocks that running choices hold, in the group with the highest, 0 to 1."""
         return max(pool.num_used / pool.num_blocks for pool in self._pools())
 
-    def num_state_blocks(self, request: Request, known: int) -> int:
-        """Blocks that are folded once the tokens up to `known` are computed.
-
-        Contrastive search computes the last known token again, with its candidates.
-        """
-        return (known - (request.sampling.num_candidates > 0)) // self._block_size
+    def state_blocks_after(self, request: Request, before: int, known: int) -> int:
+        """Blocks that are folded once the tokens up to `known` are computed, of which `before` already are."""
+        return state_blocks_after(before, known, self._block_size, keeps_last=request.sampling.num_candidates > 0)
 
     def to_continue(self, request: Request, num_tokens: int, num_draft: int = 0) -> Growth:
         """The blocks that a running choice lacks to compute its next tokens, its candidates and drafts."""
@@ -221,8 +218,8 @@ class BlockGroups:
         num_own = max(0, blocks_for(end, self._block_size) - len(request.blocks))
         if not self.groups:
             return Growth(num_own)
-        state_blocks_after = max(self.num_state_blocks(request, known), request.num_state_blocks)
-        span = StepSpan(request.num_computed, end, request.num_state_blocks, state_blocks_after)
+        before = request.num_state_blocks
+        span = StepSpan(request.num_computed, end, before, self.state_blocks_after(request, before, known))
         return Growth(num_own, self._lacking(request, span, request.group_blocks))
 
     def to_begin(self, request: Request, reuse: ReusedKV, num_tokens: int) -> Growth:
@@ -235,8 +232,8 @@ class BlockGroups:
         if not self.groups:
             return Growth(num_own)
         known = reuse.num_computed + num_tokens
-        state_blocks_after = max(self.num_state_blocks(request, known), reuse.num_state_blocks)
-        span = StepSpan(reuse.num_computed, known, reuse.num_state_blocks, state_blocks_after)
+        before = reuse.num_state_blocks
+        span = StepSpan(reuse.num_computed, known, before, self.state_blocks_after(request, before, known))
         return Growth(num_own, self._lacking(request, span, self._full_blocks(reuse)))
 
     def can_grow(self, growths: Sequence[Growth], reused: Sequence[ReusedKV] = ()) -> bool:

@@ -10,8 +10,8 @@ from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from model_runner.contract import SharedList
 from model_runner.images.image import Image
+from model_runner.shared_list import SharedList
 
 
 @dataclass(frozen=True, slots=True)

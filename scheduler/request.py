@@ -9,11 +9,11 @@ from model_runner.contract import (
     Failure,
     SamplingParams,
     ScheduledRequest,
-    SharedList,
     Speculation,
     TokenLogprobs,
 )
 from model_runner.images.image import Image
+from model_runner.shared_list import SharedList
 from scheduler.history import ChoiceHistory, Progress
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, FinishReason, RequestOutput
 from scheduler.prefix_cache import BlockChain

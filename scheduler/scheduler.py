@@ -37,11 +37,11 @@ from model_runner.contract import (
     Failure,
     PlacedBlock,
     ScheduledRequest,
-    SharedList,
     StepPlan,
     StepResult,
 )
 from model_runner.runner_interface import ImageFeatures, LearningStats, SpeculationStats
+from model_runner.shared_list import SharedList
 from scheduler.background_budget import BackgroundBudget, OthersLoad
 from scheduler.block_groups import BlockGroups, Growth, ReusedKV
 from scheduler.block_pool import IntegrityError
@@ -384,8 +384,8 @@ class Scheduler:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
                 self._images.note_computed(request)
-                request.num_state_blocks = max(
-                    request.num_state_blocks, self._blocks.num_state_blocks(request, request.num_computed)
+                request.num_state_blocks = self._blocks.state_blocks_after(
+                    request, request.num_state_blocks, request.num_computed
                 )
                 request.progress.note_step(number)
                 if request.progress.is_prefilling:

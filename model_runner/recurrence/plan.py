@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from model_runner.batch import Batch, Int32Array, IntArray, StateTables
+from model_runner.contract import state_blocks_after
 from model_runner.recurrence.backend import BLOCK
 
 
@@ -167,7 +168,9 @@ class _Layout:
         paths = self._batch.paths
         num_drafts = 0 if paths is None else int(np.count_nonzero(np.diff(paths.first[tokens.start : tokens.stop + 1])))
         known, drafts = tokens[: len(tokens) - num_drafts], tokens[len(tokens) - num_drafts :]
-        covered = self._states.anchors[choice][0]
+        covered, page = self._states.anchors[choice]
+        if covered and page < 0:
+            raise ValueError(f"choice {choice} has no page with the state after its first {covered} blocks")
         end = covered * BLOCK
         if known:
             end = int(self._batch.positions[known[-1]]) + 1
@@ -191,13 +194,13 @@ class _Layout:
                 f"pages of choice {choice} cannot be written after blocks {sorted(pages)}: its state covers {covered}, "
                 f"and its known tokens fill {end // BLOCK}"
             )
+        is_read = has_drafts or end // BLOCK - 1 in pages  # the state after the last full block
+        folded = state_blocks_after(covered, end, BLOCK, keeps_last=not is_read)
         position = end - len(known)
         for block in range(covered, -(-end // BLOCK)):
             count = min(end, (block + 1) * BLOCK) - max(position, block * BLOCK)
-            is_folded = (block + 1) * BLOCK < end or ((block + 1) * BLOCK == end and (has_drafts or block in pages))
+            is_folded = block < folded
             rows_block, first = int(self._tables[choice, block]), len(self.order)
-            if is_folded:
-                covered = block + 1
             if block in pages:
                 self.written.append((pages[block], rows_block))
             if count > 0 or is_folded:
@@ -209,7 +212,7 @@ class _Layout:
                 self.segments.append(
                     Segment(first, count, block=rows_block, offset=offset, is_folded=is_folded, page=page)
                 )
-        return covered
+        return folded
 
     def _add_drafts(self, choice: int, drafts: range, covered: int) -> None:
         """Add drafts, in groups with the same state before their block."""

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from model_runner.contract import SharedList
+from model_runner.shared_list import SharedList
 
 
 def test_forks_of_forks_are_what_lists_would_be():
