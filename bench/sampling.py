@@ -26,8 +26,7 @@ from model_runner.sampling.sampler import NativeDraw, Sampler
 from model_runner.sampling.truncations import NativeTruncations
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.controller import SpeculationController
-from model_runner.speculative.draft_model import BlockGenerations
-from model_runner.speculative.methods import Blocks
+from model_runner.speculative.draft_kv import BlockGenerations, TargetBlocks
 from model_runner.speculative.speculator import Speculator
 from model_runner.state import RunnerState
 
@@ -64,7 +63,7 @@ def measure(name: str, num_rows: int, seconds: float, kernels: Kernels) -> Sampl
     sampler = Sampler(NativeDraw(kernels, divides=True), truncations=NativeTruncations(kernels))
     search = ContrastiveSearch(sampling, sampler, 8192)
     generations = BlockGenerations(num_rows * CONTEXT // BLOCK_SIZE)
-    blocks = Blocks(len(generations), BLOCK_SIZE, num_rows, generations)
+    blocks = TargetBlocks(len(generations), BLOCK_SIZE, num_rows, generations)
     state = RunnerState(blocks, sampling, Speculator({}, SpeculationController(), 0), search)
     plan = _decoding(SETTINGS[name], num_rows)
     choices = state.apply(plan)

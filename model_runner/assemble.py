@@ -35,10 +35,11 @@ from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.scoring.pooler import Pooler
 from model_runner.scoring.transforms import ContrastiveDecoding, Guidance, LayerContrast, ScoreTransform, Scoring
 from model_runner.speculative.controller import SpeculationController
-from model_runner.speculative.draft_model import BlockGenerations
+from model_runner.speculative.draft_kv import BlockGenerations, TargetBlocks
+from model_runner.speculative.draft_model import LIMITS
 from model_runner.speculative.grammar import GrammarProposer
 from model_runner.speculative.heads import BY_WORTH, HeadsContext, make_heads_proposer
-from model_runner.speculative.methods import Blocks, make_proposers
+from model_runner.speculative.methods import make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
@@ -100,7 +101,7 @@ def assemble(
     for line in plan.lines():
         logger.info(line)
     generations = BlockGenerations(plan.num_blocks)
-    blocks = Blocks(plan.num_blocks, config.block_size, plan.max_num_seqs, generations, plan.groups)
+    blocks = TargetBlocks(plan.num_blocks, config.block_size, plan.max_num_seqs, generations, plan.groups)
     heads_context = HeadsContext(platform, blocks)
     parts, num_early_exits = _put_together(config, heads_context, plan, shapes, loaded, make_link, images)
     info = _describe(platform, plan, sizes, shapes.target, num_early_exits)
@@ -148,14 +149,14 @@ def _put_together(
     platform, blocks = context.platform, context.blocks
     target = _with_cache(platform, loaded.target, shapes.target, blocks, blocks.num_blocks, blocks.groups)
     states, recurrence = _make_states(platform, shapes.target, plan)
-    draft = _with_cache(platform, loaded.draft, shapes.draft, blocks, blocks.with_scratch)
+    draft = _with_cache(platform, loaded.draft, shapes.draft, blocks, blocks.num_with_scratch(LIMITS.num_extended))
     aux = _with_cache(platform, loaded.aux, shapes.aux, blocks, blocks.num_blocks)
     assert target is not None
     grammars = _make_grammars(config.model, shapes.target.vocab_size)
     sampling = SamplingState(blocks.max_num_seqs, shapes.target.vocab_size, platform.device, grammars)
     sampler = platform.make_sampler(config.logprobs_mode)
     controller = SpeculationController()
-    drafter = _companion(target, draft, platform, plan.max_model_len + blocks.scratch_tokens)
+    drafter = _companion(target, draft, platform, plan.max_model_len + blocks.scratch_tokens(LIMITS.num_extended))
     with_heads = dict(make_heads_proposer(one, target.model, context) for one in shapes.heads)
     learning: Learning = NO_LEARNING
     fresh = None
@@ -220,7 +221,7 @@ def _with_cache(
     platform: Platform,
     model: LoadedModel | None,
     shape: ModelShape | None,
-    blocks: Blocks,
+    blocks: TargetBlocks,
     num_blocks: int,
     groups: Sequence[CacheGroup] = (),
 ) -> _Loaded | None:

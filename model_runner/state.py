@@ -30,7 +30,7 @@ from model_runner.sampling.early_sampling import EarlySamplingPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.shared_list import SharedList
-from model_runner.speculative.methods import Blocks
+from model_runner.speculative.draft_kv import TargetBlocks
 from model_runner.speculative.speculator import Speculator
 
 
@@ -62,7 +62,7 @@ class RunnerState:
 
     def __init__(
         self,
-        blocks: Blocks,
+        blocks: TargetBlocks,
         sampling: SamplingState,
         speculator: Speculator,
         search: ContrastiveSearch,

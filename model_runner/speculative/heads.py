@@ -22,9 +22,8 @@ from model_runner.models.heads.medusa import MedusaHeads
 from model_runner.models.native_model import StoredEmbedding
 from model_runner.models.target import LoadedModel
 from model_runner.platforms.platform import Platform
-from model_runner.speculative.draft_model import DraftKV, num_draft_blocks
+from model_runner.speculative.draft_kv import DraftKV, TargetBlocks
 from model_runner.speculative.growing import Extend, FrontierNode, GrowthLimits, grow, to_array
-from model_runner.speculative.methods import Blocks
 from model_runner.speculative.proposer import ChoiceStep, Embed, NewChoice, Proposer, TargetStep
 
 
@@ -293,7 +292,7 @@ class HeadsContext:
     """The platform and cache blocks that heads use."""
 
     platform: Platform
-    blocks: Blocks
+    blocks: TargetBlocks
 
 
 def heads_bytes(heads: Heads, device: torch.device) -> int:
@@ -339,8 +338,7 @@ def _proposer(heads: Heads, model: LoadedModel, context: HeadsContext, limits: G
     if not isinstance(heads, RecurrentHeads):
         raise TypeError(f"no proposer for heads of the kind {heads.kind}")
     blocks = context.blocks
-    num_blocks = num_draft_blocks(blocks.num_blocks, blocks.max_num_seqs, blocks.block_size, limits.num_extended)
-    cache = context.platform.make_cache([heads.kv], num_blocks, blocks.block_size)
+    cache = context.platform.make_cache([heads.kv], blocks.num_with_scratch(limits.num_extended), blocks.block_size)
     kv = DraftKV(blocks.generations, blocks.block_size, limits.num_extended, lag=1)
     ends = TargetEnds(embed, _in_its_type(model.get_output_embeddings()))
     return RecurrentProposer(heads, ends, context.platform.attention(cache), kv, limits)

@@ -1,16 +1,15 @@
 """The speculation methods that a runner offers."""
 
 import logging
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 
-from model_runner.contract import CacheGroup, Speculation
+from model_runner.contract import Speculation
 from model_runner.kernels.background_build import suffix_library
 from model_runner.kernels.build import NoKernelsError
 from model_runner.models.repository import cache_folder
 from model_runner.models.target import TargetModel
-from model_runner.speculative.draft_model import BlockGenerations, DraftKV, DraftModelProposer, num_draft_blocks
-from model_runner.speculative.growing import GrowthLimits
+from model_runner.speculative.draft_kv import DraftKV, TargetBlocks
+from model_runner.speculative.draft_model import LIMITS, DraftModelProposer
 from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import Proposer
@@ -21,36 +20,9 @@ logger = logging.getLogger("samewise.runner")
 AUTO = "auto"
 _QUICK = ("prediction", "grammar", "suffix")
 """Methods that take next to no time, the most certain first."""
-_MODEL_LIMITS = GrowthLimits(max_depth=5, branches=2, front=2)
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Sizes of the target's cache, and generations of its blocks."""
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    generations: BlockGenerations
-    groups: Sequence[CacheGroup] = ()
-    """Blocks of the target's cache groups."""
-
-    @property
-    def with_scratch(self) -> int:
-        """Number of blocks of a drafter's cache."""
-        return num_draft_blocks(self.num_blocks, self.max_num_seqs, self.block_size, _MODEL_LIMITS.num_extended)
-
-    @property
-    def scratch_tokens(self) -> int:
-        """Number of tokens that fit into a choice's scratch blocks."""
-        return num_draft_blocks(0, 1, self.block_size, _MODEL_LIMITS.num_extended) * self.block_size
-
-    def draft_kv(self) -> DraftKV:
-        """Bookkeeping for a drafter's cache."""
-        return DraftKV(self.generations, self.block_size, _MODEL_LIMITS.num_extended)
-
-
-def make_proposers(blocks: Blocks, draft: TargetModel | None, step_tokens: int) -> dict[str, Proposer]:
+def make_proposers(blocks: TargetBlocks, draft: TargetModel | None, step_tokens: int) -> dict[str, Proposer]:
     """A proposer for each available method, by name. `auto` chooses among them.
 
     Args:
@@ -65,7 +37,8 @@ def make_proposers(blocks: Blocks, draft: TargetModel | None, step_tokens: int) 
     if (library := load_suffix()) is not None:
         proposers["suffix"] = SuffixProposer(library)
     if draft is not None:
-        proposers["draft_model"] = DraftModelProposer(draft, blocks.draft_kv(), _MODEL_LIMITS, step_tokens)
+        kv = DraftKV(blocks.generations, blocks.block_size, LIMITS.num_extended)
+        proposers["draft_model"] = DraftModelProposer(draft, kv, LIMITS, step_tokens)
     return proposers
 
 
@@ -96,8 +69,8 @@ def members(
     return tuple(method for method in (*quick, *([heads] if heads else [])) if method in methods)
 
 
-def turn(method: str) -> int:
-    """When a method is asked: the quick ones first."""
+def cost_rank(method: str) -> int:
+    """The place of a method in the order in which methods are asked: the quick ones first."""
     return _QUICK.index(method) if method in _QUICK else len(_QUICK)
 
 

@@ -13,7 +13,7 @@ from model_runner.images.positions import rotary_positions
 from model_runner.runner_interface import SpeculationStats
 from model_runner.speculative.controller import DraftOffer, SpeculationController
 from model_runner.speculative.grammar import MatcherOf, prune
-from model_runner.speculative.methods import AUTO, is_promising, members, turn
+from model_runner.speculative.methods import AUTO, cost_rank, is_promising, members
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep
 from model_runner.speculative.step_times import StepLoad
 from model_runner.speculative.verify import Verdict, blind_confidence
@@ -342,7 +342,7 @@ class Speculator:
         groups: dict[tuple[str, ...], list[ChoiceStep]] = {}
         for of_choice in step.choices:
             groups.setdefault(self._choices[of_choice.slot].methods, []).append(of_choice)
-        for method in sorted({method for methods in groups for method in methods}, key=turn):
+        for method in sorted({method for methods in groups for method in methods}, key=cost_rank):
             of_method = [steps for methods, steps in groups.items() if method in methods]
             self._propose_by(method, load, replace(step, choices=list(chain.from_iterable(of_method))))
         return {of_choice.slot: len(self._choices[of_choice.slot].draft) for of_choice in step.choices}

@@ -20,9 +20,8 @@ from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.controller import SpeculationController
-from model_runner.speculative.draft_model import BlockGenerations
+from model_runner.speculative.draft_kv import BlockGenerations, TargetBlocks
 from model_runner.speculative.lookahead import LookaheadProposer
-from model_runner.speculative.methods import Blocks
 from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
@@ -81,7 +80,7 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
     parts = RunnerParts(
         target=model,
         kv_cache=cache,
-        state=RunnerState(Blocks(8, BLOCK, 4, BlockGenerations(8)), sampling, speculator, search),
+        state=RunnerState(TargetBlocks(8, BLOCK, 4, BlockGenerations(8)), sampling, speculator, search),
         speculator=speculator,
         controller=controller,
         verifier=Verifier(sampling, sampler),

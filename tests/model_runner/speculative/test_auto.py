@@ -1,7 +1,7 @@
 """Whom auto asks, and when it is content."""
 
 from model_runner.contract import Speculation
-from model_runner.speculative.methods import AUTO, is_promising, members, turn
+from model_runner.speculative.methods import AUTO, cost_rank, is_promising, members
 
 ALL = ("hydra", "lookahead", "prediction", "suffix")
 
@@ -21,7 +21,7 @@ def test_auto_asks_quick_methods_and_then_heads():
 
 def test_turns_are_in_this_order():
     asked = members(Speculation(AUTO, prediction=(1,)), ALL, "hydra")
-    assert sorted(asked, key=turn) == list(asked)
+    assert sorted(asked, key=cost_rank) == list(asked)
 
 
 def test_a_draft_is_promising_if_the_next_method_brings_no_more():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from model_runner.draft_tree import DraftTree
 from model_runner.kernels.build import NoKernelsError, build_suffix
 from model_runner.speculative import methods
-from model_runner.speculative.draft_model import BlockGenerations
+from model_runner.speculative.draft_kv import BlockGenerations
 from model_runner.speculative.proposer import TargetStep
 from model_runner.speculative.suffix import (
     DraftCall,
