@@ -10,7 +10,7 @@ from torch import Tensor
 from model_runner.attention.attention_plan import AttentionPlan, Tiling, empty_items, longest_run, make_plan
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch
-from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, Scoring, Step, attend, padded
+from model_runner.kernels.triton.attention import HEADER, ITEM, MERGE, LayerKV, ScoreOptions, Step, attend, padded
 from model_runner.kernels.triton.kv_write import CacheLayer, write_kv
 from model_runner.kv_cache import LARGEST, KVCache
 
@@ -220,7 +220,7 @@ class TritonAttention(AttentionBackend[TritonMetadata]):
         out = rows.new_empty(*rows.shape[:2], cache.values[layer].shape[3])
         kv = LayerKV(cache.keys[layer], cache.values[layer], *scales)
         limits = options.window, options.softcap, options.chunk
-        scoring = Scoring(options.scale, *limits, options.sinks, options.sees_spans)
+        scoring = ScoreOptions(options.scale, *limits, options.sinks, options.sees_spans)
         attend(rows, kv, step, scoring, out)
         return out.to(query.dtype)
 

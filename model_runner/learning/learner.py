@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB, learning_needs
-from model_runner.learning.vocabulary import TokenCounts, rows_for
+from model_runner.learning.vocabulary import TokenFrequencies, rows_for
 from model_runner.models.heads.base import Heads
 from model_runner.models.heads.hydra import HydraHeads, hydra_features
 from model_runner.training.examples import Example
@@ -163,7 +163,7 @@ class Trainee:
             parameter.data, mean.data = mean.data, parameter.data
 
     @torch.no_grad()
-    def follow(self, counts: TokenCounts) -> int:
+    def follow(self, counts: TokenFrequencies) -> int:
         """Give rows of the draft vocabulary to frequent tokens that are missing; returns how many tokens were replaced.
 
         Only for heads with one output matrix for all depths, over a part of the vocabulary.
@@ -352,7 +352,7 @@ class Learner:
         self._source = random.Random(0)
         self._depth = FRESH_DEPTH if start.first is None else depth_of(start.first)
         self._needs = learning_needs(start.first, target.shape)
-        self._counts = TokenCounts(target.shape.vocab_size)
+        self._counts = TokenFrequencies(target.shape.vocab_size)
         self._credit = 0
         self._published_at = clock()
         self._first = self._objective(start.first)

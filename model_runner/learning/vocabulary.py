@@ -18,7 +18,7 @@ _RIDGE = 0.1
 matter."""
 
 
-class TokenCounts:
+class TokenFrequencies:
     """How often each token of the target's vocabulary occurred recently."""
 
     def __init__(self, vocab_size: int) -> None:

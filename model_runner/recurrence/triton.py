@@ -14,7 +14,7 @@ from model_runner.recurrence.plan import Plan, make_plan
 
 
 @dataclass(slots=True)
-class TritonMetadata:
+class DevicePlan:
     """A plan in device memory."""
 
     plan: Plan
@@ -30,13 +30,13 @@ class TritonMetadata:
     """By kernel size, `Plan.inputs_of`."""
 
 
-class TritonRecurrence(RecurrenceBackend[TritonMetadata]):
+class TritonRecurrence(RecurrenceBackend[DevicePlan]):
     """A program does one head of one choice, for some channels of its values."""
 
     def __init__(self, cache: StateCache) -> None:
         self.cache = cache
 
-    def prepare(self, batch: Batch) -> TritonMetadata:
+    def prepare(self, batch: Batch) -> DevicePlan:
         plan = make_plan(batch)
         lists = (plan.segments, plan.first_segment, plan.anchors)
         parts = [*(np.array(part, dtype=np.int32).ravel() for part in lists), plan.order, plan.num_rows]
@@ -48,7 +48,7 @@ class TritonRecurrence(RecurrenceBackend[TritonMetadata]):
         slots = plan.slots.astype(np.int64)
         indices = (slots // BLOCK, slots % BLOCK, written[:, 0], written[:, 1])
         blocks, offsets, pages, page_blocks = (torch.from_numpy(i.copy()).to(self.cache.device) for i in indices)
-        return TritonMetadata(plan, numbers, starts, blocks, offsets, pages, page_blocks)
+        return DevicePlan(plan, numbers, starts, blocks, offsets, pages, page_blocks)
 
     def recur(
         self,
@@ -58,14 +58,14 @@ class TritonRecurrence(RecurrenceBackend[TritonMetadata]):
         value: Tensor,
         log_decay: Tensor,
         beta: Tensor | None,
-        metadata: TritonMetadata,
+        metadata: DevicePlan,
     ) -> Tensor:
         shape, memory = self.cache.recurrences[index], self.cache.recurrent[index]
         memory.put(metadata.block_of, metadata.offset_of, key, log_decay)
         output = torch.empty(value.shape, dtype=torch.float32, device=value.device)
         rows = _regular(query), _regular(value), None if beta is None else _regular(beta)
         parts = memory.keys, memory.decays, memory.updates, memory.states
-        sizes = kernels.Sizes(*astuple(shape))
+        sizes = kernels.RecurrenceSizes(*astuple(shape))
         kernels.recur(sizes, parts, metadata.numbers, metadata.starts, rows, output)
         return output.to(value.dtype)
 
@@ -77,7 +77,7 @@ class TritonRecurrence(RecurrenceBackend[TritonMetadata]):
         a: Tensor,
         b: Tensor,
         c: Tensor,
-        metadata: TritonMetadata,
+        metadata: DevicePlan,
     ) -> Tensor:
         memory = self.cache.scan[index]
         memory.put(metadata.block_of, metadata.offset_of, step, value, b)
@@ -93,7 +93,7 @@ class TritonRecurrence(RecurrenceBackend[TritonMetadata]):
         weight: Tensor,
         bias: Tensor | None,
         activation: str | None,
-        metadata: TritonMetadata,
+        metadata: DevicePlan,
     ) -> Tensor:
         memory, kernel = self.cache.conv[index], self.cache.convolutions[index].kernel
         rows, output = _regular(x), torch.empty(x.shape, dtype=torch.float32, device=x.device)

@@ -34,7 +34,7 @@ _PRINTABLE: Final = range(0x20, 0x7F)
 _CONTROL: Final = b"\xff"
 
 
-class Vocabulary:
+class TokenBytes:
     """The bytes of the vocabulary's tokens."""
 
     def __init__(self, tokenizer: "llguidance.LLTokenizer") -> None:
@@ -72,7 +72,7 @@ _LETTERS: Final = b"ae"
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class GuessedTokens:
     """The probable next tokens."""
 
     tokens: Sequence[int] = ()
@@ -83,7 +83,7 @@ class Guess:
 class LookAhead:
     """Extends a copy of a matcher for as long as there is only one way to continue."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: TokenBytes) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._mask = np.zeros((1, vocabulary.num_words), dtype=np.int32)
@@ -91,7 +91,7 @@ class LookAhead:
         self._guessed: set[int] = set()
         """Positions in the text that were guessed."""
 
-    def guess(self, before: bytes, most: int) -> Guess:
+    def guess(self, before: bytes, most: int) -> GuessedTokens:
         """At most `most` tokens that follow the text `before`."""
         is_spaced = _is_spaced(before)
         while len(self._text) < most * _BYTES_PER_TOKEN and not self._matcher.is_stopped():
@@ -106,7 +106,7 @@ class LookAhead:
         tokens = self._vocabulary.tokenizer.tokenize_bytes(self._text)[:most]
         ends = list(accumulate(len(self._vocabulary.spelled(token)) for token in tokens))
         spans = pairwise((0, *ends))
-        return Guess(tokens, [self._guessed.isdisjoint(range(start, end)) for start, end in spans])
+        return GuessedTokens(tokens, [self._guessed.isdisjoint(range(start, end)) for start, end in spans])
 
     def _character(self, *, after_mark: bool) -> bytes:
         """The next character: a space after a colon or comma if allowed, or else the only allowed non-space. May be
@@ -122,7 +122,7 @@ class LookAhead:
         return others if len(others) == 1 else b""
 
 
-def is_free(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> bool:
+def is_free(matcher: llguidance.LLMatcher, vocabulary: TokenBytes) -> bool:
     """Whether free text may come next, judged by two letters: a mask of free text would take much longer."""
     tokens = map(vocabulary.token_of, _LETTERS)
     return all(token is not None and matcher.validate_tokens([token]) == 1 for token in tokens)
@@ -169,7 +169,7 @@ class Matcher:
     def __init__(
         self,
         inner: llguidance.LLMatcher,
-        vocabulary: Vocabulary,
+        vocabulary: TokenBytes,
         stop_token_ids: Collection[int],
         compile_again: Callable[[int], llguidance.LLMatcher],
     ) -> None:
@@ -289,7 +289,7 @@ class Matcher:
         fits = int(self.inner.validate_tokens(list(tokens[:end])))
         return len(tokens) if fits == end < len(tokens) else fits
 
-    def guess(self, output: Sequence[int], most: int) -> Guess:
+    def guess(self, output: Sequence[int], most: int) -> GuessedTokens:
         """The probable next tokens: forced text, and minimal whitespace where the grammar leaves only that open.
 
         A space follows a comma or colon if one did before. Other tokens may spell the same text.
@@ -300,7 +300,7 @@ class Matcher:
         """
         self.wait()
         if self._has_ended or self.inner.is_stopped() or is_free(self.inner, self._vocabulary):
-            return Guess()
+            return GuessedTokens()
         before = self._vocabulary.tokenizer.decode_bytes(list(output))
         return LookAhead(self.inner.deep_copy(), self._vocabulary).guess(before, most)
 
@@ -331,7 +331,7 @@ class Grammars:
         """`find_tokenizer` returns the path of tokenizer.json, or its text, which takes up to four times its size."""
         self._find_tokenizer = find_tokenizer
         self._vocab_size = vocab_size
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: TokenBytes | None = None
         self._loading = Lock()
         self._lock = Lock()
         self._ready: OrderedDict[str, list[llguidance.LLMatcher]] = OrderedDict()
@@ -348,13 +348,13 @@ class Grammars:
             self.vocabulary  # noqa: B018 - made now
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> TokenBytes:
         """Created at first use. Raises GrammarError if the model has no usable tokenizer."""
         with self._loading:
             if self._vocabulary is None:
                 try:
                     tokenizer = llguidance.LLTokenizer(self._find_tokenizer(), n_vocab=self._vocab_size)
-                    self._vocabulary = Vocabulary(tokenizer)
+                    self._vocabulary = TokenBytes(tokenizer)
                 except BaseException as error:  # a panic's class cannot be imported
                     if not isinstance(error, OSError | ValueError) and type(error).__name__ != "PanicException":
                         raise

@@ -35,7 +35,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnsweredPrompt:
     """Prompt and answer as tokens; no tokens if the prompt was too long or the answer empty."""
 
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class Answer:
 class Answerer(Protocol):
     """Runs the model to answer questions."""
 
-    def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, Answer]]:
+    def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, AnsweredPrompt]]:
         """Yield each answer with its question's number, in the order in which they finish.
 
         Takes questions as it has capacity. Closing the generator stops all running requests.
@@ -109,14 +109,14 @@ class AnswerStore:
             held += self._num_answer_tokens(shard)
         raise AssertionError("there is no last shard")
 
-    def read(self, shard: int) -> list[Answer]:
+    def read(self, shard: int) -> list[AnsweredPrompt]:
         """The answers of a file, without empty ones."""
         with np.load(self._file(shard)) as data:
             columns = [data[name] for name in ("tokens", "lengths", "prompts", "temperatures")]
         tokens, lengths, prompts, temperatures = columns
         parts = np.split(tokens, np.cumsum(lengths)[:-1])
         return [
-            Answer(tuple(part.tolist()), int(prompt), float(temperature))
+            AnsweredPrompt(tuple(part.tolist()), int(prompt), float(temperature))
             for part, prompt, temperature in zip(parts, prompts, temperatures, strict=True)
             if len(part) > prompt
         ]
@@ -126,7 +126,7 @@ class AnswerStore:
         questions = islice(self._questions(), first * SHARD, None)
         if (question := next(questions, None)) is None:
             return 0
-        waiting: dict[int, Answer] = {}
+        waiting: dict[int, AnsweredPrompt] = {}
         shard = first
         with closing(answerer().answers(chain([question], questions))) as finished:
             for number, answer in finished:
@@ -141,7 +141,7 @@ class AnswerStore:
             shard += 1
         return shard - first
 
-    def _write(self, shard: int, answers: list[Answer]) -> int:
+    def _write(self, shard: int, answers: list[AnsweredPrompt]) -> int:
         """Write a file; returns the number of answer tokens."""
         partial = self._file(shard).with_suffix(".partial.npz")
         np.savez(
@@ -246,7 +246,7 @@ class ExampleStore:
         return self._folder / f"features-{shard:05d}.{need}.npy"
 
 
-def _example(answer: Answer, stored: Mapping[Feature, Float16Array], start: int) -> Example:
+def _example(answer: AnsweredPrompt, stored: Mapping[Feature, Float16Array], start: int) -> Example:
     features = {name: rows[start : start + len(answer.tokens)] for name, rows in stored.items()}
     return Example(np.array(answer.tokens, dtype=np.int64), answer.num_prompt, answer.temperature, features)
 
@@ -285,7 +285,7 @@ def opening_questions(count: int) -> Iterator[Question]:
         yield Question(OPENING, SamplingParams(temperature=1.0, top_p=0.95, seed=index), MAX_TOKENS)
 
 
-def own_prompts(answers: Iterable[Answer], decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
+def own_prompts(answers: Iterable[AnsweredPrompt], decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
     """The finished questions without duplicates, in the order of the answers."""
     ended = (answer for answer in answers if len(answer.tokens) - answer.num_prompt < MAX_TOKENS)
     texts = (decode(answer.tokens[answer.num_prompt :]).strip() for answer in ended)

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from model_runner.training.examples import Answer, Question
+from model_runner.training.examples import AnsweredPrompt, Question
 from model_runner.training.prompts import Prompt
 from scheduler.interface import EngineRequest
 from server.engine.loop import Engine
@@ -38,7 +38,7 @@ class OfflineAnswerer:
         self.max_prompt = 512
         """Tokens of the longest prompt that is answered."""
 
-    def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, Answer]]:
+    def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, AnsweredPrompt]]:
         """Yield each question's number and answer. Raises RuntimeError if the engine fails on a question."""
         numbered = enumerate(questions)
         running: dict[str, _Running] = {}
@@ -47,7 +47,7 @@ class OfflineAnswerer:
                 for number, question in islice(numbered, self._in_flight - len(running)):
                     prompt = self.encode(question.prompt)
                     if not 0 < len(prompt) <= self.max_prompt:
-                        yield number, Answer((), 0, question.sampling.temperature)
+                        yield number, AnsweredPrompt((), 0, question.sampling.temperature)
                     else:
                         running[str(number)] = self._submit(number, prompt, question)
                 if not running:
@@ -78,7 +78,7 @@ class OfflineAnswerer:
         self._engine.add(EngineRequest(str(number), prompt, sampling, question.max_tokens))
         return _Running(prompt, sampling.temperature)
 
-    def _step(self, running: dict[str, _Running]) -> Iterator[tuple[int, Answer]]:
+    def _step(self, running: dict[str, _Running]) -> Iterator[tuple[int, AnsweredPrompt]]:
         for output in self._engine.step():
             if output.error is not None:
                 raise RuntimeError(f"the model failed to answer: {output.error.message}")
@@ -86,4 +86,4 @@ class OfflineAnswerer:
             one.output += output.tokens
             if output.finish_reason is not None:
                 del running[output.request_id]
-                yield int(output.request_id), Answer((*one.prompt, *one.output), len(one.prompt), one.temperature)
+                yield int(output.request_id), AnsweredPrompt((*one.prompt, *one.output), len(one.prompt), one.temperature)

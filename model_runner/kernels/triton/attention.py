@@ -83,7 +83,7 @@ class LayerKV:
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class ScoreOptions:
     """How the scores of a row's keys are found, and which keys it sees."""
 
     scale: float
@@ -99,7 +99,7 @@ class Scoring:
     """Whether a row sees positions up to its last in the plan, instead of up to its own."""
 
 
-def attend(query: Tensor, layer: LayerKV, step: Step, scoring: Scoring, out: Tensor) -> None:
+def attend(query: Tensor, layer: LayerKV, step: Step, scoring: ScoreOptions, out: Tensor) -> None:
     """Write attention output for all items of a plan.
 
     Args:

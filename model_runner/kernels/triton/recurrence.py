@@ -22,7 +22,7 @@ _CHANNELS = 256
 """Channels of a convolution per program."""
 
 
-class Sizes(NamedTuple):
+class RecurrenceSizes(NamedTuple):
     """As in RecurrentShape."""
 
     heads: int
@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
 
 
 def recur(
-    sizes: Sizes,
+    sizes: RecurrenceSizes,
     memory: tuple[Tensor, Tensor, Tensor, Tensor],
     plan: Tensor,
     starts: tuple[int, ...],

@@ -292,7 +292,7 @@ def test_new_rows_begin_as_training_left_the_others(target: TargetWeights) -> No
     with torch.no_grad():
         heads.get_parameter("hydra_lm_head.weight").mul_(0.5)
     candidate = Trainee(heads, target, torch.float32, pieces(target, SUBJECT, 12, 3))
-    counts = module.TokenCounts(target.shape.vocab_size)
+    counts = module.TokenFrequencies(target.shape.vocab_size)
     counts.add(torch.tensor(OTHER * 9 + SUBJECT * 9))
     assert candidate.follow(counts) == len(OTHER)
     followed = exported(candidate)
@@ -310,7 +310,7 @@ def test_new_rows_begin_as_training_left_the_others(target: TargetWeights) -> No
 def test_heads_over_the_whole_vocabulary_keep_it(target: TargetWeights) -> None:
     shape = HydraShape(target.shape.hidden, 3, 1, target.shape.vocab_size, shared_head=True, features=(FEATURE,))
     candidate = Trainee(HydraHeads(shape), target, torch.float32, pieces(target, SUBJECT, 12, 3))
-    counts = module.TokenCounts(target.shape.vocab_size)
+    counts = module.TokenFrequencies(target.shape.vocab_size)
     counts.add(torch.tensor(OTHER * 9))
     assert candidate.follow(counts) == 0
     assert candidate.step(pieces(target, SUBJECT, 4, 4))

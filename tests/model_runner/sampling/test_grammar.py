@@ -21,7 +21,7 @@ from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling import grammar as module
 from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, MaskedRows
-from model_runner.sampling.grammar import GrammarError, Grammars, Guess, Matcher
+from model_runner.sampling.grammar import GrammarError, Grammars, GuessedTokens, Matcher
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.grammar import prune
@@ -218,7 +218,7 @@ def test_nothing_moves_it_after_its_end() -> None:
     state = matcher(LANGUAGES["choice"][0], [*encode("ab"), EOS])
     state.advance(5)
     assert state.failure is None
-    assert state.guess(encode("ab"), 4) == Guess()
+    assert state.guess(encode("ab"), 4) == GuessedTokens()
 
 
 # -- drafts ------------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_guesses_are_allowed(name: str) -> None:
 
 def test_what_is_forced_is_guessed_to_its_end() -> None:
     state = matcher(json_grammar(ITEM), encode('{"ab":t'))
-    assert state.guess((), 8) == Guess(encode("rue}"), [True] * len(encode("rue}")))
+    assert state.guess((), 8) == GuessedTokens(encode("rue}"), [True] * len(encode("rue}")))
     assert state.guess((), 2).tokens == encode("ru")
 
 

@@ -9,7 +9,7 @@ import torch
 
 from model_runner.models.heads.layer import Attend
 from model_runner.training.eagle3 import Span, UnrolledAttention
-from model_runner.training.examples import Answer, Example, batches, opening_questions, own_prompts
+from model_runner.training.examples import AnsweredPrompt, Example, batches, opening_questions, own_prompts
 from model_runner.training.objective import soft_cross_entropy
 from model_runner.training.prompts import OWN_SHARE, TOPICS, Prompt, held_out_prompts, training_prompts
 from model_runner.training.teacher import choose_draft_ids
@@ -37,9 +37,9 @@ def test_own_prompts_are_mixed_in_and_used_again_when_they_run_out() -> None:
 
 
 def test_own_prompts_are_those_that_ended() -> None:
-    def answer(text: str) -> Answer:
+    def answer(text: str) -> AnsweredPrompt:
         tokens = tuple(map(ord, text))
-        return Answer((7, 7, *tokens), 2, 1.0)
+        return AnsweredPrompt((7, 7, *tokens), 2, 1.0)
 
     answers = [answer(text) for text in ("What is in a name?", " What is in a name?\n", "No.", "And so " * 20)]
     assert own_prompts(answers, lambda tokens: "".join(map(chr, tokens))) == [Prompt("What is in a name?")]

@@ -15,7 +15,7 @@ from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.hf_loading import load_config
 from model_runner.training import pipeline
-from model_runner.training.examples import Answer, AnswerStore, Example, Question, training_questions
+from model_runner.training.examples import AnsweredPrompt, AnswerStore, Example, Question, training_questions
 from model_runner.training.loop import LoopOptions
 from model_runner.training.objective import Objective
 from model_runner.training.pipeline import Accuracy, Kind, TrainingOptions, measure, train_heads
@@ -41,12 +41,12 @@ class Counting:
         self.asked = 0
         self.known = known
 
-    def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, Answer]]:
-        held: list[tuple[int, Answer]] = []
+    def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, AnsweredPrompt]]:
+        held: list[tuple[int, AnsweredPrompt]] = []
         for number, question in enumerate(questions):
             self.asked += 1
             tokens = self.known[question.sampling.seed % len(self.known)]
-            held.append((number, Answer(tokens, 2, question.sampling.temperature)))
+            held.append((number, AnsweredPrompt(tokens, 2, question.sampling.temperature)))
             if len(held) == 5:
                 yield from reversed(held)
                 held = []

@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import torch
 
-from model_runner.kernels.triton.recurrence import Sizes, convolve, recur, scan
+from model_runner.kernels.triton.recurrence import RecurrenceSizes, convolve, recur, scan
 from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape, StateCache
 from tests.model_runner.triton.hopper import report
 
@@ -25,7 +25,7 @@ def launch() -> None:
         beta = torch.zeros(1, shape.heads) if shape.delta else None
         memory = cache.recurrent[0]
         parts = memory.keys, memory.decays, memory.updates, memory.states
-        recur(Sizes(*astuple(shape)), parts, numbers, starts, (query, value, beta), value)
+        recur(RecurrenceSizes(*astuple(shape)), parts, numbers, starts, (query, value, beta), value)
     of_scan = StateCache([], [], 1, 1, torch.device("cpu"), scans=[ScanShape(8192, 16)]).scan[0]
     parts, rows = (of_scan.steps, of_scan.values, of_scan.inputs, of_scan.states), torch.zeros(1, 8192)
     scan(parts, numbers, starts, (torch.zeros(8192, 16), torch.zeros(1, 16)), rows)
