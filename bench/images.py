@@ -29,7 +29,7 @@ from bench.random_image_models import FORMS, make
 from bench.shared_runner import Engines
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
-from model_runner.images.image import Image, ImageRun
+from model_runner.image import Image, ImageRun
 from model_runner.images.layouts import Layout, read_layout
 from model_runner.images.tower import Tower
 from model_runner.kernels.library import WeightKind

@@ -110,7 +110,7 @@ def image(recorder: Recorder, scratch: Path) -> dict[str, int]:
     """A request with an image, from its arrival at the engine to its first token"""
     from bench.images import image_file, make_image  # noqa: PLC0415  (needs Pillow)
     from bench.random_image_models import FORMS, make  # noqa: PLC0415
-    from model_runner.images.loading import layout_of  # noqa: PLC0415
+    from model_runner.image_reader import layout_of  # noqa: PLC0415
 
     make(FORMS["tiny"], scratch / "model", resolve_model(None, _CONSOLE).path)
     layout = layout_of(scratch / "model")

@@ -14,7 +14,7 @@ import torch
 from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.contract import CacheGroup, smallest_group
-from model_runner.images.loading import LoadedReader
+from model_runner.image_reader import LoadedReader
 from model_runner.kv_cache import BlockCache, KVCache, KVCaches
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink

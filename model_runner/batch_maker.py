@@ -21,7 +21,7 @@ from model_runner.batch import (
 )
 from model_runner.contract import CacheGroup
 from model_runner.draft_tree import ROOT, DraftTree
-from model_runner.images.positions import RotaryPositions
+from model_runner.rotary_positions import RotaryPositions
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from model_runner.images.image import Image
+from model_runner.image import Image
 from model_runner.shared_list import SharedList
 
 Verification = Literal["match", "rejection", "typical"]

@@ -16,7 +16,8 @@ from torch import Tensor
 from model_runner.contract import SamplingParams, ScheduledRequest
 from model_runner.draft_tree import NO_DRAFT
 from model_runner.models.target import TargetModel
-from model_runner.state import RunnerState, RunningChoice
+from model_runner.running_choice import RunningChoice
+from model_runner.state import RunnerState
 
 _LENGTH = 45
 """Tokens of the tried choice: more than a block."""

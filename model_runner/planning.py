@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_runner.config import RunnerConfig, Sizes
-from model_runner.images.loading import ImageReader, find_reader
+from model_runner.image_reader import ImageReader, find_reader
 from model_runner.learning.wiring import Learned, choose_learned
 from model_runner.model_needs import ModelNeeds
 from model_runner.models.heads.base import Heads, TargetShape

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from model_runner.images.image import Image
+from model_runner.image import Image
 
 IntArray = npt.NDArray[np.int64]
 

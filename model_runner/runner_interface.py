@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from model_runner.contract import CacheGroup, Failure, SamplingParams, StepPlan, StepResult
-from model_runner.images.image import Image
+from model_runner.image import Image
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,59 +2,33 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import torch
 
 from model_runner.batch import Batch, ImageRows, IntArray, PooledRows, PromptRows, SampleRows
-from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens, tree_paths
+from model_runner.batch_maker import BatchMaker, LogitRows, StepTokens, tree_paths
 from model_runner.contract import (
     AdmittedRequest,
     PlacedBlock,
     Pooling,
-    SamplingParams,
     ScheduledRequest,
     StepPlan,
-    Verification,
-    state_blocks_after,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.images.image import Image
-from model_runner.images.loading import LoadedReader
-from model_runner.images.positions import rotary_positions
+from model_runner.image_reader import LoadedReader
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
+from model_runner.rotary_positions import rotary_positions
+from model_runner.running_choice import RunningChoice
 from model_runner.sampling.early_sampling import EarlySamplingPlan
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.shared_list import SharedList
 from model_runner.speculative.draft_kv import TargetBlocks
 from model_runner.speculative.speculator import Speculator
-
-
-@dataclass(slots=True)
-class RunningChoice(BatchChoice):
-    """A running choice. `tokens[:num_computed]` have their keys and values in `blocks`."""
-
-    slot: int
-    tokens: list[int] | SharedList[int]
-    num_prompt: int
-    num_computed: int
-    sampling: SamplingParams
-    num_state_blocks: int = 0
-    """Blocks whose effect is in the newest page of recurrent states."""
-    verify: Verification = "match"
-    guides: str | None = None
-    """Key of the choice that this one guides (`AdmittedRequest.guides`)."""
-    sampler_state: float | None = None
-    """State of the sampler after the last step, as far as it does not follow from the tokens."""
-    images: Sequence[Image] = ()
-    cache_salt: str = ""
-    hidden_sum: IntArray | None = None
-    """[hidden] the sum of the computed tokens' hidden states in fixed point, if their mean is requested; None once one
-    is not finite."""
 
 
 class RunnerState:
@@ -198,18 +172,15 @@ class RunnerState:
     def gather_ahead(self, choices: Sequence[RunningChoice]) -> Batch:
         """The step in which each choice computes the one token of the previous step, which is not committed yet."""
         lengths = [len(choice.tokens) for choice in choices]
+        recurrent = choices if self._is_recurrent else ()
+        folded = [choice.state_blocks_after(len(choice.tokens), self._block_size) for choice in recurrent]
         samples = [SampleRows(row, row, NO_DRAFT, choice.verify) for row, choice in enumerate(choices)]
         return self._maker.make(
             choices,
             StepTokens([0] * len(choices), lengths, [1] * len(choices)),  # the tokens are not known yet
             LogitRows(np.arange(len(choices)), samples),
-            num_state_blocks=list(map(self._state_blocks_after, choices, lengths)) if self._is_recurrent else (),
+            num_state_blocks=folded,
         )
-
-    def _state_blocks_after(self, choice: RunningChoice, known: int) -> int:
-        """Blocks that are folded once a step has computed the known tokens up to here."""
-        keeps_last = choice.sampling.num_candidates > 0
-        return state_blocks_after(choice.num_state_blocks, known, self._block_size, keeps_last=keeps_last)
 
     def begin_masks(self, batch: Batch, choices: Sequence[RunningChoice]) -> None:
         """Compute, while the step runs, which tokens the grammars of the ready choices allow next."""
@@ -243,7 +214,7 @@ class RunnerState:
         end = len(choice.tokens)
         choice.tokens.extend(tokens)
         if self._is_recurrent:
-            choice.num_state_blocks = self._state_blocks_after(choice, choice.num_computed + num_computed)
+            choice.num_state_blocks = choice.state_blocks_after(choice.num_computed + num_computed, self._block_size)
         choice.num_computed = min(choice.num_computed + num_computed + len(nodes), len(choice.tokens) - 1)
         choice.sampler_state = self._sampling.sampler_state(choice.slot)
         places = [(end + node, end + depth) for depth, node in enumerate(nodes) if node != depth]

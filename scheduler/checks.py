@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from model_runner.contract import CacheGroup
-from model_runner.images.image import Image
+from model_runner.image import Image
 from scheduler.block_pool import blocks_for
 from scheduler.interface import EngineRequest, SchedulerConfig
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
-from model_runner.images.image import Image
+from model_runner.image import Image
 from model_runner.runner_interface import ImageStats, LearningStats, SpeculationStats
 from scheduler.history import ChoiceHistory
 

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from model_runner.images.image import Image
+from model_runner.image import Image
 from model_runner.shared_list import SharedList
 
 

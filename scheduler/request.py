@@ -12,7 +12,7 @@ from model_runner.contract import (
     Speculation,
     TokenLogprobs,
 )
-from model_runner.images.image import Image
+from model_runner.image import Image
 from model_runner.shared_list import SharedList
 from scheduler.history import ChoiceHistory, Progress
 from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, FinishReason, RequestOutput

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from model_runner.contract import Failure
+from model_runner.image import Image
 from model_runner.images.decoding import ImageError
-from model_runner.images.image import Image
 from model_runner.runner_interface import FeatureHolder, Holding, ImageFeatures, ImageStats
 
 logger = logging.getLogger("samewise.runner")

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, PretrainedConfig
 
+from model_runner.image import Image
 from model_runner.images.cores import SharedAttention, TowerCores, linears_of, pack_tower
 from model_runner.images.decoding import decode
-from model_runner.images.image import Image
 from model_runner.images.layouts import SEVERAL, Layout
 from model_runner.images.tiles import compute_one_by_one, takes_tiles
 from model_runner.kernels.library import WeightKind

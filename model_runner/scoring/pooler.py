@@ -15,9 +15,9 @@ from model_runner.batch import IntArray, PooledRows
 from model_runner.contract import Failure, Pooling, SamplingParams
 from model_runner.models.features import LAST, Feature
 from model_runner.models.loading import ClassificationHead, FloatArray
+from model_runner.running_choice import RunningChoice
 from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.verify import Verdict
-from model_runner.state import RunningChoice
 
 _FIXED_POINT = 2.0**28
 """Fixed-point units per 1.0. Hidden states are rounded to this before they are added."""

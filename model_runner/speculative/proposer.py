@@ -9,8 +9,8 @@ from torch import Tensor
 from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.draft_tree import DraftTree
-from model_runner.images.positions import RotaryPositions
 from model_runner.models.features import Feature
+from model_runner.rotary_positions import RotaryPositions
 from model_runner.sampling.noise import Stream, noise_key
 
 

@@ -9,7 +9,7 @@ from math import inf
 from model_runner.batch import SampleRows
 from model_runner.contract import AdmittedRequest, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.images.positions import rotary_positions
+from model_runner.rotary_positions import rotary_positions
 from model_runner.runner_interface import SpeculationStats
 from model_runner.speculative.controller import DraftOffer, SpeculationController
 from model_runner.speculative.grammar import MatcherOf, prune

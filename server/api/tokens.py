@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
-from model_runner.images.image import Image
+from model_runner.image import Image
 from server.api.answer_object import AnswerObject, Warnings, doc
 from server.api.body_worker import LARGE_BYTES, BodyContext
 from server.api.dialect import Dialect

@@ -86,4 +86,7 @@ class OfflineAnswerer:
             one.output += output.tokens
             if output.finish_reason is not None:
                 del running[output.request_id]
-                yield int(output.request_id), AnsweredPrompt((*one.prompt, *one.output), len(one.prompt), one.temperature)
+                yield (
+                    int(output.request_id),
+                    AnsweredPrompt((*one.prompt, *one.output), len(one.prompt), one.temperature),
+                )

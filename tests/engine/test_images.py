@@ -15,10 +15,10 @@ from PIL import Image as Pixels
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
+from model_runner.image import Image, ImageRun
 from model_runner.images.cores import TowerCores
 from model_runner.images.decoding import decode, digest
 from model_runner.images.features import FeatureCache
-from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import SEVERAL, read_layout
 from model_runner.images.tiles import compute_one_by_one
 from model_runner.images.tower import Tower

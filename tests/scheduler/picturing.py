@@ -3,9 +3,9 @@
 from hashlib import sha256
 from threading import Event, Semaphore
 
+from model_runner.image import Image, ImageRun
 from model_runner.images.decoding import Fault, ImageError
 from model_runner.images.features import FeatureCache
-from model_runner.images.image import Image, ImageRun
 from tests.scheduler.driving import RecordingRunner
 
 IMAGE_ID = 40

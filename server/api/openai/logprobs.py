@@ -7,7 +7,7 @@ from typing import Annotated, cast
 import msgspec
 
 from model_runner.contract import TokenLogprobs
-from model_runner.images.image import Image
+from model_runner.image import Image
 from server.api.answer_object import AnswerObject, doc
 from server.generation.events import OutputToken
 from server.text.tokenizer import Tokenizer

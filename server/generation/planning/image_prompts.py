@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from model_runner.image import Image, ImageRun
 from model_runner.images.decoding import FORMATS, Fault, ImageError, digest, read
-from model_runner.images.image import Image, ImageRun
 from model_runner.images.layouts import SEVERAL, Arrangement, Layout
 from model_runner.runner_interface import RunnerInfo
 from server.config import Settings

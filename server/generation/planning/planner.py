@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 
 from model_runner.contract import SamplingParams, Speculation
-from model_runner.images.image import Image
+from model_runner.image import Image
 from model_runner.runner_interface import RunnerInfo
 from scheduler.interface import ChoiceState, EngineRequest
 from server.config import Settings

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from model_runner.images.image import Image, ImageRun
-from model_runner.images.positions import RotaryPositions
+from model_runner.image import Image, ImageRun
+from model_runner.rotary_positions import RotaryPositions
 from model_runner.speculative.draft_kv import BlockGenerations, DraftKV
 from model_runner.speculative.growing import FrontierNode
 from tests.model_runner.speculative.driving import choice_step, new_choice

@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI
 from PIL import Image
 
+from model_runner.image import ImageRun
 from model_runner.images.decoding import decode
-from model_runner.images.image import ImageRun
 from scheduler.interface import EngineRequest
 from server.generation.image_room import ImageRoom
 from tests.image_processors import processor_of, tokenizer_of
