@@ -12,7 +12,7 @@ from model_runner.config import RunnerConfig
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.hf_loading import load_config
-from model_runner.training.examples import OPENING, Answer, opening_questions
+from model_runner.training.examples import OPENING, AnsweredPrompt, opening_questions
 from model_runner.training.prompts import Prompt
 from server.cli.main import app
 from server.cli.training_answers import OfflineAnswerer
@@ -105,4 +105,7 @@ def test_an_opening_is_the_template_up_to_the_users_text(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     bare = OfflineAnswerer(engine, Tokenizer.from_folder(folder), model)
     assert bare.encode(OPENING) == ()
-    assert list(bare.answers(opening_questions(2))) == [(0, Answer((), 0, 1.0)), (1, Answer((), 0, 1.0))]
+    assert list(bare.answers(opening_questions(2))) == [
+        (0, AnsweredPrompt((), 0, 1.0)),
+        (1, AnsweredPrompt((), 0, 1.0)),
+    ]
