@@ -26,7 +26,7 @@ from model_runner.rotary_positions import RotaryPositions
 
 @dataclass(slots=True, kw_only=True)
 class BatchChoice:
-    """What layers read of a choice, apart from its tokens."""
+    """A choice as layers see it, apart from its tokens."""
 
     blocks: "array[int]"  # numpy reads it without a Python object for each item
     """Block table of the choice's own blocks."""

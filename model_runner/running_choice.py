@@ -1,4 +1,4 @@
-"""What the runner keeps of a running choice between steps.
+"""A running choice, as the runner keeps it between steps.
 
 The scheduler keeps a `Request` of it, the sampler a slot (sampling/slot.py).
 """
