@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from model_runner.gguf.header import GgufFile, GgufTensor
-from model_runner.kernels.block_formats import BLOCK_FORMATS, F32, Q4_ZERO
+from model_runner.kernels.block_formats import BLOCK_FORMATS, unpack
 from model_runner.models.refusal import UnsupportedModelError, few
 
 Array = npt.NDArray[Any]
-_Q4_ZERO_BYTES = 19
-"""Bytes of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +62,3 @@ def read_tensor(tensor: GgufTensor) -> Array:
     size = BLOCK_FORMATS[tensor.block_format].row_bytes(tensor.size)
     stored = np.fromfile(tensor.file, np.uint8, size, offset=tensor.offset)
     return unpack(stored[None], tensor.block_format).reshape(tensor.shape)
-
-
-def unpack(rows: npt.NDArray[np.uint8], block_format: int) -> Array:
-    """uint8 [n, bytes of a row] -> float32 [n, width], where the kernels cannot do it."""
-    if block_format == F32:
-        return rows.view(np.float32)
-    if block_format == Q4_ZERO:
-        blocks = rows.reshape(len(rows), -1, _Q4_ZERO_BYTES)
-        scales, zeros, pairs = blocks[..., :2].copy().view(np.float16), blocks[..., 2:3], blocks[..., 3:]
-        levels = np.concatenate((pairs & 15, pairs >> 4), -1).astype(np.float32) - zeros
-        values: Array = (levels * scales.astype(np.float32)).reshape(len(rows), -1)
-        return values
-    from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415 - takes 0.1 s, and is hardly ever needed
-
-    unpacked: Array = dequantize(rows, GGMLQuantizationType(block_format))
-    return unpacked.astype(np.float32, copy=False)

@@ -1,8 +1,11 @@
-"""Formats of stored weights, by GGUF's type numbers: their names and the sizes of their blocks."""
+"""Formats of stored weights, by GGUF's type numbers: their names, the sizes of their blocks, and their numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +71,18 @@ _OTHERS = {Q4_ZERO: BlockFormat("W4A16", 32, 19)}
 def find_block_format(number: int) -> BlockFormat | None:
     """The format with this number, GGUF's or another; None if it is unknown."""
     return BLOCK_FORMATS.get(number) or _OTHERS.get(number)
+
+
+def unpack(rows: NDArray[np.uint8], block_format: int) -> NDArray[np.float32]:
+    """uint8 [n, bytes of a row] -> float32 [n, width], where the kernels cannot do it."""
+    if block_format == F32:
+        return rows.view(np.float32)
+    if block_format == Q4_ZERO:
+        blocks = rows.reshape(len(rows), -1, _OTHERS[Q4_ZERO].num_bytes)
+        scales, zeros, pairs = blocks[..., :2].copy().view(np.float16), blocks[..., 2:3], blocks[..., 3:]
+        levels = np.concatenate((pairs & 15, pairs >> 4), -1).astype(np.float32) - zeros
+        values: NDArray[np.float32] = (levels * scales.astype(np.float32)).reshape(len(rows), -1)
+        return values
+    from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415 - takes 0.1 s, and is hardly ever needed
+
+    return dequantize(rows, GGMLQuantizationType(block_format)).astype(np.float32, copy=False)

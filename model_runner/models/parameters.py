@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_runner.gguf.weights import unpack
+from model_runner.kernels.block_formats import unpack
 from model_runner.models.refusal import UnsupportedModelError, few
 
 
