@@ -23,15 +23,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from io import BufferedReader
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, NamedTuple
+from typing import IO
 
 import torch
-from torch import Tensor
 
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kernels.library_folder import check_owner, locked, opened
@@ -56,19 +55,11 @@ _SHARE = 4
 """The files together take at most one part of the disk's size in so many."""
 _NOT_CACHED = "Packed weights are not cached, so the next start packs them again: %s"
 _PACKED_AGAIN = "Weights are packed again: %s"
-_PIECE = 2 << 20
-"""Bytes that a thread reads at once."""
+_PIECE = 4 << 20
+"""Packed bytes that a thread reads at once."""
 _READERS = 4
 _CODE = ("kernels", "models", "gguf")
 """Subpackages that lead from a checkpoint to packed weights."""
-
-
-class PackedShape(NamedTuple):
-    """A weight of the file."""
-
-    kind: WeightKind
-    outputs: int
-    inputs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +85,8 @@ class FilePlan:
 
     name: str
     header: bytes
-    weights: Sequence[PackedShape]
-    """In the order of the file."""
+    linears: Sequence[tuple[WeightKind, Linear]]
+    """What becomes a weight of the file, in its order."""
     size: int
     """Bytes of the file."""
     listing: Listing
@@ -140,7 +131,7 @@ def _open(packer: NativePacker, spec: ModelSpec, listing: Listing, folder: Path)
 def _plan(packer: NativePacker, spec: ModelSpec, listing: Listing) -> FilePlan | None:
     """Describe the file that the model must have, with the weights that it packs from plain numbers; None if small."""
     *inner, head = spec.linears
-    weights: list[PackedShape] = []
+    linears: list[tuple[WeightKind, Linear]] = []
     tensors, end = {}, 0
     for own, linear in [*((packer, linear) for linear in inner), (packer.in_int8, head)]:
         if (kind := own.dense_kind(linear)) is None:
@@ -150,15 +141,15 @@ def _plan(packer: NativePacker, spec: ModelSpec, listing: Listing) -> FilePlan |
             ("scales", "F32", linear.outputs, torch.float32.itemsize),
         ):
             place = [end, end := end + count * size]
-            tensors[f"{len(weights)}.{part}"] = {"dtype": dtype, "shape": [count], "data_offsets": place}
-        weights.append(PackedShape(kind, linear.outputs, linear.inputs))
+            tensors[f"{len(linears)}.{part}"] = {"dtype": dtype, "shape": [count], "data_offsets": place}
+        linears.append((kind, linear))
     if end < SMALLEST:
         return None
     metadata = {
         "checkpoint": listing.digest,
         "code": _code_digest(),
         "layout": packer.kernels.layout,
-        "weights": json.dumps(weights),
+        "weights": json.dumps([(kind, linear.outputs, linear.inputs) for kind, linear in linears]),
     }
     text = json.dumps({"__metadata__": metadata, **tensors}).encode()
     header = struct.pack("<Q", len(text)) + text
@@ -166,37 +157,46 @@ def _plan(packer: NativePacker, spec: ModelSpec, listing: Listing) -> FilePlan |
     origin = model.parents[1] if model.parent.name == "snapshots" else model  # as the hub names folders
     title = re.sub(r"[^A-Za-z0-9._-]+", "_", origin.name.removeprefix("models--"))[:100]
     name = f"{title}-{hashlib.sha256(header).hexdigest()[:16]}{ENDING}"
-    return FilePlan(name, header, weights, len(header) + end, listing)
+    return FilePlan(name, header, linears, len(header) + end, listing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A weight that is being read."""
+
+    linear: Linear
+    weight: NativeWeight
+    size: int
+    counts: Iterator[int]
+    """The bytes of each part. Waits until they are read, and raises OSError if they cannot be."""
 
 
 class _Reader:
-    """Implements WeightCache on a file.
+    """Implements WeightCache on a file, which several threads read ahead.
 
     Weights are copied to huge pages: mapped, they would be in small ones, and decoding would be slower.
     """
 
     def __init__(self, kernels: Kernels, plan: FilePlan, file: BufferedReader) -> None:
         """Takes over the open file."""
-        self._kernels = kernels
         self._plan = plan
         self._file = file
-        self._weights = iter(plan.weights)
-        self._at = len(plan.header)
         self._threads = ThreadPoolExecutor(_READERS)
         self._begin = time.perf_counter()
+        self._at = len(plan.header)
+        self._readings = iter([self._read(kernels, *planned) for planned in plan.linears])
 
     def obtain(self, kind: WeightKind, linear: Linear, pack: Callable[[], NativeWeight]) -> NativeWeight:
-        if next(self._weights, None) != (kind, linear.outputs, linear.inputs):
+        reading = next(self._readings, None)
+        if reading is None or reading.linear is not linear:
             return pack()
-        weight = self._kernels.start(kind, linear.outputs, linear.inputs, linear.bias)
         try:
-            self._read(weight.packed)
-            self._read(weight.scales)
-        except (OSError, RuntimeError) as error:  # RuntimeError: the system gives no more threads
+            if sum(reading.counts) == reading.size:
+                return reading.weight
+            raise OSError(errno.EIO, "the file ends early", self._plan.name)
+        except OSError as error:
             logger.warning(_PACKED_AGAIN, error)
-            self._weights = iter(())
             return pack()
-        return weight
 
     def end(self) -> None:
         self._threads.shutdown()
@@ -204,17 +204,16 @@ class _Reader:
         size, seconds = _gib(self._plan.size), time.perf_counter() - self._begin
         logger.info("cache      %s of packed weights read from %s in %.1f s", size, self._plan.name, seconds)
 
-    def _read(self, tensor: Tensor) -> None:
-        """Read the next tensor of the file."""
-        content = tensor.numpy().data.cast("B")
-        parts = [content[start : start + _PIECE] for start in range(0, len(content), _PIECE)]
-        counts = self._threads.map(self._read_part, parts, range(self._at, self._at + len(content), _PIECE))
-        self._at += len(content)
-        if sum(counts) != len(content):
-            raise OSError(errno.EIO, "the file ends early", self._plan.name)
-
-    def _read_part(self, part: memoryview, offset: int) -> int:
-        return os.preadv(self._file.fileno(), [part], offset)
+    def _read(self, kernels: Kernels, kind: WeightKind, linear: Linear) -> _Reading:
+        """Begin to read the next weight."""
+        weight = kernels.start(kind, linear.outputs, linear.inputs, linear.bias)
+        packed, scales = (tensor.numpy().data.cast("B") for tensor in (weight.packed, weight.scales))
+        parts = [[packed[start : start + _PIECE]] for start in range(0, len(packed), _PIECE)]
+        parts[-1].append(scales)  # which follow in the file, too
+        places = range(self._at, self._at + len(packed), _PIECE)
+        size = len(packed) + len(scales)
+        self._at += size
+        return _Reading(linear, weight, size, self._threads.map(partial(os.preadv, self._file.fileno()), parts, places))
 
 
 class _Writer:
@@ -225,12 +224,12 @@ class _Writer:
         self._plan = plan
         self._file = file
         self._place = place
-        self._weights: SimpleQueue[tuple[WeightKind, NativeWeight] | None] = SimpleQueue()
+        self._weights: SimpleQueue[tuple[Linear, NativeWeight] | None] = SimpleQueue()
         Thread(target=self._write, name="packed-cache", daemon=True).start()
 
     def obtain(self, kind: WeightKind, linear: Linear, pack: Callable[[], NativeWeight]) -> NativeWeight:
         weight = pack()
-        self._weights.put((kind, weight))
+        self._weights.put((linear, weight))
         return weight
 
     def end(self) -> None:
@@ -257,9 +256,9 @@ class _Writer:
         """Write the whole file, durably. Returns False if the model is not as planned, or its files changed."""
         file, plan = self._file, self._plan
         file.write(plan.header)
-        for expected in plan.weights:
+        for _, linear in plan.linears:
             given = self._weights.get()
-            if given is None or (given[0], given[1].outputs, given[1].inputs) != expected:
+            if given is None or given[0] is not linear:
                 return False
             file.write(given[1].packed.numpy().data)
             file.write(given[1].scales.numpy().data)
