@@ -86,7 +86,7 @@ class FilePlan:
     name: str
     header: bytes
     linears: Sequence[tuple[WeightKind, Linear]]
-    """What becomes a weight of the file, in its order."""
+    """The kinds and layers of the weights, in the order of the file."""
     size: int
     """Bytes of the file."""
     listing: Listing
