@@ -138,42 +138,42 @@ class Holding(Enum):
     """The client holds features for other choices, and may have no more memory meanwhile."""
 
 
-class ImageFeatures(Protocol):
+class ImageFeatures(ABC):
     """Features of images, computed one image at a time next to the steps, and kept in bounded memory.
 
     Clients take turns, and so do the choices of a client. Keys name holders. Held features are not evicted. Features
     that are computed again have the same bits.
     """
 
+    @abstractmethod
     def hold(self, holder: FeatureHolder, images: Sequence[Image]) -> Holding:
         """Hold these images' features, in addition to those that are held for it; begin to compute missing ones."""
-        ...
 
+    @abstractmethod
     def served(self, client: str) -> float:
         """Seconds, divided by its weight, for which features were computed for a client, as far as they count for its
         turn.
         """
-        ...
 
+    @abstractmethod
     def is_ready(self, key: str) -> bool:
         """Whether all features that `key` holds have been computed, or one of them failed."""
-        ...
 
+    @abstractmethod
     def failure(self, key: str) -> Failure | None:
         """Why features that `key` holds cannot be computed; None if none failed."""
-        ...
 
+    @abstractmethod
     def release(self, key: str) -> None:
         """Hold nothing for `key` any more. Features that nobody holds are not computed."""
-        ...
 
+    @abstractmethod
     def wait(self, timeout_s: float) -> None:
         """Wait until more features have been computed, but no longer than this."""
-        ...
 
+    @abstractmethod
     def stats(self) -> ImageStats:
         """Statistics since startup."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

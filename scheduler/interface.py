@@ -1,9 +1,10 @@
 """Requests, outputs and statistics of the engine. Plain data that can cross a process boundary."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
 from model_runner.image import Image
@@ -57,16 +58,16 @@ class BeamSearch:
     """Whether stop strings are searched in text without special tokens."""
 
 
-class TextWatch(Protocol):
+class TextWatch(ABC):
     """Searches the text of a growing output for stop strings."""
 
+    @abstractmethod
     def fork(self) -> "TextWatch":
         """An independent copy from here on."""
-        ...
 
+    @abstractmethod
     def push(self, token: int) -> bool:
         """Add a token; returns whether it completes a stop string."""
-        ...
 
 
 WatchText = Callable[["EngineRequest"], TextWatch]

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB, learning_needs
+from model_runner.learning.store import LearntFormat
 from model_runner.learning.vocabulary import TokenFrequencies, rows_for
 from model_runner.models.heads.base import Heads
 from model_runner.models.heads.hydra import HydraHeads, hydra_features
@@ -299,18 +299,6 @@ _FOLLOW_EVERY = 32
 """Steps between updates of the draft vocabulary."""
 
 
-class Packer(Protocol):
-    """Serialises heads for publication."""
-
-    def pack(self, heads: Heads, version: int) -> bytes:
-        """Serialise heads; never raises."""
-        ...
-
-    def load(self, checkpoint: bytes) -> Heads:
-        """Read serialised heads. Raises HeadsError."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class InitialHeads:
     """The heads that training starts from; the learner takes ownership."""
@@ -338,7 +326,7 @@ class Learner:
         self,
         target: TargetWeights,
         start: InitialHeads,
-        packer: Packer,
+        packer: LearntFormat,
         ring: Ring,
         dtype: torch.dtype = torch.float32,
         clock: Callable[[], float] = time.monotonic,

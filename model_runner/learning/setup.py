@@ -9,37 +9,13 @@ import torch
 from model_runner.learning.learner import InitialHeads, Learner, Publication, Ring
 from model_runner.learning.link import Begin, Piece
 from model_runner.learning.plan import check_model, learning_needs, ring_bytes
-from model_runner.learning.store import HeadsStore, Stored, fingerprint, load_learnt, pack_learnt
-from model_runner.models.heads.base import Heads, HeadsError, TargetShape
+from model_runner.learning.store import HeadsStore, LearntFormat, Stored, fingerprint
+from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.hf_loading import load_config
 from model_runner.training.examples import Example
 from model_runner.training.loop import product_type
 from model_runner.training.teacher import TargetWeights
-
-
-@dataclass(frozen=True, slots=True)
-class LearntFormat:
-    """Serialises heads for one target. Implements Packer."""
-
-    target: TargetShape
-    identity: str
-    """Result of `fingerprint`; empty if nothing is stored."""
-    first: Heads | None
-
-    def pack(self, heads: Heads, version: int) -> bytes:
-        return pack_learnt(heads, version, self.identity, self.target.num_layers)
-
-    def load(self, checkpoint: bytes) -> Heads:
-        """Read serialised heads. Raises HeadsError, also for heads with other inputs than the first ones."""
-        heads = load_learnt(checkpoint, self.target)
-        kind = "hydra" if self.first is None else self.first.kind
-        needs = learning_needs(self.first, self.target)
-        if heads.kind != kind or learning_needs(heads, self.target) != needs:
-            raise HeadsError(f"it holds {heads.kind} heads on {', '.join(heads.needs)} instead of {kind} heads")
-        if self.first is not None and heads.depth != self.first.depth:
-            raise HeadsError(f"its heads predict {heads.depth} tokens ahead, the initial ones {self.first.depth}")
-        return heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from model_runner.learning.plan import learning_needs
 from model_runner.models.heads.base import Heads, HeadsError, TargetShape
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
 from model_runner.models.heads.loading import heads_checkpoint, heads_of, stored_as
@@ -74,6 +75,31 @@ def load_learnt(checkpoint: bytes, target: TargetShape) -> Heads:
     """The heads in float32 on the CPU, in evaluation mode. Raises HeadsError if they are damaged or do not fit."""
     learnt = read_learnt(checkpoint)
     return heads_of(HeadsCheckpoint(f"learnt heads, version {learnt.version},", learnt.config, learnt.tensors), target)
+
+
+@dataclass(frozen=True, slots=True)
+class LearntFormat:
+    """Serialises heads for one target."""
+
+    target: TargetShape
+    identity: str
+    """Result of `fingerprint`; empty if nothing is stored."""
+    first: Heads | None
+
+    def pack(self, heads: Heads, version: int) -> bytes:
+        """Serialise heads; never raises."""
+        return pack_learnt(heads, version, self.identity, self.target.num_layers)
+
+    def load(self, checkpoint: bytes) -> Heads:
+        """Read serialised heads. Raises HeadsError, also for heads with other inputs than the first ones."""
+        heads = load_learnt(checkpoint, self.target)
+        kind = "hydra" if self.first is None else self.first.kind
+        needs = learning_needs(self.first, self.target)
+        if heads.kind != kind or learning_needs(heads, self.target) != needs:
+            raise HeadsError(f"it holds {heads.kind} heads on {', '.join(heads.needs)} instead of {kind} heads")
+        if self.first is not None and heads.depth != self.first.depth:
+            raise HeadsError(f"its heads predict {heads.depth} tokens ahead, the initial ones {self.first.depth}")
+        return heads
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:

@@ -2,24 +2,15 @@
 
 from collections.abc import Iterable
 from copy import copy
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from model_runner.contract import Thinking
 
+if TYPE_CHECKING:
+    from model_runner.sampling.grammar import TokenBytes
+
 _WHITESPACE: Final = b" \t\r\n"
 """May precede the tag that begins the reasoning."""
-
-
-class Spelling(Protocol):
-    """Maps tokens to bytes and back."""
-
-    def spelled(self, token: int) -> bytes:
-        """The token's bytes. Control tokens are prefixed with 0xFF."""
-        ...
-
-    def first_of(self, text: bytes) -> int:
-        """The first token of `text`, which is spelled as above."""
-        ...
 
 
 class ThinkingBudget:
@@ -28,9 +19,9 @@ class ThinkingBudget:
     It works on bytes, because a tag may share tokens with the text around it.
     """
 
-    def __init__(self, thinking: Thinking, spelling: Spelling, output: Iterable[int] = ()) -> None:
+    def __init__(self, thinking: Thinking, vocabulary: "TokenBytes", output: Iterable[int] = ()) -> None:
         self._thinking = thinking
-        self._spelling = spelling
+        self._vocabulary = vocabulary
         self._is_open = thinking.is_begun
         self._is_over = False
         self._num_tokens = 0
@@ -44,7 +35,7 @@ class ThinkingBudget:
         """Record a generated token."""
         if self._is_over:
             return
-        self._tail += self._spelling.spelled(token)
+        self._tail += self._vocabulary.spelled(token)
         if self._is_open:
             self._num_tokens += 1
         else:
@@ -56,7 +47,7 @@ class ThinkingBudget:
 
     def fork(self, *, from_start: bool) -> Self:
         """A copy for another output: with the same beginning up to here, or from the start."""
-        return type(self)(self._thinking, self._spelling) if from_start else copy(self)
+        return type(self)(self._thinking, self._vocabulary) if from_start else copy(self)
 
     def _look_for_begin(self) -> None:
         """Decide whether the output opens with the begin tag, after whitespace. Otherwise there is no reasoning."""
@@ -72,4 +63,4 @@ class ThinkingBudget:
             return None
         end = self._thinking.end
         begun = next(length for length in range(len(end) - 1, -1, -1) if self._tail.endswith(end[:length]))
-        return self._spelling.first_of(end[begun:])
+        return self._vocabulary.first_of(end[begun:])

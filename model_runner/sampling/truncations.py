@@ -5,8 +5,8 @@ step sees the result of the previous one, and its probabilities are the softmax 
 """
 
 import math
-from collections.abc import Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import numpy as np
 import torch
@@ -47,12 +47,9 @@ _SHORT_TAIL = 4096
 """Number of tail tokens that usually hold all of the tail's mass."""
 
 
-class Truncation(Protocol):
-    """One truncation step. Rows that do not use it keep their exact bits."""
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        """Process the rows of `used` in logits [rows, vocab] float32. May modify its argument."""
-        ...
+Truncation = Callable[[Tensor, Setting], Tensor]
+"""One truncation step: processes the rows of a setting in logits [rows, vocab] float32. Other rows keep their exact
+bits. It may modify its argument."""
 
 
 class Temperature:
@@ -204,12 +201,9 @@ TRUNCATIONS: Final[Mapping[str, Truncation]] = {
 """By the names in SamplingParams.sampler_order."""
 
 
-class Truncations(Protocol):
-    """Applies all truncation steps to all rows."""
-
-    def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        """The logits [rows, vocab] to sample from: a copy, or the argument itself if nothing changes."""
-        ...
+Truncations = Callable[[Tensor, SamplingRows], Tensor]
+"""Applies all truncation steps to logits [rows, vocab]. Returns the logits to sample from: a copy, or the argument
+itself if nothing changes."""
 
 
 def truncate(logits: Tensor, rows: SamplingRows) -> Tensor:

@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, count, cycle, islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,15 +42,9 @@ class AnsweredPrompt:
     temperature: float
 
 
-class Answerer(Protocol):
-    """Runs the model to answer questions."""
-
-    def answers(self, questions: Iterator[Question]) -> Generator[tuple[int, AnsweredPrompt]]:
-        """Yield each answer with its question's number, in the order in which they finish.
-
-        Takes questions as it has capacity. Closing the generator stops all running requests.
-        """
-        ...
+AnswerQuestions = Callable[[Iterator[Question]], Generator[tuple[int, AnsweredPrompt]]]
+"""Runs the model on questions. Yields each answer with its question's number, in the order in which they finish. It
+takes questions as it has capacity. Closing the generator stops all running requests."""
 
 
 def training_questions(own: Sequence[Prompt] = ()) -> Iterator[Question]:
@@ -93,11 +86,13 @@ class AnswerStore:
         self._questions = questions
         folder.mkdir(parents=True, exist_ok=True)
 
-    def collect(self, answerer: Callable[[], Answerer], num_tokens: int | None, progress: Callable[[int], None]) -> int:
+    def collect(
+        self, start: Callable[[], AnswerQuestions], num_tokens: int | None, progress: Callable[[int], None]
+    ) -> int:
         """Generate answers until the files hold `num_tokens` tokens of answers.
 
-        None answers all questions. The answerer is only created if answers are missing. Returns the number of files to
-        use, which does not depend on interruptions. `progress` gets the number of tokens so far.
+        None answers all questions. `start` loads the model, and is only called if answers are missing. `progress` gets
+        the number of tokens so far. Returns the number of files to use, which does not depend on interruptions.
         """
         held = 0
         for shard in count():
@@ -105,7 +100,7 @@ class AnswerStore:
             if num_tokens is not None and held >= num_tokens:
                 return shard
             if not self._file(shard).is_file():
-                return shard + self._generate(answerer, shard, _Count(held, num_tokens, progress))
+                return shard + self._generate(start, shard, _Count(held, num_tokens, progress))
             held += self._num_answer_tokens(shard)
         raise AssertionError("there is no last shard")
 
@@ -121,14 +116,14 @@ class AnswerStore:
             if len(part) > prompt
         ]
 
-    def _generate(self, answerer: Callable[[], Answerer], first: int, tokens: "_Count") -> int:
+    def _generate(self, start: Callable[[], AnswerQuestions], first: int, tokens: "_Count") -> int:
         """Generate files from the first missing one on; returns how many."""
         questions = islice(self._questions(), first * SHARD, None)
         if (question := next(questions, None)) is None:
             return 0
         waiting: dict[int, AnsweredPrompt] = {}
         shard = first
-        with closing(answerer().answers(chain([question], questions))) as finished:
+        with closing(start()(chain([question], questions))) as finished:
             for number, answer in finished:
                 waiting[first * SHARD + number] = answer
                 while all(index in waiting for index in _numbers(shard)):

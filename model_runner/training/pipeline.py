@@ -26,7 +26,7 @@ from model_runner.models.hf_loading import load_config
 from model_runner.platforms.choose import resolve_device
 from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
 from model_runner.training.examples import (
-    Answerer,
+    AnswerQuestions,
     AnswerStore,
     Example,
     ExampleStore,
@@ -135,7 +135,7 @@ class TrainingOptions:
 
 def train_heads(
     options: TrainingOptions,
-    answerer: Callable[[], Answerer],
+    start: Callable[[], AnswerQuestions],
     decode: Callable[[Sequence[int]], str],
     progress: Progress,
 ) -> list[Accuracy]:
@@ -145,7 +145,7 @@ def train_heads(
 
     Args:
         options: what to train.
-        answerer: creates the model that answers; called only if answers are missing.
+        start: loads the model that answers; called only if answers are missing.
         decode: the text of tokens, without special tokens.
         progress: shows the progress of each stage.
 
@@ -153,7 +153,7 @@ def train_heads(
         ValueError: if the work folder belongs to another model.
     """
     _claim(options.work, options.model)
-    run = _Run(options, answerer, progress)
+    run = _Run(options, start, progress)
     own = run.own_prompts(decode)
     training = run.examples("training", lambda: training_questions(own), options.tokens)
     held_out = run.examples("held-out", held_out_questions, None)
@@ -168,9 +168,9 @@ def train_heads(
 class _Run:
     """The stages of a training run."""
 
-    def __init__(self, options: TrainingOptions, answerer: Callable[[], Answerer], progress: Progress) -> None:
+    def __init__(self, options: TrainingOptions, start: Callable[[], AnswerQuestions], progress: Progress) -> None:
         self._options = options
-        self._answerer = answerer
+        self._start = start
         self._progress = progress
         self._device = resolve_device("auto")
         self._num_layers = TargetShape.of(load_config(options.model)).num_layers
@@ -217,7 +217,7 @@ class _Run:
         """The store, and how many of its files to use."""
         answers = AnswerStore(self._options.work / name, questions)
         task = self._progress.add_task(f"answers, {name}", total=num_tokens)
-        return answers, answers.collect(self._answerer, num_tokens, self._advance(task))
+        return answers, answers.collect(self._start, num_tokens, self._advance(task))
 
     def objective(self, examples: list[Example]) -> Objective:
         """The objective for fresh heads."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from model_runner.models.features import Feature
-    from model_runner.training.examples import Answerer
+    from model_runner.training.examples import AnswerQuestions
     from model_runner.training.pipeline import Accuracy
 
 
@@ -118,9 +118,7 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
             loop=LoopOptions(minutes=minutes, steps=steps, learning_rate=learning_rate),
         )
         with _progress_lines(console) as progress:
-            accuracy = train_heads(
-                options, lambda: _answerer(folder.path, folder.name), _decoder(folder.path), progress
-            )
+            accuracy = train_heads(options, lambda: _answers(folder.path, folder.name), _decoder(folder.path), progress)
     except (ModelNotFoundError, ValueError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -172,7 +170,7 @@ def _features(text: str) -> "tuple[Feature, ...]":
     return tuple(layer_input(layer) if isinstance(layer, int) else LAST for layer in layers)
 
 
-def _answerer(model: Path, name: str) -> "Answerer":
+def _answers(model: Path, name: str) -> "AnswerQuestions":
     """The model in an engine in this process, configured as it would be served."""
     from model_runner.config import RunnerConfig  # noqa: PLC0415
     from server.cli.training_answers import OfflineAnswerer  # noqa: PLC0415
@@ -183,7 +181,7 @@ def _answerer(model: Path, name: str) -> "Answerer":
 
     engine = building.load(EngineConfig(RunnerConfig(model, speculation="off"))).engine
     tokenizer = Tokenizer.from_folder(model)
-    return OfflineAnswerer(engine, tokenizer, ServedModel.from_folder(model, tokenizer, name))
+    return OfflineAnswerer(engine, tokenizer, ServedModel.from_folder(model, tokenizer, name)).answers
 
 
 def _decoder(model: Path) -> "Callable[[Sequence[int]], str]":

@@ -27,7 +27,7 @@ class _Running:
 
 
 class OfflineAnswerer:
-    """Keeps an engine full of questions. Implements model_runner.training.examples.Answerer."""
+    """Keeps an engine full of questions."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, model: ServedModel, *, in_flight: int = 64) -> None:
         """At most `in_flight` questions are in the engine."""

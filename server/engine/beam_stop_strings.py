@@ -7,7 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING
 
-from scheduler.interface import EngineRequest
+from scheduler.interface import EngineRequest, TextWatch
 from server.text.stop_strings import StopMatcher
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from server.text.tokenizer import Tokenizer
 
 
-class StopStringWatch:
+class StopStringWatch(TextWatch):
     """Looks for stop strings in one beam's text, by the same rules as in the text that is returned."""
 
     def __init__(self, detokenizer: "Detokenizer", matcher: StopMatcher, min_tokens: int) -> None:

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class Format:
-    """Implements Packer."""
+    """Serialises heads with pickle."""
 
     def __init__(self, target: TargetShape) -> None:
         self.target = target

@@ -71,7 +71,7 @@ def options(folder: Path, model: Path, kind: Kind, **changed: object) -> Trainin
 
 @pytest.fixture
 def train(known: list[tuple[int, ...]]) -> Callable[[TrainingOptions], list[Accuracy]]:
-    return lambda chosen: train_heads(chosen, lambda: Counting(known), str, quiet())
+    return lambda chosen: train_heads(chosen, lambda: Counting(known).answers, str, quiet())
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_heads_learn_and_are_written(
         def update(self, task_id: object, **fields: object) -> None:  # type: ignore[override]
             losses.extend([float(str(fields["description"]).split()[-1])] if "description" in fields else [])
 
-    accuracy = train_heads(chosen, lambda: Counting(known), str, Recording(console=Console(quiet=True)))
+    accuracy = train_heads(chosen, lambda: Counting(known).answers, str, Recording(console=Console(quiet=True)))
     assert losses[-1] < 0.9 * losses[0]
     assert [one.temperature for one in accuracy] == [0.0, 1.0]
     assert accuracy[0].tokens_per_step > untrained[0].tokens_per_step + 0.15
@@ -143,7 +143,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(
     monkeypatch.undo()
     monkeypatch.setattr(pipeline, "product_type", lambda device: torch.float32)
     asked = Counting(known)
-    train_heads(broken, lambda: asked, str, quiet())
+    train_heads(broken, lambda: asked.answers, str, quiet())
     assert asked.asked == 0
     whole, resumed = ((tmp_path / name / "heads" / "model.safetensors").read_bytes() for name in ("whole", "broken"))
     assert whole == resumed
@@ -178,12 +178,12 @@ def test_exported_heads_guess_as_those_in_training(
 
 def test_answers_do_not_depend_on_interruptions(tmp_path: Path, known: list[tuple[int, ...]]) -> None:
     whole = AnswerStore(tmp_path / "whole", training_questions)
-    number = whole.collect(lambda: Counting(known), 3000, lambda done: None)
+    number = whole.collect(lambda: Counting(known).answers, 3000, lambda done: None)
     assert number == 4  # files of 64 answers of 14 tokens: 896 each
     broken = AnswerStore(tmp_path / "broken", training_questions)
-    assert broken.collect(lambda: Counting(known), 1000, lambda done: None) == 2
+    assert broken.collect(lambda: Counting(known).answers, 1000, lambda done: None) == 2
     reported: list[int] = []
-    assert broken.collect(lambda: Counting(known), 3000, reported.append) == 4
+    assert broken.collect(lambda: Counting(known).answers, 3000, reported.append) == 4
     assert reported[-1] == 4 * 896
     for shard in range(4):
         assert broken.read(shard) == whole.read(shard)
