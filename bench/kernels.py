@@ -8,12 +8,12 @@ import json
 import math
 import statistics
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -24,6 +24,7 @@ from bench.engine_environment import use_engine_environment
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.cpu import NativeAttention
 from model_runner.batch import Batch
+from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
@@ -110,18 +111,8 @@ def _compare_attention(kernels: Kernels, rows: int, context: int) -> Comparison:
 
 
 def _one_choice(start: int, count: int, blocks: int) -> Batch:
-    positions = np.arange(start, start + count)
-    return Batch(
-        tokens=np.zeros(count, dtype=np.int64),
-        positions=positions,
-        choice_of=np.zeros(count, dtype=np.int64),
-        block_tables=[list(range(blocks))],
-        block_of=positions // BLOCK,
-        offset_of=positions % BLOCK,
-        logits_index=np.zeros(0, dtype=np.int64),
-        samples=[],
-        prompt_rows=[],
-    )
+    choice = BatchChoice(blocks=array("i", range(blocks)))
+    return BatchMaker(BLOCK).make([choice], StepTokens([0] * count, [start], [count]), LogitRows(()))
 
 
 def _alternate(*actions: Callable[[], object]) -> list[float]:

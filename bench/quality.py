@@ -7,13 +7,11 @@ import argparse
 import json
 import math
 import statistics
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -27,7 +25,7 @@ from bench.shared_runner import Engines
 from bench.text_plot import draw, require_matplotlib
 from bench.texts import longest_topics
 from model_runner.assemble import assemble
-from model_runner.batch import Batch
+from model_runner.batch_maker import prompt_batch
 from model_runner.config import KVCacheDType, Quantization, Rows, RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.models.repository import resolve_model
@@ -37,18 +35,7 @@ def log_probabilities(config: RunnerConfig, texts: Iterable[Sequence[int]]) -> I
     """Log-probabilities of the next token, [tokens, vocab] float32 for each text. Each text is computed in one step."""
     parts, info = assemble(config)
     for text in texts:
-        positions = np.arange(len(text))
-        batch = Batch(
-            tokens=np.array(text, dtype=np.int64),
-            positions=positions,
-            choice_of=np.zeros_like(positions),
-            block_tables=[array("i", range(-(-len(text) // info.block_size)))],
-            block_of=positions // info.block_size,
-            offset_of=positions % info.block_size,
-            logits_index=positions,
-            samples=[],
-            prompt_rows=[],
-        )
+        batch = prompt_batch([text], info.block_size)
         yield parts.target.forward(batch).log_softmax(-1)
 
 

@@ -136,7 +136,10 @@ class ImageRows:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of all scheduled choices, choice after choice, on the host: T tokens, C choices, R logit rows."""
+    """The tokens of all scheduled choices, choice after choice, on the host: T tokens, C choices, R logit rows.
+
+    `BatchMaker.make` makes it, and `only` selects choices of it.
+    """
 
     tokens: IntArray  # [T]
     positions: IntArray  # [T]

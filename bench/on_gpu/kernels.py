@@ -1,12 +1,12 @@
 """Measures single GPU kernels at the shapes of Llama-3.1-8B against the machine's limits and torch's kernels."""
 
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +16,7 @@ from bench.on_gpu.timing import graph_ms
 from bench.on_gpu.work import Limits
 from model_runner.attention.backend import AttentionOptions
 from model_runner.batch import Batch
+from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens
 from model_runner.kv_cache import KVCache, KVShape
 
 LINEARS = {"qkv": (6144, 4096), "output": (4096, 4096), "gate, up": (28672, 4096), "down": (4096, 14336)}
@@ -169,17 +170,7 @@ def _options() -> AttentionOptions:
 
 def make_batch(choices: int, context: int, start: int) -> Batch:
     """A batch with positions `start` to `context` of each choice, with all blocks allocated."""
-    positions = np.tile(np.arange(start, context), choices)
-    choice_of = np.repeat(np.arange(choices), context - start)
-    per_choice = -(-context // BLOCK)
-    return Batch(
-        tokens=np.zeros_like(positions),
-        positions=positions,
-        choice_of=choice_of,
-        block_tables=[list(range(choice * per_choice, (choice + 1) * per_choice)) for choice in range(choices)],
-        block_of=choice_of * per_choice + positions // BLOCK,
-        offset_of=positions % BLOCK,
-        logits_index=np.zeros(0, dtype=np.int64),
-        samples=[],
-        prompt_rows=[],
-    )
+    width, count = -(-context // BLOCK), context - start
+    tokens = StepTokens([0] * choices * count, [start] * choices, [count] * choices)
+    tables = [array("i", range(choice * width, (choice + 1) * width)) for choice in range(choices)]
+    return BatchMaker(BLOCK).make([BatchChoice(blocks=table) for table in tables], tokens, LogitRows(()))
