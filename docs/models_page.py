@@ -1,15 +1,12 @@
 """The page docs/reference/models.md, from the table of model families and the quantised checkpoints that load."""
 
-import re
-from collections.abc import Iterator
-
 from marked_pages import code, table
 
 from model_runner.encoders.folder import MODEL_TYPES
 from model_runner.gguf.architectures import ARCHITECTURES
-from model_runner.images.layouts import FAMILIES
+from model_runner.images.layouts import FAMILIES as IMAGE_TYPES
 from model_runner.models.checkpoint_quantization import _METHODS as METHODS
-from model_runner.models.families import LAYER_FAMILIES, MODEL_CLASSES
+from model_runner.models.families import FAMILIES, WRAPPERS
 from model_runner.models.layer_family import DeltaNet, LayerFamily, Mamba2, Mixture, ShortConvolution
 
 PAGE = """\
@@ -36,11 +33,13 @@ classify.
 
 ## Families with native kernels
 
-On CPU, these layers run as one operator, and a step of these models is one native call
-([how](../explanation/architecture/models.md#native-layers)). The names are classes of transformers; `config.json` has
-the model's class in `architectures`.
+On CPU, a step of these models is one native call ([how](../explanation/architecture/models.md#native-models)).
+`config.json` has their `model_type`.
 
 {families}
+So do the language models in models for images or sounds of these types, if `text_config` has a type of the table:
+{wrappers}.
+
 A layer with an activation other than SiLU or GELU (tanh form), with experts in several groups or with attention in both
 directions runs as other families do.
 
@@ -188,66 +187,59 @@ that is an encoder by default is none with `is_decoder`. Any other model with a 
 scores or classifies: see [embeddings](api/embeddings.md).
 """
 NAMES = {
-    "Cwm": "CWM",
-    "Dots1": "dots.llm1",
-    "Emu3": "Emu3 (text)",
-    "Exaone4": "EXAONE 4",
-    "FalconH1": "Falcon-H1",
-    "Gemma": "Gemma",
-    "Gemma2": "Gemma 2",
-    "Gemma3": "Gemma 3 (text)",
-    "GptOss": "gpt-oss",
-    "Granite": "Granite 3",
-    "GraniteMoe": "Granite 3 MoE",
-    "GraniteMoeHybrid": "Granite 4, also with Mamba 2 (H)",
-    "GraniteMoeShared": "Granite MoE with shared experts",
-    "HyperCLOVAX": "HyperCLOVA X",
-    "Lfm2": "LFM2",
-    "Lfm2Moe": "LFM2 with experts",
-    "Llama": "Llama, InternLM 3, IQuest-Coder, SmolLM 1 and 2",
-    "Mellum": "Mellum 2",
-    "Ministral": "Ministral",
-    "Mistral": "Mistral",
-    "Mixtral": "Mixtral",
-    "NemotronH": "Nemotron-H, Nemotron 3",
-    "OlmoHybrid": "OLMo hybrid",
-    "Phi3": "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
-    "Phi4Multimodal": "Phi-4-multimodal (text)",
-    "Qwen2": "Qwen2, Qwen2.5",
-    "Qwen2Moe": "Qwen2-MoE, Qwen1.5-MoE",
-    "Qwen3": "Qwen3",
-    "Qwen3Moe": "Qwen3-MoE",
-    "Qwen3Next": "Qwen3-Next",
-    "Qwen3_5": "Qwen3.5 (text)",
-    "Qwen3_5Moe": "Qwen3.5 with experts (text)",
-    "SeedOss": "Seed-OSS",
-    "SmolLM3": "SmolLM3",
-    "SolarOpen": "Solar Open",
-    "VaultGemma": "VaultGemma",
+    "cwm": "CWM",
+    "dots1": "dots.llm1",
+    "emu3_text_model": "Emu3 (text)",
+    "exaone": "EXAONE 3.5",
+    "exaone4": "EXAONE 4",
+    "falcon_h1": "Falcon-H1",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "gemma3": "Gemma 3",
+    "gemma3_text": "Gemma 3 (text)",
+    "gpt_oss": "gpt-oss",
+    "granite": "Granite 3",
+    "granitemoe": "Granite 3 MoE",
+    "granitemoehybrid": "Granite 4, also with Mamba 2 (H)",
+    "granitemoeshared": "Granite MoE with shared experts",
+    "hyperclovax": "HyperCLOVA X",
+    "internlm3": "InternLM 3",
+    "iquestcoder": "IQuest-Coder",
+    "lfm2": "LFM2",
+    "lfm2_moe": "LFM2 with experts",
+    "llama": "Llama, SmolLM 1 and 2",
+    "mellum": "Mellum 2",
+    "ministral": "Ministral",
+    "mistral": "Mistral",
+    "mixtral": "Mixtral",
+    "nemotron_h": "Nemotron-H, Nemotron 3",
+    "olmo_hybrid": "OLMo hybrid",
+    "phi3": "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
+    "phi4_multimodal": "Phi-4-multimodal (text)",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen2_moe": "Qwen2-MoE, Qwen1.5-MoE",
+    "qwen3": "Qwen3",
+    "qwen3_5_moe_text": "Qwen3.5 with experts (text)",
+    "qwen3_5_text": "Qwen3.5 (text)",
+    "qwen3_moe": "Qwen3-MoE",
+    "qwen3_next": "Qwen3-Next",
+    "seed_oss": "Seed-OSS",
+    "smollm3": "SmolLM3",
+    "solar_open": "Solar Open",
+    "vaultgemma": "VaultGemma",
 }
 
 
-_LAYER_ENDING = re.compile("(Linear)?(Attention)?(DecoderLayer|Block)$")
 _RECURRENT = {DeltaNet: "gated delta nets", Mamba2: "Mamba 2", ShortConvolution: "short convolutions"}
 
 
 def render_models() -> str:
     """The page."""
-    names = {name.rpartition(".")[2]: family for name, family in LAYER_FAMILIES.items()}
-    classes: dict[str, list[str]] = {}
-    for name in names:
-        classes.setdefault(_LAYER_ENDING.sub("", name), []).append(name)
-    layers = {prefix: names[own[0]] for prefix, own in classes.items()}
-    if layers.keys() != NAMES.keys():
-        raise SystemExit(f"docs/models_page.py: NAMES and the families differ in {layers.keys() ^ NAMES.keys()}")
+    if FAMILIES.keys() != NAMES.keys():
+        raise SystemExit(f"docs/models_page.py: NAMES and the families differ in {FAMILIES.keys() ^ NAMES.keys()}")
     rows = [
-        (
-            NAMES[prefix],
-            ", ".join(f"`{name}`" for name in _model_classes(prefix)),
-            ", ".join(f"`{name}`" for name in classes[prefix]),
-            "; ".join(_variations(layers[prefix])) or "none",
-        )
-        for prefix in sorted(NAMES, key=lambda prefix: NAMES[prefix].lower())
+        (NAMES[name], f"`{name}`", "; ".join(_variations(FAMILIES[name].layer)) or "none")
+        for name in sorted(NAMES, key=lambda name: NAMES[name].lower())
     ]
     formats = table(
         ("format", "on CPU", "on CUDA", "needs, where it is not read by the server"),
@@ -262,19 +254,13 @@ def render_models() -> str:
         ],
     )
     return PAGE.format(
-        families=table(("family", "model class", "layer class", "supported beyond Llama's layer"), rows),
+        families=table(("family", "model type", "supported beyond Llama's layer"), rows),
+        wrappers=code(sorted(WRAPPERS), " and "),
         formats=formats,
         gguf=code(sorted(ARCHITECTURES), " and "),
         encoders=code(sorted(MODEL_TYPES), " and "),
-        image_types=code(sorted(FAMILIES), " and "),
+        image_types=code(sorted(IMAGE_TYPES), " and "),
     )
-
-
-def _model_classes(prefix: str) -> Iterator[str]:
-    for name in MODEL_CLASSES:
-        plain = name.rpartition(".")[2]
-        if plain in (f"{prefix}ForCausalLM", f"{prefix}ForConditionalGeneration"):
-            yield plain
 
 
 def _variations(family: LayerFamily) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from model_runner.models import families
+from model_runner.models.families import FAMILIES, WRAPPERS
 from server.cli import main as cli
 from server.config import Settings
 
@@ -23,11 +23,9 @@ PAGES = [
 ]
 FOLDERS = ("server", "scheduler", "model_runner", "bench", "tests", "docs", "deploy")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-FAMILIES = {name.rpartition(".")[2] for name in families.LAYER_FAMILIES}
-"""Classes of transformers."""
 OF_OTHERS = {
     *FAMILIES,
-    *(name.rpartition(".")[2] for name in families.MODEL_CLASSES),
+    *WRAPPERS,
     *(
         "ExpertsInterface",
         "HF_HOME",
@@ -124,13 +122,6 @@ def test_extras_for_users_are_listed() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     table = (ROOT / "docs" / "how-to" / "install.md").read_text().partition("| extra | adds |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == sorted(extras.keys() - OF_DEVELOPERS)
-
-
-def test_tables_of_families_are_the_code_s() -> None:
-    for page in (ROOT / "docs").rglob("*.md"):
-        cells = re.findall(r"\| ((?:`\w+(?:DecoderLayer|Block)`(?:, )?)+) \|", page.read_text())
-        if layers := re.findall(r"\w+", " ".join(cells)):
-            assert sorted(layers) == sorted(FAMILIES), page
 
 
 def test_links_in_pages_lead_somewhere() -> None:

@@ -355,18 +355,6 @@ class Kernels:
         )
         return output
 
-    def decoder_layer(self, layer: CData, step: CData, cos: Tensor, sin: Tensor, hidden: Tensor) -> Tensor:
-        """Run an SwDecoderLayer on hidden [T, hidden] with cos and sin [T, rotary_dim]; returns [T, hidden]."""
-        bound = layer.cache.keys or layer.delta_net or layer.mamba2 or layer.short_convolution
-        if layer.mixer_input.outputs and not bound:
-            raise ValueError("a decoder layer needs a cache or states before its first step")
-        count, rotary_dim = step.num_tokens, layer.rotary_dim
-        output = torch.empty_like(hidden)
-        rotation = pointer(cos, count, rotary_dim), pointer(sin, count, rotary_dim)
-        rows = pointer(hidden, count, layer.hidden), pointer(output, count, layer.hidden)
-        self.call("sw_decoder_layer", layer, step, *rotation, *rows)
-        return output
-
     def forward(self, model: CData, step: CData, wanted: ModelPass) -> None:
         """Run an SwModel on the tokens of an SwStep.
 

@@ -130,33 +130,3 @@ def convolve(kernels: Kernels, convolution: CData, plan: NativePlan, x: Tensor) 
     output, shape = torch.empty_like(x), (plan.num_tokens, convolution.channels)
     kernels.call("sw_convolve", convolution, plan.struct, pointer(x, *shape), pointer(output, *shape))
     return output
-
-
-def gated_delta_net(
-    kernels: Kernels, layer: CData, plan: NativePlan, rows: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> Tensor:
-    """Run an SwGatedDeltaNet on a step's tokens.
-
-    Args:
-        kernels: the library.
-        layer: SwGatedDeltaNet.
-        plan: of the step.
-        rows: query, key and value side by side [T, channels]; z [T, heads * value_dim]; b and a [T, heads].
-
-    Returns:
-        [T, heads * value_dim].
-    """
-    (qkv, z, b, a), count, heads = rows, plan.num_tokens, layer.recurrence.heads
-    width = heads * layer.recurrence.value_dim
-    output = torch.empty_like(z)
-    kernels.call(
-        "sw_gated_delta_net",
-        layer,
-        plan.struct,
-        pointer(qkv, count, layer.convolution.channels),
-        pointer(z, count, width),
-        pointer(b, count, heads),
-        pointer(a, count, heads),
-        pointer(output, count, width),
-    )
-    return output

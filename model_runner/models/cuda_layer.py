@@ -1,4 +1,4 @@
-"""Decoder layers of the common family on CUDA: four products, attention, and four small kernels.
+"""Decoder layers of known families on CUDA: four products, attention, and four small kernels.
 
 Nothing here waits for the GPU or derives a shape from data on it, so a forward pass can be captured in a CUDA graph.
 """
@@ -21,9 +21,10 @@ from model_runner.kv_cache import KVCache
 from model_runner.models.cuda_linear import GROUPED_EXPERTS_NAME, MakeProduct, grouped_experts
 from model_runner.models.features import decoder_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, paged_attention
+from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.layer_spec import AttentionSpec, LayerSpec
-from model_runner.models.parameters import Linear
-from model_runner.models.recognition import replace_recognised
+from model_runner.models.model_spec import read_model_spec
+from model_runner.models.parameters import Linear, TensorCheckpoint
 
 
 class CacheAttention(Protocol):
@@ -122,9 +123,30 @@ class CudaDecoderLayer(nn.Module):
         return x, x if inner is None else inner
 
 
-def replace_layers(model: nn.Module, make_product: MakeProduct) -> int:
-    """Replace every decoder layer of the common family; returns how many were replaced."""
-    return replace_recognised(model, lambda index, spec: CudaDecoderLayer(index, spec, make_product))
+def replace_layers(model: PreTrainedModel, make_product: MakeProduct) -> int:
+    """Replace the decoder layers of a known family that have only attention and an MLP.
+
+    Replaced layers are freed at once: memory may not hold all weights twice.
+
+    Returns:
+        How many layers were replaced.
+    """
+    spec = read_model_spec(model.config, deinterleave_experts(TensorCheckpoint(model.state_dict())))
+    if spec is None:
+        return 0
+    replaced, layers, remaining = 0, decoder_layers(model), list(reversed(spec.layers))
+    del spec
+    for index in range(len(layers)):
+        layer = remaining.pop()
+        if not _is_special(layer):
+            layers[index] = CudaDecoderLayer(index, layer, make_product)
+            replaced += 1
+    return replaced
+
+
+def _is_special(spec: LayerSpec) -> bool:
+    is_plain = isinstance(spec.mixer, AttentionSpec) and not spec.mixer.is_gated and spec.parallel is None
+    return spec.experts is not None or not is_plain or spec.norms.heads_together
 
 
 class _Projection:

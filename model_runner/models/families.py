@@ -62,16 +62,13 @@ _HEAD_AND_SANDWICH_NORMS = replace(_SANDWICH_NORMS, query="self_attn.q_norm", ke
 _HEAD_AND_POST_NORMS = replace(_HEAD_AND_SANDWICH_NORMS, attention=None, mlp=None)
 
 _LLAMA_LAYER = LayerFamily()
-_PHI3_LAYER = LayerFamily(
-    qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), activation="mlp.activation_fn", window=_model_window
-)
+_PHI3_LAYER = LayerFamily(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",), window=_model_window)
 _normalises = attrgetter("norm_topk_prob")
 _GRANITE_MIXTURE = Mixture(
     experts="block_sparse_moe.experts",
     router="block_sparse_moe.router",
     gate_up=("shared_mlp.input_linear",),
     down="shared_mlp.output_linear",
-    activation="shared_mlp.activation",
 )
 _MIXTRAL_LAYER = LayerFamily(
     window=_model_window,
@@ -82,7 +79,6 @@ _QWEN2_MIXTURE = Mixture(
     normalised=_normalises,
     gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     down="mlp.shared_expert.down_proj",
-    activation="mlp.shared_expert.act_fn",
     mlp_gate="mlp.shared_expert_gate",
 )
 _QWEN3_MIXTURE = Mixture(normalised=_normalises)
@@ -95,13 +91,11 @@ _DEEPSEEK3_MIXTURE = Mixture(
     is_plain=lambda config: config.n_group == 1,  # with several groups, some are left out of the choice
     gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     down="mlp.shared_experts.down_proj",
-    activation="mlp.shared_experts.act_fn",
 )
 _GPT_OSS_LAYER = LayerFamily(
     window=_layer_window,
     mixture=Mixture(router="mlp.router", gate=lambda config: ClampedGate(config.swiglu_alpha, config.swiglu_limit)),
     sinks="self_attn.sinks",
-    halves_angles=True,
 )
 _GRANITE_LAYER = LayerFamily(scale=_attention_multiplier, residual_scale=_residual_multiplier)
 _GRANITE_MOE_LAYER = replace(
@@ -119,7 +113,6 @@ _GRANITE_HYBRID_LAYER = replace(
     _GRANITE_MOE_LAYER,
     gate_up=("shared_mlp.input_linear",),
     down="shared_mlp.output_linear",
-    activation="shared_mlp.activation",
     uses_rotary=lambda config, layer: config.position_embedding_type == "rope",
     recurrent=Mamba2(),
 )
@@ -130,7 +123,6 @@ _NEMOTRON_H_LAYER = LayerFamily(
     attention_output="mixer.o_proj",
     gate_up=("mixer.up_proj",),
     down="mixer.down_proj",
-    activation="mixer.act_fn",
     activation_name=attrgetter("mlp_hidden_act"),
     uses_rotary=lambda config, layer: False,
     parts=lambda config, layer: _NEMOTRON_H_PARTS.get(config.layer_types[layer]),
@@ -152,7 +144,6 @@ _NEMOTRON_H_LAYER = LayerFamily(
         choice_bias="mixer.gate.e_score_correction_bias",
         gate_up=("mixer.shared_experts.up_proj",),
         down="mixer.shared_experts.down_proj",
-        activation="mixer.shared_experts.act_fn",
         latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
     ),
 )
@@ -180,14 +171,12 @@ _FALCON_H1_LAYER = LayerFamily(
     norms=NormNames(mlp="pre_ff_layernorm"),
     gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
     down="feed_forward.down_proj",
-    activation="feed_forward.act_fn",
     recurrent=Mamba2(
         has_norm=attrgetter("mamba_rms_norm"),
         is_plain=lambda config: not (config.mamba_rms_norm and config.mamba_norm_before_gate),
     ),
     is_side_by_side=True,
     factors=_falcon_h1_factors,
-    returns_tuple=True,
 )
 _LFM2_LAYER = LayerFamily(
     norms=NormNames("operator_norm", mlp="ffn_norm", query="self_attn.q_layernorm", key="self_attn.k_layernorm"),
@@ -195,7 +184,6 @@ _LFM2_LAYER = LayerFamily(
     attention_output="self_attn.out_proj",
     gate_up=("feed_forward.w1", "feed_forward.w3"),
     down="feed_forward.w2",
-    activation=None,
     activation_name=lambda config: "silu",
     recurrent=ShortConvolution(),
 )
@@ -234,6 +222,22 @@ _GEMMA3_LAYER = replace(
     attends=lambda config, layer: not getattr(config, "use_bidirectional_attention", False),
     sees_images=True,
 )
+_EXAONE_LAYER = LayerFamily(
+    names=StoredNames(
+        (
+            ("model.embed_tokens.", "transformer.wte."),
+            ("model.layers.", "transformer.h."),
+            ("model.norm.", "transformer.ln_f."),
+            (".self_attn.o_proj.", ".self_attn.out_proj."),
+            (".self_attn.", ".attn.attention."),
+            (".input_layernorm.", ".ln_1."),
+            (".post_attention_layernorm.", ".ln_2."),
+            (".mlp.gate_proj.", ".mlp.c_fc_0."),
+            (".mlp.up_proj.", ".mlp.c_fc_1."),
+            (".mlp.down_proj.", ".mlp.c_proj."),
+        )
+    )
+)
 _EXAONE4_LAYER = LayerFamily(
     norms=_HEAD_AND_POST_NORMS,
     window=_layer_window,
@@ -266,12 +270,8 @@ def _one(config: Config) -> float:
 class ModelFamily:
     """How a family's models are read; defaults are Llama's. Functions take the text configuration."""
 
-    decoder: str = "model"
-    """Path of the module with embedding, layers, norm and rotary positions."""
     embedding: str = "embed_tokens"
     """Path of the embedding, below the decoder."""
-    stored_decoders: tuple[str, ...] = ("model.", "")
-    """Prefixes of the decoder's weights in checkpoints; a checkpoint has one of them."""
     ignored: tuple[str, ...] = ()
     """Prefixes of weights that are not used for text."""
     embedding_scale: Callable[[Config], float] = _one
@@ -294,8 +294,6 @@ class ModelFamily:
     """Factor on the logits."""
     logits_softcap: Callable[[Config], float | None] = lambda config: None
     """Logits x become softcap * tanh(x / softcap)."""
-    is_plain: Callable[[Config, Config], bool] = lambda config, text: True
-    """False for models of the same class that process tokens in another way; takes the whole configuration, too."""
 
 
 _embedding_multiplier = attrgetter("embedding_multiplier")
@@ -304,76 +302,43 @@ _CAPPED_GEMMA_MODEL = replace(_GEMMA_MODEL, logits_softcap=attrgetter("final_log
 _GRANITE_MODEL = ModelFamily(
     embedding_scale=_embedding_multiplier, logits_scale=lambda config: 1 / config.logits_scaling
 )
-_GEMMA3_MODEL = replace(_CAPPED_GEMMA_MODEL, rotary_by_kind=True)
-# Its logits have no soft cap, whatever the configuration says.
-_GEMMA3_WITH_IMAGES = replace(
-    _GEMMA_MODEL,
-    decoder="model.language_model",
-    stored_decoders=("language_model.model.", "model.language_model."),
-    ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-    rotary_by_kind=True,
-    is_plain=lambda config, text: config.image_token_id < text.vocab_size,
-)
 _QWEN35_MODEL = ModelFamily(norm_adds_one=True, rotates_partially=True, rotary_sections=(11, 11, 10))
-_QWEN35_WITH_IMAGES = replace(
-    _QWEN35_MODEL,
-    decoder="model.language_model",
-    stored_decoders=("model.language_model.",),
-    ignored=("model.visual.",),
-)
 _PARTIAL_MODEL = ModelFamily(rotates_partially=True)
 _LFM2_MODEL = ModelFamily(norm="embedding_norm", norm_eps=attrgetter("norm_eps"))
-_PHI4_MODEL = ModelFamily(rotates_partially=True, ignored=("model.embed_tokens_extend.",))
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A transformers family, by its folder and the prefix of its class names."""
+    """How the models of one `model_type` are read."""
 
-    folder: str
-    prefix: str
     layer: LayerFamily = _LLAMA_LAYER
     model: ModelFamily = ModelFamily()
-    model_type: str = ""
-    """Its name in configurations, if it is not the folder's."""
-    model_class: str = "ForCausalLM"
-    """Ending of the model's class name."""
-    layer_classes: Sequence[str] = ("DecoderLayer",)
-    """Endings of the layers' class names."""
-
-    @property
-    def has_text_config(self) -> bool:
-        """Whether the configuration of its language model is a part of the whole one."""
-        return self.model.decoder != "model"
-
-    def name(self, suffix: str) -> str:
-        """The full name of a class."""
-        return f"transformers.models.{self.folder}.modeling_{self.folder}.{self.prefix}{suffix}"
 
 
-_KNOWN = (
-    Family("cwm", "Cwm", LayerFamily(window=_layer_window)),
-    Family("dots1", "Dots1", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_DEEPSEEK3_MIXTURE)),
-    Family("emu3", "Emu3", model_type="emu3_text_model"),
-    Family("exaone4", "Exaone4", _EXAONE4_LAYER),
-    Family(
-        "falcon_h1", "FalconH1", _FALCON_H1_LAYER,
+FAMILIES: Mapping[str, Family] = {
+    "cwm": Family(LayerFamily(window=_layer_window)),
+    "dots1": Family(LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_DEEPSEEK3_MIXTURE)),
+    "emu3_text_model": Family(),
+    "exaone": Family(_EXAONE_LAYER),
+    "exaone4": Family(_EXAONE4_LAYER),
+    "falcon_h1": Family(
+        _FALCON_H1_LAYER,
         ModelFamily(
-            embedding_scale=_embedding_multiplier, norm="final_layernorm",
+            embedding_scale=_embedding_multiplier,
+            norm="final_layernorm",
             logits_scale=attrgetter("lm_head_multiplier"),
         ),
     ),
-    Family("gemma", "Gemma", LayerFamily(norm_adds_one=True), _GEMMA_MODEL),
-    Family("gemma2", "Gemma2", _GEMMA2_LAYER, _CAPPED_GEMMA_MODEL),
-    Family("gemma3", "Gemma3", _GEMMA3_LAYER, _GEMMA3_MODEL, "gemma3_text"),
-    Family("gemma3", "Gemma3", _GEMMA3_LAYER, _GEMMA3_WITH_IMAGES, model_class="ForConditionalGeneration"),
-    Family("gpt_oss", "GptOss", _GPT_OSS_LAYER),
-    Family("granite", "Granite", _GRANITE_LAYER, _GRANITE_MODEL),
-    Family("granitemoe", "GraniteMoe", _GRANITE_MOE_LAYER, _GRANITE_MODEL),
-    Family("granitemoehybrid", "GraniteMoeHybrid", _GRANITE_HYBRID_LAYER, _GRANITE_MODEL),
-    Family("granitemoeshared", "GraniteMoeShared", _GRANITE_MOE_LAYER, _GRANITE_MODEL),
-    Family(
-        "hyperclovax", "HyperCLOVAX",
+    "gemma": Family(LayerFamily(norm_adds_one=True), _GEMMA_MODEL),
+    "gemma2": Family(_GEMMA2_LAYER, _CAPPED_GEMMA_MODEL),
+    "gemma3": Family(_GEMMA3_LAYER, replace(_GEMMA_MODEL, rotary_by_kind=True)),  # never a soft cap on logits
+    "gemma3_text": Family(_GEMMA3_LAYER, replace(_CAPPED_GEMMA_MODEL, rotary_by_kind=True)),
+    "gpt_oss": Family(_GPT_OSS_LAYER),
+    "granite": Family(_GRANITE_LAYER, _GRANITE_MODEL),
+    "granitemoe": Family(_GRANITE_MOE_LAYER, _GRANITE_MODEL),
+    "granitemoehybrid": Family(_GRANITE_HYBRID_LAYER, _GRANITE_MODEL),
+    "granitemoeshared": Family(_GRANITE_MOE_LAYER, _GRANITE_MODEL),
+    "hyperclovax": Family(
         replace(
             _GRANITE_LAYER,
             norms=NormNames(attention_post="post_norm1", mlp_post="post_norm2"),
@@ -381,57 +346,64 @@ _KNOWN = (
         ),
         ModelFamily(embedding_scale=_embedding_multiplier, logits_scale=attrgetter("logits_scaling")),
     ),
-    Family("lfm2", "Lfm2", _LFM2_LAYER, _LFM2_MODEL),
-    Family("lfm2_moe", "Lfm2Moe", _LFM2_MOE_LAYER, _LFM2_MODEL),
-    Family("llama", "Llama"),
-    Family(
-        "mellum", "Mellum", LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_QWEN3_MIXTURE),
+    "internlm3": Family(),
+    "iquestcoder": Family(),
+    "lfm2": Family(_LFM2_LAYER, _LFM2_MODEL),
+    "lfm2_moe": Family(_LFM2_MOE_LAYER, _LFM2_MODEL),
+    "llama": Family(),
+    "mellum": Family(
+        LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_QWEN3_MIXTURE),
         ModelFamily(rotary_by_kind=True, rotates_partially=True),
     ),
-    Family("ministral", "Ministral", LayerFamily(window=_layer_window)),
-    Family("mistral", "Mistral", LayerFamily(window=_model_window)),
-    Family("mixtral", "Mixtral", _MIXTRAL_LAYER),
-    Family(
-        "nemotron_h", "NemotronH", _NEMOTRON_H_LAYER,
-        ModelFamily(
-            embedding="embeddings", stored_decoders=("model.", "backbone."), norm="norm_f",
-            norm_eps=attrgetter("layer_norm_epsilon"), has_rotary=False,
-        ),
-        layer_classes=("Block",),
+    "ministral": Family(LayerFamily(window=_layer_window)),
+    "mistral": Family(LayerFamily(window=_model_window)),
+    "mixtral": Family(_MIXTRAL_LAYER),
+    "nemotron_h": Family(
+        _NEMOTRON_H_LAYER,
+        ModelFamily(embedding="embeddings", norm="norm_f", norm_eps=attrgetter("layer_norm_epsilon"), has_rotary=False),
     ),
-    Family(
-        "olmo_hybrid", "OlmoHybrid", _OLMO_HYBRID_LAYER,
-        layer_classes=("AttentionDecoderLayer", "LinearAttentionDecoderLayer"),
+    "olmo_hybrid": Family(_OLMO_HYBRID_LAYER),
+    "phi3": Family(_PHI3_LAYER, _PARTIAL_MODEL),
+    "phi4_multimodal": Family(
+        _PHI3_LAYER, ModelFamily(rotates_partially=True, ignored=("model.embed_tokens_extend.",))
     ),
-    Family("phi3", "Phi3", _PHI3_LAYER, _PARTIAL_MODEL),
-    Family("phi4_multimodal", "Phi4Multimodal", _PHI3_LAYER, _PHI4_MODEL),
-    Family("qwen2", "Qwen2", LayerFamily(window=_layer_window)),
-    Family("qwen2_moe", "Qwen2Moe", LayerFamily(window=_layer_window, mixture=_QWEN2_MIXTURE)),
-    Family("qwen3", "Qwen3", LayerFamily(norms=_HEAD_NORMS, window=_layer_window)),
-    Family("qwen3_moe", "Qwen3Moe", LayerFamily(norms=_HEAD_NORMS, window=_model_window, mixture=_QWEN3_MIXTURE)),
-    Family("qwen3_5", "Qwen3_5", _QWEN35_LAYER, _QWEN35_MODEL, "qwen3_5_text"),
-    Family("qwen3_5", "Qwen3_5", _QWEN35_LAYER, _QWEN35_WITH_IMAGES, model_class="ForConditionalGeneration"),
-    Family("qwen3_5_moe", "Qwen3_5Moe", _QWEN35_MOE_LAYER, _QWEN35_MODEL, "qwen3_5_moe_text"),
-    Family("qwen3_5_moe", "Qwen3_5Moe", _QWEN35_MOE_LAYER, _QWEN35_WITH_IMAGES, model_class="ForConditionalGeneration"),
-    Family("qwen3_next", "Qwen3Next", _QWEN3_NEXT_LAYER, _QWEN35_MODEL),
-    Family("seed_oss", "SeedOss"),
-    Family(
-        "smollm3", "SmolLM3",
+    "qwen2": Family(LayerFamily(window=_layer_window)),
+    "qwen2_moe": Family(LayerFamily(window=_layer_window, mixture=_QWEN2_MIXTURE)),
+    "qwen3": Family(LayerFamily(norms=_HEAD_NORMS, window=_layer_window)),
+    "qwen3_moe": Family(LayerFamily(norms=_HEAD_NORMS, window=_model_window, mixture=_QWEN3_MIXTURE)),
+    "qwen3_5_text": Family(_QWEN35_LAYER, _QWEN35_MODEL),
+    "qwen3_5_moe_text": Family(_QWEN35_MOE_LAYER, _QWEN35_MODEL),
+    "qwen3_next": Family(_QWEN3_NEXT_LAYER, _QWEN35_MODEL),
+    "seed_oss": Family(),
+    "smollm3": Family(
         LayerFamily(
             window=lambda config, layer: _layer_window(config, layer) if config.use_sliding_window else None,
             uses_rotary=lambda config, layer: bool(config.no_rope_layers[layer]),
-        ),
+        )
     ),
-    Family("solar_open", "SolarOpen", LayerFamily(mixture=_DEEPSEEK3_MIXTURE), _PARTIAL_MODEL),
-    Family(
-        "vaultgemma", "VaultGemma", replace(_GEMMA2_LAYER, norms=NormNames(mlp="pre_feedforward_layernorm")),
-        _CAPPED_GEMMA_MODEL,
-    ),
-)  # fmt: skip
+    "solar_open": Family(LayerFamily(mixture=_DEEPSEEK3_MIXTURE), _PARTIAL_MODEL),
+    "vaultgemma": Family(replace(_GEMMA2_LAYER, norms=NormNames(mlp="pre_feedforward_layernorm")), _CAPPED_GEMMA_MODEL),
+}
+"""By `model_type`."""
+WRAPPERS: Mapping[str, Sequence[tuple[str, str]]] = {
+    **dict.fromkeys(("deepseek_vl", "deepseek_vl_hybrid", "emu3", "exaone4_5", "fast_vlm", "gemma3", "got_ocr2"), ()),
+    **dict.fromkeys(("hyperclovax_vision_v2", "idefics2", "idefics3", "internvl", "janus", "lfm2_vl"), ()),
+    **dict.fromkeys(("lighton_ocr", "llava", "llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr"), ()),
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7", "mistral3", "moss_transcribe_diarize", "nemotron_h_omni"), ()),
+    **dict.fromkeys(("ovis2", "perception_lm", "pp_chart2table", "qwen3_5", "qwen3_5_moe", "smolvlm"), ()),
+    **dict.fromkeys(("video_llama_3", "video_llava", "vipllava"), ()),
+    "qianfan_ocr": (("layers.", "encoder.layers."),),  # as transformers writes it
+}
+"""Types of models for images or sounds that compute text exactly as the language model in their `text_config` does.
 
-LAYER_FAMILIES = {family.name(ending): family.layer for family in _KNOWN for ending in family.layer_classes}
-"""How to read a layer, by the full name of its class. Names, because importing every family takes seconds."""
-MODEL_CLASSES = {family.name(family.model_class): family for family in _KNOWN}
-"""Families by the full name of the model's class."""
-MODEL_TYPES = {family.model_type or family.folder: family for family in _KNOWN}
-"""Families by `model_type` in config.json."""
+For each, parts of weights' names that checkpoints have in addition to the language model's (StoredNames)."""
+
+
+def find_family(model_type: object, text_type: object) -> Family | None:
+    """The family of a model, by its own `model_type` and the one of its text configuration, which may be the same."""
+    names = WRAPPERS.get(str(model_type))
+    family = FAMILIES.get(str(model_type), None if names is None else FAMILIES.get(str(text_type)))
+    if family is None or not names:
+        return family
+    stored = family.layer.names
+    return replace(family, layer=replace(family.layer, names=replace(stored, parts=(*stored.parts, *names))))

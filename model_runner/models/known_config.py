@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from model_runner.models.families import MODEL_TYPES, Family
+from model_runner.models.families import FAMILIES, Family
 from model_runner.models.json_files import read_object
 from model_runner.models.refusal import other_task
 
@@ -74,6 +74,8 @@ _WINDOW_PERIODS = {"gemma2": 2, "gemma3_text": 6}
 """How often a layer without a window comes, for model types whose older files do not list the layers."""
 _NEED_FLAG = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
 """Model types whose `sliding_window` counts only with `use_sliding_window`. Others do not have this flag."""
+_REFUSED = {"iquestcoder": ("clip_qkv", "use_sliding_window")}
+"""Entries with which transformers refuses a model type."""
 
 
 class MissingEntryError(Exception):
@@ -83,10 +85,8 @@ class MissingEntryError(Exception):
 class KnownConfig:
     """The entries of a config.json as attributes."""
 
-    def __init__(self, entries: Mapping[str, Any], folder: Path, text: "KnownConfig | None" = None) -> None:
-        """`text` is the part for text of a configuration with several parts."""
+    def __init__(self, entries: Mapping[str, Any], folder: Path) -> None:
         self._entries = entries
-        self._text = text
         self.name_or_path = str(folder)
 
     def __getattr__(self, name: str) -> Any:
@@ -100,16 +100,16 @@ class KnownConfig:
         return self._entries[name]
 
     def get_text_config(self) -> "KnownConfig":
-        """The configuration of the language model, as transformers' configurations return it."""
-        return self._text or self
+        """The configuration itself, as transformers' configurations of language models return it."""
+        return self
 
 
 def read_known_config(folder: Path) -> KnownConfig | None:
-    """Read config.json of a known family.
+    """Read config.json of a language model of a known family.
 
     Returns:
-        None if transformers has to read it: another family; a head that is not served; entries in a form of older
-        versions.
+        None if transformers has to read it: another family; a model with other inputs, whose towers need transformers
+        anyway; a head that is not served; entries in a form of older versions.
     """
     try:
         entries = read_object(folder / "config.json", object_hook=_read_number)
@@ -117,16 +117,12 @@ def read_known_config(folder: Path) -> KnownConfig | None:
         return None
     if not isinstance(entries, dict) or other_task(entries.get("architectures")) is not None:
         return None
-    family = MODEL_TYPES.get(str(entries.get("model_type")))
-    if family is None or (folder / "hf_quant_config.json").exists():
+    family = FAMILIES.get(str(entries.get("model_type")))
+    if family is None or "text_config" in entries or (folder / "hf_quant_config.json").exists():
         return None
-    text = entries.get("text_config")
-    if text is None and not family.has_text_config:
-        return _read_text(entries, family, folder)
-    if not (family.has_text_config and isinstance(text, dict)) or "quantization_config" in text:
+    if any(entries.get(name) for name in _REFUSED.get(entries["model_type"], ())):
         return None
-    known = _read_text(text, family, folder)
-    return None if known is None else KnownConfig(entries, folder, known)
+    return _read_text(entries, family, folder)
 
 
 def _read_text(entries: Mapping[str, Any], family: Family, folder: Path) -> KnownConfig | None:

@@ -61,7 +61,6 @@ class Mixture:
     gate_up: tuple[str, ...] = ()
     """Gate and up of the MLP next to the experts; layers may have none."""
     down: str = ""
-    activation: str = ""
     mlp_gate: str | None = None
     """Path of the linear layer that gates that MLP."""
     latent: tuple[str, str] | None = None
@@ -90,11 +89,6 @@ class DeltaNet:
     gain: Callable[[Config], float] = lambda config: 1.0
     """Factor on beta."""
 
-    @property
-    def linears(self) -> Sequence[str]:
-        """All of its linears, below the path."""
-        return *self.inputs, self.output
-
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
@@ -102,7 +96,6 @@ class Mamba2:
 
     path: str = "mamba"
     kinds: frozenset[str] = frozenset({"linear_attention", "mamba"})
-    linears: Sequence[str] = ("in_proj", "out_proj")
     heads: str = "mamba_n_heads"
     head_dim: str = "mamba_d_head"
     groups: str = "mamba_n_groups"
@@ -121,7 +114,6 @@ class ShortConvolution:
 
     path: str = "conv"
     kinds: frozenset[str] = frozenset({"conv"})
-    linears: Sequence[str] = ("in_proj", "out_proj")
 
 
 Recurrent = DeltaNet | Mamba2 | ShortConvolution
@@ -172,8 +164,6 @@ class LayerFamily:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Gate and up, or one module with both."""
     down: str = "mlp.down_proj"
-    activation: str | None = "mlp.act_fn"
-    """Path of its module; None where it is a function."""
     activation_name: Callable[[Config], str] = attrgetter("hidden_act")
     scale: Callable[[Config], float] = _head_dim_scale
     """Factor on the products of queries and keys."""
@@ -182,7 +172,7 @@ class LayerFamily:
     uses_rotary: Callable[[Config, int], bool] = lambda config, layer: True
     residual_scale: Callable[[Config], float] = lambda config: 1.0
     attends: Callable[[Config, int], bool] = lambda config, layer: True
-    """False for layers of the same class without standard causal attention."""
+    """False for layers without standard causal attention."""
     parts: Callable[[Config, int], Literal["both", "mixer", "mlp"] | None] = lambda config, layer: "both"
     """Whether a layer has a mixer and an MLP, or one of them; None for layers of another kind."""
     has_gate: bool = True
@@ -194,18 +184,14 @@ class LayerFamily:
     recurrent_norms: NormNames | None = None
     """The norms of layers with a recurrent mixer, if they are others."""
     factors: Callable[[Config], Factors] | None = None
-    returns_tuple: bool = False
-    """Whether the model's modules expect of a layer a tuple with its rows."""
     mixture: Mixture | None = None
     """How experts are read, for layers that have them."""
     sinks: str | None = None
     """Path of the attention sinks."""
     sees_images: bool = False
     """Whether the rows of an image see each other, also later ones."""
-    halves_angles: bool = False
-    """Whether the model's modules compute cos and sin of each pair once, not for both of its dimensions."""
     names: StoredNames = SAME_NAMES
-    """How checkpoints name the layers' weights."""
+    """How checkpoints name weights."""
 
 
 def head_dim(config: Config) -> int:

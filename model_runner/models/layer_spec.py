@@ -104,8 +104,6 @@ class AttentionSpec:
 
     If False, the model may pass None for cos and sin.
     """
-    halves_angles: bool = False
-    """Whether cos and sin of the model's modules have one number for each pair of dimensions, not two."""
     is_gated: bool = False
     """Whether the heads' outputs are multiplied by the sigmoid of gates; only then does the linear have gates."""
 
@@ -161,8 +159,6 @@ class LayerSpec:
     parallel: RecurrentSpec | None = None
     """The recurrent mixer next to the attention."""
     parallel_output: Linear | None = None
-    returns_tuple: bool = False
-    """Whether the model's modules expect of the layer a tuple with its rows."""
 
     @property
     def recurrent(self) -> RecurrentSpec | None:
@@ -231,7 +227,6 @@ def read_layer_spec(family: LayerFamily, config: Config, layer: int, parameters:
         experts=experts,
         parallel=mixing.parallel,
         parallel_output=mixing.parallel_output,
-        returns_tuple=family.returns_tuple,
     )
 
 
@@ -312,7 +307,6 @@ def _read_attention(family: LayerFamily, config: Config, layer: int, parameters:
             sees_spans=family.sees_images,
         ),
         uses_rotary=family.uses_rotary(config, layer),
-        halves_angles=family.halves_angles,
         is_gated=family.gates_attention,
     )
     return _Mixing(spec, qkv, parameters.linear([family.attention_output], hidden, heads * width))
@@ -434,14 +428,6 @@ def _in_usual_order(inputs: Sequence[Linear], parts: Sequence[list[int]], shape:
         [part.flatten() for part in torch.split(order, sizes, 1)] for order, sizes in zip(orders, parts, strict=True)
     ]
     return [in_order(linear, torch.cat(order)) for linear, order in zip(inputs, split, strict=True)]
-
-
-def mixer_linears(family: LayerFamily, spec: LayerSpec) -> Sequence[str]:
-    """Paths of the mixers' linears below the layer."""
-    paths = [*family.qkv, family.attention_output] if isinstance(spec.mixer, AttentionSpec) else []
-    if spec.recurrent is not None and family.recurrent is not None:
-        paths += [f"{family.recurrent.path}.{name}" for name in family.recurrent.linears]
-    return paths
 
 
 def _beside_experts(family: LayerFamily, mixture: Mixture, parameters: Parameters) -> LayerFamily:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from model_runner.models.activations import silu, softplus
 from model_runner.recurrence.backend import (
     ConvShape,
-    GatedDeltaNetParameters,
     RecurrenceBackend,
     RecurrentShape,
     ScanShape,
@@ -42,12 +41,6 @@ class States(Protocol):
         """The arguments and the result of `RecurrenceBackend.convolve`."""
         ...
 
-    def gated_delta_net(
-        self, read: Callable[[], GatedDeltaNetParameters]
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-        """The next recurrence and convolution in one call, as by `RecurrenceBackend.gated_delta_net`."""
-        ...
-
 
 class StepStates:
     """A recurrence backend and its metadata for one forward pass."""
@@ -68,23 +61,6 @@ class StepStates:
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         index, self._num_convolutions = self._num_convolutions, self._num_convolutions + 1
         return self._backend.convolve(index, x, weight, bias, activation, self._metadata)
-
-    def gated_delta_net(
-        self, read: Callable[[], GatedDeltaNetParameters]
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-        whole = self._backend.gated_delta_net((self._num_recurrences, self._num_convolutions), read)
-        if whole is None:
-            return None
-        self.next_mixer()
-        return lambda qkv, z, b, a: whole(qkv, z, b, a, self._metadata)
-
-    def next_mixer(self, *, recurs: bool = True) -> tuple[RecurrenceBackend[Any], tuple[int, int], Any]:
-        """For a layer that computes its convolution by itself, and its recurrence if it has one: the backend, the
-        indices of the next recurrence and convolution, and the metadata.
-        """
-        indices = self._num_recurrences, self._num_convolutions
-        self._num_recurrences, self._num_convolutions = indices[0] + recurs, indices[1] + 1
-        return self._backend, indices, self._metadata
 
 
 class RecordedStates:
@@ -110,9 +86,6 @@ class RecordedStates:
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         self.convolutions.append(ConvShape(*weight.shape))
         return torch.empty_like(x)
-
-    def gated_delta_net(self, read: Callable[[], GatedDeltaNetParameters]) -> None:
-        """The parts are recorded."""
 
 
 FindStates = Callable[[], States | None]
@@ -153,8 +126,6 @@ def hook_mixers(model: nn.Module, find: FindStates) -> int:
         )
         hooked.__kwdefaults__ = forward.__kwdefaults__
         mixer.forward = MethodType(hooked, mixer)
-        if type(mixer).__name__ in _IN_ONE_CALL:
-            mixer.forward = partial(_gated_delta_net, find, mixer.forward, mixer)
     return len(mixers) + len(whole)
 
 
@@ -295,26 +266,6 @@ def _lightning(
     return module.out_proj(gate * module.norm(mixed)), None
 
 
-def _gated_delta_net(
-    find: FindStates, in_parts: Function, module: Any, hidden_states: Tensor, *arguments: Any, **keywords: Any
-) -> Any:
-    """Qwen3.5's layer, in one call between its projections if there is one: [1, T, hidden] -> the same shape."""
-    states = find()
-    whole = None if states is None else states.gated_delta_net(partial(_read_parameters, module))
-    if whole is None:
-        return in_parts(hidden_states, *arguments, **keywords)
-    rows = hidden_states[0]
-    projections = module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a
-    return module.out_proj(whole(*(projection(rows) for projection in projections))).unsqueeze(0)
-
-
-def _read_parameters(module: Any) -> GatedDeltaNetParameters:
-    weight, bias = module.conv1d.weight.squeeze(1), module.conv1d.bias
-    norm = module.norm
-    return GatedDeltaNetParameters(weight, bias, module.A_log, module.dt_bias, norm.weight, norm.variance_epsilon)
-
-
-_IN_ONE_CALL = frozenset({"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
 _WHOLE: dict[str, Function] = {"MiniMaxLightningAttention": _lightning}
 """Mixers whose whole forward is ours, by class."""
 _HOOKS: dict[str, Function] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.library import INT4_GROUP
-from model_runner.models.families import MODEL_TYPES, Family, ModelFamily
+from model_runner.models.families import WRAPPERS, ModelFamily, find_family
 from model_runner.models.layer_family import Config
 from model_runner.models.layer_spec import AttentionSpec, LayerSpec, read_layer_spec
 from model_runner.models.loading import ModelShape, is_bare, is_unused_head, rotated
@@ -20,8 +20,8 @@ from model_runner.models.parameters import Checkpoint, Linear, Matrix, Parameter
 from model_runner.models.refusal import UnsupportedModelError, describe_model
 from model_runner.models.rotary import Frequencies, rotary_frequencies
 
-_HEADS = ("lm_head", "language_model.lm_head")
-"""Names of the head in checkpoints."""
+_HEAD = "lm_head"
+"""The head's name, below the module that has the decoder, or at the top."""
 _RECOMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 """Weights of old checkpoints that follow from the configuration."""
 
@@ -99,13 +99,16 @@ def read_model_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec | None:
     Raises:
         UnsupportedModelError: if the checkpoint lacks weights, or has others than the model.
     """
-    family: Family | None = MODEL_TYPES.get(config.model_type)
     text: Config = config.get_text_config()
-    if family is None or not family.model.is_plain(config, text):
+    family = find_family(config.model_type, text.model_type)
+    if family is None:
         return None
     parameters = Parameters(checkpoint, family.layer.names)
-    decoder = _find_decoder(family.model, checkpoint, parameters)
-    if decoder is None or any(f"{name}.bias" in checkpoint.shapes for name in _HEADS):
+    path = _find_decoder(family.model, parameters)
+    if path is None:
+        return None
+    decoder, head_names = parameters.below(path) if path else parameters, _head_names(path)
+    if any(parameters.has(f"{name}.bias") for name in head_names):
         return None
     layers = [
         read_layer_spec(family.layer, text, index, decoder.below(f"layers.{index}"))
@@ -117,8 +120,8 @@ def read_model_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec | None:
         return None
     embedding = decoder.linear([family.model.embedding], text.vocab_size, text.hidden_size)
     norm = decoder.require(f"{family.model.norm}.weight", text.hidden_size).float()
-    head = _read_head(config, text, parameters, embedding)
-    _use_unneeded(family.model, config, parameters)
+    head = _read_head(config, head_names, parameters, embedding)
+    _use_unneeded(family.model, config, path, parameters)
     if (fault := parameters.fault()) is not None:
         raise UnsupportedModelError(f"{describe_model(config)} {fault}")
     return ModelSpec(
@@ -138,29 +141,46 @@ def read_model_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec | None:
     )
 
 
-def _find_decoder(family: ModelFamily, checkpoint: Checkpoint, parameters: Parameters) -> Parameters | None:
-    """The decoder's weights; None if the checkpoint has them under none of the family's prefixes."""
-    for prefix in family.stored_decoders:
-        if f"{prefix}{family.embedding}.weight" in checkpoint.shapes:
-            return parameters.below(prefix.removesuffix(".")) if prefix else parameters
-    return None
+def _find_decoder(family: ModelFamily, parameters: Parameters) -> str | None:
+    """The path of the decoder's weights in the checkpoint; None unless exactly one module has such an embedding."""
+    embedding = f"{family.embedding}.weight"
+    paths = [name.removesuffix(embedding) for name in parameters.checkpoint.shapes if name.endswith(embedding)]
+    paths = [path.removesuffix(".") for path in paths if not path or path.endswith(".")]
+    if not paths and parameters.has(f"model.{embedding}"):  # by another name
+        return "model"
+    return paths[0] if len(paths) == 1 else None
 
 
-def _read_head(config: Any, text: Config, parameters: Parameters, embedding: Linear) -> Linear:
+def _head_names(decoder: str) -> list[str]:
+    """Names that the head may have in a checkpoint with the decoder at this path."""
+    beside, _, _ = decoder.rpartition(".")
+    return [f"{beside}.{_HEAD}", _HEAD] if beside else [_HEAD]
+
+
+def _read_head(config: Any, names: Sequence[str], parameters: Parameters, embedding: Linear) -> Linear:
     """The head; the embedding where the two are one, or where the model has no head and its logits are of no use."""
-    name = next((name for name in _HEADS if parameters.has(f"{name}.weight")), None)
-    if text.tie_word_embeddings or (name is None and is_bare(config)):
+    name = next((name for name in names if parameters.has(f"{name}.weight")), None)
+    if _is_tied(config) or (name is None and is_bare(config)):
         return embedding
-    return parameters.linear([name or _HEADS[0]], text.vocab_size, text.hidden_size)
+    text = config.get_text_config()
+    return parameters.linear([name or _HEAD], text.vocab_size, text.hidden_size)
 
 
-def _use_unneeded(family: ModelFamily, config: Any, parameters: Parameters) -> None:
+def _is_tied(config: Any) -> bool:
+    """Whether the head is the embedding. Configurations of some wrappers leave that to the language model's."""
+    whole = getattr(config, "tie_word_embeddings", None)
+    return bool(config.get_text_config().tie_word_embeddings if whole is None else whole)
+
+
+def _use_unneeded(family: ModelFamily, config: Any, decoder: str, parameters: Parameters) -> None:
     """Count weights as used that the model's text has no use for, so that they are no fault."""
-    is_tied = config.get_text_config().tie_word_embeddings
+    heads, is_wrapper = _head_names(decoder), config.model_type in WRAPPERS
     for name in parameters.checkpoint.shapes:
-        is_copy = name.removesuffix(".weight") in _HEADS and is_tied
+        is_head = name.removesuffix(".weight") in heads
+        is_outside = is_wrapper and not is_head and not name.startswith(f"{decoder}.")
+        is_copy = is_head and _is_tied(config)
         is_unneeded = name.startswith(tuple(family.ignored)) or is_unused_head(name, config)
-        if is_copy or is_unneeded or _RECOMPUTED.search(name):
+        if is_outside or is_copy or is_unneeded or _RECOMPUTED.search(name):
             parameters.used.add(name)
 
 

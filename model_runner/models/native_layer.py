@@ -1,12 +1,11 @@
-"""Decoder layers of the common family, and mixtures of experts, each as one native operator."""
+"""Decoder layers and mixtures of experts with packed weights, as the native kernels take them."""
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_runner.attention.cpu import attention_struct
 from model_runner.kernels.interface import CPU, CData, pointer
@@ -16,10 +15,6 @@ from model_runner.models.layer_spec import Activation, AttentionSpec, ExpertsSpe
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import Linear
 from model_runner.recurrence.cpu import BoundMixer, NativeRecurrence
-
-if TYPE_CHECKING:
-    from model_runner.models.hf_attention import StepAttention
-    from model_runner.models.mixers import StepStates
 
 _ACTIVATIONS: dict[Activation, str] = {
     "silu": "SW_SILU",
@@ -123,18 +118,13 @@ def _router_panels(spec: ExpertsSpec) -> Tensor:
     return padded.view(-1, _ROUTER_PANEL, weight.shape[1]).transpose(1, 2).contiguous()
 
 
-class FusedDecoderLayer(nn.Module):
-    """Replaces a transformers decoder layer: quantised linears, everything else in float32, all rows at once."""
+class NativeLayer:
+    """A decoder layer: quantised linears, everything else in float32, all rows at once."""
 
     def __init__(self, spec: LayerSpec, packer: NativePacker) -> None:
-        super().__init__()
-        self._kernels = packer.kernels
-        self.uses_rotary = spec.uses_rotary
-        self._returns_tuple = spec.returns_tuple
         self.attention = spec.mixer if isinstance(spec.mixer, AttentionSpec) else None
         self.recurrent = spec.recurrent  # the struct points into the tensors of both
         self._bound: BoundMixer | None = None
-        self._caches: Sequence[CData] = ()
         self._weights = {
             name: packer.pack(linear)
             for name, linear in (
@@ -166,23 +156,15 @@ class FusedDecoderLayer(nn.Module):
         if self._experts is not None:
             self.struct.experts = self._experts.struct
 
-    def part_from_twin(self) -> None:
-        """Make this copy of a layer independent, so that it can be bound to its own cache."""
-        self.struct = CPU.new("SwDecoderLayer", self.struct[0])
-
-    def twin(self) -> "FusedDecoderLayer":
+    def twin(self) -> "NativeLayer":
         """A copy that can be bound to another cache. It shares the weights."""
         copied = copy.copy(self)
-        copied.part_from_twin()
+        copied.struct = CPU.new("SwDecoderLayer", self.struct[0])
         return copied
 
     def bind(self, cache: CData) -> None:
         """Set where the layer's keys and values are stored; call it before the first forward."""
         self.struct.cache = cache[0]
-
-    def bind_calls(self, caches: Sequence[CData]) -> None:
-        """Use the cache of the call that the layer's attention is in a pass; other layers may have none."""
-        self._caches = caches
 
     def bind_states(self, recurrence: NativeRecurrence, indices: tuple[int, int]) -> None:
         """Set which recurrence and convolution of a cache the layer has; call it before the first forward."""
@@ -190,45 +172,6 @@ class FusedDecoderLayer(nn.Module):
         assert mixer is not None
         self._bound = recurrence.bind(indices, lambda: mixer.parameters)
         setattr(self.struct, self._bound.field, self._bound.struct)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        attention: "StepAttention",
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **_: Any,
-    ) -> Tensor | tuple[Tensor]:
-        """Hidden states [1, T, hidden] -> the same shape. Other arguments of transformers' layers are ignored."""
-        self._take_part(attention)
-        cos, sin = self._rotation(position_embeddings, hidden_states.shape[1])
-        self.struct.rotary_dim = cos.shape[-1]
-        output = self._kernels.decoder_layer(self.struct, attention.metadata.struct, cos, sin, hidden_states[0])
-        return (output.unsqueeze(0),) if self._returns_tuple else output.unsqueeze(0)
-
-    def _take_part(self, attention: "StepAttention") -> None:
-        """Bind the layer to what its mixers have next in a pass of the model's modules."""
-        if self.recurrent is not None:
-            recurs, step_states = self.recurrent.recurrence is not None, cast("StepStates", attention.states)
-            recurrence, indices, states = step_states.next_mixer(recurs=recurs)
-            assert isinstance(recurrence, NativeRecurrence), "kernels run the layer and its recurrence"
-            self.bind_states(recurrence, indices)
-            attention.metadata.struct.states = states.native.struct
-        if self.attention is not None:
-            if self._caches:
-                self.bind(self._caches[attention.num_calls])
-            attention.num_calls += 1
-
-    def _rotation(self, position_embeddings: tuple[Tensor, Tensor] | None, count: int) -> tuple[Tensor, Tensor]:
-        """Cos and sin [T, rotary_dim]; of width 0 for a layer without rotary positions."""
-        if not self.uses_rotary:
-            return torch.empty(count, 0), torch.empty(count, 0)
-        assert position_embeddings is not None, "the model has rotary positions"
-        assert self.attention is not None
-        cos, sin = (angles[0] for angles in position_embeddings)  # each [T, rotary_dim], or half of that
-        if self.attention.halves_angles:
-            cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
-        return cos.contiguous(), sin.contiguous()
 
 
 def _layer_struct(spec: LayerSpec, weights: dict[str, NativeWeight], norms: dict[str, Tensor]) -> CData:

@@ -17,7 +17,7 @@ from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embed
 from model_runner.kv_cache import cache_structs
 from model_runner.models.features import LAST, Feature, layer_of, require_layers
 from model_runner.models.model_spec import ModelSpec
-from model_runner.models.native_layer import FusedDecoderLayer
+from model_runner.models.native_layer import NativeLayer
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import NativeProduct, PackedWeight
 from model_runner.models.parameters import Matrix
@@ -91,7 +91,7 @@ class NativeModel:
     def __init__(self, packer: NativePacker, spec: ModelSpec) -> None:
         """Packs the weights, one after the other."""
         packer, kernels = packer.with_slab(), packer.kernels
-        layers = [FusedDecoderLayer(layer, packer) for layer in spec.layers]
+        layers = [NativeLayer(layer, packer) for layer in spec.layers]
         # The error of the head reaches every logit, so it stays in int8.
         head = packer.in_int8.pack(spec.head)
         self.config = spec.config
@@ -123,7 +123,7 @@ class NativeModel:
         )
         self._set_layers(layers)
 
-    def _set_layers(self, layers: Sequence[FusedDecoderLayer]) -> None:
+    def _set_layers(self, layers: Sequence[NativeLayer]) -> None:
         self.layers = layers
         for layer, table in zip(layers, self._rotaries, strict=True):
             layer.struct.rotary_dim = 0 if table is None else table.dim
@@ -176,6 +176,8 @@ class NativeModel:
             IndexError: if a token is not in the vocabulary.
         """
         tokens = wanted.tokens
+        for rows in batch.images:  # their token may be beyond the vocabulary
+            tokens[rows.token : rows.token + rows.features.shape[1]] = 0
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise IndexError(f"a token is not in the vocabulary of {self._vocab_size} tokens")
         if num_positions > self._known:

@@ -1,25 +1,28 @@
 """Models of transformers whose parts are replaced by native operators as far as possible."""
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from model_runner.kernels.interface import CData
-from model_runner.models.activations import replace_activations
+from model_runner.models.activations import EXACT, gelu_tanh, relu_squared, replace_activations, silu
 from model_runner.models.experts import ExpertWeights, has_usual_gate, pack_experts
 from model_runner.models.latents import NativeHeads, PackedHeads, keep_latents, pack_groups
-from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
+from model_runner.models.layer_spec import Activation
+from model_runner.models.native_layer import NativeExperts
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import OneDNNPacker, Packer, pack_weights
 from model_runner.models.parameters import DenseMatrix, Linear
-from model_runner.models.recognition import activation_of, replace_recognised
 from model_runner.models.refusal import UnsupportedModelError
 
-logger = logging.getLogger("samewise.runner")
+_ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
+    silu: "silu",
+    gelu_tanh: "gelu_tanh",
+    relu_squared: "relu_squared",
+}
+"""Activations that the kernels compute."""
 
 
 def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
@@ -38,10 +41,8 @@ def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
     make_heads = partial(PackedHeads, onednn) if packer is None else partial(NativeHeads, packer)
     keep_latents(model, make_heads)
     pack_groups(model, make_heads)
-    if packer is not None:
-        logger.info("layers     %d as one native operator each", fuse_layers(model, packer))
-        if (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
-            pack_weights(head, packer.in_int8, onednn)
+    if packer is not None and (head := model.get_output_embeddings()) is not None:  # type: ignore[no-untyped-call]
+        pack_weights(head, packer.in_int8, onednn)
     pack: Packer = packer or onednn
     try:
         pack_experts(model, pack, None if packer is None else partial(make_native_experts, packer))
@@ -53,8 +54,8 @@ def prepare(model: PreTrainedModel, packer: NativePacker | None) -> None:
 
 def make_native_experts(packer: NativePacker, module: Any, weights: ExpertWeights) -> NativeExperts | None:
     """The experts of a module whose activation is not replaced yet; None if the kernels do not support them."""
-    act_fn = getattr(module, "act_fn", None)
-    activation = activation_of(act_fn) if isinstance(act_fn, nn.Module) and has_usual_gate(module) else None
+    exact = EXACT.get(type(module.act_fn)) if has_usual_gate(module) else None
+    activation = None if exact is None else _ACTIVATIONS.get(exact)
     if activation is None:
         return None
     gate_up, down = _linears(weights.up, weights.up_bias), _linears(weights.down, weights.down_bias)
@@ -66,22 +67,3 @@ def _linears(weights: Tensor, biases: Tensor | None) -> list[Linear]:
     nothing = [None] * len(weights)
     of_each = zip(weights, nothing if biases is None else biases, strict=True)
     return [Linear([DenseMatrix(weight)], bias) for weight, bias in of_each]
-
-
-def fuse_layers(model: nn.Module, packer: NativePacker) -> int:
-    """Replace every decoder layer of the common family; returns how many were replaced."""
-    return replace_recognised(model, lambda index, form: FusedDecoderLayer(form, packer), only_common=False)
-
-
-def part_layers(model: nn.Module) -> None:
-    """Give each fused layer of a model's twin its own structure, so that it can be bound to another cache."""
-    for module in model.modules():
-        if isinstance(module, FusedDecoderLayer):
-            module.part_from_twin()
-
-
-def bind_layers(model: nn.Module, caches: Sequence[CData]) -> None:
-    """Bind each fused layer to the caches of a pass's calls of the attention."""
-    for module in model.modules():
-        if isinstance(module, FusedDecoderLayer):
-            module.bind_calls(caches)

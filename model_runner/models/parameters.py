@@ -275,7 +275,7 @@ class StoredNames:
     """How checkpoints name weights that modules hold under other names."""
 
     parts: Sequence[tuple[str, str]] = ()
-    """A part of a module's name, and what checkpoints have in its place."""
+    """Parts of modules' names, and what checkpoints may have in their places; some or all of them, in this order."""
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Gate, up and down of one expert, for checkpoints with a tensor for each."""
 
@@ -398,13 +398,10 @@ class Parameters:
 
     def _find(self, name: str) -> str | None:
         """The checkpoint's name of a weight."""
-        full = self.prefix + name
-        if full in self.checkpoint.shapes:
-            return full
+        names = [self.prefix + name]
         for own, stored in self.names.parts:
-            if (renamed := full.replace(own, stored)) != full and renamed in self.checkpoint.shapes:
-                return renamed
-        return None
+            names += [one.replace(own, stored) for one in names if own in one]
+        return next((one for one in names if one in self.checkpoint.shapes), None)
 
     def _check(self, name: str, linear: Linear, outputs: int | None, inputs: int) -> None:
         """Note a linear layer whose weight has another shape."""

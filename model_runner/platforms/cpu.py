@@ -20,7 +20,7 @@ from model_runner.kernels.background_build import kernels_library
 from model_runner.kernels.build import NoKernelsError, detect_isas
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kernels.vector_math import prepare_vector_math
-from model_runner.kv_cache import KVCache, KVShape, cache_structs, resolve_kv_dtype
+from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
 from model_runner.models.checkpoint_quantization import has_plain_tensors, native_reader
 from model_runner.models.damage import naming_damage
 from model_runner.models.early_exit import EarlyExit
@@ -192,11 +192,7 @@ class CpuPlatform(Platform):
     def load_again(self, loaded: LoadedModel) -> LoadedModel:
         if isinstance(loaded, NativeModel):
             return loaded.twin()
-        from model_runner.models.native_modules import part_layers  # noqa: PLC0415 - transformers takes seconds
-
-        model = super().load_again(loaded)
-        part_layers(modules_of(model))
-        return model
+        return super().load_again(loaded)
 
     def _spec(self, folder: Path) -> ModelSpec | None:
         """The model as plain data, to be packed as it is read; None if it needs transformers' modules."""
@@ -268,12 +264,8 @@ class CpuPlatform(Platform):
             assert recurrence is None or isinstance(recurrence, NativeRecurrence)
             return NativeTargetModel(model, attention, needs, recurrence)
         from model_runner.models.hf_target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
-        from model_runner.models.native_modules import bind_layers  # noqa: PLC0415
 
-        modules = modules_of(model)
-        if self._packer is not None and isinstance(attention, NativeAttention):
-            bind_layers(modules, cache_structs(attention.cache))
-        return HFTargetModel(modules, attention, needs, partial(pick, self._kernels), recurrence)
+        return HFTargetModel(modules_of(model), attention, needs, partial(pick, self._kernels), recurrence)
 
     def find_early_exit(self, model: LoadedModel) -> EarlyExit | None:
         return NativeEarlyExit(model) if isinstance(model, NativeModel) else super().find_early_exit(model)

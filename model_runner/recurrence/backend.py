@@ -18,7 +18,7 @@ Its rows are (dt, dt x, B). From the anchor on they are taken up one after anoth
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -375,12 +375,6 @@ class ShortConvolutionParameters:
 
 MixerParameters = GatedDeltaNetParameters | Mamba2Parameters | ShortConvolutionParameters
 
-GatedDeltaNet = Callable[[Tensor, Tensor, Tensor, Tensor, Metadata], Tensor]
-"""Everything between the projections of a gated delta net, with its rows and pages.
-
-Maps query, key and value side by side [T, channels], z [T, heads * value_dim], b and a [T, heads] and the step's
-metadata to [T, heads * value_dim]."""
-
 
 class RecurrenceBackend(ABC, Generic[Metadata]):
     """Computes recurrences and convolutions of a step, and writes their rows and pages.
@@ -473,17 +467,6 @@ class RecurrenceBackend(ABC, Generic[Metadata]):
         Raises:
             ValueError: for another activation.
         """
-
-    def gated_delta_net(
-        self, indices: tuple[int, int], read: Callable[[], GatedDeltaNetParameters]
-    ) -> GatedDeltaNet[Metadata] | None:
-        """A whole gated delta net in one call; None if its parts must be called.
-
-        Args:
-            indices: of the recurrence and of the convolution in the cache.
-            read: reads the layer's parameters, when it is first needed.
-        """
-        return None
 
 
 def has_silu(activation: str | None) -> bool:

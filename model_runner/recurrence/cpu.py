@@ -11,7 +11,6 @@ from model_runner.kernels import recurrence as native
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels
 from model_runner.recurrence.backend import (
-    GatedDeltaNet,
     GatedDeltaNetParameters,
     MixerParameters,
     RecurrenceBackend,
@@ -111,19 +110,6 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
         if known is None or known[0].data_ptr() != weight.data_ptr():
             known = self._convolutions[index] = weight, *self._convolution(index, weight, bias, activation)
         return native.convolve(self._kernels, known[1], metadata.native, _floats(x)).to(x.dtype)
-
-    def gated_delta_net(
-        self, indices: tuple[int, int], read: Callable[[], GatedDeltaNetParameters]
-    ) -> GatedDeltaNet[NativeMetadata] | None:
-        if not self.cache.recurrences[indices[0]].is_whole:
-            return None
-        net = self.bind(indices, read)
-
-        def run(qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, metadata: NativeMetadata) -> Tensor:
-            rows = _floats(qkv), _floats(z), _floats(b), _floats(a)
-            return native.gated_delta_net(self._kernels, net.struct, metadata.native, rows).to(qkv.dtype)
-
-        return run
 
     def bind(self, indices: tuple[int, int], read: Callable[[], MixerParameters]) -> "BoundMixer":
         """The recurrent mixer on the recurrence and the convolution of these indices, whose dimensions are whole.

@@ -1,4 +1,4 @@
-"""Tiny random models of the families whose decoder layers are recognised, and what their layers saw and answered."""
+"""Tiny random models of the families that run natively, and what their layers saw and answered."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "dots1 not normalised": {**_SIGMOID_EXPERTS, "norm_topk_prob": False},
     "emu3": {"text_config": {**_SIZES, "attention_bias": True, "bos_token_id": 1, "eos_token_id": 2}},
+    "exaone": {},
     "exaone4": {"layer_types": _ALTERNATING, "sliding_window": 16},
     "exaone4 without windows": {"layer_types": ["full_attention"] * 4, "sliding_window": None},
     "gemma": {"hidden_act": "gelu_pytorch_tanh", "attention_bias": True},
@@ -116,6 +117,8 @@ CASES: dict[str, dict[str, Any]] = {
     "granitemoeshared without shared experts": {**_GRANITE, **_EXPERTS, "shared_intermediate_size": 0},
     "hyperclovax": {**_GRANITE, "use_post_norm": True},
     "hyperclovax without post norms": {**_GRANITE, "use_post_norm": False},
+    "internlm3": _BIASES,
+    "iquestcoder": {},
     "llama": {"rope_parameters": _LLAMA3_ROPE},
     "llama with biases": {**_BIASES, "rope_parameters": _YARN_ROPE},
     "mellum": {

@@ -41,7 +41,8 @@ def _attention(spec: LayerSpec, x: Tensor, cos_sin: tuple[Tensor, Tensor] | None
     key = _norm(key, spec.norms.key, spec.norms.eps)
     if spec.mixer.uses_rotary:
         assert cos_sin is not None
-        cos, sin = (angles.repeat(1, 2 if spec.mixer.halves_angles else 1).double() for angles in cos_sin)
+        repeats = 1 if spec.mixer.options.sinks is None else 2  # gpt-oss's modules compute each pair's angle once
+        cos, sin = (angles.repeat(1, repeats).double() for angles in cos_sin)
         query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     group = spec.mixer.heads // spec.mixer.kv_heads
     scores = (

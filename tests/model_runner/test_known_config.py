@@ -13,8 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from bench.tiny_models import write_tiny_model
-from model_runner.models.families import MODEL_TYPES, Family
+from model_runner.models.families import FAMILIES, Family
 from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.known_config import MissingEntryError, read_known_config
 from model_runner.models.layer_family import head_dim
@@ -24,6 +23,8 @@ from model_runner.models.parameters import Checkpoint, TensorCheckpoint
 from tests.model_runner.decoder_models import CASES, HYBRIDS, tiny_model
 
 Change = Callable[[dict[str, Any]], None]
+_OF_TRANSFORMERS = {"gemma3", "phi4_multimodal"}
+"""Types whose files transformers always reads."""
 
 
 class RecordingConfig:
@@ -66,21 +67,18 @@ def test_a_whole_file_says_what_transformers_reads(case: str, tmp_path: Path) ->
     assert read_model_spec(known, checkpoint) is not None
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_an_absent_entry_is_never_guessed(model_type: str, tmp_path: Path) -> None:
     """Each entry in turn is left out: the same value as transformers has for it, or an error that asks transformers."""
-    if model_type == "phi4_multimodal":
+    if model_type in _OF_TRANSFORMERS:
         return
     config = AutoConfig.for_model(model_type)
-    in_parts = MODEL_TYPES[model_type].has_text_config
-    whole = (config.get_text_config() if in_parts else config).to_dict()
+    whole = config.to_dict()
     for left_out in whole:
         entries = {name: value for name, value in whole.items() if name != left_out}
-        file = {**config.to_dict(), "text_config": entries} if in_parts else entries
-        (tmp_path / "config.json").write_text(json.dumps(file))
-        read = read_known_config(tmp_path)
-        known = None if read is None else read.get_text_config()
-        expected = AutoConfig.from_pretrained(tmp_path).get_text_config() if "model_type" in file else None
+        (tmp_path / "config.json").write_text(json.dumps(entries))
+        known = read_known_config(tmp_path)
+        expected = AutoConfig.from_pretrained(tmp_path) if "model_type" in entries else None
         for name in ("head_dim", "layer_types", "sliding_window", "rope_parameters", left_out):
             if known is None or not hasattr(expected, name):
                 continue
@@ -91,23 +89,22 @@ def test_an_absent_entry_is_never_guessed(model_type: str, tmp_path: Path) -> No
                     assert (getattr(known, name) or None) == (getattr(expected, name) or None), (left_out, name)
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_windows_are_transformers(model_type: str, tmp_path: Path) -> None:
     """Each layer's window, with and without the flag and the kinds of layers, which some families need."""
-    family = MODEL_TYPES[model_type]
-    if model_type == "phi4_multimodal" or family.layer.recurrent is not None:  # its files list the layers
+    family = FAMILIES[model_type]
+    if model_type in _OF_TRANSFORMERS or family.layer.recurrent is not None:  # its files list the layers
         return
     config = AutoConfig.for_model(model_type)
-    whole = config.get_text_config().to_dict() if family.has_text_config else config.to_dict()
+    whole = config.to_dict()
     for flag, kinds, window in product((..., True, False), (whole.get("layer_types"), None, ...), (..., 64)):
         changes = {"use_sliding_window": flag, "layer_types": kinds, "sliding_window": window}
         entries = {name: value for name, value in {**whole, **changes}.items() if value is not ...}
-        file = {**config.to_dict(), "text_config": entries} if family.has_text_config else entries
-        (tmp_path / "config.json").write_text(json.dumps(file))
+        (tmp_path / "config.json").write_text(json.dumps(entries))
         with contextlib.suppress(MissingEntryError):
             if (known := read_known_config(tmp_path)) is not None:
-                windows = windows_of(known.get_text_config(), family)
-                expected = AutoConfig.from_pretrained(tmp_path).get_text_config()
+                windows = windows_of(known, family)
+                expected = AutoConfig.from_pretrained(tmp_path)
                 assert windows == windows_of(expected, family), changes
 
 
@@ -205,17 +202,6 @@ def test_published_files_need_no_transformers(
         assert getattr(spec, name) == getattr(expected, name), name
     for kind, found in expected.frequencies.items():
         assert torch.equal(spec.frequencies[kind].angles, found.angles)
-
-
-def test_a_file_of_several_parts(tmp_path: Path) -> None:
-    write_tiny_model("qwen3_5", tmp_path)
-    expected, known = AutoConfig.from_pretrained(tmp_path), read_known_config(tmp_path)
-    checkpoint = open_checkpoint(tmp_path)
-    assert known is not None
-    assert checkpoint is not None
-    spec = read_model_spec(known, checkpoint)
-    assert spec is not None
-    assert spec.shape() == read_model_spec(expected, checkpoint).shape()
 
 
 def test_infinite_numbers(tmp_path: Path) -> None:

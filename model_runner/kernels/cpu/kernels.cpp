@@ -14,12 +14,10 @@ namespace SW_ISA::entry {
 
 decltype(sw_linears) linears;
 decltype(sw_attention) attention;
-decltype(sw_decoder_layer) decoder_layer;
 decltype(sw_forward) forward;
 decltype(sw_recur) recur;
 decltype(sw_scan) scan;
 decltype(sw_convolve) convolve;
-decltype(sw_gated_delta_net) gated_delta_net;
 decltype(sw_select) select;
 
 int32_t pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
@@ -146,8 +144,8 @@ namespace entry = SW_ISA::entry;
 
 extern const Kernels SW_JOIN(SW_ISA, _kernels) = {
     SW_TEXT(SW_ISA), entry::packed_size, entry::pack,      entry::repack,        entry::unpack,
-    entry::linear,   entry::linears,     entry::attention, entry::decoder_layer, entry::forward,
+    entry::linear,   entry::linears,     entry::attention, entry::forward,
     entry::experts,  entry::pick,        entry::draft,     entry::truncate,      entry::move_kv,
-    entry::recur,    entry::scan,        entry::convolve,  entry::gated_delta_net, entry::select};
+    entry::recur,    entry::scan,        entry::convolve,  entry::select};
 
 }  // namespace samewise

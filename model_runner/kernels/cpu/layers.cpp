@@ -2,7 +2,6 @@
 // They are a file of their own so that two compilers share the work.
 #include "convolution.h"
 #include "decoder.h"
-#include "gated_delta_net.h"
 #include "indexer.h"
 #include "kv_cache.h"
 #include "recurrence.h"
@@ -54,16 +53,6 @@ int32_t select(SwContext *context, const SwKvCache *cache, const SwStep *step, c
   return 0;
 }
 
-int32_t decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
-                      const float *sin, const float *input, float *output) {
-  char *memory = context->reserve(Scratch::lay_out(*layer, step->num_tokens, nullptr, nullptr));
-  if (!memory) return 1;
-  Scratch scratch;
-  Scratch::lay_out(*layer, step->num_tokens, memory, &scratch);
-  LayerRun(context->pool, *layer, *step, scratch).run({cos, sin, nullptr}, input, output);
-  return 0;
-}
-
 int32_t forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass) {
   char *memory = context->reserve(PassScratch::lay_out(*model, *step, *pass, nullptr, nullptr));
   if (!memory) return 1;
@@ -91,17 +80,6 @@ int32_t scan(SwContext *context, const SwScan *scan, const SwStatePlan *plan, co
 int32_t convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
                  float *output) {
   SW_ISA::convolve(context->pool, *convolution, *plan, x, convolution->channels, output);
-  return 0;
-}
-
-int32_t gated_delta_net(SwContext *context, const SwGatedDeltaNet *layer, const SwStatePlan *plan, const float *qkv,
-                        const float *z, const float *b, const float *a, float *output) {
-  char *scratch = context->reserve(GatedDeltaNetRun::scratch_bytes(*layer, plan->num_tokens));
-  if (!scratch) return 1;
-  const int64_t heads = layer->recurrence.heads, width = heads * layer->recurrence.value_dim;
-  GatedDeltaNetRun(context->pool, *layer, *plan)
-      .run({qkv, z, b, a, layer->convolution.channels, width, heads}, output, width,
-           reinterpret_cast<float *>(scratch));
   return 0;
 }
 

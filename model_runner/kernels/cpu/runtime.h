@@ -69,7 +69,6 @@ struct Kernels {
   decltype(&sw_linear) linear;
   decltype(&sw_linears) linears;
   decltype(&sw_attention) attention;
-  decltype(&sw_decoder_layer) decoder_layer;
   decltype(&sw_forward) forward;
   decltype(&sw_experts) experts;
   decltype(&sw_pick) pick;
@@ -79,7 +78,6 @@ struct Kernels {
   decltype(&sw_recur) recur;
   decltype(&sw_scan) scan;
   decltype(&sw_convolve) convolve;
-  decltype(&sw_gated_delta_net) gated_delta_net;
   decltype(&sw_select) select;
 };
 

@@ -148,12 +148,6 @@ int32_t sw_select(SwContext *context, const SwKvCache *cache, const SwStep *step
   });
 }
 
-int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
-                         const float *sin, const float *input, float *output) {
-  if (step->num_tokens == 0) return 0;
-  return guarded([&] { return context->kernels.decoder_layer(context, layer, step, cos, sin, input, output); });
-}
-
 int32_t sw_forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass) {
   return step->num_tokens == 0 ? 0 : guarded([&] { return context->kernels.forward(context, model, step, pass); });
 }
@@ -198,11 +192,6 @@ int32_t sw_scan(SwContext *context, const SwScan *scan, const SwStatePlan *plan,
 int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
                     float *output) {
   return guarded([&] { return context->kernels.convolve(context, convolution, plan, x, output); });
-}
-
-int32_t sw_gated_delta_net(SwContext *context, const SwGatedDeltaNet *layer, const SwStatePlan *plan, const float *qkv,
-                           const float *z, const float *b, const float *a, float *output) {
-  return guarded([&] { return context->kernels.gated_delta_net(context, layer, plan, qkv, z, b, a, output); });
 }
 
 int64_t sw_size_of(const char *name) {

@@ -488,10 +488,6 @@ SW_PUBLIC int32_t sw_attention(SwContext *context, const SwKvCache *cache, const
 SW_PUBLIC int32_t sw_select(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwIndexer *indexer,
                      const float *query, const float *key, const float *weights, uint16_t *selected, int32_t width);
 
-// output[T, hidden] = the layer applied to input[T, hidden]; cos and sin are [T, rotary_dim].
-SW_PUBLIC int32_t sw_decoder_layer(SwContext *context, const SwDecoderLayer *layer, const SwStep *step, const float *cos,
-                         const float *sin, const float *input, float *output);
-
 // Runs the model on a step's tokens.
 SW_PUBLIC int32_t sw_forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass);
 
@@ -531,10 +527,6 @@ SW_PUBLIC int32_t sw_scan(SwContext *context, const SwScan *scan, const SwStateP
 // Writes the rows x[T, channels], computes output[T, channels], and writes pages.
 SW_PUBLIC int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
                     float *output);
-
-// Runs a gated delta net: qkv[T, channels], z and output [T, heads, value_dim], b and a [T, heads].
-SW_PUBLIC int32_t sw_gated_delta_net(SwContext *context, const SwGatedDeltaNet *layer, const SwStatePlan *plan, const float *qkv,
-                           const float *z, const float *b, const float *a, float *output);
 
 // The size of a struct by name, or -1. Python compares it with the size it computed from this file.
 SW_PUBLIC int64_t sw_size_of(const char *name);

@@ -1,4 +1,4 @@
-"""Runs of tiny models on native attention: fused layers against transformers' own, and whole models."""
+"""Runs of tiny models on native attention: native layers against transformers' own, and whole models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,25 +11,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from model_runner.attention.cpu import NativeAttention
-from model_runner.batch import Batch, StateTables
+from model_runner.batch import Batch, ImageRows, StateTables
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.kv_cache import KVCache, cache_structs
+from model_runner.kv_cache import KVCache
 from model_runner.models.activations import replace_activations
 from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
-from model_runner.models.features import Feature
-from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, register_attention
+from model_runner.models.features import Feature, decoder_layers, layer_input
+from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.hf_target import HFTargetModel
 from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.layer_spec import AttentionSpec, LayerSpec
-from model_runner.models.mixers import StepStates
 from model_runner.models.model_spec import ModelSpec, read_model_spec
-from model_runner.models.native_layer import FusedDecoderLayer
 from model_runner.models.native_model import NativeModel, NativeTargetModel
-from model_runner.models.native_modules import bind_layers, make_native_experts, prepare
+from model_runner.models.native_modules import make_native_experts, prepare
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import OneDNNPacker, pack_weights
 from model_runner.models.parameters import TensorCheckpoint
-from model_runner.models.recognition import recognise
 from model_runner.recurrence.backend import StateCache
 from model_runner.recurrence.cpu import NativeRecurrence
 from tests.model_runner.batches import Chunk, make_batch
@@ -71,11 +68,9 @@ def make_states(specs: Sequence[LayerSpec]) -> StateCache:
     return StateCache(recurrences, convolutions, ROWS_BLOCKS * len(LENGTHS), 1, CPU)
 
 
-def forms_of(model: PreTrainedModel) -> list[LayerSpec]:
+def forms_of(model: PreTrainedModel) -> Sequence[LayerSpec]:
     """The layers' forms. None of them may be unknown."""
-    specs = [recognise(layer) for layer in model.model.layers]
-    assert None not in specs
-    return [spec for spec in specs if spec is not None]
+    return model_spec_of(model).layers
 
 
 def served_model(case: str, **changes: Any) -> PreTrainedModel:
@@ -95,27 +90,23 @@ def layer_errors(
     dtype: torch.dtype = torch.float32,
     **sizes: int,
 ) -> Tensor:
-    """How far fused layers are from transformers' layers with the same packed weights and native attention.
+    """How far native layers are from transformers' layers with the same packed weights and native attention.
 
-    Each fused layer sees what transformers' layer saw, so errors do not add up.
+    Each native layer sees what transformers' layer saw, so errors do not add up.
 
     Args:
         case: the tiny model.
         packer: of the weights in both; its kernels also attend.
-        change: what is done to the forms before they are fused.
-        dtype: of both caches.
+        change: what is done to the forms of the native layers.
+        dtype: of all caches.
         sizes: what the tiny model's configuration has instead.
 
     Returns:
         [layers, tokens] the size of the difference as a share of what the layer adds to its input.
     """
     model = served_model(case, **sizes)
-    specs = forms_of(model)
-    fused = [FusedDecoderLayer(change(spec), packer) for spec in specs]
-    fused_cache, cache = make_cache(specs, dtype), make_cache(specs, dtype)
-    for layer in fused:
-        layer.bind_calls(cache_structs(fused_cache))
-    recurrences = [NativeRecurrence(packer.kernels, make_states(specs)) for _ in range(2)]
+    spec = model_spec_of(model)
+    layers = iter([OneLayer(spec, index, packer, change, dtype) for index in range(len(spec.layers))])
     pack_experts(model, packer, partial(make_native_experts, packer))
     replace_activations(model)
     onednn = OneDNNPacker()
@@ -126,18 +117,15 @@ def layer_errors(
     errors = []
 
     def compare(layer: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any], answer: Any) -> None:
-        attention.states = own_states
-        result = next(layers)(args[0], attention=attention, position_embeddings=kwargs.get("position_embeddings"))
-        result, answer = (rows[0] if isinstance(rows, tuple) else rows for rows in (result, answer))
-        errors.append((result - answer).norm(dim=-1)[0] / (answer - args[0]).norm(dim=-1)[0])
+        rows, answer = args[0][0], (answer[0] if isinstance(answer, tuple) else answer)[0]
+        errors.append((next(layers)(rows, batch) - answer).norm(dim=-1) / (answer - rows).norm(dim=-1))
 
     for layer in model.model.layers:
         layer.register_forward_hook(compare, with_kwargs=True)
     batch = step_batch([(sequence, 0, length) for sequence, length in enumerate(LENGTHS)])
-    native, layers = NativeAttention(packer.kernels, cache), iter(fused)
-    attention = StepAttention(native, native.prepare(batch))
-    own_states = StepStates(recurrences[0], recurrences[0].prepare(batch))
-    HFTargetModel(model, native, recurrence=recurrences[1]).forward(batch)
+    attention = NativeAttention(packer.kernels, make_cache(spec.layers, dtype))
+    recurrence = NativeRecurrence(packer.kernels, make_states(spec.layers))
+    HFTargetModel(model, attention, recurrence=recurrence).forward(batch)
     return torch.stack(errors)
 
 
@@ -149,7 +137,7 @@ def model_spec_of(model: PreTrainedModel) -> ModelSpec:
 
 
 class FusedModel:
-    """A tiny model, prepared as the server does it: natively, and by transformers' modules with the same weights."""
+    """A tiny model as one native call, and as transformers' modules around the same native layers."""
 
     def __init__(
         self,
@@ -166,16 +154,17 @@ class FusedModel:
         self._specs = spec.layers
         packer = NativePacker(kernels, kind)
         self.native = NativeModel(packer, replace(spec, **dict(changes or {})))
+        layers = decoder_layers(self.model)
+        for index, layer in enumerate(layers):
+            layers[index] = LayerModule(layer, OneLayer(spec, index, packer))
         prepare(self.model, packer)
 
-    def targets(self, needs: Sequence[Feature] = ()) -> tuple[NativeTargetModel, HFTargetModel]:
-        """The model by one native call, and by the modules of transformers; both on one new cache."""
-        cache = make_cache(self._specs)
-        bind_layers(self.model, cache_structs(cache))
-        attention = NativeAttention(self._kernels, cache)
+    def targets(self, needs: Sequence[Feature] = ()) -> tuple[NativeTargetModel, "ModulesTarget"]:
+        """The model by one native call, and by the modules of transformers around the same layers."""
+        attention = NativeAttention(self._kernels, make_cache(self._specs))
         recurrence = NativeRecurrence(self._kernels, make_states(self._specs))
-        modules = HFTargetModel(self.model, attention, needs, recurrence=recurrence)
-        return NativeTargetModel(self.native, attention, needs, recurrence), modules
+        native = NativeTargetModel(self.native, attention, needs, recurrence)
+        return native, ModulesTarget(self.model, attention, needs)
 
     def logits(self, steps: Sequence[Step], seed: int = 0) -> list[Tensor]:
         """Logits [length, vocabulary] of each sequence after the steps; NaN for tokens that none computes."""
@@ -203,25 +192,67 @@ def agree(errors: Tensor) -> bool:
 
 
 class OneLayer:
-    """One layer of a tiny model, on its own."""
+    """One native layer of a model, on its own."""
 
     def __init__(
-        self, case: str, kernels: Kernels, index: int = 0, change: Change = lambda spec: spec, **sizes: int
+        self,
+        spec: ModelSpec,
+        index: int,
+        packer: NativePacker,
+        change: Change = lambda spec: spec,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        spec = change(forms_of(served_model(case, **sizes))[index])
-        self.width = spec.hidden
-        self._rotary_dim = spec.mixer.head_dim
-        self._cache = make_cache([spec])
-        self._attention = NativeAttention(kernels, self._cache)
-        self._layer = FusedDecoderLayer(spec, NativePacker(kernels, "int8"))
-        bind_layers(self._layer, cache_structs(self._cache))
+        layer, kind = change(spec.layers[index]), spec.rotary_kinds[index]
+        self.width = layer.hidden
+        # The input of a second layer is the output of the first.
+        two = replace(spec, layers=[layer] * 2, rotary_kinds=[kind] * 2)
+        attention = NativeAttention(packer.kernels, make_cache(two.layers, dtype))
+        recurrence = NativeRecurrence(packer.kernels, make_states(two.layers))
+        self._target = NativeTargetModel(NativeModel(packer, two), attention, [layer_input(1)], recurrence)
 
-    def __call__(self, hidden: Tensor, step: list[tuple[int, int, int]]) -> Tensor:
+    @classmethod
+    def of(
+        cls, case: str, kernels: Kernels, index: int = 0, change: Change = lambda spec: spec, **sizes: int
+    ) -> "OneLayer":
+        """A layer of a tiny model in int8."""
+        return cls(model_spec_of(served_model(case, **sizes)), index, NativePacker(kernels, "int8"), change)
+
+    def __call__(self, hidden: Tensor, step: Batch | Step) -> Tensor:
         """Hidden [tokens, width] of the step's tokens -> the same shape."""
-        batch = step_batch(step)
-        positions = torch.from_numpy(batch.positions)
-        angles = positions[:, None] * torch.linspace(1, 0.01, self._rotary_dim)  # [tokens, rotary_dim]
-        attention = StepAttention(self._attention, self._attention.prepare(batch))
-        embeddings = (angles.cos()[None], angles.sin()[None])
-        result: Tensor = self._layer(hidden[None], attention=attention, position_embeddings=embeddings)
-        return result[0]
+        batch = step if isinstance(step, Batch) else step_batch(step)
+        images = [ImageRows(0, hidden[None])] if len(hidden) else []
+        self._target.forward(replace(batch, images=images))
+        return self._target.features()[layer_input(1)]
+
+
+class LayerModule(nn.Module):
+    """A native layer in place of a decoder layer of transformers."""
+
+    def __init__(self, replaced: nn.Module, layer: OneLayer) -> None:
+        super().__init__()
+        self.block_type = getattr(replaced, "block_type", None)  # Nemotron-H's model reads it
+        self.batch: Batch | None = None
+        self._layer = layer
+        self._returns_tuple = type(replaced).__name__ == "FalconH1DecoderLayer"
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> Tensor | tuple[Tensor]:
+        """[1, tokens, width] -> the same shape."""
+        assert self.batch is not None
+        output = self._layer(hidden_states[0], self.batch)[None]
+        return (output,) if self._returns_tuple else output
+
+
+class ModulesTarget:
+    """Transformers' modules around native layers."""
+
+    def __init__(self, model: PreTrainedModel, attention: NativeAttention, needs: Sequence[Feature]) -> None:
+        self._layers = decoder_layers(model)
+        self._target = HFTargetModel(model, attention, needs)
+
+    def forward(self, batch: Batch) -> Tensor:
+        for layer in self._layers:
+            layer.batch = batch
+        return self._target.forward(batch)
+
+    def features(self) -> Mapping[Feature, Tensor]:
+        return self._target.features()

@@ -142,14 +142,14 @@ def test_the_number_of_threads_does_not_matter(kernels: Kernels, kernels_library
 
 
 def test_no_tokens(kernels: Kernels) -> None:
-    layer = OneLayer("llama", kernels)
+    layer = OneLayer.of("llama", kernels)
     assert layer(torch.empty(0, layer.width), []).shape == (0, layer.width)
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 @pytest.mark.parametrize("case", ["llama", "gemma3_text", "exaone4"])
 def test_what_is_not_finite_stays_in_its_sequence(case: str, broken: float, kernels: Kernels) -> None:
-    layer = OneLayer(case, kernels)
+    layer = OneLayer.of(case, kernels)
     hidden = torch.randn(sum(LENGTHS), layer.width, generator=torch.Generator().manual_seed(0))
     whole = layer(hidden, WHOLE)
     row = LENGTHS[0] + 30  # of the second sequence

@@ -12,7 +12,7 @@ from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.models.experts import ExpertWeights, PackedExperts
 from model_runner.models.layer_spec import ExpertsSpec, LayerSpec
-from model_runner.models.native_layer import FusedDecoderLayer, NativeExperts
+from model_runner.models.native_layer import NativeExperts, NativeLayer
 from model_runner.models.native_modules import prepare
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.parameters import DenseMatrix, Linear
@@ -143,7 +143,7 @@ def test_a_row_that_is_not_finite_stays_alone(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", "dots1", "granitemoehybrid with experts"])
 def test_what_is_not_finite_stays_in_its_sequence(case: str, kernels: Kernels) -> None:
-    layer = OneLayer(case, kernels, index=3)
+    layer = OneLayer.of(case, kernels, index=3)
     step = [(0, 0, 10), (1, 0, 10)]
     hidden = random(20, layer.width, seed=0)
     whole = layer(hidden, step)
@@ -178,7 +178,7 @@ def test_threads_and_instruction_sets_do_not_matter(kind: WeightKind, kernels_li
 @pytest.mark.parametrize("case", ["qwen2_moe", "solar_open"])
 def test_routers_are_the_same_on_all_instruction_sets(case: str, kernels_library: Path) -> None:
     hidden = random(30, 48, seed=0)
-    results = [OneLayer(case, kernels, index=3)(hidden, [(0, 0, 30)]) for kernels in teams(kernels_library)]
+    results = [OneLayer.of(case, kernels, index=3)(hidden, [(0, 0, 30)]) for kernels in teams(kernels_library)]
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
@@ -223,7 +223,7 @@ def test_the_first_of_experts_with_equal_scores_are_chosen(kernels: Kernels) -> 
         )
     )
     hidden = random(5, 48, seed=0)
-    results = [OneLayer("mixtral", kernels, change=change)(hidden, [(0, 0, 5)]) for change in (equal, first)]
+    results = [OneLayer.of("mixtral", kernels, change=change)(hidden, [(0, 0, 5)]) for change in (equal, first)]
     assert torch.equal(results[0], results[1])
 
 
@@ -231,7 +231,7 @@ def test_dense_layers_have_no_experts(kernels: Kernels) -> None:
     spec = forms_of(served_model("qwen3_moe"))[1]
     assert spec.experts is None
     assert spec.intermediate == 84
-    FusedDecoderLayer(spec, NativePacker(kernels, "int8"))
+    NativeLayer(spec, NativePacker(kernels, "int8"))
 
 
 def test_whole_models_in_int4(kernels: Kernels) -> None:

@@ -1,17 +1,20 @@
 """The decoder layer for CUDA: what transformers' layer computes, and independent rows."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from model_runner.models.cuda_layer import CudaDecoderLayer, replace_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.hf_target import HFTargetModel
 from model_runner.models.layer_spec import LayerSpec
-from model_runner.models.recognition import recognise
+from model_runner.models.model_spec import read_model_spec
+from model_runner.models.parameters import TensorCheckpoint
 from tests.model_runner.decoder_models import LayerRun, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form
 from tests.model_runner.triton.layers import OneLayer, Step, TorchProduct, WrittenAttention, make_cache, step_batch
@@ -32,10 +35,15 @@ CASES = [
 ]
 
 
+def forms_of(model: PreTrainedModel) -> Sequence[LayerSpec]:
+    spec = read_model_spec(model.config, TensorCheckpoint(model.state_dict()))
+    assert spec is not None
+    return spec.layers
+
+
 def run_of(case: str, layer: int, dtype: torch.dtype, device: torch.device) -> tuple[LayerSpec, LayerRun]:
     model = tiny_model(case).to(device, dtype)
-    spec = recognise(model.model.layers[layer])
-    assert spec is not None
+    spec = forms_of(model)[layer]
     embedding = model.get_input_embeddings()
     embedding.weight.data.mul_(2)
     return spec, layer_runs(model, TOKENS)[layer]
@@ -144,7 +152,7 @@ def test_a_whole_model(device: torch.device) -> None:
     with torch.no_grad():
         expected = model(tokens, use_cache=False).logits[0]
     model.set_attn_implementation(ATTENTION_NAME)
-    specs: list[LayerSpec] = [spec for layer in model.model.layers if (spec := recognise(layer)) is not None]
+    specs = forms_of(model)
     assert replace_layers(model, TorchProduct) == 2
     assert all(isinstance(layer, CudaDecoderLayer) for layer in model.model.layers)
     attention = WrittenAttention(make_cache(specs, torch.float32, device))
@@ -152,7 +160,20 @@ def test_a_whole_model(device: torch.device) -> None:
     torch.testing.assert_close(target.forward(step_batch([(0, 0, TOKENS)])), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_not_recognised_stays() -> None:
-    layers = nn.ModuleList([nn.Linear(3, 3)])
-    assert replace_layers(layers, TorchProduct) == 0
-    assert isinstance(layers[0], nn.Linear)
+def test_other_layers_stay() -> None:
+    assert replace_layers(tiny_model("qwen3_moe"), TorchProduct) == 1  # its layer without experts
+    assert replace_layers(tiny_model("olmoe", num_experts=4), TorchProduct) == 0
+    assert replace_layers(tiny_model("qwen3_5_text"), TorchProduct) == 0  # recurrent, or gated
+
+
+def test_layers_are_gone_when_they_are_replaced() -> None:
+    model = tiny_model("llama")
+    layers = [weakref.ref(layer) for layer in model.model.layers]
+    num_alive = []
+
+    def make(weight: Tensor) -> TorchProduct:
+        num_alive.append(sum(layer() is not None for layer in layers))
+        return TorchProduct(weight)
+
+    assert replace_layers(model, make) == 4
+    assert num_alive[::4] == [4, 3, 2, 1]
