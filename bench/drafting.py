@@ -29,7 +29,6 @@ from model_runner.contract import SamplingParams
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.heads.hydra import HydraHeads
 from model_runner.models.heads.loading import load_heads
-from model_runner.models.hf_loading import inspect_model
 from model_runner.models.repository import resolve_model
 from model_runner.platforms.choose import choose_platform
 from model_runner.processes import available_cores
@@ -95,11 +94,11 @@ def load(console: Console) -> Drafting:
     embedded = resolve_model(None, console)
     config = RunnerConfig(embedded.path, device="cpu", threads=available_cores())
     platform = choose_platform(config)
-    model = platform.load(config.model)
+    shape = platform.inspect(config.model)
+    model = platform.load(config.model, shape)
     heads = load_heads(embedded.heads[0], TargetShape.of(model.config))
     assert isinstance(heads, HydraHeads)
     (text,) = longest_topics(Tokenizer.from_file(str(config.model / "tokenizer.json")), 1, TEXT_LENGTH)
-    shape = inspect_model(platform.read_config(config.model))
     cache = platform.make_cache(shape.kv, -(-TEXT_LENGTH // config.block_size), config.block_size)
     target = platform.make_target(model, platform.attention(cache), TEXT_LENGTH, heads.needs)
     logits = target.forward(prompt_batch([text], config.block_size))

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -91,7 +91,7 @@ def assemble(
     shapes, sizes, needs = blueprint.shapes, blueprint.sizes, blueprint.needs
     plan = blueprint.before_measuring().fit(platform.device_memory())
     start = time.perf_counter()
-    loaded = _load(config, platform)
+    loaded = _load(config, platform, shapes.distinct)
     images = None if blueprint.reader is None else blueprint.reader.load(config, platform)
     weights_s = time.perf_counter() - start
     if (measured := platform.measure(loaded.target, shapes.target, sizes)) is not None:
@@ -120,15 +120,15 @@ class _Weights:
     aux: LoadedModel | None
 
 
-def _load(config: RunnerConfig, platform: Platform) -> _Weights:
-    """Load every folder once."""
+def _load(config: RunnerConfig, platform: Platform, shapes: Mapping[Path, ModelShape]) -> _Weights:
+    """Load every folder once; `shapes` are by resolved folder."""
     loaded: dict[Path, LoadedModel] = {}
 
     def load(folder: Path) -> LoadedModel:
-        first = loaded.get(folder.resolve())
-        if first is not None:
+        place = folder.resolve()
+        if (first := loaded.get(place)) is not None:
             return platform.load_again(first)
-        return loaded.setdefault(folder.resolve(), platform.load(folder))
+        return loaded.setdefault(place, platform.load(folder, shapes[place]))
 
     target = load(config.model)
     draft = None if config.draft_model is None else load(config.draft_model)

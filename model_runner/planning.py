@@ -33,8 +33,8 @@ class Shapes:
     draft: ModelShape | None
     aux: ModelShape | None
     heads: Sequence[Heads]
-    distinct: Sequence[ModelShape]
-    """One shape for each model folder whose weights are loaded."""
+    distinct: Mapping[Path, ModelShape]
+    """By the resolved folders of models, whose weights are loaded once."""
     learned: Learned | None
 
     def models(self) -> list[ModelShape]:
@@ -147,7 +147,7 @@ def _inspect(config: RunnerConfig, platform: Platform) -> Shapes:
         folder.resolve(): shape for folder, shape in zip(folders, (target, draft, aux), strict=True) if folder and shape
     }
     learned = choose_learned(config, heads, fitting) if config.learn else None
-    return Shapes(target, draft, aux, heads, tuple(distinct.values()), learned)
+    return Shapes(target, draft, aux, heads, distinct, learned)
 
 
 def _check_methods(folders: Sequence[Path], heads: Sequence[Heads]) -> None:
@@ -194,11 +194,11 @@ def _needs(shapes: Shapes, platform: Platform) -> Needs:
     models, heads, learned = shapes.models(), shapes.heads, shapes.learned
     spare_bytes = 0 if learned is None else learned.spare_bytes
     of_heads = [kv for one in heads for kv in heads_kv(one)]
-    in_int4 = [platform.int4_bytes(model) for model in shapes.distinct]
+    in_int4 = [platform.int4_bytes(model) for model in shapes.distinct.values()]
     return Needs(
-        model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct),
+        model_bytes=sum(platform.weight_bytes(model) for model in shapes.distinct.values()),
         heads_bytes=sum(heads_bytes(one, platform.device) for one in heads) + spare_bytes,
-        loading_bytes=sum(platform.loading_bytes(model) for model in shapes.distinct),
+        loading_bytes=sum(platform.loading_bytes(model) for model in shapes.distinct.values()),
         weights_name=platform.weights_name(shapes.target),
         kv=(*shapes.target.kv, *(replace(kv, window=None) for model in models[1:] for kv in model.kv), *of_heads),
         max_model_len=shapes.target.max_model_len,

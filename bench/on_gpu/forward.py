@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from bench.on_gpu.timing import Spans, watch
 from model_runner.config import RunnerConfig
+from model_runner.models.loading import ModelShape
 from model_runner.platforms.cuda import CudaPlatform
 from model_runner.platforms.cuda_graphs import CudaGraphs, GraphMaker
 
@@ -43,9 +44,9 @@ class TimedCuda(CudaPlatform):
         super().__init__(config, device, self._timed_graphs if config.cuda_graphs else None)
         self._spans = spans
 
-    def load(self, folder: Path) -> PreTrainedModel:
+    def load(self, folder: Path, shape: ModelShape) -> PreTrainedModel:
         """Load the model and time its forward passes."""
-        model = super().load(folder)
+        model = super().load(folder, shape)
         watch(model, self._spans)
         return model
 

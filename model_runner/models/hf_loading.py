@@ -241,6 +241,7 @@ def _shape_of(seen: _Inspection, longest: int) -> ModelShape:
         hidden=embedding.shape[1],
         vocab_size=seen.num_logits,
         max_model_len=longest,
+        unused=tuple(seen.unused),
     )
 
 
@@ -274,6 +275,7 @@ def load_model(
     dtype: torch.dtype,
     experts: str | None = None,
     device: torch.device | None = None,
+    unused: Collection[str] | None = None,
 ) -> PreTrainedModel:
     """Load a model with our attention, in evaluation mode.
 
@@ -283,6 +285,7 @@ def load_model(
         dtype: type of the loaded weights.
         experts: how transformers runs experts; None: its default.
         device: where the weights are loaded to; None: the CPU.
+        unused: parts that text does not use, from `inspect_model`; None: they are found again.
 
     Raises:
         UnsupportedModelError: if transformers cannot load it, or the weights of model and checkpoint do not match.
@@ -291,7 +294,7 @@ def load_model(
     with refused(f"{describe_model(config)} cannot be loaded"), naming_damage(folder), quiet():
         is_gguf = gguf_file_of(folder) is not None
         own = class_config(config)
-        unused = _run_on_meta(config).unused
+        unused = _run_on_meta(config).unused if unused is None else unused
         loaded: Any = text_only(model_class(own), unused).from_pretrained(
             None if is_gguf else folder,
             state_dict=_dense_tensors(folder, dtype) if is_gguf else None,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from model_runner.models.model_spec import ModelSpec
+    from model_runner.models.packed_cache import Listing
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -68,6 +69,10 @@ class ModelShape:
     """Shape of each causal convolution, in the order of a pass."""
     spec: "ModelSpec | None" = field(default=None, compare=False, repr=False)
     """The model as plain data, if its weights are packed as they are read."""
+    listing: "Listing | None" = field(default=None, compare=False, repr=False)
+    """The model's files, from before `spec` was read."""
+    unused: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Names of the parts of transformers' modules that text does not use, which need not be loaded."""
 
     @property
     def has_states(self) -> bool:

@@ -109,10 +109,6 @@ class CpuPlatform(Platform):
         self.sample_allowed = partial(sample_allowed, self._kernels)
         self.rows = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
         self.kernels = self._kernels.isa
-        self._specs: dict[Path, ModelSpec | None] = {}
-        """Models that were looked at and not loaded yet, by their folders."""
-        self._listings: dict[Path, Listing] = {}
-        """Their files, before they were looked at."""
 
     @property
     def packer(self) -> NativePacker | None:
@@ -164,19 +160,19 @@ class CpuPlatform(Platform):
         return _weight_bytes(shape, "int4")
 
     def inspect(self, folder: Path) -> ModelShape:
-        spec = self._spec(folder)
-        return super().inspect(folder) if spec is None else spec.shape()
+        listing = Listing.of(folder)
+        with naming_damage(folder):
+            spec = None if self._packer is None else self._read_spec(folder)
+        return super().inspect(folder) if spec is None else replace(spec.shape(), listing=listing)
 
-    def load(self, folder: Path) -> LoadedModel:
-        spec = self._spec(folder)
-        self._specs.pop(folder, None)
-        listing = self._listings.pop(folder, None)
-        if spec is None or listing is None or self._packer is None:
-            return self._load_modules(folder)
+    def load(self, folder: Path, shape: ModelShape) -> LoadedModel:
+        spec = shape.spec
+        if spec is None or shape.listing is None or self._packer is None:
+            return self._load_modules(folder, shape)
         logger.info("forward    as one native call")
         if any(map(self._packer.keeps, spec.linears)):
             self.rows = "int16"
-        with cached(self._packer, spec, listing, cache_folder()) as packer:
+        with cached(self._packer, spec, shape.listing, cache_folder()) as packer:
             return NativeModel(packer, spec)
 
     def inspect_tower(self, folder: Path, layout: Layout) -> "TowerShape":
@@ -194,15 +190,8 @@ class CpuPlatform(Platform):
             return loaded.twin()
         return super().load_again(loaded)
 
-    def _spec(self, folder: Path) -> ModelSpec | None:
-        """The model as plain data, to be packed as it is read; None if it needs transformers' modules."""
-        if self._packer is not None and folder not in self._specs:
-            self._listings[folder] = Listing.of(folder)
-            with naming_damage(folder):
-                self._specs[folder] = self._read_spec(folder)
-        return self._specs.get(folder)
-
     def _read_spec(self, folder: Path) -> ModelSpec | None:
+        """The model as plain data, to be packed as it is read; None if it needs transformers' modules."""
         known: Any = read_known_config(folder)
         if known is not None:
             with suppress(MissingEntryError):
@@ -218,14 +207,14 @@ class CpuPlatform(Platform):
         checkpoint = _open_natively(folder, config, reader)
         return None if checkpoint is None else read_model_spec(config, checkpoint)
 
-    def _load_modules(self, folder: Path) -> LoadedModel:
+    def _load_modules(self, folder: Path, shape: ModelShape) -> LoadedModel:
         """Load transformers' modules, and replace as many of them as possible."""
         from model_runner.models.experts import EXPERTS_NAME, register_experts  # noqa: PLC0415
         from model_runner.models.hf_loading import load_model  # noqa: PLC0415 - transformers takes seconds
         from model_runner.models.native_modules import prepare  # noqa: PLC0415
 
         register_experts()
-        model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME)
+        model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME, unused=shape.unused)
         if self._packer is not None:
             spec = read_model_spec(model.config, deinterleave_experts(TensorCheckpoint(model.state_dict())))
             if spec is not None:

@@ -135,12 +135,12 @@ class CudaPlatform(Platform):
     def int4_bytes(self, shape: ModelShape) -> int | None:
         return None if self._weights == "int4" else self._bytes(shape, "int4")
 
-    def load(self, folder: Path) -> PreTrainedModel:
+    def load(self, folder: Path, shape: ModelShape) -> PreTrainedModel:
         register_grouped_experts()
         config = self.read_config(folder)
         if is_quantized(config):  # transformers packs and multiplies these in its own way
-            return load_model(folder, config, self.types.compute, device=self.device)
-        model = load_model(folder, config, self.types.compute, GROUPED_EXPERTS_NAME, self.device)
+            return load_model(folder, config, self.types.compute, device=self.device, unused=shape.unused)
+        model = load_model(folder, config, self.types.compute, GROUPED_EXPERTS_NAME, self.device, shape.unused)
         self._prepare(model)
         return model
 

@@ -124,8 +124,10 @@ class Platform(ABC):
         return shape
 
     @abstractmethod
-    def load(self, folder: Path) -> LoadedModel:
+    def load(self, folder: Path, shape: ModelShape) -> LoadedModel:
         """Load a model to the device, with its weights in the form that they are multiplied in.
+
+        `shape` is the result of `inspect`.
 
         Raises:
             UnsupportedModelError: if a part of the model cannot be computed exactly.

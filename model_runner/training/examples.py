@@ -189,7 +189,7 @@ class TargetForTraining:
         platform = choose_platform(config)
         self._block_size = config.block_size
         shape = platform.inspect(config.model)
-        model = platform.load(config.model)
+        model = platform.load(config.model, shape)
         cache = platform.make_cache(shape.kv, -(-max_tokens // config.block_size), config.block_size)
         self._target = platform.make_target(model, platform.attention(cache), max_tokens, needs)
 

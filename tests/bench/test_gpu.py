@@ -29,6 +29,7 @@ from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, Failure, StepResult
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.models.hf_loading import inspect_model
+from model_runner.models.loading import ModelShape
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
 from server.text.tokenizer import Tokenizer
@@ -74,8 +75,8 @@ class WatchedCpu(CpuPlatform):
 
     spans = Spans(CPU)
 
-    def load(self, folder: Path) -> PreTrainedModel:
-        model = super().load(folder)
+    def load(self, folder: Path, shape: ModelShape) -> PreTrainedModel:
+        model = super().load(folder, shape)
         watch(model, self.spans)
         return model
 

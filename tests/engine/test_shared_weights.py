@@ -10,6 +10,7 @@ import torch
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import Contrastive, DoLa, SamplingParams, Speculation
 from model_runner.kv_cache import KVCaches
+from model_runner.models.loading import ModelShape
 from model_runner.models.native_model import NativeTargetModel
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
@@ -44,9 +45,9 @@ def test_roles_of_one_folder_are_those_of_separate_copies(
     loaded: list[Path] = []
     load = CpuPlatform.load
 
-    def noting(self: CpuPlatform, folder: Path) -> object:
+    def noting(self: CpuPlatform, folder: Path, shape: ModelShape) -> object:
         loaded.append(folder)
-        return load(self, folder)
+        return load(self, folder, shape)
 
     monkeypatch.setattr(CpuPlatform, "load", noting)
 

@@ -13,7 +13,6 @@ from model_runner.batch_maker import prompt_batch
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.models.early_exit import EarlyExit, HFEarlyExit, find_early_exit
 from model_runner.models.features import LAST, Feature, FeatureTap, layer_input
-from model_runner.models.hf_loading import inspect_model
 from model_runner.models.target import TargetModel
 from model_runner.platforms.choose import choose_platform
 
@@ -47,8 +46,8 @@ def as_served(
 ) -> tuple[TargetModel, EarlyExit | None]:
     config = RunnerConfig(folder, device="cpu", quantization=quantization)
     platform = choose_platform(config)
-    model = platform.load(folder)
-    shape = inspect_model(platform.read_config(folder))
+    shape = platform.inspect(folder)
+    model = platform.load(folder, shape)
     attention = platform.attention(platform.make_cache(shape.kv, 1, 32))
     return platform.make_target(model, attention, 32, needs), platform.find_early_exit(model)
 

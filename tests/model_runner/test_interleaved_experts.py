@@ -81,8 +81,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 def served(folder: Path, *, as_stored: bool = True) -> tuple[CpuPlatform, NativeModel]:
     platform = CpuPlatform(RunnerConfig(folder, multiplies_stored_blocks=as_stored, kv_cache_dtype="float32"))
-    platform.inspect(folder)
-    model = platform.load(folder)
+    model = platform.load(folder, platform.inspect(folder))
     assert isinstance(model, NativeModel)
     return platform, model
 

@@ -224,8 +224,8 @@ from model_runner.config import RunnerConfig
 import model_runner.runner
 from model_runner.platforms.cpu import CpuPlatform
 platform = CpuPlatform(RunnerConfig(model=Path({str(tmp_path)!r})))
-platform.inspect(Path({str(tmp_path)!r}))
-platform.load(Path({str(tmp_path)!r}))
+folder = Path({str(tmp_path)!r})
+platform.load(folder, platform.inspect(folder))
 assert "transformers" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

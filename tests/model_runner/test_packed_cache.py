@@ -76,7 +76,7 @@ def logits_of(model: Path, quantization: Quantization = "auto") -> Tensor:
     """Start, compute a step, and wait until the weights are written."""
     platform = CpuPlatform(RunnerConfig(model=model, quantization=quantization))
     shape = platform.inspect(model)
-    loaded = platform.load(model)
+    loaded = platform.load(model, shape)
     assert isinstance(loaded, NativeModel)
     settle()
     cache = platform.make_cache(shape.kv, 16, 16)

@@ -84,7 +84,7 @@ def write(family: str, formats: Mapping[str, str], folder: Path) -> Path:
 
 def served(folder: Path, *, as_stored: bool = True) -> tuple[CpuPlatform, NativeModel]:
     platform = CpuPlatform(RunnerConfig(model=folder, multiplies_stored_blocks=as_stored, kv_cache_dtype="float32"))
-    model = platform.load(folder)
+    model = platform.load(folder, platform.inspect(folder))
     assert isinstance(model, NativeModel)
     return platform, model
 

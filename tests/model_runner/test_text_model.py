@@ -140,8 +140,8 @@ def test_experts_of_a_loop_give_the_same_in_the_common_form(family: str, tmp_pat
 def test_experts_of_a_loop_are_packed(family: str, tmp_path: Path) -> None:
     write_tiny_model(family, tmp_path)
     platform = CpuPlatform(RunnerConfig(tmp_path))
-    platform.inspect(tmp_path)
-    experts = [module.packed for module in modules_of(platform.load(tmp_path)).modules() if hasattr(module, "packed")]
+    model = platform.load(tmp_path, platform.inspect(tmp_path))
+    experts = [module.packed for module in modules_of(model).modules() if hasattr(module, "packed")]
     assert len({type(one) for one in experts}) == 1
 
 
