@@ -89,11 +89,11 @@ class BlockChain:
         self._images = [(image.start, image.end, image) for image in images]
         self._root = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE, person=kind).digest()
         self._names: SharedList[bytes] = SharedList()
-        self._is_plain = not salt and not kind
+        self._has_plain_root = not salt and not kind
 
-    def is_plain(self, index: int) -> bool:
+    def depends_on_tokens_alone(self, index: int) -> bool:
         """Whether a block's name depends on tokens alone, and the block holds only the model's own KV."""
-        return self._is_plain and not (self._images and self._images[0][0] < (index + 1) * self._block_size)
+        return self._has_plain_root and not (self._images and self._images[0][0] < (index + 1) * self._block_size)
 
     def fork(self) -> "BlockChain":
         """A copy that continues independently and shares the names so far."""

@@ -181,7 +181,7 @@ def independent_decodes(plan: StepPlan, running: Iterable[Request]) -> list[Requ
     decoding = []
     for request in running:
         share = shares.get(request.key)
-        if share is None or not _is_plain(request, share):
+        if share is None or not _decodes_one_token(request, share):
             return None
         if request.num_output + 1 < request.max_tokens:
             decoding.append(request)
@@ -200,7 +200,7 @@ def plan_ahead(decoding: Sequence[Request], blocks: BlockGroups) -> StepPlan | N
     return StepPlan((), (), (), tuple(shares))
 
 
-def _is_plain(request: Request, share: ScheduledRequest) -> bool:
+def _decodes_one_token(request: Request, share: ScheduledRequest) -> bool:
     if request.group is not None or request.sampling.num_candidates or request.num_draft or share.num_draft:
         return False
     return share.num_tokens == request.remaining

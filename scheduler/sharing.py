@@ -73,7 +73,7 @@ class KVSharing:
                 if index < (request.num_prompt - 1) // self._block_size:
                     num_new = request.num_prompt - (request.num_cached or 0)  # more would be evicted blocks, once more
                     request.num_written = min(request.num_written + self._block_size, num_new)
-                if log is not None and request.chain.is_plain(index):
+                if log is not None and request.chain.depends_on_tokens_alone(index):
                     self._note(log, request, index)
             request.num_published = num_full
 

@@ -88,7 +88,7 @@ _DEEPSEEK3_MIXTURE = Mixture(
     normalised=_normalises,
     scale=attrgetter("routed_scaling_factor"),
     choice_bias="mlp.gate.e_score_correction_bias",
-    is_plain=lambda config: config.n_group == 1,  # with several groups, some are left out of the choice
+    is_supported=lambda config: config.n_group == 1,  # with several groups, some are left out of the choice
     gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     down="mlp.shared_experts.down_proj",
 )
@@ -173,7 +173,7 @@ _FALCON_H1_LAYER = LayerFamily(
     down="feed_forward.down_proj",
     recurrent=Mamba2(
         has_norm=attrgetter("mamba_rms_norm"),
-        is_plain=lambda config: not (config.mamba_rms_norm and config.mamba_norm_before_gate),
+        is_supported=lambda config: not (config.mamba_rms_norm and config.mamba_norm_before_gate),
     ),
     is_side_by_side=True,
     factors=_falcon_h1_factors,

@@ -56,7 +56,7 @@ class Mixture:
     choice_bias: str | None = None
     """Path of the bias that is added to the scores to choose experts."""
     has_choice_bias: Callable[[Config], bool] = lambda config: True
-    is_plain: Callable[[Config], bool] = lambda config: True
+    is_supported: Callable[[Config], bool] = lambda config: True
     """False for configurations that choose experts in another way."""
     gate_up: tuple[str, ...] = ()
     """Gate and up of the MLP next to the experts; layers may have none."""
@@ -104,7 +104,7 @@ class Mamba2:
     activation: str = "hidden_act"
     step_limits: Callable[[Config], Sequence[float]] = attrgetter("time_step_limit")
     has_norm: Callable[[Config], bool] = lambda config: True
-    is_plain: Callable[[Config], bool] = lambda config: True
+    is_supported: Callable[[Config], bool] = lambda config: True
     """False for configurations that norm its output before the gate."""
 
 

@@ -385,7 +385,7 @@ def _read_mamba2(names: Mamba2, config: Config, eps: float, own: Parameters) -> 
     width = heads * shape.value_dim
     channels = width + 2 * groups * shape.key_dim
     has_silu = _NAMES.get(getattr(config, names.activation)) == "silu"
-    if not (shape.is_whole and has_silu and names.is_plain(config)):
+    if not (shape.is_whole and has_silu and names.is_supported(config)):
         return None
     least, most = names.step_limits(config)
     mamba = Mamba2Parameters(
@@ -442,7 +442,7 @@ def _read_experts(
     """None if the configuration chooses experts in another way than the family."""
     top_k, hidden = config.num_experts_per_tok, config.hidden_size
     router = parameters.tensor(f"{mixture.router}.weight")
-    if router is None or not mixture.is_plain(config) or not 1 <= top_k <= len(router):
+    if router is None or not mixture.is_supported(config) or not 1 <= top_k <= len(router):
         return None
     latent_input, latent_output = _read_latents(mixture, hidden, parameters)
     width = hidden if latent_input is None else latent_input.outputs

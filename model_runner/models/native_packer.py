@@ -45,7 +45,7 @@ class NativePacker:
 
     kernels: Kernels
     kind: WeightKind
-    packs: Kernels | None = None
+    packing_kernels: Kernels | None = None
     """The kernels that pack, if `kernels`, which will multiply, may be busy."""
     multiplies_stored_blocks: bool = False
     """Whether weights that a checkpoint stores in blocks keep them, and with them their values, whatever the kind."""
@@ -82,7 +82,7 @@ class NativePacker:
         for keeps, matrices in groupby(linear.matrices, self._keeps):
             run = list(matrices)
             parts += [self._repack(one) for one in run] if keeps else [self._pack_dense(run, "int8")]
-        return self._packs.join(parts, linear.bias)
+        return self._packing.join(parts, linear.bias)
 
     def pack_alike(self, linears: Sequence[Linear]) -> list[NativeWeight]:
         """Pack linear layers that are multiplied with the same rounded rows.
@@ -125,8 +125,8 @@ class NativePacker:
         return kinds or {"int4" if self.kind_for(linear.inputs) == "int4" else "int8"}
 
     @property
-    def _packs(self) -> Kernels:
-        return self.packs or self.kernels
+    def _packing(self) -> Kernels:
+        return self.packing_kernels or self.kernels
 
     def _keeps(self, matrix: Matrix) -> bool:
         number = matrix.block_format
@@ -135,7 +135,7 @@ class NativePacker:
     def _repack(self, matrix: Matrix) -> NativeWeight:
         blocks = matrix.blocks()
         assert blocks is not None, "matrices in a block format have blocks"
-        weight = self._packs.repack(
+        weight = self._packing.repack(
             blocks.block_format,
             blocks.rows,
             matrix.shape[1],
@@ -148,10 +148,10 @@ class NativePacker:
 
     def _pack_dense(self, matrices: Sequence[Matrix], kind: WeightKind, bias: Tensor | None = None) -> NativeWeight:
         outputs, inputs = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
-        weight = self._packs.start(kind, outputs, inputs, bias)
+        weight = self._packing.start(kind, outputs, inputs, bias)
         first = 0
         for rows in self._slabs(matrices):
-            self._packs.pack_rows(weight, first, rows)
+            self._packing.pack_rows(weight, first, rows)
             first += len(rows)
         return weight
 
@@ -179,9 +179,9 @@ class NativePacker:
             stored = matrix.read(start, stop)
             return stored if stored.dtype == rows.dtype and stored.is_contiguous() else rows.copy_(stored)
         if blocks.order is None:
-            self._packs.unpack(blocks.block_format, blocks.rows[start:stop], inputs, output=rows)
+            self._packing.unpack(blocks.block_format, blocks.rows[start:stop], inputs, output=rows)
         else:
-            self._packs.unpack(blocks.block_format, blocks.rows, inputs, blocks.order[start:stop], rows)
+            self._packing.unpack(blocks.block_format, blocks.rows, inputs, blocks.order[start:stop], rows)
         if blocks.output_scales is not None:
             rows *= blocks.output_scales[start:stop, None]
         if blocks.input_order is not None:

@@ -260,7 +260,7 @@ class CpuPlatform(Platform):
         return NativeEarlyExit(model) if isinstance(model, NativeModel) else super().find_early_exit(model)
 
     def prepare_heads(self, heads: nn.Module) -> None:
-        packer = replace(self._packer or NativePacker(self._kernels, "int8"), packs=self._kernels.copy())
+        packer = replace(self._packer or NativePacker(self._kernels, "int8"), packing_kernels=self._kernels.copy())
         pack_weights(heads, packer.in_int8, OneDNNPacker())
         if isinstance(heads, HydraHeads):
             heads.make_native(self._kernels)

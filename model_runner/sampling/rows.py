@@ -69,7 +69,7 @@ class SamplingRows:
     """One per row."""
     positions: tuple[int, ...]
     """For each row, the number of tokens generated before."""
-    is_plain: bool
+    takes_highest: bool
     """Whether every row takes the highest raw logit and none requests logprobs."""
     greedy: tuple[int, ...]
     """Rows with temperature 0."""
@@ -228,7 +228,7 @@ class SamplingState:
         return SamplingRows(
             sampling=tuple(state.sampling for state in states),
             positions=tuple(state.num_output for state in states),
-            is_plain=all(state.is_plain for state in states),
+            takes_highest=all(state.takes_highest for state in states),
             greedy=tuple(row for row, state in picked if state.sampling.temperature == 0),
             whole=tuple(row for row, state in drawn if not state.truncates),
             truncated=tuple(row for row, state in drawn if state.truncates),

@@ -109,7 +109,7 @@ class Sampler:
         """
         draw = draw or self.draw
         logits = logits.float()
-        if rows.is_plain:
+        if rows.takes_highest:
             return _pick_highest(logits)
         scores, errors = constrain(logits, rows)
         raw = logits if raw is None else raw.float()

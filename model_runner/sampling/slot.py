@@ -49,7 +49,7 @@ class SlotState:
         """Mirostat's limit on the surprise of the next token, in bits."""
         self.is_listed = sampling.beam_candidates > 0
         is_simple = not (self.truncates or sampling.logprobs is not None or self.is_listed)
-        self.is_plain = is_simple and not self.constrains and sampling.temperature == 0
+        self.takes_highest = is_simple and not self.constrains and sampling.temperature == 0
         self.is_bare = is_simple and not (_has_other_constraints(sampling) or _transforms(sampling))
         """Whether only logits, temperature, noise and perhaps a grammar decide its tokens, and only tokens are
         requested."""
