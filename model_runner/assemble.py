@@ -22,13 +22,13 @@ from model_runner.learning.wiring import MakeLink, fresh_proposer, make_learning
 from model_runner.mixing_probe import ProbedCache, mixes_tokens, tolerance_of
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.loading import ModelShape, load_classification_head
-from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model
 from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
 from model_runner.planning import Blueprint, Shapes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import MemoryPlan
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
+from model_runner.refusal import SEE_MODELS, UnsupportedModelError, describe_model
 from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from model_runner.config import RunnerConfig
 from model_runner.images.features import FeatureCache
 from model_runner.images.layouts import Layout, read_layout
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 
 if TYPE_CHECKING:
     from model_runner.images.cores import TowerCores

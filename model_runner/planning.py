@@ -13,14 +13,14 @@ from model_runner.models.heads.base import Heads, TargetShape
 from model_runner.models.heads.loading import load_heads
 from model_runner.models.heads.mtp import comes_with_mtp
 from model_runner.models.loading import ModelShape, check_tokenizers
-from model_runner.models.refusal import refused
-from model_runner.models.size_check import check_folder
 from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import GIB, DeviceMemory, MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import BLOCK, scratch_bytes, state_bytes
+from model_runner.refusal import refused
 from model_runner.speculative.heads import heads_bytes, heads_kv, method_of
+from model_runner.weights.size_check import check_folder
 
 logger = logging.getLogger("samewise.runner")
 

@@ -27,9 +27,9 @@ from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
 from model_runner.kv_cache import Move
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
-from model_runner.models.refusal import refused
 from model_runner.platforms.memory import oom_reason
 from model_runner.platforms.platform import Platform
+from model_runner.refusal import refused
 from model_runner.runner_interface import LaunchedStep, LearningStats, RunnerInfo, SpeculationStats
 from model_runner.running_choice import RunningChoice
 from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens

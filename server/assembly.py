@@ -12,10 +12,10 @@ from rich.console import Console
 from model_runner.config import RunnerConfig
 from model_runner.encoders.folder import is_encoder
 from model_runner.hub.access import HubAccess, ModelNotFoundError
-from model_runner.models.json_files import find_object
-from model_runner.models.refusal import one_line
+from model_runner.json_files import find_object
 from model_runner.models.repository import ModelFolder, resolve_heads, resolve_model
 from model_runner.processes import free_memory
+from model_runner.refusal import one_line
 from server.config import Settings
 from server.engine.client import EngineClient
 from server.engine.messages import EngineConfig

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from model_runner.hub.names import is_safe_path
-from model_runner.models.damage import naming_damage
-from model_runner.models.json_files import find_object, read_list
-from model_runner.models.refusal import UnsupportedModelError, few, refused
+from model_runner.json_files import find_object, is_safe_path, read_list
+from model_runner.refusal import UnsupportedModelError, few, refused
+from model_runner.weights.damage import naming_damage
 
 _ENCODERS = frozenset({
     *("albert", "bert", "camembert", "distilbert", "electra", "ernie", "eurobert", "modernbert", "mpnet"),

@@ -21,8 +21,8 @@ from model_runner.encoders.folder import (
 )
 from model_runner.models.activations import EXACT, gelu
 from model_runner.models.packed import OneDNNPacker, Product
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_files import SafetensorsCheckpoint
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.safetensors_files import SafetensorsCheckpoint
 
 _SHORTEST = 1e-12
 """Smallest norm to divide by, as in torch's `normalize`."""

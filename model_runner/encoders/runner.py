@@ -19,12 +19,12 @@ from model_runner.encoders.folder import EncoderFolder
 from model_runner.encoders.model import EncoderModel, EncoderShape, EncoderText
 from model_runner.encoders.pooling import SentencePooling
 from model_runner.model_needs import DoesNotFitError, ModelNeeds
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_files import SafetensorsCheckpoint
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.platforms.memory import GIB, oom_reason
+from model_runner.refusal import UnsupportedModelError
 from model_runner.runner_interface import DoneAtLaunch, RunnerInfo, SpeculationStats
 from model_runner.scoring.pooler import NOT_FINITE, SHORTEST_NORM
+from model_runner.weights.safetensors_files import SafetensorsCheckpoint
 
 logger = logging.getLogger("samewise.runner")
 

@@ -17,8 +17,8 @@ from model_runner.gguf.families.recurrent import RECURRENT
 from model_runner.gguf.header import GgufFile
 from model_runner.gguf.layout import Architecture
 from model_runner.gguf.metadata import Config, Metadata
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.size_check import check_sizes
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.size_check import check_sizes
 
 ARCHITECTURES: Mapping[str, Architecture] = {**DENSE, **GEMMAS, **LATENT, **MIXTURES, **RECURRENT}
 """By `general.architecture`."""

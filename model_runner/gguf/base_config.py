@@ -8,7 +8,7 @@ from model_runner.gguf.header import GgufFile
 from model_runner.gguf.layout import Architecture
 from model_runner.gguf.metadata import Config, Metadata
 from model_runner.gguf.weights import Array, read_tensor
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"

@@ -14,8 +14,8 @@ from model_runner.gguf.header import read_gguf
 from model_runner.gguf.parameters import read_parameters
 from model_runner.gguf.weights import Parameter, Source
 from model_runner.kernels.block_formats import BF16, BLOCK_FORMATS, F16, F32
-from model_runner.models.parameters import BlockMatrix, Blocks, DenseMatrix, Matrix
-from model_runner.models.safetensors_files import FileMatrix, MappedFile
+from model_runner.weights.matrix import BlockMatrix, Blocks, DenseMatrix, Matrix
+from model_runner.weights.safetensors_files import FileMatrix, MappedFile
 
 _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model_runner.models.damage import is_lfs_pointer
-from model_runner.models.refusal import UnsupportedModelError, few
+from model_runner.refusal import UnsupportedModelError, few
+from model_runner.weights.damage import is_lfs_pointer
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

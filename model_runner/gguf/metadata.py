@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from model_runner.gguf.header import GgufFile
-from model_runner.models.refusal import UnsupportedModelError, few
 from model_runner.read_numbers import whole_number
+from model_runner.refusal import UnsupportedModelError, few
 
 Config = dict[str, Any]
 """The content of a config.json, as transformers reads it."""

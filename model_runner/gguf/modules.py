@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from model_runner.models.interleaved_experts import as_modules
+from model_runner.weights.interleaved_experts import as_modules
 
 Tensors = dict[str, Tensor]
 

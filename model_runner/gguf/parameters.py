@@ -7,7 +7,7 @@ from model_runner.gguf.header import GgufFile
 from model_runner.gguf.layout import AROUND, LAYER, MINUS_ONE, Architecture, Change, Shape
 from model_runner.gguf.metadata import Config, is_layer
 from model_runner.gguf.weights import Parameter, Source
-from model_runner.models.refusal import UnsupportedModelError, few
+from model_runner.refusal import UnsupportedModelError, few
 
 _SUFFIXES = ("weight", "bias")
 

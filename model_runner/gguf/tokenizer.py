@@ -8,8 +8,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from model_runner.gguf.header import GgufFile
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.vocabulary import (
+from model_runner.refusal import UnsupportedModelError
+from model_runner.vocabulary import (
     CONTROL,
     SPACE,
     USER_DEFINED,

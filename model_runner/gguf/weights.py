@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from model_runner.gguf.header import GgufFile, GgufTensor
 from model_runner.kernels.block_formats import BLOCK_FORMATS, unpack
-from model_runner.models.refusal import UnsupportedModelError, few
+from model_runner.refusal import UnsupportedModelError, few
 
 Array = npt.NDArray[Any]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from model_runner.models.refusal import one_line
+from model_runner.refusal import one_line
 
 HUB_URL = "https://huggingface.co"
 MAIN = "main"

@@ -14,7 +14,7 @@ from model_runner.hub.choice import (
     chooses_gguf,
 )
 from model_runner.hub.store import RepoCache
-from model_runner.models.safetensors_head import INDEX, SINGLE
+from model_runner.weights.safetensors_head import INDEX, SINGLE
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 

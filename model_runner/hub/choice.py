@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from model_runner.gguf.header import parts_of
 from model_runner.hub.access import ModelNotFoundError
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_head import INDEX, SINGLE, shards_of
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.safetensors_head import INDEX, SINGLE, shards_of
 
 WEIGHTS = (".safetensors", ".gguf")
 """Endings of files with weights."""

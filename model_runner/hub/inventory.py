@@ -14,7 +14,7 @@ from model_runner.hub.choice import Wanted, choose_gguf
 from model_runner.hub.other_stores import models_of_llama_cpp, models_of_lmstudio, models_of_ollama
 from model_runner.hub.store import RepoCache, repos_in
 from model_runner.hub.url_cache import FOLDER, SOURCE
-from model_runner.models.json_files import read_object
+from model_runner.json_files import read_object
 
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)(-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 

@@ -34,7 +34,7 @@ def check_memory(name: str, least: int, most: int | None) -> None:
 def check_architecture(file: GgufFile) -> None:
     """Raises UnsupportedModelError if this server cannot read GGUF files of this kind."""
     from model_runner.gguf.architectures import architecture_of  # noqa: PLC0415  (takes a fifth of a second)
-    from model_runner.models.refusal import UnsupportedModelError  # noqa: PLC0415
+    from model_runner.refusal import UnsupportedModelError  # noqa: PLC0415
 
     if (kind := file.metadata.get("general.type", "model")) != "model":
         raise UnsupportedModelError(f"it holds no model: general.type is {kind}")

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from model_runner.hub.access import ModelNotFoundError, hub_hosts
+from model_runner.json_files import is_safe_path
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _WORD = re.compile(r"\w[\w.-]{0,95}", re.ASCII)
@@ -93,12 +94,6 @@ def parse_name(text: str) -> HubName | FileUrl | StoreName:
 def is_embedded(text: str) -> bool:
     """Whether a name means the embedded model, and no file or folder on this machine."""
     return text == EMBEDDED_NAME and not Path(text).exists()
-
-
-def is_safe_path(path: str) -> bool:
-    """Whether a file's path stays below the folder that it is joined to, and can be printed as it is."""
-    parts = path.split("/")
-    return "\\" not in path and path.isprintable() and not any(part in ("", ".", "..") for part in parts)
 
 
 def _parse_url(text: str) -> HubName | FileUrl:

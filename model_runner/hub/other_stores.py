@@ -13,8 +13,8 @@ from pathlib import Path
 from model_runner.gguf.header import parts_of
 from model_runner.hub.access import ModelNotFoundError
 from model_runner.hub.choice import Wanted, choose_gguf, chooses_gguf
-from model_runner.hub.names import StoreName, is_safe_path
-from model_runner.models.json_files import read_object
+from model_runner.hub.names import StoreName
+from model_runner.json_files import is_safe_path, read_object
 
 _MODEL = "application/vnd.ollama.image.model"
 _ADAPTER = "application/vnd.ollama.image.adapter"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from model_runner.hub.access import HUB_URL, ModelNotFoundError, hub_cache
 from model_runner.hub.names import FileUrl, HubName
 from model_runner.hub.transfer import RefusedError, TransferError, UnreachableError
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 
 _NOT_HERE = "is not a folder or GGUF file on this machine"
 

@@ -12,7 +12,7 @@ from model_runner.hub.remote_heads import read_gguf_head
 from model_runner.hub.remote_repo import RemoteRepo, open_client
 from model_runner.hub.transfer import UnreachableError
 from model_runner.hub.url_cache import urls_of_parts
-from model_runner.models.refusal import refused
+from model_runner.refusal import refused
 
 
 def describe_remote(name: HubName | FileUrl, access: HubAccess) -> Description:

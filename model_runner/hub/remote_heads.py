@@ -10,8 +10,8 @@ import httpx
 from model_runner.gguf.header import GgufFile, GgufTensor, IncompleteHeadError, parse_head
 from model_runner.hub.transfer import Answer, get
 from model_runner.kernels.block_formats import BLOCK_FORMATS
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_head import BITS, end_of_head, parse_safetensors_head
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.safetensors_head import BITS, end_of_head, parse_safetensors_head
 
 _FIRST = 1 << 21
 _LARGEST = 1 << 27

@@ -12,7 +12,7 @@ from model_runner.hub.access import HubAccess, hub_token, hub_url, is_commit
 from model_runner.hub.remote_heads import read_gguf_head, read_safetensors_head
 from model_runner.hub.store import HubFile, RepoCache
 from model_runner.hub.transfer import TransferError, get
-from model_runner.models.json_files import LARGE, parse_object
+from model_runner.json_files import LARGE, parse_object
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 

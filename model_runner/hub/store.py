@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_runner.hub.access import is_commit
-from model_runner.hub.names import is_safe_path
-from model_runner.models.json_files import LARGE, read_object
+from model_runner.json_files import LARGE, is_safe_path, read_object
 
 PREFIX = "models--"
 _HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")

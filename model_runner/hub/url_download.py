@@ -17,7 +17,7 @@ from model_runner.hub.names import FileUrl
 from model_runner.hub.remote_heads import least_bytes_of_gguf, read_gguf_head
 from model_runner.hub.transfer import Answer, Item, TransferError
 from model_runner.hub.url_cache import SOURCE
-from model_runner.models.json_files import read_object
+from model_runner.json_files import read_object
 from model_runner.read_numbers import whole_number
 
 _SHA256_DIGITS = 64

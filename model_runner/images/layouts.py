@@ -13,7 +13,7 @@ from typing import Any
 
 from model_runner.images import sizes
 from model_runner.images.decoding import Fault, ImageError
-from model_runner.models.json_files import find_object
+from model_runner.json_files import find_object
 
 _LOW_SIDE = 512
 """The side of a square, in pixels, into which an image is scaled that a client asks for in low resolution."""

@@ -24,11 +24,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from model_runner.json_files import LARGE, parse_object
 from model_runner.learning.plan import learning_needs
 from model_runner.models.heads.base import Heads, HeadsError, TargetShape
 from model_runner.models.heads.checkpoint import HeadsCheckpoint
 from model_runner.models.heads.loading import heads_checkpoint, heads_of, stored_as
-from model_runner.models.json_files import LARGE, parse_object
 from model_runner.models.repository import hash_file
 from model_runner.read_numbers import whole_number
 

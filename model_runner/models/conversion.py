@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from model_runner.models.refusal import UnsupportedModelError, refused
 from model_runner.processes import die_with_parent
+from model_runner.refusal import UnsupportedModelError, refused
 
 
 def convert_gguf(source: Path, target: Path) -> None:

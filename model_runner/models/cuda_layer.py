@@ -21,10 +21,11 @@ from model_runner.kv_cache import KVCache
 from model_runner.models.cuda_linear import GROUPED_EXPERTS_NAME, MakeProduct, grouped_experts
 from model_runner.models.features import decoder_layers
 from model_runner.models.hf_attention import ATTENTION_NAME, StepAttention, paged_attention
-from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.layer_spec import AttentionSpec, LayerSpec
 from model_runner.models.model_spec import read_model_spec
-from model_runner.models.parameters import Linear, TensorCheckpoint
+from model_runner.weights.checkpoint import TensorCheckpoint
+from model_runner.weights.interleaved_experts import deinterleave_experts
+from model_runner.weights.matrix import Linear
 
 
 class CacheAttention(Protocol):

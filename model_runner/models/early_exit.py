@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.models.features import decoder_layers
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.torch_private import children_of, replace_children
+from model_runner.refusal import UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

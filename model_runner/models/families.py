@@ -27,7 +27,7 @@ from model_runner.models.layer_family import (
     ShortConvolution,
     norm_eps,
 )
-from model_runner.models.parameters import StoredNames
+from model_runner.weights.parameters import StoredNames
 
 
 def _is_sliding(config: Config, layer: int) -> bool:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from model_runner.models.refusal import UnsupportedModelError, describe_model
+from model_runner.refusal import UnsupportedModelError, describe_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,11 +15,10 @@ from transformers.utils import logging as hf_logging
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
 from model_runner.batch import Batch
 from model_runner.gguf.modules import module_tensors
+from model_runner.json_files import read_object
 from model_runner.kernels.library import INT4_GROUP
 from model_runner.kv_cache import KVShape
-from model_runner.models.damage import naming_damage
 from model_runner.models.hf_attention import ModelCall, StepAttention, register_attention
-from model_runner.models.json_files import read_object
 from model_runner.models.latents import keep_latents, plain_heads
 from model_runner.models.loading import (
     ModelShape,
@@ -30,7 +29,6 @@ from model_runner.models.loading import (
     rotated,
 )
 from model_runner.models.mixers import RecordedStates
-from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
 from model_runner.models.rotary import is_fixed
 from model_runner.models.text_model import (
     ATTENTION,
@@ -45,6 +43,8 @@ from model_runner.models.text_model import (
     watch_calls,
     without_validation,
 )
+from model_runner.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
+from model_runner.weights.damage import naming_damage
 
 logger = logging.getLogger("samewise.runner")
 

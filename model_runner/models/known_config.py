@@ -10,9 +10,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from model_runner.json_files import read_object
 from model_runner.models.families import FAMILIES, Family
-from model_runner.models.json_files import read_object
-from model_runner.models.refusal import other_task
+from model_runner.refusal import other_task
 
 _NONE_IF_ABSENT = frozenset({"architectures", "num_nextn_predict_layers", "quantization_config"})
 _DERIVES_HEAD_DIM = frozenset(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from model_runner.kernels.interface import CPU
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import OneDNNPacker, PackedWeight
-from model_runner.models.parameters import DenseMatrix, Linear
+from model_runner.weights.matrix import DenseMatrix, Linear
 
 HeadProduct = Callable[[Tensor], Tensor]
 """Multiplies the rows of each head [T, heads, inputs] -> [T, heads, outputs]. A row's result depends on no other."""

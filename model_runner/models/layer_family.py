@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
-from model_runner.models.parameters import SAME_NAMES, StoredNames
+from model_runner.weights.parameters import SAME_NAMES, StoredNames
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from model_runner.models.layer_family import (
     ShortConvolution,
     head_dim,
 )
-from model_runner.models.parameters import Linear, Parameters, in_order, joined, scaled
 from model_runner.recurrence.backend import (
     ConvShape,
     GatedDeltaNetParameters,
@@ -29,6 +28,8 @@ from model_runner.recurrence.backend import (
     RecurrentShape,
     ShortConvolutionParameters,
 )
+from model_runner.weights.matrix import Linear, in_order, joined, scaled
+from model_runner.weights.parameters import Parameters
 
 Activation = Literal["silu", "gelu_tanh", "relu_squared"]
 """The last one is for MLPs without a gate, and all others have one."""

@@ -14,13 +14,13 @@ from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import parts_of
 from model_runner.kernels.library import INT4_BITS, ROTATED_BLOCK, WeightKind
 from model_runner.kv_cache import KVShape
-from model_runner.models.interleaved_experts import deinterleave_experts
-from model_runner.models.parameters import Checkpoint
-from model_runner.models.quantized_linears import LinearReader, as_weights
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_files import SafetensorsCheckpoint
-from model_runner.models.safetensors_head import weight_files
 from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.checkpoint import Checkpoint
+from model_runner.weights.interleaved_experts import deinterleave_experts
+from model_runner.weights.quantized_linears import LinearReader, as_weights
+from model_runner.weights.safetensors_files import SafetensorsCheckpoint
+from model_runner.weights.safetensors_head import weight_files
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

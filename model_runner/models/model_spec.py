@@ -16,9 +16,11 @@ from model_runner.models.families import WRAPPERS, ModelFamily, find_family
 from model_runner.models.layer_family import Config
 from model_runner.models.layer_spec import AttentionSpec, LayerSpec, read_layer_spec
 from model_runner.models.loading import ModelShape, is_bare, is_unused_head, rotated
-from model_runner.models.parameters import Checkpoint, Linear, Matrix, Parameters
-from model_runner.models.refusal import UnsupportedModelError, describe_model
 from model_runner.models.rotary import Frequencies, rotary_frequencies
+from model_runner.refusal import UnsupportedModelError, describe_model
+from model_runner.weights.checkpoint import Checkpoint
+from model_runner.weights.matrix import Linear, Matrix
+from model_runner.weights.parameters import Parameters
 
 _HEAD = "lm_head"
 """The head's name, below the module that has the decoder, or at the top."""

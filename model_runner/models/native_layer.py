@@ -13,8 +13,8 @@ from model_runner.kernels.library import NativeWeight
 from model_runner.models.layer_family import ClampedGate
 from model_runner.models.layer_spec import Activation, AttentionSpec, ExpertsSpec, LayerSpec
 from model_runner.models.native_packer import NativePacker
-from model_runner.models.parameters import Linear
 from model_runner.recurrence.cpu import BoundMixer, NativeRecurrence
+from model_runner.weights.matrix import Linear
 
 _ACTIVATIONS: dict[Activation, str] = {
     "silu": "SW_SILU",

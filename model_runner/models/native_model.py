@@ -20,10 +20,10 @@ from model_runner.models.model_spec import ModelSpec
 from model_runner.models.native_layer import NativeLayer
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import NativeProduct, PackedWeight
-from model_runner.models.parameters import Matrix
 from model_runner.models.rotary import RotaryTable
 from model_runner.recurrence.cpu import NativeRecurrence
 from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
+from model_runner.weights.matrix import Matrix
 
 _TABLES = (torch.float32, torch.float16, torch.bfloat16)
 """Types of embeddings that are looked up as they are."""

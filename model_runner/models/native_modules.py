@@ -14,8 +14,8 @@ from model_runner.models.layer_spec import Activation
 from model_runner.models.native_layer import NativeExperts
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import OneDNNPacker, Packer, pack_weights
-from model_runner.models.parameters import DenseMatrix, Linear
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.matrix import DenseMatrix, Linear
 
 _ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
     silu: "silu",

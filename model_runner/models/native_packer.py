@@ -20,7 +20,7 @@ from model_runner.kernels.library import (
 )
 from model_runner.kernels.memory import huge_pages
 from model_runner.models.packed import NativeProduct
-from model_runner.models.parameters import Blocks, DenseMatrix, Linear, Matrix
+from model_runner.weights.matrix import Blocks, DenseMatrix, Linear, Matrix
 
 _SLAB = 1 << 24
 """Weights that are in memory in float32 at once."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model_runner.hub.url_cache import FOLDER, SOURCE
-from model_runner.models.json_files import read_object
+from model_runner.json_files import read_object
 
 _MODEL_FORM = "[0-9a-f]" * 16
 """The part of a converted model's name that is its hash."""

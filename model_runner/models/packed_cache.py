@@ -37,8 +37,8 @@ from model_runner.kernels.library_folder import check_owner, locked, opened
 from model_runner.models.loading import checkpoint_files
 from model_runner.models.model_spec import ModelSpec
 from model_runner.models.native_packer import NativePacker
-from model_runner.models.parameters import Linear
 from model_runner.models.repository import hash_listing
+from model_runner.weights.matrix import Linear
 
 logger = logging.getLogger("samewise.runner")
 
@@ -58,7 +58,7 @@ _PACKED_AGAIN = "Weights are packed again: %s"
 _PIECE = 4 << 20
 """Packed bytes that a thread reads at once."""
 _READERS = 4
-_CODE = ("kernels", "models", "gguf")
+_CODE = ("kernels", "models", "weights", "gguf")
 """Subpackages that lead from a checkpoint to packed weights."""
 
 

@@ -25,8 +25,8 @@ from model_runner.hub.names import EMBEDDED_NAME, FileUrl, HubName, StoreName, i
 from model_runner.hub.other_stores import find_stored
 from model_runner.hub.store import RepoCache
 from model_runner.hub.url_cache import fetch_url, find_url
-from model_runner.models.damage import find_damage
 from model_runner.processes import isolated_module
+from model_runner.weights.damage import find_damage
 
 if TYPE_CHECKING:
     from rich.console import Console

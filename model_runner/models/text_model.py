@@ -24,8 +24,8 @@ from transformers.pytorch_utils import Conv1D
 from model_runner.models.head_weights import separate_heads
 from model_runner.models.hf_attention import ATTENTION_NAME
 from model_runner.models.looped_experts import restore_common_form
-from model_runner.models.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
 from model_runner.models.transformers_private import accept_attention, from_config
+from model_runner.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
 
 logger = logging.getLogger("samewise.runner")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from model_runner.models.json_files import LARGE, find_object, read_object
-from model_runner.models.refusal import UnsupportedModelError, few
-from model_runner.models.vocabulary import (
+from model_runner.json_files import LARGE, find_object, read_object
+from model_runner.refusal import UnsupportedModelError, few
+from model_runner.vocabulary import (
     Token,
     add_known,
     byte_characters,

@@ -21,12 +21,9 @@ from model_runner.kernels.build import NoKernelsError, detect_isas
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
-from model_runner.models.checkpoint_quantization import has_plain_tensors, native_reader
-from model_runner.models.damage import naming_damage
 from model_runner.models.early_exit import EarlyExit
 from model_runner.models.features import Feature
 from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.known_config import KnownConfig, MissingEntryError, read_known_config
 from model_runner.models.loading import ModelShape, open_checkpoint
 from model_runner.models.model_spec import ModelSpec, read_model_spec
@@ -34,8 +31,6 @@ from model_runner.models.native_model import NativeEarlyExit, NativeModel, Nativ
 from model_runner.models.native_packer import SLAB_BYTES, NativePacker
 from model_runner.models.packed import OneDNNPacker, pack_weights
 from model_runner.models.packed_cache import Listing, cached
-from model_runner.models.parameters import Checkpoint, TensorCheckpoint
-from model_runner.models.quantized_linears import LinearReader
 from model_runner.models.repository import cache_folder
 from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
@@ -46,6 +41,11 @@ from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.recurrence.cpu import NativeRecurrence
 from model_runner.sampling.sampler import NativeDraw, Sampler, pick, sample_allowed
 from model_runner.sampling.truncations import NativeTruncations
+from model_runner.weights.checkpoint import Checkpoint, TensorCheckpoint
+from model_runner.weights.checkpoint_quantization import has_plain_tensors, native_reader
+from model_runner.weights.damage import naming_damage
+from model_runner.weights.interleaved_experts import deinterleave_experts
+from model_runner.weights.quantized_linears import LinearReader
 
 if TYPE_CHECKING:
     from model_runner.images.tower import Tower, TowerShape

@@ -21,7 +21,6 @@ from model_runner.kernels.triton.pick import pick
 from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
 from model_runner.model_needs import DoesNotFitError
-from model_runner.models.checkpoint_quantization import is_quantized
 from model_runner.models.cuda_layer import CudaDecoderLayer, compile_layers, replace_layers, replace_norms
 from model_runner.models.cuda_linear import (
     GROUPED_EXPERTS_NAME,
@@ -36,15 +35,16 @@ from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.hf_target import HFTargetModel
 from model_runner.models.loading import ModelShape
 from model_runner.models.packed import pack_weights
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
 from model_runner.platforms.memory import GIB, DeviceMemory, Measured, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.recurrence.triton import TritonRecurrence
+from model_runner.refusal import UnsupportedModelError
 from model_runner.sampling.sampler import Sampler
 from model_runner.sampling.triton_draw import TritonDraw
+from model_runner.weights.checkpoint_quantization import is_quantized
 
 logger = logging.getLogger("samewise.runner")
 

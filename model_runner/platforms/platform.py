@@ -14,17 +14,17 @@ from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
 from model_runner.images.layouts import Layout
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.checkpoint_quantization import as_served
 from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
 from model_runner.models.features import Feature
 from model_runner.models.loading import ModelShape
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.rotary import fix_long_rope
 from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import DeviceMemory, Measured, StorageTypes
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
+from model_runner.refusal import UnsupportedModelError
 from model_runner.sampling.early_sampling import SampleAllowed
 from model_runner.sampling.sampler import Sampler
+from model_runner.weights.checkpoint_quantization import as_served
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -14,7 +14,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Literal
 
-from model_runner.models.json_files import read_object
+from model_runner.json_files import read_object
 
 _DATA = read_object(Path(__file__).with_name("prompts.json"))
 TOPICS: Mapping[str, Sequence[str]] = _DATA["training"]

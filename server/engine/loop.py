@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from model_runner.models.refusal import one_line
+from model_runner.refusal import one_line
 from model_runner.runner_interface import LearningStats, RunnerInfo
 from scheduler.history import ChoiceHistory
 from scheduler.interface import EngineRequest, EngineStats, RequestOutput

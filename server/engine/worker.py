@@ -14,8 +14,8 @@ from functools import partial
 from typing import Protocol, cast
 
 from model_runner.model_needs import DoesNotFitError, ModelNeeds
-from model_runner.models.refusal import UnsupportedModelError, one_line
 from model_runner.processes import die_with_parent
+from model_runner.refusal import UnsupportedModelError, one_line
 from server.engine.loop import EXIT_STOPPED, LoadedEngine, run
 from server.engine.messages import (
     EngineConfig,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from model_runner.encoders.folder import EncoderFolder, find_encoder, read_modules
-from model_runner.models.json_files import LARGE, find_object
-from model_runner.models.safetensors_head import INDEX, SINGLE, read_safetensors_head
+from model_runner.json_files import LARGE, find_object
+from model_runner.weights.safetensors_head import INDEX, SINGLE, read_safetensors_head
 from server.errors import InvalidRequestError
 from server.text.tokenizer import Tokenizer
 

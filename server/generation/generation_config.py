@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from model_runner.models.json_files import find_object
+from model_runner.json_files import find_object
 from server.generation.settings import DecodingSettings, facts_of
 from server.text.tokenizer import Tokenizer
 

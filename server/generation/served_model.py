@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_runner.images.layouts import Layout, read_layout
-from model_runner.models.json_files import find_object
-from model_runner.models.refusal import refused
+from model_runner.json_files import find_object
+from model_runner.refusal import refused
 from server.errors import InvalidRequestError, unknown_model
 from server.generation.abilities import Abilities, read_abilities
 from server.generation.generation_config import GenerationDefaults, load_defaults

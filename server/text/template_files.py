@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model_runner.models.json_files import find_object
+from model_runner.json_files import find_object
 from server.text.chat_template import TemplateSources
 
 _FILE, _FOLDER = "chat_template.jinja", "additional_chat_templates"

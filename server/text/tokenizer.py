@@ -11,8 +11,8 @@ from tokenizers import normalizers
 
 from model_runner.contract import Breaker
 from model_runner.encoders.folder import find_encoder
-from model_runner.models.json_files import find_object
-from model_runner.models.vocabulary import byte_characters
+from model_runner.json_files import find_object
+from model_runner.vocabulary import byte_characters
 from server.errors import InvalidRequestError
 from server.text.chat_template import ChatTemplate, TemplateSources
 from server.text.dry_breakers import BreakerSpellings

@@ -7,7 +7,7 @@ import pytest
 
 from bench.random_encoders import MODULES, NORMALIZE, add_modules, dense, pooling, tokenizer, write
 from model_runner.encoders.folder import find_encoder
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 from server.generation.abilities import Abilities, read_abilities
 from server.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from model_runner.contract import Pooling, SamplingParams, StepPlan, StepResult
 from model_runner.encoders import model as encoder_model
 from model_runner.encoders.folder import MODEL_TYPES, find_encoder
 from model_runner.encoders.runner import EncoderRunner, plan_encoder
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, SchedulerConfig
 from scheduler.scheduler import Scheduler

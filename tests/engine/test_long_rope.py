@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.models.hf_loading import inspect_model
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.rotary import fix_long_rope
+from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest
 from tests.conftest import tiny_config

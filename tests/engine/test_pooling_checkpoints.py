@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import Pooling, SamplingParams
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest
 from tests.conftest import tiny_config

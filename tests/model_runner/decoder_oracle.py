@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_runner.models.layer_family import ClampedGate
 from model_runner.models.layer_spec import ExpertsSpec, LayerSpec
-from model_runner.models.parameters import DenseMatrix, Linear
+from model_runner.weights.matrix import DenseMatrix, Linear
 
 
 def _norm(x: Tensor, factor: Tensor | None, eps: float) -> Tensor:

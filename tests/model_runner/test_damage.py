@@ -13,11 +13,11 @@ from transformers.models.auto import modeling_auto
 
 from model_runner.config import RunnerConfig
 from model_runner.gguf.header import read_gguf
-from model_runner.models.damage import find_damage
 from model_runner.models.hf_loading import load_config, load_model
-from model_runner.models.refusal import UnsupportedModelError, other_task
 from model_runner.models.repository import ModelNotFoundError, resolve_model
+from model_runner.refusal import UnsupportedModelError, other_task
 from model_runner.runner import ModelRunner
+from model_runner.weights.damage import find_damage
 from server.generation.generation_config import load_defaults
 from server.text.tokenizer import Tokenizer
 
@@ -112,8 +112,8 @@ def test_files_that_change_after_the_start_are_named_too(reader: str, name: str,
 
 
 def test_a_large_file_is_only_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model_runner.models.damage._LARGE", 20)
-    monkeypatch.setattr("model_runner.models.damage._ENDS", 10)
+    monkeypatch.setattr("model_runner.weights.damage._LARGE", 20)
+    monkeypatch.setattr("model_runner.weights.damage._ENDS", 10)
     assert find_damage(folder) is None
     for damage in ("truncated", "binary", "a page"):
         whole = (folder / "tokenizer.json").read_bytes()

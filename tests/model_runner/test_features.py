@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from model_runner.config import RunnerConfig
 from model_runner.models.features import LAST, FeatureTap, layer_input
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 from model_runner.training.examples import TargetForTraining
 
 TOKENS = [1, 17, 203, 5, 88, 45, 300, 2]

@@ -28,8 +28,8 @@ from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config, load_model
 from model_runner.models.known_config import read_known_config
 from model_runner.models.model_spec import read_model_spec
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.repository import local_path
+from model_runner.refusal import UnsupportedModelError
 from tests.model_runner.gguf_families import FAMILIES, WITH_IMAGES, make_config, stir
 from tests.model_runner.gguf_files import Contents, architecture_name, contents_of, vocabulary
 

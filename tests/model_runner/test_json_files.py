@@ -8,8 +8,8 @@ import pytest
 
 import model_runner
 import server
-from model_runner.models.json_files import find_object, parse_json, parse_object, read_list, read_object
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.json_files import find_object, parse_json, parse_object, read_list, read_object
+from model_runner.refusal import UnsupportedModelError
 
 OF_CLIENTS = {
     *("http/json_body.py", "api/messages/answer.py", "api/fields/structured.py", "cli/foreign_flags.py"),
@@ -35,12 +35,12 @@ def uses_json_directly(path: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("package", "allowed"), [(model_runner, {"models/json_files.py"}), (server, OF_CLIENTS | OWN | TOOLS)]
+    ("package", "allowed"), [(model_runner, {"json_files.py"}), (server, OF_CLIENTS | OWN | TOOLS)]
 )
 def test_files_of_strangers_have_one_reader(package: object, allowed: set[str]) -> None:
     folder = Path(package.__path__[0])  # type: ignore[attr-defined]
     direct = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if uses_json_directly(path)}
-    assert direct == allowed, "use model_runner.models.json_files, which bounds what it reads"
+    assert direct == allowed, "use model_runner.json_files, which bounds what it reads"
 
 
 @pytest.mark.parametrize(

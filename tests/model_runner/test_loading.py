@@ -24,7 +24,6 @@ from model_runner.models.loading import ModelShape, open_checkpoint
 from model_runner.models.model_spec import read_model_spec
 from model_runner.models.native_model import NativeModel
 from model_runner.models.native_packer import NativePacker
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.platforms.choose import choose_platform, resolve_device
 from model_runner.platforms.cpu import CpuPlatform, resolve_quantization, resolve_rows
 from model_runner.platforms.memory import (
@@ -36,6 +35,7 @@ from model_runner.platforms.memory import (
     plan_memory,
 )
 from model_runner.processes import free_memory
+from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 from tests.engine import tiny_heads

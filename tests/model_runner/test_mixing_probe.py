@@ -13,9 +13,9 @@ from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.mixing_probe import ProbedCache, mixes_tokens
 from model_runner.models import hf_attention
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import LoadedModel, TargetModel
 from model_runner.platforms.cpu import CpuPlatform
+from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from model_runner.state import RunnerState
 

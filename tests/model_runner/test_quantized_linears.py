@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.kernels.library import Kernels
-from model_runner.models.parameters import Blocks
-from model_runner.models.quantized_linears import Q4_ZERO, Q8_0, linear_reader
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.matrix import Blocks
+from model_runner.weights.quantized_linears import Q4_ZERO, Q8_0, linear_reader
 from tests.model_runner.quantized_linears import AWQ, GPTQ, Weight, awq, compressed, compressed_config, gptq, packed
 
 NAME = "model.layers.0.mlp.down_proj"

@@ -22,7 +22,7 @@ from transformers import (
 
 from model_runner.config import RunnerConfig
 from model_runner.models.hf_loading import load_config, load_model
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest
 from tests.conftest import tiny_config

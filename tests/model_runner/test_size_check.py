@@ -13,9 +13,9 @@ from transformers import CONFIG_MAPPING
 from model_runner.config import RunnerConfig
 from model_runner.gguf.architectures import read_config
 from model_runner.gguf.header import read_gguf
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.size_check import check_sizes
 from model_runner.planning import plan_model
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.size_check import check_sizes
 from tests.conftest import tiny_config
 from tests.model_runner.gguf_files import contents_of
 

@@ -14,9 +14,9 @@ from model_runner.kernels.library import Kernels, NativeWeight
 from model_runner.models import native_packer
 from model_runner.models.conversion import convert_gguf
 from model_runner.models.hf_loading import load_config
-from model_runner.models.interleaved_experts import as_modules
 from model_runner.models.native_model import NativeModel
 from model_runner.platforms.cpu import CpuPlatform
+from model_runner.weights.interleaved_experts import as_modules
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.gguf_families import make_config
 from tests.model_runner.gguf_files import contents_of, in_blocks

@@ -23,10 +23,10 @@ from model_runner.config import RunnerConfig
 from model_runner.models.hf_attention import ModelCall
 from model_runner.models.hf_loading import inspect_model, load_config, load_model
 from model_runner.models.looped_experts import restore_common_form
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.target import modules_of
 from model_runner.models.text_model import watch_calls
 from model_runner.platforms.cpu import CpuPlatform
+from model_runner.refusal import UnsupportedModelError
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -14,9 +14,9 @@ import regex
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from model_runner.models.conversion import convert_tokenizer
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.tokenizer_files import MadeTokenizer, read_tokenizer
-from model_runner.models.vocabulary import SPACE, byte_characters
+from model_runner.refusal import UnsupportedModelError
+from model_runner.vocabulary import SPACE, byte_characters
 
 TEXTS = [
     *("", " ", "   ", "hello world", " leading", "trailing ", "two  spaces   three", "tab\there\n\nnew\r\nlines"),

@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.tiny_models import VOCAB_SIZE, auto_class, write_tiny_model
 from model_runner.models.families import WRAPPERS, find_family
-from model_runner.models.interleaved_experts import deinterleave_experts
 from model_runner.models.loading import open_checkpoint
 from model_runner.models.model_spec import ModelSpec, read_model_spec
-from model_runner.models.parameters import TensorCheckpoint
+from model_runner.weights.checkpoint import TensorCheckpoint
+from model_runner.weights.interleaved_experts import deinterleave_experts
 
 TYPES = ["gemma3", "idefics3", "llava", "nemotron_h_omni", "qianfan_ocr"]
 """One for each way in which files name the weights, and for each place of the head."""

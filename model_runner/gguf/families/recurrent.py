@@ -21,7 +21,7 @@ from model_runner.gguf.layout import (
 )
 from model_runner.gguf.metadata import Config, Metadata
 from model_runner.gguf.weights import Array
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 
 # -- gated delta nets --------------------------------------------------------------------------------------------------
 

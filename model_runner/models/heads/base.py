@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.models.features import Feature
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -14,10 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from model_runner.json_files import read_object
 from model_runner.models.heads.base import HeadsError, TargetShape, from_offsets
-from model_runner.models.json_files import read_object
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.size_check import check_sizes
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.size_check import check_sizes
 
 SCALE = "_scale"
 """Suffix of the scales of an int8 weight."""

@@ -33,7 +33,7 @@ from model_runner.models.heads.base import HeadsError, TargetShape
 from model_runner.models.heads.checkpoint import HeadsCheckpoint, read_config
 from model_runner.models.heads.layer import Attend, RecurrentHeads
 from model_runner.models.loading import open_checkpoint
-from model_runner.models.refusal import few
+from model_runner.refusal import few
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -15,7 +15,7 @@ from model_runner.models.layer_spec import ExpertsSpec, LayerSpec
 from model_runner.models.native_layer import NativeExperts, NativeLayer
 from model_runner.models.native_modules import prepare
 from model_runner.models.native_packer import NativePacker
-from model_runner.models.parameters import DenseMatrix, Linear
+from model_runner.weights.matrix import DenseMatrix, Linear
 from tests.model_runner.decoder_oracle import sum_of_experts
 from tests.model_runner.kernels.conftest import ISAS
 from tests.model_runner.kernels.decoder_runs import (

@@ -17,10 +17,10 @@ from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint
 from model_runner.models.heads.loading import load_heads, save_heads
 from model_runner.models.native_model import StoredEmbedding
 from model_runner.models.native_packer import NativePacker
-from model_runner.models.parameters import DenseMatrix
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.heads import HydraProposer
 from model_runner.speculative.proposer import ChoiceStep
+from model_runner.weights.matrix import DenseMatrix
 from tests.model_runner.kernels.drafting import (
     CASES,
     VOCABULARY,

@@ -14,7 +14,7 @@ from model_runner.models import native_packer
 from model_runner.models.latents import NativeHeads
 from model_runner.models.native_packer import NativePacker
 from model_runner.models.packed import PackedWeight
-from model_runner.models.parameters import DenseMatrix, Linear
+from model_runner.weights.matrix import DenseMatrix, Linear
 from tests.model_runner.kernels import int4_oracle, int8_oracle, rotated_oracle
 
 OUTPUTS = (1, 15, 16, 17, 100)

@@ -19,9 +19,9 @@ from model_runner.kernels.library import Kernels
 from model_runner.models.families import FAMILIES, Family, ModelFamily
 from model_runner.models.features import LAST, layer_input
 from model_runner.models.model_spec import read_model_spec
-from model_runner.models.parameters import TensorCheckpoint
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.models.rotary import RotaryTable, fix_long_rope, rotary_frequencies
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.checkpoint import TensorCheckpoint
 from tests.model_runner.decoder_models import CASES, HYBRIDS, tiny_model
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel, step_batch
 

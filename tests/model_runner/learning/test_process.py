@@ -27,8 +27,8 @@ from model_runner.learning.setup import set_up
 from model_runner.learning.store import load_learnt
 from model_runner.models.heads.base import TargetShape
 from model_runner.models.hf_loading import load_config
-from model_runner.models.refusal import UnsupportedModelError
 from model_runner.processes import isolated_module
+from model_runner.refusal import UnsupportedModelError
 from model_runner.training.examples import Example
 from model_runner.training.teacher import TargetWeights
 from tests.model_runner.learning.traffic import pieces

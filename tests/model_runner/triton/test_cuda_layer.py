@@ -14,7 +14,7 @@ from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
 from model_runner.models.hf_target import HFTargetModel
 from model_runner.models.layer_spec import LayerSpec
 from model_runner.models.model_spec import read_model_spec
-from model_runner.models.parameters import TensorCheckpoint
+from model_runner.weights.checkpoint import TensorCheckpoint
 from tests.model_runner.decoder_models import LayerRun, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form
 from tests.model_runner.triton.layers import OneLayer, Step, TorchProduct, WrittenAttention, make_cache, step_batch

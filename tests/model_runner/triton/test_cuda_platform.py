@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, MambaConfig
 from bench.tiny_models import write_tiny_model
 from model_runner.config import RunnerConfig
 from model_runner.contract import AdmittedRequest, PlacedBlock, SamplingParams, ScheduledRequest, StepPlan
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from tests.conftest import tiny_config
 from tests.model_runner.triton.interpreted_cuda import interpreted_runner

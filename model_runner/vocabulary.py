@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from model_runner.models.refusal import UnsupportedModelError, few
+from model_runner.refusal import UnsupportedModelError, few
 
 SPACE = "\u2581"
 """Stands for a space in the vocabularies of sentencepiece."""

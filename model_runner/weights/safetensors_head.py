@@ -9,9 +9,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from model_runner.hub.names import is_safe_path
-from model_runner.models.json_files import LARGE, parse_object, read_object
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.json_files import LARGE, is_safe_path, parse_object, read_object
+from model_runner.refusal import UnsupportedModelError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

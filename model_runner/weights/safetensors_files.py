@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_runner.models.parameters import Matrix
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_head import read_safetensors_head, weight_files
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.matrix import Matrix
+from model_runner.weights.safetensors_head import read_safetensors_head, weight_files
 
 _TYPES = {
     "F64": torch.float64,

@@ -11,15 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model_runner.models.parameters import (
-    BlockMatrix,
-    Blocks,
-    Checkpoint,
-    DenseMatrix,
-    DerivedCheckpoint,
-    MadeTensor,
-    Matrix,
-)
+from model_runner.weights.checkpoint import Checkpoint, DerivedCheckpoint, MadeTensor
+from model_runner.weights.matrix import BlockMatrix, Blocks, DenseMatrix, Matrix
 
 _MXFP4 = 39
 """Block format: a scale, then 16 bytes; byte j has weight j in its lower half and weight j + 16 in its upper half."""

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from model_runner.models.json_files import LARGE, read_object
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_head import INDEX, SINGLE, read_safetensors_head, shards_of
+from model_runner.json_files import LARGE, read_object
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.safetensors_head import INDEX, SINGLE, read_safetensors_head, shards_of
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _READ_IF_PRESENT = (

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from model_runner.models.json_files import find_object
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_head import read_safetensors_head, weight_files
+from model_runner.json_files import find_object
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.safetensors_head import read_safetensors_head, weight_files
 
 _LAYERS = re.compile(r"(^|_)(n?layers?|depths?|blocks?|block_count|loops?|cycles|passes|repeats|iters|iterations)$")
 """Names of numbers of layers, and of passes through them. Each layer has a tensor."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
 
 SMALL = 8 << 20
 """Bytes that configurations may have. Those with 20,000 classes have 2 MiB."""
@@ -86,6 +86,12 @@ def read_list(path: Path) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise UnsupportedModelError(f"{path} does not hold a JSON list of objects; download it again")
     return value
+
+
+def is_safe_path(path: str) -> bool:
+    """Whether a file's path stays below the folder that it is joined to, and can be printed as it is."""
+    parts = path.split("/")
+    return "\\" not in path and path.isprintable() and not any(part in ("", ".", "..") for part in parts)
 
 
 def _read(path: Path, most: int) -> bytes:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from model_runner.models.json_files import read_object
-from model_runner.models.quantized_linears import LinearReader, linear_reader
-from model_runner.models.refusal import UnsupportedModelError
-from model_runner.models.safetensors_head import read_safetensors_head
+from model_runner.json_files import read_object
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.quantized_linears import LinearReader, linear_reader
+from model_runner.weights.safetensors_head import read_safetensors_head
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

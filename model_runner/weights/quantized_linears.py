@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.block_formats import Q4_ZERO
-from model_runner.models.parameters import BlockMatrix, Blocks, Checkpoint, DerivedCheckpoint, MadeTensor, Matrix
-from model_runner.models.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError
+from model_runner.weights.checkpoint import Checkpoint, DerivedCheckpoint, MadeTensor
+from model_runner.weights.matrix import BlockMatrix, Blocks, Matrix
 
 logger = logging.getLogger("samewise.runner")
 
