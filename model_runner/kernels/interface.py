@@ -24,6 +24,9 @@ from model_runner.kernels.library_folder import PACKAGED, loadable, opened, stor
 CData: TypeAlias = Any
 """A C value of cffi: a pointer, an array or a struct. It owns its own memory, but not the memory it points at."""
 _ONLY_FOR_CPP = re.compile(r"(?ms:^#ifdef __cplusplus$.*?^#endif$)|(?m:^#.*$)|\bSW_PUBLIC\b")
+_INCLUDED = re.compile(r'^#include "(\w+\.h)"$', re.MULTILINE)
+_FUNCTION = re.compile(r"\bSW_FUNCTION\((\w+), (\w+), (\([^()]*\))\)")
+"""An entry of functions.h, which becomes a struct's pointer to a function."""
 _C_TYPES = {
     torch.float32: "float *",
     torch.bfloat16: "uint16_t *",
@@ -111,7 +114,11 @@ class Header:
         return values
 
     def _declarations(self) -> str:
-        return _ONLY_FOR_CPP.sub("", self._path.read_text(encoding="utf-8"))
+        text = self._path.read_text(encoding="utf-8")
+        for name in _INCLUDED.findall(text):
+            entries = _FUNCTION.sub(r"\1 (*\2)\3;", (self._path.parent / name).read_text(encoding="utf-8"))
+            text = text.replace(f'#include "{name}"', entries)
+        return _ONLY_FOR_CPP.sub("", text)
 
     def _kept(self, folder: Path) -> Any:
         """The interface from a folder of libraries, parsed and written if it is not there."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.kernels.block_formats import BlockFormat, find_block_format
-from model_runner.kernels.build import NoKernelsError
+from model_runner.kernels.compiler import NoKernelsError
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.memory import Arena
 
@@ -32,7 +33,6 @@ ROTATED_BLOCK = 64
 """Rotated inputs are padded to a multiple of this."""
 WIDEST_ROTATED = 32_768
 """Maximum number of inputs of a rotated weight."""
-_KINDS: dict[WeightKind, str] = {"int8": "SW_INT8", "int4": "SW_INT4", "int8_rotated": "SW_INT8_ROTATED"}
 _WIDEST_IN_12_BITS = 8259
 """Inputs of an int8 weight whose rows have all 12 bits."""
 PANEL = 16
@@ -48,8 +48,8 @@ class NativeWeight:
         self.outputs = _outputs(struct)
         self.inputs: int = struct.inputs
         self.packed = packed
-        """int8 [bytes], laid out as cpu/int8_panels.h, cpu/int4_panels.h and cpu/block_panels.h describe. Of the first
-        part, if there are several."""
+        """int8 [bytes], laid out as cpu/int8_panels.h and cpu/block_panels.h describe. Of the first part, if there are
+        several."""
         self.scales = scales[: struct.outputs]
         """[outputs] float32: the value of one unit; a power of two in int4. Of the first part."""
         self._memory = (packed, scales, memory)
@@ -94,16 +94,19 @@ class Kernels:
 
     def __init__(self, library: Path, threads: int, isa: str = "auto") -> None:
         """Raises NoKernelsError if the library cannot be loaded or the CPU lacks the instruction set."""
-        self._library = CPU.load(library)
-        self._context: CData = self._library.sw_create(threads, isa.encode())
+        loaded = CPU.load(library)
+        self._context: CData = loaded.sw_create(threads, isa.encode())
         if not self._context:
             raise NoKernelsError(f"the CPU kernels cannot run with {threads} threads and instruction set {isa}")
-        weakref.finalize(self, self._library.sw_destroy, self._context)
-        self.isa: str = CPU.ffi.string(self._library.sw_isa(self._context)).decode()
+        weakref.finalize(self, loaded.sw_destroy, self._context)
+        table, fields = loaded.sw_kernels(self._context), CPU.ffi.typeof("SwKernels").fields
+        self._functions = SimpleNamespace(**{name: getattr(table, name) for name, _ in fields})
+        """Read once, since a field of a struct takes cffi longer than an attribute."""
+        self.isa: str = CPU.ffi.string(self._functions.isa).decode()
         self.int8_kind: WeightKind = "int8_rotated" if self.isa.startswith("avx512") else "int8"
         """The faster int8 format. Without AVX-512, integers are widened to 16 bits anyway, so rotation does not
         help."""
-        self.threads: int = self._library.sw_threads(self._context)
+        self.threads: int = loaded.sw_threads(self._context)
         """Number of threads: as requested, or fewer if the system refuses. Results do not depend on it."""
         if self.threads < threads:
             logger.warning(
@@ -140,7 +143,7 @@ class Kernels:
             raise ValueError(f"{inputs} inputs cannot be packed in int4: they are no multiple of {INT4_GROUP}")
         if kind == "int8_rotated" and inputs > WIDEST_ROTATED:
             raise ValueError(f"{inputs:,} inputs cannot be rotated: they are more than {WIDEST_ROTATED:,}")
-        return self._new_weight(CPU.constants("SwWeightKind")[_KINDS[kind]], outputs, inputs, bias)
+        return self._new_weight(_code(kind), outputs, inputs, bias)
 
     def pack_rows(self, weight: NativeWeight, first: int, rows: Tensor) -> None:
         """Quantise float32 rows [n, inputs] as outputs `first` and following of a started weight.
@@ -155,7 +158,7 @@ class Kernels:
                 f"outputs {first} to {end} of {weight.outputs} cannot be packed at once: ranges of outputs begin and "
                 f"end at multiples of {PANEL}"
             )
-        packed = struct.packed + self._library.sw_packed_size(self._context, struct.kind, first, inputs)
+        packed = struct.packed + self._functions.sw_packed_size(struct.kind, first, inputs)
         source = pointer(rows, count, inputs)
         self.call("sw_pack", struct.kind, source, count, inputs, packed, struct.scales + first)
 
@@ -204,23 +207,22 @@ class Kernels:
 
     def can_repack(self, block_format: int) -> bool:
         """Whether `repack` supports a block format."""
-        return find_block_format(block_format) is not None and self._library.sw_repacked_kind(block_format) >= 0
+        return find_block_format(block_format) is not None and self._functions.sw_repacked_kind(block_format) >= 0
 
     def packed_bytes(self, kind: WeightKind, outputs: int, inputs: int) -> int:
         """Memory of a weight that `pack` makes."""
-        code = CPU.constants("SwWeightKind")[_KINDS[kind]]
-        return int(self._library.sw_packed_size(self._context, code, outputs, inputs))
+        return int(self._functions.sw_packed_size(_code(kind), outputs, inputs))
 
     def repacked_bytes(self, block_format: int, outputs: int, inputs: int) -> int:
         """Memory of a weight that `repack` packs. Raises ValueError as `repack` does."""
         stored, kind = self._repacked_kind(block_format)
         stored.row_bytes(inputs)
-        size: int = self._library.sw_packed_size(self._context, kind, outputs, inputs)
+        size: int = self._functions.sw_packed_size(kind, outputs, inputs)
         return size
 
     def _repacked_kind(self, block_format: int) -> tuple[BlockFormat, int]:
         """The format, and the SwWeightKind that it is packed as."""
-        stored, kind = find_block_format(block_format), self._library.sw_repacked_kind(block_format)
+        stored, kind = find_block_format(block_format), self._functions.sw_repacked_kind(block_format)
         if stored is None or kind < 0:
             name = block_format if stored is None else stored.name
             raise ValueError(f"weights in block format {name} cannot be packed as they are: they are not in blocks")
@@ -254,7 +256,7 @@ class Kernels:
         self, kind: int, outputs: int, inputs: int, bias: Tensor | None, input_order: Tensor | None = None
     ) -> NativeWeight:
         """A weight with scales of 1, a copy of the bias [outputs], and all else zero."""
-        size = self._library.sw_packed_size(self._context, kind, outputs, inputs)
+        size = self._functions.sw_packed_size(kind, outputs, inputs)
         packed, scales = self._arena.take(size), _padded(torch.ones(outputs))
         target = {"packed": pointer(packed, size), "scales": pointer(scales, len(scales))}
         struct = CPU.new("SwWeight", kind=kind, outputs=outputs, inputs=inputs, **target)
@@ -469,8 +471,8 @@ class Kernels:
         self.call("sw_move_kv", layers, len(layers), CPU.array("SwMove", moves), len(moves))
 
     def call(self, name: str, *arguments: object) -> int:
-        """Call a function of the library and return its code. Raises MemoryError if memory ran out."""
-        code: int = getattr(self._library, name)(self._context, *arguments)
+        """Call a function of the kernels and return its code. Raises MemoryError if memory ran out."""
+        code: int = getattr(self._functions, name)(self._context, *arguments)
         if code == 1:
             raise MemoryError(f"out of memory in {name}")
         return code
@@ -497,6 +499,11 @@ def embedding_struct(table: Tensor, block_format: int | None = None) -> CData:
         table = table.detach().view(torch.uint8)
     rows = pointer(table, *table.shape)
     return CPU.new("SwEmbedding", format=block_format, row_bytes=table.shape[1], rows=rows)
+
+
+def _code(kind: WeightKind) -> int:
+    """The kind's SwWeightKind."""
+    return CPU.constants("SwWeightKind")[f"SW_{kind.upper()}"]
 
 
 def _chain(weight: CData) -> Iterator[CData]:

@@ -176,7 +176,7 @@ def test_a_kernel_that_gets_no_memory_costs_its_step_and_nobody(
     def lacking(kernels: Kernels, name: str, *arguments: object) -> None:
         """The library returns what it does where an allocation fails."""
         if part.is_due:
-            kernels = SimpleNamespace(_library=SimpleNamespace(**{name: lambda *_: 1}), _context=None)  # type: ignore[assignment]
+            kernels = SimpleNamespace(_functions=SimpleNamespace(**{name: lambda *_: 1}), _context=None)  # type: ignore[assignment]
         call(kernels, name, *arguments)
 
     monkeypatch.setattr(Kernels, "call", lacking)

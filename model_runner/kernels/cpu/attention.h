@@ -119,33 +119,21 @@ inline bool any_selected(const uint16_t *selected, int block_size) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Memory of one thread, kept for the next call.
-class ThreadMemory {
- public:
-  ThreadMemory() = default;
-  ~ThreadMemory() { std::free(memory_); }
-  ThreadMemory(const ThreadMemory &) = delete;
-  ThreadMemory &operator=(const ThreadMemory &) = delete;
-
-  char *reserve(int64_t bytes) {
-    if (bytes > size_) {
-      std::free(memory_);
-      size_ = round_up(bytes, 64);
-      memory_ = static_cast<char *>(std::aligned_alloc(64, size_));
-      if (!memory_) std::abort();  // some dozens of kilobytes, once
-      std::memset(memory_, 0, size_);  // places that no row sees are read too
-    }
-    return memory_;
-  }
-
- private:
-  char *memory_ = nullptr;
-  int64_t size_ = 0;
-};
-
 // Number type of a converted or gathered tile.
 template <typename T>
 using ScratchNumber = std::conditional_t<std::is_same_v<T, int8_t>, float, T>;
+
+// Memory for a gathered tile.
+template <typename T>
+inline Tile<ScratchNumber<T>> take_tile(const SwKvCache &cache, int64_t value_dim, ScratchAllocator &take) {
+  Tile<ScratchNumber<T>> tile{};
+  take(tile.keys, stored_key_dim<T>(cache.key_dim) * cache.block_size);
+  take(tile.values, value_dim * cache.block_size);
+  if (!std::is_same_v<T, int8_t>) return tile;
+  take(tile.key_scales, cache.block_size);
+  take(tile.value_scales, cache.block_size);
+  return tile;
+}
 
 // A thread's scratch memory for one unit. Queries and outputs have room for whole vectors.
 template <typename T>
@@ -157,39 +145,28 @@ struct UnitMemory {
   float *totals;     // [pairs, kLanes]
   float *outputs;    // [pairs, output_stride]
   float *scores;     // [pairs at once, block_size]
-  Tile<ScratchNumber<T>> tile{};
+  Tile<ScratchNumber<T>> tile;
   int64_t query_stride, output_stride;
 
-  // Lays out the memory and returns its size in bytes.
-  int64_t lay_out(const SwKvCache &cache, int64_t rows_at_once, int64_t num_pairs, char *memory) {
-    int64_t used = 0;
-    const auto take = [&](auto *&to, int64_t count) {
-      to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(memory + used);
-      used += round_up(count * static_cast<int64_t>(sizeof *to), 64);
-    };
-    take(rows, rows_at_once);
-    take(pairs, num_pairs);
-    take(seeing, num_pairs);
-    query_stride = round_up(cache.key_dim, kWidth);
-    output_stride = round_up(cache.value_dim, kWidth);
-    take(queries, num_pairs * query_stride);
-    take(totals, num_pairs * kLanes);
-    take(outputs, num_pairs * output_stride);
-    take(scores, int64_t{std::max(kPairsAtOnce, kBf16PairsAtOnce)} * cache.block_size);
-    take(tile.keys, stored_key_dim<T>(cache.key_dim) * cache.block_size);
-    take(tile.values, int64_t{cache.block_size} * cache.value_dim);
-    take(tile.key_scales, cache.block_size);
-    take(tile.value_scales, cache.block_size);
-    if (!std::is_same_v<T, int8_t>) tile.key_scales = tile.value_scales = nullptr;
-    return used;
+  static UnitMemory lay_out(const SwKvCache &cache, int64_t rows_at_once, int64_t num_pairs, ScratchAllocator &take) {
+    UnitMemory m{};
+    take(m.rows, rows_at_once);
+    take(m.pairs, num_pairs);
+    take(m.seeing, num_pairs);
+    m.query_stride = round_up(cache.key_dim, kWidth);
+    m.output_stride = round_up(cache.value_dim, kWidth);
+    take(m.queries, num_pairs * m.query_stride);
+    take(m.totals, num_pairs * kLanes);
+    take(m.outputs, num_pairs * m.output_stride);
+    take(m.scores, int64_t{std::max(kPairsAtOnce, kBf16PairsAtOnce)} * cache.block_size);
+    m.tile = take_tile<T>(cache, cache.value_dim, take);
+    return m;
   }
 };
 
 // y = x * factor.
 inline void scale(const float *x, float factor, int64_t n, float *y) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(y + i, load(x + i) * factor);
-  for (; i < n; ++i) y[i] = x[i] * factor;
+  transform(y, n, [=](Vec v) { return v * factor; }, x);
 }
 
 template <typename T, typename S>
@@ -246,9 +223,11 @@ class Attender {
   Attender(const SwKvCache &cache, const SwStep &step, const SwAttention &options, int rows_at_once)
       : reader_(cache, step), step_(step), options_(options), group_(options.heads / cache.kv_heads),
         shape_{cache.block_size, cache.key_dim, cache.value_dim, options.softcap} {
-    thread_local ThreadMemory memory;
-    const int64_t pairs = int64_t{rows_at_once} * group_.at_once;
-    memory_.lay_out(cache, rows_at_once, pairs, memory.reserve(memory_.lay_out(cache, rows_at_once, pairs, nullptr)));
+    thread_local samewise::Memory memory;
+    const bool is_zero = true;  // places that no row sees are read too
+    memory_ = laid_out_in(memory, [&](ScratchAllocator &take) {
+      return UnitMemory<T>::lay_out(cache, rows_at_once, int64_t{rows_at_once} * group_.at_once, take);
+    }, is_zero);
   }
 
   // Announces the unit this thread will probably run after the next one, to prefetch its first tile.
@@ -420,30 +399,23 @@ class Attender {
   Tile<T> tile_after_{};  // first tile of the unit this thread will probably run next
 };
 
-template <typename T>
-void attend_as(samewise::ThreadPool &pool, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
-               const float *query, int64_t query_stride, float *output, int64_t output_stride) {
-  const Group group(options.heads / cache.kv_heads);
-  const int rows_at_once = std::max(1, kPairsOfUnit / group.heads);
-  const Units units(step, cache.kv_heads, group, rows_at_once);
-  pool.for_each(units.count(), [&](int64_t place) {
-    Attender<T> attender(cache, step, options, rows_at_once);
-    const Unit unit = units.at(static_cast<int>(place));
-    if (place + pool.size() < units.count()) attender.expect(units.at(static_cast<int>(place) + pool.size()));
-    const int64_t token = unit.first_token, head = int64_t{unit.kv_head} * group.heads + unit.first_head;
-    attender.run(unit, query + token * query_stride + head * cache.key_dim, query_stride,
-                 output + token * output_stride + head * cache.value_dim, output_stride);
-  });
-}
-
 // Attends with a step's query rows, [heads, key_dim] each, to the cached keys and values of their choices, including
 // their own. Outputs are [heads, value_dim].
 inline void attend(samewise::ThreadPool &pool, const SwKvCache &cache, const SwStep &step, const SwAttention &options,
                    const float *query, int64_t query_stride, float *output, int64_t output_stride) {
-  const auto attend_type = cache.type == SW_KV_FLOAT32    ? attend_as<float>
-                           : cache.type == SW_KV_BFLOAT16 ? attend_as<Bfloat16>
-                                                          : attend_as<int8_t>;
-  attend_type(pool, cache, step, options, query, query_stride, output, output_stride);
+  const Group group(options.heads / cache.kv_heads);
+  const int rows_at_once = std::max(1, kPairsOfUnit / group.heads);
+  const Units units(step, cache.kv_heads, group, rows_at_once);
+  with_number_type(cache, [&]<typename T>() {
+    pool.for_each(units.count(), [&](int64_t place) {
+      Attender<T> attender(cache, step, options, rows_at_once);
+      const Unit unit = units.at(static_cast<int>(place));
+      if (place + pool.size() < units.count()) attender.expect(units.at(static_cast<int>(place) + pool.size()));
+      const int64_t token = unit.first_token, head = int64_t{unit.kv_head} * group.heads + unit.first_head;
+      attender.run(unit, query + token * query_stride + head * cache.key_dim, query_stride,
+                   output + token * output_stride + head * cache.value_dim, output_stride);
+    });
+  });
 }
 
 }  // namespace SW_ISA

@@ -133,9 +133,7 @@ inline float finish_scores(const TileShape &shape, const float *key_scales, cons
 inline void rescale(const TileShape &shape, float highest, Pair &pair) {
   const Vec factor = exp_not_positive(broadcast(pair.highest - highest));
   for (int lane = 0; lane < kLanes; lane += kWidth) store(pair.totals + lane, load(pair.totals + lane) * factor);
-  int d = 0;
-  for (; d + kWidth <= shape.value_dim; d += kWidth) store(pair.output + d, load(pair.output + d) * factor);
-  for (; d < shape.value_dim; ++d) pair.output[d] *= factor[0];
+  transform(pair.output, shape.value_dim, [=](Vec sum) { return sum * factor; }, pair.output);
   pair.highest = highest;
 }
 
@@ -257,9 +255,7 @@ inline void store_query(const float *x, float scale, int64_t n, float *query) {
   int64_t d = 0;
   for (; d + kWidth <= n; d += kWidth) store_factors(to + d, rounded_to_bfloat16(load(x + d) * scale));
   if (d == n) return;
-  float last[kWidth] = {};
-  std::memcpy(last, x + d, (n - d) * sizeof(float));
-  store_factors(to + d, rounded_to_bfloat16(load(last) * scale));
+  store_factors(to + d, rounded_to_bfloat16(load_some(x + d, n - d) * scale));
 }
 
 // Scores [R, block_size] of V vectors of places.

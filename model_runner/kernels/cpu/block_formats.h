@@ -6,6 +6,7 @@
 // the sum is rounded. Blocks may have any alignment.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -30,7 +31,7 @@ struct BlockFormat {
   int32_t type;     // SwBlockFormat
   int32_t weights;  // of a block, a multiple of 32
   int32_t bytes;    // of a block
-  int32_t group;    // weights that share a scale and a minimum: 16 or 32
+  int32_t packed_kind;  // SwWeightKind that keeps every weight's value
   bool has_minimums;
   void (*decode)(const uint8_t *block, DecodedBlock *to);
 };
@@ -49,16 +50,9 @@ typedef int8_t Bytes8 __attribute__((vector_size(8)));
 
 constexpr uint64_t kEach = 0x0101010101010101;
 
-template <typename T>
-inline T read(const uint8_t *from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
 // Byte by byte (from >> shift) & mask.
 inline Bytes field(const uint8_t *from, int shift, uint64_t mask) {
-  return (Bytes)(read<Words>(from) >> static_cast<uint64_t>(shift) & mask * kEach);
+  return (Bytes)(load_as<Words>(from) >> static_cast<uint64_t>(shift) & mask * kEach);
 }
 
 // Byte by byte from << shift, where no bit leaves its byte.
@@ -67,16 +61,10 @@ inline Bytes raised(Bytes from, int shift) { return (Bytes)((Words)from << stati
 inline void store_levels(int8_t *to, Bytes levels) { std::memcpy(to, &levels, sizeof levels); }
 
 inline float half(const uint8_t *from) {
-  const uint32_t stored = read<uint16_t>(from);
-  uint32_t word = (stored & 0x7fff) << 13;
-  float magnitude;
-  std::memcpy(&magnitude, &word, 4);
-  magnitude *= 0x1p112f;  // the difference of the exponent biases
-  std::memcpy(&word, &magnitude, 4);
-  if ((stored & 0x7c00) == 0x7c00) word |= 0x7f800000;  // infinite or NaN
-  word |= (stored & 0x8000) << 16;
-  std::memcpy(&magnitude, &word, 4);
-  return magnitude;
+  const uint32_t stored = load_as<uint16_t>(from);
+  const float magnitude = std::bit_cast<float>((stored & 0x7fff) << 13) * 0x1p112f;  // the exponent biases' difference
+  const uint32_t infinite = (stored & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;            // or NaN
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | infinite | (stored & 0x8000) << 16);
 }
 
 // Looks up 16 nibbles.
@@ -165,10 +153,7 @@ inline void decode_iq4_nl(const uint8_t *block, DecodedBlock *to) {
 // The scale is half the power of two that E8M0 means, since levels are doubled.
 inline void decode_mxfp4(const uint8_t *block, DecodedBlock *to) {
   const uint32_t exponent = block[0];
-  const uint32_t word = exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23;
-  float d;
-  std::memcpy(&d, &word, 4);
-  set_single(to, d);
+  set_single(to, std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23));
   for (int above = 0; above < 2; ++above)
     store_levels(to->levels + above * 16, look_up(samewise::kFp4, field(block + 1, above * 4, 15)));
 }
@@ -186,7 +171,7 @@ inline void decode_nvfp4(const uint8_t *block, DecodedBlock *to) {
     const int scale = block[group] == kNan ? 0 : (exponent ? mantissa + 8 : mantissa) << scale_shift;
     to->scales[group] = static_cast<int16_t>(scale);
     const int8_t factor = static_cast<int8_t>(1 << (shift - scale_shift));
-    const uint64_t stored = read<uint64_t>(block + 4 + group * 8);
+    const uint64_t stored = load_as<uint64_t>(block + 4 + group * 8);
     const Bytes nibbles = (Bytes)Words{stored & 15 * kEach, stored >> 4 & 15 * kEach};
     store_levels(to->levels + group * 16, look_up(samewise::kFp4, nibbles) * factor);
   }
@@ -275,7 +260,7 @@ inline void decode_q6_k(const uint8_t *block, DecodedBlock *to) {
 }
 
 inline void decode_iq4_xs(const uint8_t *block, DecodedBlock *to) {
-  const uint32_t top = read<uint16_t>(block + 2);
+  const uint32_t top = load_as<uint16_t>(block + 2);
   to->d = half(block);
   for (int group = 0; group < 8; ++group) {
     const int low = block[4 + group / 2] >> group % 2 * 4 & 15;
@@ -322,13 +307,13 @@ inline uint32_t eight_signs(uint32_t seven) { return seven | static_cast<uint32_
 
 template <int Size>
 inline Bytes8 entry(const samewise::Codebook<Size, 8> &book, uint32_t index) {
-  return read<Bytes8>(reinterpret_cast<const uint8_t *>(book.levels[index]));
+  return load_as<Bytes8>(book.levels[index]);
 }
 
 template <int Size>
 inline Bytes8 entries(const samewise::Codebook<Size, 4> &book, uint32_t first, uint32_t second) {
   const auto four = [&](uint32_t index) {
-    return uint64_t{read<uint32_t>(reinterpret_cast<const uint8_t *>(book.levels[index]))};
+    return uint64_t{load_as<uint32_t>(book.levels[index])};
   };
   return (Bytes8)(four(first) | four(second) << 32);
 }
@@ -339,7 +324,7 @@ inline void decode_iq2_xxs(const uint8_t *block, DecodedBlock *to) {
   to->d = half(block) * 0.125f;
   for (int group = 0; group < 8; ++group) {
     const uint8_t *indices = block + 2 + group * 8;
-    const uint32_t word = read<uint32_t>(indices + 4);  // 4 x 7 signs, 4 bits of scale
+    const uint32_t word = load_as<uint32_t>(indices + 4);  // 4 x 7 signs, 4 bits of scale
     to->scales[group * 2] = to->scales[group * 2 + 1] = odd(word >> 28);
     for (int i = 0; i < 4; ++i)
       store_signed(to->levels + group * 32 + i * 8, entry(samewise::kIq2xxs, indices[i]),
@@ -351,7 +336,7 @@ inline void decode_iq2_xs(const uint8_t *block, DecodedBlock *to) {
   to->d = half(block) * 0.125f;
   for (int group = 0; group < 16; ++group) to->scales[group] = odd(block[66 + group / 2] >> group % 2 * 4 & 15);
   for (int i = 0; i < 32; ++i) {
-    const uint32_t word = read<uint16_t>(block + 2 + i * 2);  // 9 bits of index, 7 signs
+    const uint32_t word = load_as<uint16_t>(block + 2 + i * 2);  // 9 bits of index, 7 signs
     store_signed(to->levels + i * 8, entry(samewise::kIq2xs, word & 511), eight_signs(word >> 9));
   }
 }
@@ -370,7 +355,7 @@ inline void decode_iq3_xxs(const uint8_t *block, DecodedBlock *to) {
   to->d = half(block) * 0.25f;
   for (int group = 0; group < 8; ++group) {
     const uint8_t *indices = block + 2 + group * 8;
-    const uint32_t word = read<uint32_t>(block + 66 + group * 4);  // as in IQ2_XXS
+    const uint32_t word = load_as<uint32_t>(block + 66 + group * 4);  // as in IQ2_XXS
     to->scales[group * 2] = to->scales[group * 2 + 1] = odd(word >> 28);
     for (int i = 0; i < 4; ++i)
       store_signed(to->levels + group * 32 + i * 8, entries(samewise::kIq3xxs, indices[i * 2], indices[i * 2 + 1]),
@@ -401,7 +386,7 @@ inline void decode_iq1_s(const uint8_t *block, DecodedBlock *to) {
   to->d = half(block) * 0.125f;
   for (int group = 0; group < 8; ++group) {
     const uint8_t *indices = block + 2 + group * 4;
-    const uint32_t word = read<uint16_t>(block + 34 + group * 2);  // 4 x 3 bits of indices, 3 of the scale, the sign
+    const uint32_t word = load_as<uint16_t>(block + 34 + group * 2);  // 4 x 3 bits of indices, 3 of the scale, the sign
     to->scales[group * 2] = to->scales[group * 2 + 1] = odd(word >> 12 & 7);
     for (int i = 0; i < 4; ++i)
       store_iq1(to->levels + group * 32 + i * 8, indices[i] | (word >> i * 3 & 7) << 8, word >> 15);
@@ -427,18 +412,30 @@ inline void decode_iq1_m(const uint8_t *block, DecodedBlock *to) {
 inline const BlockFormat *find_block_format(int32_t type) {
   using namespace blocks;
   static constexpr BlockFormat formats[] = {
-      {SW_Q4_0, 32, 18, 32, false, decode_q4_0},       {SW_Q4_1, 32, 20, 32, true, decode_q4_1},
-      {SW_Q5_0, 32, 22, 32, false, decode_q5_0},       {SW_Q5_1, 32, 24, 32, true, decode_q5_1},
-      {SW_Q8_0, 32, 34, 32, false, decode_q8_0},       {SW_Q2_K, 256, 84, 16, true, decode_q2_k},
-      {SW_Q3_K, 256, 110, 16, false, decode_q3_k},     {SW_Q4_K, 256, 144, 32, true, decode_q4_k},
-      {SW_Q5_K, 256, 176, 32, true, decode_q5_k},      {SW_Q6_K, 256, 210, 16, false, decode_q6_k},
-      {SW_IQ2_XXS, 256, 66, 32, false, decode_iq2_xxs}, {SW_IQ2_XS, 256, 74, 16, false, decode_iq2_xs},
-      {SW_IQ3_XXS, 256, 98, 32, false, decode_iq3_xxs}, {SW_IQ1_S, 256, 50, 32, false, decode_iq1_s},
-      {SW_IQ4_NL, 32, 18, 32, false, decode_iq4_nl},   {SW_IQ3_S, 256, 110, 32, false, decode_iq3_s},
-      {SW_IQ2_S, 256, 82, 16, false, decode_iq2_s},    {SW_IQ4_XS, 256, 136, 32, false, decode_iq4_xs},
-      {SW_IQ1_M, 256, 56, 16, false, decode_iq1_m},    {SW_TQ1_0, 256, 54, 32, false, decode_tq1_0},
-      {SW_TQ2_0, 256, 66, 32, false, decode_tq2_0},    {SW_MXFP4, 32, 17, 32, false, decode_mxfp4},
-      {SW_NVFP4, 64, 36, 16, false, decode_nvfp4},     {SW_Q4_ZERO, 32, 19, 32, true, decode_q4_zero}};
+      {SW_Q4_0, 32, 18, SW_AS_Q4_0, false, decode_q4_0},
+      {SW_Q4_1, 32, 20, SW_INT4, true, decode_q4_1},
+      {SW_Q5_0, 32, 22, SW_AS_Q8_0, false, decode_q5_0},
+      {SW_Q5_1, 32, 24, SW_AS_Q5_1, true, decode_q5_1},
+      {SW_Q8_0, 32, 34, SW_AS_Q8_0, false, decode_q8_0},
+      {SW_Q2_K, 256, 84, SW_AS_Q5_K, true, decode_q2_k},
+      {SW_Q3_K, 256, 110, SW_AS_Q6_K, false, decode_q3_k},
+      {SW_Q4_K, 256, 144, SW_AS_Q4_K, true, decode_q4_k},
+      {SW_Q5_K, 256, 176, SW_AS_Q5_K, true, decode_q5_k},
+      {SW_Q6_K, 256, 210, SW_AS_Q6_K, false, decode_q6_k},
+      {SW_IQ2_XXS, 256, 66, SW_AS_Q6_K, false, decode_iq2_xxs},
+      {SW_IQ2_XS, 256, 74, SW_AS_Q6_K, false, decode_iq2_xs},
+      {SW_IQ3_XXS, 256, 98, SW_AS_Q6_K, false, decode_iq3_xxs},
+      {SW_IQ1_S, 256, 50, SW_AS_Q6_K, false, decode_iq1_s},
+      {SW_IQ4_NL, 32, 18, SW_AS_IQ4_NL, false, decode_iq4_nl},
+      {SW_IQ3_S, 256, 110, SW_AS_Q6_K, false, decode_iq3_s},
+      {SW_IQ2_S, 256, 82, SW_AS_Q6_K, false, decode_iq2_s},
+      {SW_IQ4_XS, 256, 136, SW_AS_IQ4_XS, false, decode_iq4_xs},
+      {SW_IQ1_M, 256, 56, SW_AS_Q6_K, false, decode_iq1_m},
+      {SW_TQ1_0, 256, 54, SW_AS_Q4_0, false, decode_tq1_0},
+      {SW_TQ2_0, 256, 66, SW_AS_Q4_0, false, decode_tq2_0},
+      {SW_MXFP4, 32, 17, SW_AS_MXFP4, false, decode_mxfp4},
+      {SW_NVFP4, 64, 36, SW_AS_NVFP4, false, decode_nvfp4},
+      {SW_Q4_ZERO, 32, 19, SW_AS_Q4_ZERO, true, decode_q4_zero}};
   for (const BlockFormat &format : formats)
     if (format.type == type) return &format;
   return nullptr;
@@ -468,10 +465,7 @@ inline void unpack_row(int32_t type, const uint8_t *row, int64_t inputs, float *
   } else if (type == SW_F16) {
     for (int64_t i = 0; i < inputs; ++i) to[i] = blocks::half(row + i * 2);
   } else if (type == SW_BF16) {
-    for (int64_t i = 0; i < inputs; ++i) {
-      const uint32_t word = uint32_t{blocks::read<uint16_t>(row + i * 2)} << 16;
-      std::memcpy(to + i, &word, sizeof word);
-    }
+    for (int64_t i = 0; i < inputs; ++i) to[i] = std::bit_cast<float>(uint32_t{load_as<uint16_t>(row + i * 2)} << 16);
   } else {
     const BlockFormat &format = *find_block_format(type);
     DecodedBlock block;

@@ -13,6 +13,7 @@
 // occur in Q6_K, with levels to 32 and scales to 128: 256 * 32 * 128 * 2047 < 2^31.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -33,28 +34,6 @@ static_assert(int64_t{256} * 31 * 63 * kRowLevels <= INT32_MAX);   // Q5_K; Q4_K
 static_assert(int64_t{256} * 63 * kRowLevels <= INT32_MAX);        // minimums
 static_assert(kSubgroup * kRowLevels <= INT16_MAX);                // sums of x
 
-// 16-bit integers of kWidth outputs, two of each, for a pair of inputs.
-typedef int16_t Shorts __attribute__((vector_size(kWidth * kPair * sizeof(int16_t))));
-typedef uint16_t UnsignedShorts __attribute__((vector_size(sizeof(Shorts))));
-
-template <typename T>
-inline T load_as(const void *from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-inline Shorts load_shorts(const int8_t *from) {
-#if defined(__AVX512BW__)
-  return (Shorts)_mm512_cvtepi8_epi16(load_as<__m256i>(from));
-#elif defined(__AVX2__)
-  return (Shorts)_mm256_cvtepi8_epi16(load_as<__m128i>(from));
-#else
-  typedef int8_t Bytes __attribute__((vector_size(kWidth * kPair)));
-  return __builtin_convertvector(load_as<Bytes>(from), Shorts);
-#endif
-}
-
 // Both 16-bit halves of each lane from the lower halves of two vectors.
 inline Shorts paired(IntVec first, IntVec second) { return (Shorts)((first & 0xffff) | second << 16); }
 
@@ -69,20 +48,24 @@ struct alignas(64) Chunk {
 // ---------------------------------------------------------------------------------------------------------------------
 // Levels of 16 inputs and 16 outputs.
 
-// The meaning of a nibble: level() decodes the lowest four bits of each number; nibble() is the inverse.
+// The meaning of a nibble: level() decodes four bits of each number, from `shift` on; nibble() is the inverse.
 struct PlainCode {
-  static Shorts level(UnsignedShorts nibbles) { return (Shorts)(nibbles & 15); }
+  static Shorts level(UnsignedShorts words, int shift) {
+    const UnsignedShorts nibbles = words >> shift;
+    return (Shorts)(shift < 12 ? nibbles & 15 : nibbles);
+  }
   static uint8_t nibble(int8_t level) { return static_cast<uint8_t>(level); }
 };
 
 struct SignedCode {
-  static Shorts level(UnsignedShorts nibbles) { return (Shorts)(nibbles & 15) - 8; }
+  static Shorts level(UnsignedShorts words, int shift) { return PlainCode::level(words, shift) - 8; }
   static uint8_t nibble(int8_t level) { return static_cast<uint8_t>(level + 8); }
 };
 
 template <const int8_t (&Table)[16]>
 struct TableCode {
-  static Shorts level(UnsignedShorts nibbles) {
+  static Shorts level(UnsignedShorts words, int shift) {
+    const UnsignedShorts nibbles = words >> shift;
 #if defined(__AVX512BW__)
     const __m256i twice = _mm256_broadcastsi128_si256(load_as<__m128i>(Table));  // the index has five bits
     return (Shorts)_mm512_permutexvar_epi16((__m512i)nibbles, _mm512_cvtepi8_epi16(twice));
@@ -118,15 +101,9 @@ struct Nibbles {
 
   uint16_t words[kSubgroupPairs / kInWord][kPanel][kPair];
 
-  // Calls use(pair, levels) for each pair of inputs, with the outputs from `lane` on.
-  template <typename Use>
-  void unpack(int lane, const Use &use) const {
-#pragma GCC unroll 2
-    for (int w = 0; w < kSubgroupPairs / kInWord; ++w) {
-      const UnsignedShorts word = load_as<UnsignedShorts>(words[w][lane]);
-#pragma GCC unroll 4
-      for (int i = 0; i < kInWord; ++i) use(w * kInWord + i, Code::level(word >> i * 4));
-    }
+  // The levels of a pair of inputs, of the outputs from `lane` on.
+  Shorts pair(int lane, int index) const {
+    return Code::level(load_as<UnsignedShorts>(words[index / kInWord][lane]), index % kInWord * 4);
   }
 
   // Stores 16 levels of one output.
@@ -149,11 +126,7 @@ struct Nibbles {
 struct ByteLevels {
   int8_t bytes[kSubgroupPairs][kPanel][kPair];
 
-  template <typename Use>
-  void unpack(int lane, const Use &use) const {
-#pragma GCC unroll 8
-    for (int pair = 0; pair < kSubgroupPairs; ++pair) use(pair, load_shorts(bytes[pair][lane]));
-  }
+  Shorts pair(int lane, int index) const { return load_shorts(bytes[index][lane]); }
 
   void set(int lane, const int8_t *levels) {
     for (int pair = 0; pair < kSubgroupPairs; ++pair) std::memcpy(bytes[pair][lane], levels + pair * kPair, kPair);
@@ -230,19 +203,11 @@ struct HalfScalesAndZeros : StepScales<32> {
 // Powers of two, in bfloat16 for their range.
 struct PowerScales : StepScales<32> {
   Vec scale(int lane) const {
-    float numbers[kWidth];
-#pragma GCC unroll 16
-    for (int i = 0; i < kWidth; ++i) {
-      const uint32_t word = uint32_t{scales[lane + i]} << 16;
-      std::memcpy(&numbers[i], &word, sizeof word);
-    }
-    return load(numbers);
+    return from_bits(__builtin_convertvector(load_as<Halves>(scales + lane), IntVec) << 16);
   }
 
   void set(int lane, int, DecodedBlock *block) {
-    uint32_t word;
-    std::memcpy(&word, &block->d, sizeof word);
-    scales[lane] = static_cast<uint16_t>(word >> 16);
+    scales[lane] = static_cast<uint16_t>(std::bit_cast<uint32_t>(block->d) >> 16);
   }
 };
 
@@ -315,17 +280,6 @@ struct IntegerScalesAndMinimums : IntegerScales<Factor, Group> {
 // ---------------------------------------------------------------------------------------------------------------------
 // Products.
 
-inline IntVec add_pairs(IntVec sums, Shorts weights, int32_t x) {
-#if defined(__AVX512VNNI__)
-  return (IntVec)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(x));
-#elif defined(__AVX2__)
-  return sums + (IntVec)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(x));
-#else
-  const IntVec words = (IntVec)weights;
-  return sums + (words << 16 >> 16) * static_cast<int16_t>(x) + (words >> 16) * (x >> 16);
-#endif
-}
-
 // Adds the products of `Rows` rows with a chunk, from input `first` on, to totals[Rows][16].
 template <int Rows, int Step, Minimums Kind>
 inline void multiply_tile(const Chunk &chunk, int64_t steps, const QuantizedRows &rows, int64_t row, int64_t first,
@@ -394,8 +348,8 @@ inline void multiply_chunk(const Chunk &chunk, int64_t steps, const QuantizedRow
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// A panel of 16 outputs is a sequence of blocks.
-template <typename Levels, typename Scales>
+// A panel of 16 outputs is a sequence of blocks. Up to RegisterRows rows are multiplied while weights are in registers.
+template <typename Levels, typename Scales, int RegisterRows = kWidth == 16 ? 4 : kWidth == 8 ? 1 : 0>
 struct BlockPanels {
   static constexpr int kInputs = Scales::kInputs;
   static constexpr bool kHasTiles = false;
@@ -411,13 +365,9 @@ struct BlockPanels {
   static void multiply(const QuantizedRows &rows, int64_t row, int64_t end_row, const int8_t *panel, int64_t inputs,
                        float *totals) {
     const Block *blocks = reinterpret_cast<const Block *>(panel);
-    const int64_t num_rows = end_row - row;
-    if constexpr (kWidth >= 8)
-      if (num_rows == 1) return multiply_few<1>(rows, row, end_row, blocks, inputs, totals);
-    if constexpr (kWidth >= 16) {
-      if (num_rows == 2) return multiply_few<2>(rows, row, end_row, blocks, inputs, totals);
-      if (num_rows <= 4) return multiply_few<4>(rows, row, end_row, blocks, inputs, totals);
-    }
+    if constexpr (RegisterRows > 0)
+      if (end_row - row <= RegisterRows)
+        return multiply_few<RegisterRows>(end_row - row, rows, row, blocks, inputs, totals);
     Chunk chunk;
     for (int64_t first = 0; first < inputs; first += kChunk) {
       const int64_t count = std::min<int64_t>(kChunk, inputs - first) / kInputs;
@@ -471,59 +421,76 @@ struct BlockPanels {
       for (int subgroup = 0; subgroup < kInputs / kSubgroup; ++subgroup) {
         const auto modified = block.scales.modified(lane, subgroup * kSubgroup / Scales::kScaled);
         auto *levels = to->levels + (step * kInputs + subgroup * kSubgroup) / kPair;
-        block.levels[subgroup].unpack(lane, [&](int pair, Shorts unpacked) {
-          const Shorts stored = modified(unpacked);
+#pragma GCC unroll 8
+        for (int pair = 0; pair < kSubgroupPairs; ++pair) {
+          const Shorts stored = modified(block.levels[subgroup].pair(lane, pair));
           std::memcpy(levels[pair][lane], &stored, sizeof stored);
-        });
+        }
       }
     }
   }
 
-  // As `multiply` for at most `Rows` rows, with the same results. Weights stay in registers, which is faster as long as
-  // there are registers enough.
+  // As `multiply` for `count` rows, at most `Rows`, with the same results. It takes long to compile, so that most kinds
+  // have it for 1, 2 and 4 rows alone.
   template <int Rows>
-  static void multiply_few(const QuantizedRows &rows, int64_t row, int64_t end_row, const Block *blocks, int64_t inputs,
+  static void multiply_few(int64_t count, const QuantizedRows &rows, int64_t row, const Block *blocks, int64_t inputs,
                            float *totals) {
+    constexpr int kFewer = RegisterRows > 4 ? Rows - 1 : Rows / 2;
+    if constexpr (kFewer > 0)
+      if (count <= kFewer) return multiply_few<kFewer>(count, rows, row, blocks, inputs, totals);
     constexpr int kParts = kPanel / kWidth;
-    constexpr int kChains = kWidth == 16 ? std::max(4 / Rows, 2) : 1;  // as in multiply_tile; additions take one cycle
+    constexpr int kChains = kWidth < 16 ? 1 : Rows > 2 ? 2 : 4;  // as in multiply_tile; additions take one cycle
     Vec total[Rows][kParts] = {};
     const char *x[Rows];
     const GroupSums *sums_of_x[Rows];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-      const int64_t existing = std::min(row + r, end_row - 1);  // if there are fewer, the last one is there again
+      const int64_t existing = row + std::min<int64_t>(r, count - 1);  // if there are fewer, the last one is there again
       x[r] = reinterpret_cast<const char *>(rows.row(existing));
       sums_of_x[r] = rows.sums(existing);
     }
     for (int64_t first = 0; first < inputs; first += kInputs) {
       const Block &block = blocks[first / kInputs];
       prefetch_behind(block);
-#pragma GCC unroll 4
-      for (int part = 0; part < kParts; ++part) {
-        const int lane = part * kWidth;
-        IntVec completed[Rows] = {};
-        for (int group = 0; group < kInputs / Scales::kScaled; ++group) {
-          IntVec sums[Rows][kChains] = {};
-          const int64_t start = first + group * Scales::kScaled;
+      IntVec completed[Rows][kParts] = {};
+      for (int group = 0; group < kInputs / Scales::kScaled; ++group) {
+        IntVec sums[Rows][kParts][kChains] = {};
+        const int64_t start = first + group * Scales::kScaled;
 #pragma GCC unroll 2
-          for (int half = 0; half < Scales::kScaled / kSubgroup; ++half)
-            block.levels[group * Scales::kScaled / kSubgroup + half].unpack(lane, [&](int pair, Shorts levels) {
-              const int64_t at = start * sizeof(int16_t) + (half * kSubgroupPairs + pair) * sizeof(int32_t);
+        for (int half = 0; half < Scales::kScaled / kSubgroup; ++half) {
+          const auto &levels = block.levels[group * Scales::kScaled / kSubgroup + half];
+#pragma GCC unroll 8
+          for (int pair = 0; pair < kSubgroupPairs; ++pair) {
+            Shorts w[kParts];
 #pragma GCC unroll 4
-              for (int r = 0; r < Rows; ++r)
-                sums[r][pair % kChains] = add_pairs(sums[r][pair % kChains], levels, load_as<int32_t>(x[r] + at));
-            });
+            for (int part = 0; part < kParts; ++part) w[part] = levels.pair(part * kWidth, pair);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+              const int64_t at = start / kPair + half * kSubgroupPairs + pair;
+              const int32_t both = load_as<int32_t>(x[r] + at * sizeof both);
 #pragma GCC unroll 4
-          for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-            for (int c = 1; c < kChains; ++c) sums[r][0] += sums[r][c];
-            completed[r] += block.scales.completed(sums[r][0], lane, group, sums_of_x[r][start / kGroup]);
+              for (int part = 0; part < kParts; ++part)
+                sums[r][part][pair % kChains] = add_pairs(sums[r][part][pair % kChains], w[part], both);
+            }
           }
         }
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) {
+          for (int part = 0; part < kParts; ++part) {
+#pragma GCC unroll 4
+            for (int c = 1; c < kChains; ++c) sums[r][part][0] += sums[r][part][c];
+            completed[r][part] +=
+                block.scales.completed(sums[r][part][0], part * kWidth, group, sums_of_x[r][start / kGroup]);
+          }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+          const int lane = part * kWidth;
           Vec &to = total[r][part];
-          to = fma(block.scales.scale(lane), __builtin_convertvector(completed[r], Vec), to);
+          to = fma(block.scales.scale(lane), __builtin_convertvector(completed[r][part], Vec), to);
           const GroupSums *of_x = sums_of_x[r] + first / kGroup;
           if constexpr (Scales::kMinimums == Minimums::kOfSteps)
             to = fma(block.scales.minimum(lane), broadcast(of_x->sum), to);
@@ -534,18 +501,17 @@ struct BlockPanels {
             to = fma(block.scales.minimum(lane), __builtin_convertvector(offset, Vec), to);
           }
         }
-      }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part)
-        if (row + r < end_row) store(totals + r * kPanel + part * kWidth, total[r][part]);
+        if (r < count) store(totals + r * kPanel + part * kWidth, total[r][part]);
   }
 };
 
 using Q4_0Panels = BlockPanels<Nibbles<SignedCode>, HalfScales>;
-using Q4_1Panels = BlockPanels<Nibbles<PlainCode>, HalfScalesAndMinimums>;
+using Q4_1Panels = BlockPanels<Nibbles<PlainCode>, HalfScalesAndMinimums, kWidth == 16 ? 8 : kWidth == 8 ? 6 : 0>;
 using Q4ZeroPanels = BlockPanels<Nibbles<PlainCode>, HalfScalesAndZeros>;
 using Q4KPanels = BlockPanels<Nibbles<PlainCode>, IntegerScalesAndMinimums<uint16_t, 32>>;
 using Iq4NlPanels = BlockPanels<Nibbles<TableCode<samewise::kIq4>>, HalfScales>;

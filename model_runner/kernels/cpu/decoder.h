@@ -39,7 +39,7 @@ inline void rotate(float *head, const float *cos, const float *sin, int64_t dim)
 // to[hidden] = scale * the embedding of a token.
 inline void look_up(const SwEmbedding &embedding, int32_t token, float scale, int64_t hidden, float *to) {
   unpack_row(embedding.format, embedding.rows + token * embedding.row_bytes, hidden, to);
-  for (int64_t i = 0; i < hidden; ++i) to[i] *= scale;
+  transform(to, hidden, [=](Vec v) { return v * scale; }, to);
 }
 
 // A layer's scratch memory. Buffers that are not alive at the same time share memory.
@@ -54,28 +54,24 @@ struct Scratch {
   int64_t narrow_stride;
   int64_t latent_stride;
 
-  static int64_t lay_out(const SwDecoderLayer &layer, int64_t num_rows, char *memory, Scratch *scratch) {
+  static Scratch lay_out(const SwDecoderLayer &layer, int64_t num_rows, ScratchAllocator &take) {
     const int64_t mixed = std::max(attention_width(layer), recurrent_width(layer));
     const int64_t latent = layer.experts ? outputs_of_all(layer.experts->latent_input) : 0;
-    const int64_t widest_input = std::max<int64_t>({layer.hidden, mixed, layer.intermediate, latent});
     Scratch s{};
     s.wide_stride = round_up(std::max(outputs_of_all(layer.mixer_input), outputs_of_all(layer.gate_up)), 16);
     s.narrow_stride = round_up(std::max<int64_t>(layer.hidden, mixed), 16);
-    ScratchAllocator take{memory, 0};
-    s.wide = reinterpret_cast<float *>(take(num_rows * s.wide_stride * 4));
-    s.narrow = reinterpret_cast<float *>(take(num_rows * s.narrow_stride * 4));
-    char *integers = take(num_rows * row_bytes(widest_input));
-    s.rows = lay_out_rows(widest_input, integers, reinterpret_cast<float *>(take(num_rows * 4)));
-    s.of_mixer = reinterpret_cast<float *>(take(MixerRun::scratch_bytes(layer, num_rows)));
-    if (layer.experts) s.experts = ExpertsScratch::lay_out(*layer.experts, num_rows, take);
     s.latent_stride = round_up(latent, 16);
-    s.latent = reinterpret_cast<float *>(take(num_rows * s.latent_stride * 4));
-    if (scratch) *scratch = s;
-    return take.used;
+    take(s.wide, num_rows * s.wide_stride);
+    take(s.narrow, num_rows * s.narrow_stride);
+    s.rows = take_rows(take, std::max<int64_t>({layer.hidden, mixed, layer.intermediate, latent}), num_rows);
+    take(s.of_mixer, MixerRun::scratch_size(layer, num_rows));
+    if (layer.experts) s.experts = ExpertsScratch::lay_out(*layer.experts, num_rows, take);
+    take(s.latent, num_rows * s.latent_stride);
+    return s;
   }
 };
 
-// Cos and sin of a step's rows, [rows, rotary_dim] each; or, with `rows`, a table and each row's index in it.
+// Cos and sin of all rotary positions, and each row's index in them.
 struct Rotation {
   const float *cos;
   const float *sin;
@@ -149,10 +145,7 @@ class LayerRun {
   }
 
   void multiply(const SwWeight &weight, float *to, int64_t stride) {
-    multiply_rows(pool_, weight, scratch_.rows, step_.num_tokens,
-                  [=](int64_t row, int64_t first, int64_t count, const float *results) {
-                    copy(results, count, to + row * stride + first);
-                  });
+    multiply_rows(pool_, weight, scratch_.rows, step_.num_tokens, Store{to, stride});
   }
 
   // narrow = the attention on wide.
@@ -242,7 +235,7 @@ class LayerRun {
         rms_norm(qkv, layer_.query_norm, layer_.norm_eps, heads * dim, qkv);
         rms_norm(qkv + heads * dim, layer_.key_norm, layer_.norm_eps, cache.kv_heads * dim, qkv + heads * dim);
       }
-      const int64_t angle = (rotation.rows ? rotation.rows[row] : row) * layer_.rotary_dim;
+      const int64_t angle = layer_.rotary_dim ? int64_t{rotation.rows[row]} * layer_.rotary_dim : 0;
       for (int64_t head = 0; head < heads + cache.kv_heads; ++head) {
         float *x = qkv + head * dim;
         const float *norm = head < heads ? layer_.query_norm : layer_.key_norm;
@@ -272,17 +265,11 @@ class LayerRun {
 
 // y = scale * x, or softcap * tanh(scale * x / softcap). A number's place does not affect its result.
 inline void scale_logits(const float *x, float scale, float softcap, int64_t n, float *y) {
-  const auto scaled = [=](const float *x) {
-    const Vec v = load(x) * scale;
+  const auto scaled = [=](Vec v) {
+    v *= scale;
     return softcap > 0 ? tanh(v / softcap) * softcap : v;
   };
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(y + i, scaled(x + i));
-  if (i == n) return;
-  float last[kWidth] = {};
-  std::memcpy(last, x + i, (n - i) * sizeof(float));
-  store(last, scaled(last));
-  std::memcpy(y + i, last, (n - i) * sizeof(float));
+  transform(y, n, scaled, x);
 }
 
 // Scratch memory of a pass. The head shares memory with the layers.
@@ -292,22 +279,19 @@ struct PassScratch {
   float *normed;         // [num_logits, hidden]
   QuantizedRows wanted;  // the same rows, quantised for the head
 
-  static int64_t lay_out(const SwModel &model, const SwStep &step, const SwPass &pass, char *memory,
-                         PassScratch *scratch) {
-    const auto padded = [](int64_t bytes) { return round_up(bytes, 64); };
-    const int64_t inputs = model.head.inputs, rows = pass.num_logits;
-    const int64_t hidden_bytes = padded(int64_t{step.num_tokens} * model.hidden * sizeof(float));
-    const int64_t normed_bytes = padded(rows * model.hidden * sizeof(float));
-    int64_t rest = normed_bytes + rows * row_bytes(inputs) + rows * sizeof(float);
-    for (int32_t layer = 0; layer < model.num_layers; ++layer)
-      rest = std::max(rest, Scratch::lay_out(*model.layers[layer], step.num_tokens, nullptr, nullptr));
-    if (scratch) {
-      char *behind = memory + hidden_bytes, *quantized = behind + normed_bytes;
-      float *scales = reinterpret_cast<float *>(quantized + rows * row_bytes(inputs));
-      *scratch = {reinterpret_cast<float *>(memory), behind, reinterpret_cast<float *>(behind),
-                  lay_out_rows(inputs, quantized, scales)};
+  static PassScratch lay_out(const SwModel &model, const SwStep &step, const SwPass &pass, ScratchAllocator &take) {
+    PassScratch s{};
+    take(s.hidden, int64_t{step.num_tokens} * model.hidden);
+    const ScratchAllocator shared = take;
+    s.of_layer = shared.place + shared.used;
+    take(s.normed, int64_t{pass.num_logits} * model.hidden);
+    s.wanted = take_rows(take, model.head.inputs, pass.num_logits);
+    for (int32_t layer = 0; layer < model.num_layers; ++layer) {
+      ScratchAllocator of_layer = shared;
+      Scratch::lay_out(*model.layers[layer], step.num_tokens, of_layer);
+      take.used = std::max(take.used, of_layer.used);
     }
-    return hidden_bytes + rest;
+    return s;
   }
 };
 
@@ -346,8 +330,8 @@ class ForwardRun {
 
   void run_layer(int32_t index, const float *input, float *output) const {
     const SwDecoderLayer &layer = *model_.layers[index];
-    Scratch scratch;
-    Scratch::lay_out(layer, step_.num_tokens, scratch_.of_layer, &scratch);
+    ScratchAllocator take{scratch_.of_layer, 0};
+    const Scratch scratch = Scratch::lay_out(layer, step_.num_tokens, take);
     Rotation rotation{};
     if (const SwRotary *rotary = model_.rotaries[index])
       rotation = {rotary->cos, rotary->sin, pass_.angles ? pass_.angles : step_.positions};

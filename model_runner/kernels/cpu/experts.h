@@ -11,6 +11,7 @@
 #include "linear.h"
 #include "quantized_rows.h"
 #include "rounding.h"
+#include "rows.h"
 #include "runtime.h"
 #include "samewise.h"
 #include "simd.h"
@@ -93,25 +94,22 @@ inline void choose(const SwExperts &experts, float *scores, int32_t *chosen, flo
   const int64_t outputs = router_outputs(experts);
   const int32_t count = experts.num_experts, top_k = experts.top_k;
   if (experts.router_bias)
-    for (int64_t i = 0; i < outputs; i += kWidth) store(scores + i, load(scores + i) + load(experts.router_bias + i));
+    transform(scores, outputs, [](Vec score, Vec bias) { return score + bias; }, scores, experts.router_bias);
   if (experts.gates_mlp) {
-    float gate[kWidth];
-    store(gate, sigmoid(broadcast(scores[count])));
-    *mlp_factor = gate[0];
+    *mlp_factor = sigmoid(broadcast(scores[count]))[0];
   }
   const bool is_softmax = experts.scoring == SW_SOFTMAX;
-  if (!is_softmax)
-    for (int64_t i = 0; i < outputs; i += kWidth) store(scores + i, sigmoid(load(scores + i)));
+  if (!is_softmax) transform(scores, outputs, sigmoid, scores);
   for (int rank = 0; rank < top_k; ++rank) chosen[rank] = next_choice(experts, scores, chosen, rank);
   const int64_t padded = round_up(top_k, kRouterPanel);
   for (int64_t rank = 0; rank < padded; ++rank) weights[rank] = scores[chosen[std::min<int64_t>(rank, top_k - 1)]];
   float total = experts.sum_eps;
   if (is_softmax) {
-    const Vec highest = broadcast(scores[chosen[0]]);
-    for (int64_t i = 0; i < padded; i += kWidth) store(weights + i, exp_not_positive(load(weights + i) - highest));
+    const auto relative = [highest = scores[chosen[0]]](Vec score) { return exp_not_positive(score - highest); };
+    transform(weights, padded, relative, weights);
     if (!experts.normalised) {
       std::fill(scores + count, scores + outputs, scores[chosen[0]]);
-      for (int64_t i = 0; i < outputs; i += kWidth) store(scores + i, exp_not_positive(load(scores + i) - highest));
+      transform(scores, outputs, relative, scores);
       for (int32_t i = 0; i < count; ++i) total += scores[i];
     }
   }
@@ -141,25 +139,22 @@ struct ExpertsScratch {
   int64_t results_stride;
 
   static ExpertsScratch lay_out(const SwExperts &experts, int64_t num_rows, ScratchAllocator &take) {
-    const auto floats = [&](int64_t count) { return reinterpret_cast<float *>(take(count * sizeof(float))); };
-    const auto integers = [&](int64_t count) { return reinterpret_cast<int32_t *>(take(count * sizeof(int32_t))); };
     const int64_t hidden = experts.gate_up[0].inputs, intermediate = experts.down[0].inputs;
-    const int64_t assignments = num_rows * experts.top_k, widest = std::max(hidden, intermediate);
+    const int64_t assignments = num_rows * experts.top_k;
     ExpertsScratch s{};
     s.weights_stride = round_up(experts.top_k, kRouterPanel);
     s.results_stride = round_up(std::max(outputs_of_all(experts.gate_up[0]), hidden), 16);
-    s.scores = floats(num_rows * router_outputs(experts));
-    s.weights = floats(num_rows * s.weights_stride);
-    s.mlp_factors = floats(num_rows);
-    s.chosen = integers(assignments);
-    s.places = integers(assignments);
-    s.row_of = integers(assignments);
-    s.starts = integers(experts.num_experts + 1);
-    s.next = integers(experts.num_experts);
-    s.unit_starts = reinterpret_cast<int64_t *>(take((experts.num_experts + 1) * sizeof(int64_t)));
-    char *data = take(assignments * row_bytes(widest));
-    s.rows = lay_out_rows(widest, data, floats(assignments));
-    s.results = floats(assignments * s.results_stride);
+    take(s.scores, num_rows * router_outputs(experts));
+    take(s.weights, num_rows * s.weights_stride);
+    take(s.mlp_factors, num_rows);
+    take(s.chosen, assignments);
+    take(s.places, assignments);
+    take(s.row_of, assignments);
+    take(s.starts, experts.num_experts + 1);
+    take(s.next, experts.num_experts);
+    take(s.unit_starts, experts.num_experts + 1);
+    s.rows = take_rows(take, std::max(hidden, intermediate), assignments);
+    take(s.results, assignments * s.results_stride);
     return s;
   }
 };
@@ -232,14 +227,9 @@ class ExpertsRun {
   float *weights(int64_t row) const { return scratch_.weights + row * scratch_.weights_stride; }
   float *result(int64_t place) const { return scratch_.results + place * scratch_.results_stride; }
 
-  // Calls work(i) for each i below count; on this thread alone if there is little to share.
   template <typename Work>
   void each(int64_t count, const Work &work) {
-    constexpr int64_t kLeast = 4;
-    const int64_t at_once = std::max(kLeast, count / (8 * pool_.size()) + 1);
-    pool_.for_each((count + at_once - 1) / at_once, [&](int64_t unit) {
-      for (int64_t i = unit * at_once; i < std::min(count, (unit + 1) * at_once); ++i) work(i);
-    });
+    for_rows(pool_, count, work, 4);
   }
 
   void route_panel(const float *x, int64_t stride, int64_t panel, int64_t first_row, int64_t end_row) const {
@@ -294,6 +284,7 @@ class ExpertsRun {
     unit_starts[0] = 0;
     for (int32_t expert = 0; expert < experts_.num_experts; ++expert)
       unit_starts[expert + 1] = unit_starts[expert] + row_units(expert) * panel_units;
+    const Store store{scratch_.results, scratch_.results_stride};
     pool_.for_each(unit_starts[experts_.num_experts], [&](int64_t unit) {
       const int64_t *after = std::upper_bound(unit_starts, unit_starts + experts_.num_experts + 1, unit);
       const int64_t expert = after - unit_starts - 1;
@@ -303,10 +294,7 @@ class ExpertsRun {
       const int64_t end_row = std::min<int64_t>(first_row + kUnitRows, scratch_.starts[expert + 1]);
       const int64_t first_panel = panel_unit * groups / panel_units * kTogether;
       const int64_t end_panel = std::min((panel_unit + 1) * groups / panel_units * kTogether, panels);
-      multiply_unit(weights[expert], scratch_.rows, first_row, end_row, first_panel, end_panel,
-                    [&](int64_t place, int64_t first, int64_t count, const float *results) {
-                      copy(results, count, result(place) + first);
-                    });
+      multiply_unit(weights[expert], scratch_.rows, first_row, end_row, first_panel, end_panel, store);
     });
   }
 

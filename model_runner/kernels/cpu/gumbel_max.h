@@ -6,6 +6,7 @@
 // scored in double precision with a logarithm that has the same bits everywhere, as in Python.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -43,9 +44,8 @@ inline double gumbel(uint64_t hash) {
 // An upper bound of gumbel(hash), up to rounding. With r = the top 31 bits of ~hash, 2^31 (1 - u) >= r + 2^-22.
 inline float gumbel_bound(uint64_t hash) {
   const float remainder = static_cast<float>(static_cast<int32_t>(~hash >> 33)) + 0x1p-22f;
-  int32_t exponent;
-  std::memcpy(&exponent, &remainder, sizeof exponent);
-  return 0.6931472f * static_cast<float>(127 + 31 - (exponent >> 23));
+  const int32_t exponent = std::bit_cast<int32_t>(remainder) >> 23;
+  return 0.6931472f * static_cast<float>(127 + 31 - exponent);
 }
 
 constexpr int kBlock = 64;  // tokens processed together

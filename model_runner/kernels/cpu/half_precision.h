@@ -32,9 +32,7 @@ inline Vec load_halves(const uint16_t *from) {
 #elif defined(__F16C__)
   return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
 #else
-  Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  return from_halves(halves);
+  return from_halves(load_as<Halves>(from));
 #endif
 }
 
@@ -89,11 +87,7 @@ struct Bf16Pairs {
 
 inline Bf16Pairs bf16_pairs_of(IntVec words) { return {words}; }
 
-inline Bf16Pairs broadcast_bf16_pair(const Factor *from) {
-  int32_t word;
-  std::memcpy(&word, from, sizeof word);
-  return {IntVec{} + word};
-}
+inline Bf16Pairs broadcast_bf16_pair(const Factor *from) { return {IntVec{} + load_as<int32_t>(from)}; }
 
 inline Vec add_products(Bf16Pairs a, Bf16Pairs b, Vec sum) {
   return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a.words, (__m512bh)b.words);
@@ -134,15 +128,9 @@ inline Vec store_nearest(Factor *to, Vec x) {
 
 #endif
 
-inline IntVec load_words(const Bfloat16 *from) {
-  IntVec words;
-  std::memcpy(&words, from, sizeof words);
-  return words;
-}
-
-inline Bf16Pairs load_bf16_pairs(const Bfloat16 *from) { return bf16_pairs_of(load_words(from)); }
+inline Bf16Pairs load_bf16_pairs(const Bfloat16 *from) { return bf16_pairs_of(load_as<IntVec>(from)); }
 
 // Loads pairs and keeps only one number of each; the other counts as zero, whatever it is.
-inline Bf16Pairs load_bf16_pairs(const Bfloat16 *from, int32_t kept) { return bf16_pairs_of(load_words(from) & kept); }
+inline Bf16Pairs load_bf16_pairs(const Bfloat16 *from, int32_t kept) { return bf16_pairs_of(load_as<IntVec>(from) & kept); }
 
 }  // namespace SW_ISA

@@ -71,8 +71,7 @@ struct DraftScratch {
   int32_t *tree_size;       // [choices]
   int32_t *order, *place;   // [choices, nodes]
 
-  static int64_t lay_out(const SwHydra &hydra, const SwDraft &draft, char *place, DraftScratch *scratch) {
-    ScratchAllocator memory{place, 0};
+  static DraftScratch lay_out(const SwHydra &hydra, const SwDraft &draft, ScratchAllocator &take) {
     DraftScratch s{};
     const int64_t choices = draft.num_choices, depth = std::min(hydra.depth, draft.max_depth);
     s.rows = choices * (depth > 1 ? std::max(draft.front, 1) : 1);
@@ -83,14 +82,8 @@ struct DraftScratch {
       s.logits_width = std::max(s.logits_width, outputs_of_all(hydra.heads[i].logits));
     s.num_blocks = (s.logits_width + kBlock - 1) / kBlock;
     const int64_t at_once = std::min(s.rows, kLogitsRows);
-    const auto take = [&](auto *&piece, int64_t count) {
-      piece = reinterpret_cast<std::remove_reference_t<decltype(piece)>>(memory(count * sizeof *piece));
-    };
     take(s.joined, s.rows * s.joined_width);
-    char *integers = memory(s.rows * row_bytes(s.joined_width));
-    float *scales;
-    take(scales, s.rows);
-    s.quantized = lay_out_rows(s.joined_width, integers, scales);
+    s.quantized = take_rows(take, s.joined_width, s.rows);
     take(s.states, s.rows * s.state_width);
     take(s.logits, at_once * s.logits_width);
     take(s.highest, at_once * s.num_blocks);
@@ -103,8 +96,7 @@ struct DraftScratch {
     take(s.tree_size, choices);
     take(s.order, choices * s.nodes);
     take(s.place, choices * s.nodes);
-    if (scratch) *scratch = s;
-    return memory.used;
+    return s;
   }
 };
 
@@ -156,7 +148,7 @@ class DraftRun {
       quantize_states(count, weight);
       const auto add = [&](int64_t row, int64_t first, int64_t count, const float *results) {
         float *to = state(row) + first;
-        for (int64_t i = 0; i < count; i += kWidth) store(to + i, load(to + i) + silu(load(results + i)));
+        transform(to, count, [](Vec x, Vec result) { return x + silu(result); }, to, results);
       };
       multiply_rows(pool_, weight, s_.quantized, count, add);
     }
@@ -171,7 +163,7 @@ class DraftRun {
     for (int32_t feature = 0; feature < hydra_.num_features; ++feature, joined += hidden) {
       const float *from = draft_.features[feature] + choice.row * hidden;
       const float *scale = hydra_.feature_scale + feature * hidden;
-      for (int64_t i = 0; i < hidden; ++i) joined[i] = from[i] * scale[i];
+      transform(joined, hidden, [](Vec x, Vec factor) { return x * factor; }, from, scale);
     }
     int32_t node = leaf.node;
     for (int32_t place = depth - 1; place >= 0; --place) {
@@ -183,12 +175,10 @@ class DraftRun {
 
   void multiply_first_layer(const SwHydraHead &head, int64_t count) const {
     const int64_t bytes = packed_bytes(head.linear) + packed_bytes(head.res_connection);
-    const auto set = [&](int64_t row, int64_t first, int64_t count, const float *results) {
-      copy(results, count, state(row) + first);
-    };
+    const Store set{s_.states, s_.state_width};
     const auto activate_and_add = [&](int64_t row, int64_t first, int64_t count, const float *results) {
       float *to = state(row) + first;
-      for (int64_t i = 0; i < count; i += kWidth) store(to + i, load(results + i) + silu(load(to + i)));
+      transform(to, count, [](Vec x, Vec result) { return result + silu(x); }, to, results);
     };
     share_product(pool_, num_panels(head.linear), bytes, count,
                   [&](int64_t row, int64_t end_row, int64_t panel, int64_t end) {
@@ -204,9 +194,7 @@ class DraftRun {
       QuantizedRows quantized = s_.quantized;
       quantized.data += start * quantized.stride;
       quantized.scales += start;
-      multiply_rows(pool_, weight, quantized, rows, [&](int64_t row, int64_t first, int64_t count, const float *results) {
-        copy(results, count, s_.logits + row * s_.logits_width + first);
-      });
+      multiply_rows(pool_, weight, quantized, rows, Store{s_.logits, s_.logits_width});
       for_rows(pool_, rows, [&](int64_t row) {
         const LogitsRow logits{s_.logits + row * s_.logits_width, outputs_of_all(weight), nullptr};
         find_children_of(start + row, depth, logits, s_.highest + row * s_.num_blocks);

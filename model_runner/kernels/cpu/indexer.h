@@ -44,9 +44,9 @@ class TileScorer {
   explicit TileScorer(const Scoring &scoring)
       : scoring_(scoring), reader_(scoring.cache, scoring.step),
         shape_{scoring.cache.block_size, scoring.cache.key_dim, 0, 0} {
-    thread_local ThreadMemory memory;
-    char *from = memory.reserve(lay_out(nullptr));
-    lay_out(from);
+    thread_local samewise::Memory memory;
+    const bool is_zero = true;  // as in attention.h
+    laid_out_in(memory, [&](ScratchAllocator &take) { return lay_out(take); }, is_zero);
   }
 
   // Without weights, scores are [heads, positions]; with them [positions].
@@ -78,24 +78,15 @@ class TileScorer {
   }
 
  private:
-  int64_t lay_out(char *memory) {
-    int64_t used = 0;
-    const auto take = [&](auto *&to, int64_t count) {
-      to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(memory + used);
-      used += round_up(count * static_cast<int64_t>(sizeof *to), 64);
-    };
-    const int64_t heads = scoring_.indexer.heads, places = shape_.block_size;
+  int64_t lay_out(ScratchAllocator &take) {
+    const int64_t heads = scoring_.indexer.heads;
     query_stride_ = round_up(shape_.key_dim, kWidth);
     take(pairs_, heads);
     take(seeing_, heads);
     take(queries_, heads * query_stride_);
-    take(of_heads_, heads * places);
-    take(gathered_.keys, stored_key_dim<T>(shape_.key_dim) * places);
-    take(gathered_.values, 1);
-    take(gathered_.key_scales, places);
-    take(gathered_.value_scales, places);
-    if (!std::is_same_v<T, int8_t>) gathered_.key_scales = gathered_.value_scales = nullptr;
-    return used;
+    take(of_heads_, heads * shape_.block_size);
+    gathered_ = take_tile<T>(scoring_.cache, scoring_.cache.value_dim, take);
+    return take.used;
   }
 
   static void take_query(const float *from, float *to, int64_t dim) {
@@ -239,14 +230,12 @@ void score_rows(samewise::ThreadPool &pool, const Scoring &scoring, const float 
 // Selects for all rows of a step, some at a time. `scores` has the scoring's scratch_bytes.
 inline void select_rows(samewise::ThreadPool &pool, const Scoring &scoring, const float *query, const float *weights,
                         uint16_t *selected, int width, float *scores) {
-  const auto score = scoring.cache.type == SW_KV_FLOAT32    ? score_rows<float>
-                     : scoring.cache.type == SW_KV_BFLOAT16 ? score_rows<Bfloat16>
-                                                            : score_rows<int8_t>;
   const int selections = scoring.selections;
   const int64_t at_once = scoring.rows_at_once(), numbers = scoring.positions();
   for (int64_t first = 0; first < scoring.step.num_tokens; first += at_once) {
     const int64_t end = std::min<int64_t>(first + at_once, scoring.step.num_tokens);
-    score(pool, scoring, query, weights, first, end, scores);
+    with_number_type(scoring.cache,
+                     [&]<typename T>() { score_rows<T>(pool, scoring, query, weights, first, end, scores); });
     pool.for_each((end - first) * selections, [&](int64_t place) {
       const int position = scoring.step.positions[first + place / selections];
       Selector selector(scoring, selected + (first * selections + place) * width, width);

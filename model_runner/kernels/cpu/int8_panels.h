@@ -47,20 +47,20 @@ struct Int8Panels {
   static void multiply(const QuantizedRows &rows, int64_t row, const int8_t *panel, int64_t inputs, const int8_t *ahead,
                        Sum *sums) {
     static_assert(Count == 1);
+    constexpr int kParts = kPanel / kWidth;
+    constexpr int kChains = kWidth == 16 ? 4 : 1;  // independent sums, because one product takes several cycles
     const int64_t pairs = round_up(inputs, kPair) / kPair;
-#if defined(__AVX512VNNI__)
-    constexpr int kChains = 4;  // independent sums, because one product takes several cycles
-    __m512i acc[Rows][kChains];
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c) acc[r][c] = _mm512_setzero_si512();
+    IntVec acc[Rows][kParts][kChains] = {};
     const auto add = [&](int chain, int64_t pair) {
-      const __m512i w = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(panel + pair * 32)));
-      if (ahead) __builtin_prefetch(ahead + pair * 32, 0, 2);
+      Shorts w[kParts];
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) w[part] = load_shorts(panel + (pair * kPanel + part * kWidth) * kPair);
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r)
-        acc[r][chain] = _mm512_dpwssd_epi32(acc[r][chain], w, _mm512_set1_epi32(rows.pair(row + r, pair)));
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part)
+          acc[r][part][chain] = add_pairs(acc[r][part][chain], w[part], rows.pair(row + r, pair));
+      if (ahead) __builtin_prefetch(ahead + pair * kPanel * kPair, 0, 2);
     };
     int64_t p = 0;
     for (; p + kChains <= pairs; p += kChains)
@@ -69,38 +69,12 @@ struct Int8Panels {
     for (; p < pairs; ++p) add(0, p);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
-      _mm512_storeu_si512(sums + r * kPanel, _mm512_add_epi32(_mm512_add_epi32(acc[r][0], acc[r][1]),
-                                                              _mm512_add_epi32(acc[r][2], acc[r][3])));
-#elif defined(__AVX2__)
-    __m256i acc[Rows][2] = {};
-    for (int64_t p = 0; p < pairs; ++p) {
-      const __m128i *bytes = reinterpret_cast<const __m128i *>(panel + p * 32);
-      const __m256i w[2] = {_mm256_cvtepi8_epi16(_mm_loadu_si128(bytes)),
-                            _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1))};
-      if (ahead) __builtin_prefetch(ahead + p * 32, 0, 2);
-#pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) {
-        const __m256i xs = _mm256_set1_epi32(rows.pair(row + r, p));
-        acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(w[0], xs));
-        acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(w[1], xs));
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+#pragma GCC unroll 4
+        for (int c = 1; c < kChains; ++c) acc[r][part][0] += acc[r][part][c];
+        std::memcpy(sums + r * kPanel + part * kWidth, &acc[r][part][0], sizeof(IntVec));
       }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i *>(sums + r * kPanel), acc[r][0]);
-      _mm256_storeu_si256(reinterpret_cast<__m256i *>(sums + r * kPanel + 8), acc[r][1]);
-    }
-#else
-    static_cast<void>(ahead);
-    for (int r = 0; r < Rows; ++r) {
-      const int16_t *x = rows.row(row + r);
-      int32_t acc[kPanel] = {};
-      for (int64_t p = 0; p < pairs; ++p)
-        for (int lane = 0; lane < kPanel; ++lane)
-          for (int k = 0; k < kPair; ++k) acc[lane] += x[p * kPair + k] * panel[(p * kPanel + lane) * kPair + k];
-      std::memcpy(sums + r * kPanel, acc, sizeof acc);
-    }
-#endif
   }
 };
 
@@ -176,7 +150,7 @@ struct RotatedPanels {
         }
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
-          const __m512i xs = _mm512_set1_epi32(quad(x[r] + input));
+          const __m512i xs = _mm512_set1_epi32(load_as<int32_t>(x[r] + input));
 #pragma GCC unroll 4
           for (int p = 0; p < Count; ++p) acc[p][r][c] = _mm512_dpbusd_epi32(acc[p][r][c], w[p], xs);
         }
@@ -199,12 +173,6 @@ struct RotatedPanels {
 #if defined(__AVX512VNNI__)
   static constexpr int kQuad = 4;  // inputs that one instruction sums
   static constexpr int kBias = 128;
-
-  static int32_t quad(const int8_t *x) {
-    int32_t word;
-    std::memcpy(&word, x, sizeof word);
-    return word;
-  }
 
   static void place(int8_t *panel, int lane, int64_t input, int8_t weight) {
     panel[(input / kQuad * kPanel + lane) * kQuad + input % kQuad] = static_cast<int8_t>(weight ^ kBias);

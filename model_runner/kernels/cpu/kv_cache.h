@@ -17,16 +17,14 @@ inline const SwStep &step_of(const SwKvCache &cache, const SwStep &step) {
   return cache.group == 0 ? step : step.groups[cache.group - 1];
 }
 
-inline Vec load(const int8_t *from) {
-#if defined(__AVX512F__)
-  const IntVec numbers = (IntVec)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
-#elif defined(__AVX2__)
-  const IntVec numbers = (IntVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
-#else
-  IntVec numbers;
-  for (int lane = 0; lane < kWidth; ++lane) numbers[lane] = from[lane];
-#endif
-  return __builtin_convertvector(numbers, Vec);
+// Calls work.template operator()<T>() for the number type T of a cache.
+template <typename Work>
+inline void with_number_type(const SwKvCache &cache, const Work &work) {
+  switch (cache.type) {
+    case SW_KV_FLOAT32: return work.template operator()<float>();
+    case SW_KV_BFLOAT16: return work.template operator()<Bfloat16>();
+    default: return work.template operator()<int8_t>();
+  }
 }
 
 inline float to_float(float x) { return x; }
@@ -132,9 +130,7 @@ inline void round_to_bfloat16(const float *x, int64_t n, const Take &take) {
     take(d, std::integral_constant<int, kWidth>(), numbers);
   }
   if (d == n) return;
-  float last[kWidth] = {};
-  std::memcpy(last, x + d, (n - d) * sizeof(float));
-  store_bfloat16(numbers, rounded_to_bfloat16(load(last)));
+  store_bfloat16(numbers, rounded_to_bfloat16(load_some(x + d, n - d)));
   take(d, static_cast<int>(n - d), numbers);
 }
 
@@ -151,61 +147,35 @@ inline void write_place(const SwKvCache &cache, const Tile<Bfloat16> &tile, int6
   });
 }
 
-template <typename T>
-inline void write_token(const SwKvCache &cache, int64_t block, int64_t place, const float *key, const float *value) {
-  for (int64_t head = 0; head < cache.kv_heads; ++head)
-    write_place(cache, tile_of<T>(cache, block, head), place, key + head * cache.key_dim, value + head * cache.value_dim);
-}
-
-template <typename T>
-inline void ask_for_token(const SwKvCache &cache, int64_t block, int64_t place) {
-  for (int64_t head = 0; head < cache.kv_heads; ++head) {
-    const Tile<T> tile = tile_of<T>(cache, block, head);
-    for (int64_t d = 0; d < cache.key_dim; d += kInterleaved<T>)
-      __builtin_prefetch(tile.keys + key_at<T>(cache.block_size, place, d));
-    prefetch(tile.values + value_at<T>(cache.value_dim, place, 0), kInterleaved<T> * cache.value_dim * sizeof(T));
-  }
-}
-
 // Prefetches the memory that write_kv will write: a token's key is spread over as many lines as it has dimensions.
 inline void prefetch_kv(const SwKvCache &cache, const SwStep &step, int64_t token) {
-  const auto ask = cache.type == SW_KV_FLOAT32    ? ask_for_token<float>
-                   : cache.type == SW_KV_BFLOAT16 ? ask_for_token<Bfloat16>
-                                                  : ask_for_token<int8_t>;
-  ask(cache, step.block_of[token], step.offset_of[token]);
+  const int64_t block = step.block_of[token], place = step.offset_of[token];
+  with_number_type(cache, [&]<typename T>() {
+    for (int64_t head = 0; head < cache.kv_heads; ++head) {
+      const Tile<T> tile = tile_of<T>(cache, block, head);
+      for (int64_t d = 0; d < cache.key_dim; d += kInterleaved<T>)
+        __builtin_prefetch(tile.keys + key_at<T>(cache.block_size, place, d));
+      prefetch(tile.values + value_at<T>(cache.value_dim, place, 0), kInterleaved<T> * cache.value_dim * sizeof(T));
+    }
+  });
 }
 
 // Stores a token's key [kv_heads, key_dim] and value [kv_heads, value_dim] at its block and offset.
 inline void write_kv(const SwKvCache &cache, const SwStep &step, int64_t token, const float *key, const float *value) {
   const int64_t block = step.block_of[token], place = step.offset_of[token];
-  if (cache.type == SW_KV_FLOAT32)
-    write_token<float>(cache, block, place, key, value);
-  else if (cache.type == SW_KV_BFLOAT16)
-    write_token<Bfloat16>(cache, block, place, key, value);
-  else
-    write_token<int8_t>(cache, block, place, key, value);
+  with_number_type(cache, [&]<typename T>() {
+    for (int64_t head = 0; head < cache.kv_heads; ++head)
+      write_place(cache, tile_of<T>(cache, block, head), place, key + head * cache.key_dim,
+                  value + head * cache.value_dim);
+  });
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Moving keys and values of single tokens within the paged cache, in all layers.
-
-template <typename T>
-inline void move_token(const SwKvCache &cache, const SwMove &move) {
-  for (int64_t head = 0; head < cache.kv_heads; ++head)
-    copy_place(cache, tile_of<T>(cache, move.from_block, head), move.from_offset,
-               tile_of<T>(cache, move.to_block, head), move.to_offset);
-}
-
-// Each layer makes the moves in order. No place is read after it was written (sw_move_kv), so the result is the same as
-// reading everything before writing.
-inline void move_kv(samewise::ThreadPool &pool, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
-                    int32_t count) {
-  pool.for_each(num_layers, [&](int64_t layer) {
-    const SwKvCache &cache = layers[layer];
-    const auto move = cache.type == SW_KV_FLOAT32    ? move_token<float>
-                      : cache.type == SW_KV_BFLOAT16 ? move_token<Bfloat16>
-                                                     : move_token<int8_t>;
-    for (int32_t i = 0; i < count; ++i) move(cache, moves[i]);
+// Makes a move in the cache of one layer.
+inline void move_kv(const SwKvCache &cache, const SwMove &move) {
+  with_number_type(cache, [&]<typename T>() {
+    for (int64_t head = 0; head < cache.kv_heads; ++head)
+      copy_place(cache, tile_of<T>(cache, move.from_block, head), move.from_offset,
+                 tile_of<T>(cache, move.to_block, head), move.to_offset);
   });
 }
 

@@ -98,6 +98,16 @@ class Emit {
   int64_t before_ = 0;
 };
 
+// Receives results into y[rows, stride].
+struct Store {
+  float *y;
+  int64_t stride;
+
+  void operator()(int64_t row, int64_t first, int64_t count, const float *results) const {
+    copy(results, count, y + row * stride + first);
+  }
+};
+
 constexpr int64_t kTileRowsOfAll = 24;             // a multiple of every tile's rows
 constexpr int64_t kUnitRows = 5 * kTileRowsOfAll;  // at most: a unit's rows stay in the L2 cache
 
@@ -170,54 +180,35 @@ inline Vec gelu_tanh(Vec x) {
   return 0.5f * x * (tanh(inner) + 1.0f);
 }
 
-// gate[i] = both(gate[i], up[i]).
-template <typename Both>
-inline void gated(float *gate, const float *up, int64_t n, const Both &both) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(gate + i, both(load(gate + i), load(up + i)));
-  if (i == n) return;
-  float g[kWidth] = {}, u[kWidth] = {};
-  std::memcpy(g, gate + i, (n - i) * sizeof(float));
-  std::memcpy(u, up + i, (n - i) * sizeof(float));
-  store(g, both(load(g), load(u)));
-  std::memcpy(gate + i, g, (n - i) * sizeof(float));
-}
-
 // x[i] *= sigmoid(gate[i]).
 inline void multiply_by_sigmoid(float *x, const float *gate, int64_t n) {
-  gated(x, gate, n, [](Vec x, Vec gate) { return x / (exp(-gate) + 1.0f); });
+  transform(x, n, [](Vec x, Vec gate) { return x / (exp(-gate) + 1.0f); }, x, gate);
 }
 
-// Activates a row [2 * n], gate first: gate[i] = activation(gate[i]) * up[i].
-inline void gate_row(int32_t activation, float *row, int64_t n) {
-  if (activation == SW_SILU)
-    gated(row, row + n, n, [](Vec gate, Vec up) { return silu(gate) * up; });
-  else
-    gated(row, row + n, n, [](Vec gate, Vec up) { return gelu_tanh(gate) * up; });
-}
-
-// x[i] = max(x[i], 0)^2. NaN stays NaN.
-inline void square_positive(float *x, int64_t n) {
-  gated(x, x, n, [](Vec x, Vec) {
+// Activates the row of an MLP: x[i] = max(x[i], 0)^2 for SW_RELU_SQUARED, where NaN stays NaN; otherwise a row [2 * n],
+// gate first: gate[i] = activation(gate[i]) * up[i].
+inline void activate_row(int32_t activation, float *row, int64_t n) {
+  const auto squared = [](Vec x) {
     const Vec positive = x < Vec{} ? Vec{} : x;
     return positive * positive;
-  });
-}
-
-// Activates the row of an MLP: [n] for SW_RELU_SQUARED, otherwise as gate_row.
-inline void activate_row(int32_t activation, float *row, int64_t n) {
-  if (activation == SW_RELU_SQUARED) return square_positive(row, n);
-  gate_row(activation, row, n);
+  };
+  if (activation == SW_RELU_SQUARED)
+    transform(row, n, squared, row);
+  else if (activation == SW_SILU)
+    transform(row, n, [](Vec gate, Vec up) { return silu(gate) * up; }, row, row + n);
+  else
+    transform(row, n, [](Vec gate, Vec up) { return gelu_tanh(gate) * up; }, row, row + n);
 }
 
 // Activates a row [2 * n] as SW_CLAMPED_SILU does. NaN stays NaN.
 inline void gate_clamped_row(float alpha, float limit, float *row, int64_t n) {
-  gated(row, row + n, n, [=](Vec gate, Vec up) {
+  const auto clamped = [=](Vec gate, Vec up) {
     const Vec high = broadcast(limit), low = broadcast(-limit);
     gate = gate > high ? high : gate;
     up = up > high ? high : up < low ? low : up;
     return (up + 1.0f) * gate / (exp(gate * -alpha) + 1.0f);
-  });
+  };
+  transform(row, n, clamped, row, row + n);
 }
 
 }  // namespace SW_ISA

@@ -21,9 +21,10 @@ class Mamba2Run {
       : pool_(pool), layer_(layer), plan_(plan), channels_(layer.convolution.channels),
         heads_(layer.recurrence.heads), dim_(layer.recurrence.value_dim) {}
 
-  static int64_t scratch_bytes(const SwMamba2 &layer, int64_t tokens) {
+  // Numbers of scratch memory for the run.
+  static int64_t scratch_size(const SwMamba2 &layer, int64_t tokens) {
     const SwRecurrence &shape = layer.recurrence;
-    return tokens * (layer.convolution.channels + int64_t{shape.heads} * (shape.value_dim + 1)) * sizeof(float);
+    return tokens * (layer.convolution.channels + int64_t{shape.heads} * (shape.value_dim + 1));
   }
 
   // input is [T, gate, x, B, C, step], output [T, heads, value_dim], with strides from token to token.
@@ -49,15 +50,19 @@ class Mamba2Run {
     for (int64_t head = 0; head < heads_; ++head) {
       const float step = std::clamp(softplus(steps[head] + layer_.step_bias[head]), layer_.least_step, layer_.most_step);
       log_decays[head] = step * layer_.decay_factor[head];
-      for (int64_t i = head * dim_; i < (head + 1) * dim_; i += kWidth) store(values + i, load(x + i) * step);
+      transform(values + head * dim_, dim_, [=](Vec v) { return v * step; }, x + head * dim_);
     }
   }
 
   // Adds x to a token's output y, gates it and norms it.
   void finish(const float *x, const float *gate, float *y) const {
-    for (int64_t head = 0; head < heads_; ++head)
-      for (int64_t i = head * dim_; i < (head + 1) * dim_; i += kWidth)
-        store(y + i, fma(load(x + i), broadcast(layer_.skip[head]), load(y + i)) * silu(load(gate + i)));
+    for (int64_t head = 0; head < heads_; ++head) {
+      const auto gated = [skip = broadcast(layer_.skip[head])](Vec y, Vec x, Vec gate) {
+        return fma(x, skip, y) * silu(gate);
+      };
+      const int64_t first = head * dim_;
+      transform(y + first, dim_, gated, y + first, x + first, gate + first);
+    }
     if (!layer_.norm) return;
     const int64_t size = heads_ * dim_ / layer_.norm_groups;
     for (int64_t start = 0; start < heads_ * dim_; start += size)

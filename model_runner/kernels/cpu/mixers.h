@@ -49,15 +49,16 @@ class MixerRun {
   MixerRun(samewise::ThreadPool &pool, const SwDecoderLayer &layer, const SwStatePlan &plan)
       : pool_(pool), layer_(layer), plan_(plan) {}
 
-  static int64_t scratch_bytes(const SwDecoderLayer &layer, int64_t tokens) {
-    if (layer.delta_net) return GatedDeltaNetRun::scratch_bytes(*layer.delta_net, tokens);
-    if (layer.mamba2) return Mamba2Run::scratch_bytes(*layer.mamba2, tokens);
-    return layer.short_convolution ? 2 * tokens * layer.short_convolution->channels * sizeof(float) : 0;
+  static int64_t scratch_size(const SwDecoderLayer &layer, int64_t tokens) {
+    if (layer.delta_net) return GatedDeltaNetRun::scratch_size(*layer.delta_net, tokens);
+    if (layer.mamba2) return Mamba2Run::scratch_size(*layer.mamba2, tokens);
+    return layer.short_convolution ? 2 * tokens * layer.short_convolution->channels : 0;
   }
 
   void run(const Rows &input, const Rows &output, float *scratch) const {
     if (layer_.delta_net)
-      run_net(*layer_.delta_net, input, output, scratch);
+      GatedDeltaNetRun(pool_, *layer_.delta_net, plan_)
+          .run(input.numbers, input.stride, output.numbers, output.stride, scratch);
     else if (layer_.mamba2)
       Mamba2Run(pool_, *layer_.mamba2, plan_)
           .run(input.numbers, input.stride, output.numbers, output.stride, scratch);
@@ -66,14 +67,6 @@ class MixerRun {
   }
 
  private:
-  void run_net(const SwGatedDeltaNet &net, const Rows &input, const Rows &output, float *scratch) const {
-    const int64_t heads = net.recurrence.heads;
-    const float *z = input.numbers + net.convolution.channels, *b = z + heads * net.recurrence.value_dim;
-    GatedDeltaNetRun(pool_, net, plan_)
-        .run({input.numbers, z, b, b + heads, input.stride, input.stride, input.stride}, output.numbers,
-             output.stride, scratch);
-  }
-
   void run_convolution(const SwConvolution &layer, const Rows &input, const Rows &output, float *scratch) const {
     const int64_t channels = layer.channels;
     float *convolved = scratch + plan_.num_tokens * channels;
@@ -89,9 +82,7 @@ class MixerRun {
   }
 
   static void multiply_numbers(const float *x, const float *y, int64_t n, float *product) {
-    int64_t i = 0;
-    for (; i + kWidth <= n; i += kWidth) store(product + i, load(x + i) * load(y + i));
-    for (; i < n; ++i) product[i] = x[i] * y[i];
+    transform(product, n, [](Vec a, Vec b) { return a * b; }, x, y);
   }
 
   samewise::ThreadPool &pool_;

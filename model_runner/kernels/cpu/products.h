@@ -15,11 +15,7 @@ constexpr int64_t kIdleRows = 4;  // with more rows, products take so long that 
 
 inline Vec load_sums(const float *from) { return load(from); }
 
-inline Vec load_sums(const int32_t *from) {
-  IntVec sums;
-  std::memcpy(&sums, from, sizeof sums);
-  return __builtin_convertvector(sums, Vec);
-}
+inline Vec load_sums(const int32_t *from) { return __builtin_convertvector(load_as<IntVec>(from), Vec); }
 
 // Results from the sums of an integer row and outputs from `output` on.
 template <typename Sum>

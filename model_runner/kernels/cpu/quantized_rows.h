@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "rounding.h"
+#include "runtime.h"
 #include "samewise.h"
 #include "simd.h"
 
@@ -144,16 +145,41 @@ typedef int8_t RotatedInteger;
 typedef int16_t RotatedInteger;  // needs no widening
 #endif
 
+// 16-bit integers of kWidth outputs, two of each, for a pair of inputs.
+typedef int16_t Shorts __attribute__((vector_size(kWidth * kPair * sizeof(int16_t))));
+typedef uint16_t UnsignedShorts __attribute__((vector_size(sizeof(Shorts))));
+
+inline Shorts load_shorts(const int8_t *from) {
+#if defined(__AVX512BW__)
+  return (Shorts)_mm512_cvtepi8_epi16(load_as<__m256i>(from));
+#elif defined(__AVX2__)
+  return (Shorts)_mm256_cvtepi8_epi16(load_as<__m128i>(from));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kWidth * kPair)));
+  return __builtin_convertvector(load_as<Bytes>(from), Shorts);
+#endif
+}
+
+// sums + products of two integers of each output with the two of a row in x.
+inline IntVec add_pairs(IntVec sums, Shorts weights, int32_t x) {
+#if defined(__AVX512VNNI__)
+  return (IntVec)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(x));
+#elif defined(__AVX2__)
+  sums += (IntVec)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(x));
+  asm("" : "+x"(sums));
+  return sums;
+#else
+  const IntVec words = (IntVec)weights;
+  return sums + (words << 16 >> 16) * static_cast<int16_t>(x) + (words >> 16) * (x >> 16);
+#endif
+}
+
 // Sums of a row's integers in a group of inputs.
 struct GroupSums {
   float sum;
   int16_t halves[kPair];  // of the first and of the last 16 inputs
 
-  int32_t pair() const {
-    int32_t word;
-    std::memcpy(&word, halves, sizeof word);
-    return word;
-  }
+  int32_t pair() const { return load_as<int32_t>(halves); }
 };
 
 // Quantised rows. A row with a non-finite number gets the scale NaN, so that all its results are NaN.
@@ -178,11 +204,7 @@ struct QuantizedRows {
   }
 
   // Two numbers of a row as one word.
-  int32_t pair(int64_t index, int64_t pair) const {
-    int32_t word;
-    std::memcpy(&word, row(index) + pair * kPair, sizeof word);
-    return word;
-  }
+  int32_t pair(int64_t index, int64_t pair) const { return load_as<int32_t>(row(index) + pair * kPair); }
 };
 
 inline int64_t integer_bytes(int64_t inputs) { return rotated_size(inputs) * sizeof(int16_t); }
@@ -192,9 +214,12 @@ inline int64_t row_bytes(int64_t inputs) {
   return integer_bytes(inputs) + round_up(std::max<int64_t>(inputs / kGroup, 1) * sizeof(GroupSums), 64);
 }
 
-// Lays out memory for rows of up to this many inputs.
-inline QuantizedRows lay_out_rows(int64_t inputs, char *data, float *scales) {
-  return {data, scales, row_bytes(inputs), integer_bytes(inputs)};
+// Takes memory for rows of up to this many inputs.
+inline QuantizedRows take_rows(ScratchAllocator &take, int64_t inputs, int64_t num_rows) {
+  QuantizedRows rows{nullptr, nullptr, row_bytes(inputs), integer_bytes(inputs)};
+  take(rows.data, num_rows * rows.stride);
+  take(rows.scales, num_rows);
+  return rows;
 }
 
 // The largest integer of a row that is not rotated. All products of an int8 weight are summed in 32 bits, so it is
@@ -237,9 +262,7 @@ inline void quantize_plain_row(const float *x, const SwWeight &weight, const Qua
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) store_narrow(q + i, rounded(load(x + i), factor));
   if (i < n) {
-    float last[kWidth] = {};
-    std::memcpy(last, x + i, (n - i) * sizeof(float));
-    const IntVec v = rounded(load(last), factor);
+    const IntVec v = rounded(load_some(x + i, n - i), factor);
     for (int lane = 0; i < n; ++i, ++lane) q[i] = static_cast<int16_t>(v[lane]);
   }
   std::memset(q + n, 0, integer_bytes(n) - n * sizeof(int16_t));

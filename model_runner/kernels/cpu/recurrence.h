@@ -10,9 +10,8 @@
 // products of two keys have kLanes sums each. So neither the rows that are computed together nor the instruction set
 // matter. Decays are multiplied from j = i downwards: no exponential of a difference, which could overflow.
 #pragma once
-#include <cstdlib>
-#include <new>
-#include <utility>
+#include <algorithm>
+#include <cstring>
 
 #include "rounding.h"
 #include "rows.h"
@@ -32,6 +31,11 @@ inline Vec flushed(Vec x) {  // x is not negative, or NaN
 }
 
 inline float flushed(float x) { return x < kNegligible ? 0.0f : x; }
+
+inline Vec without_negligible(Vec x) {  // of any sign
+  const Vec magnitude = from_bits(bits(x) & (IntVec{} + 0x7fffffff));
+  return magnitude < broadcast(kNegligible) ? Vec{} : x;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Sums in chains: out = init + a_0 b_0 + a_1 b_1 + ..., for R numbers a and C vectors b of each term.
@@ -164,44 +168,18 @@ struct RecurrenceScratch {
   float *decayed;  // [2 kRows, key_dim] d_i0 k_i and d_i0 q_i; or d_nj k_j
   float *read;     // [2 kRows, value_dim] what the rows read from the state
   Lanes *products; // [2, kRows]
-};
 
-class ScratchOfThread {
- public:
-  ScratchOfThread() = default;
-  ~ScratchOfThread() { std::free(memory_); }
-  ScratchOfThread(const ScratchOfThread &) = delete;
-  ScratchOfThread &operator=(const ScratchOfThread &) = delete;
-
-  RecurrenceScratch lay_out(int64_t key_dim, int64_t value_dim) {
-    ScratchAllocator needed{nullptr, 0};
-    take(needed, key_dim, value_dim);
-    if (needed.used > size_) {
-      std::free(memory_);
-      memory_ = static_cast<char *>(std::aligned_alloc(64, needed.used));
-      size_ = memory_ ? needed.used : 0;
-      if (!memory_) throw std::bad_alloc();
-    }
-    ScratchAllocator memory{memory_, 0};
-    return take(memory, key_dim, value_dim);
+  static RecurrenceScratch lay_out(int64_t key_dim, int64_t value_dim, ScratchAllocator &take) {
+    RecurrenceScratch s;
+    take(s.state, key_dim * value_dim);
+    take(s.branch, key_dim * value_dim);
+    take(s.weights, 2 * kRows * kRows);
+    take(s.to_start, kRows);
+    take(s.decayed, 2 * kRows * key_dim);
+    take(s.read, 2 * kRows * value_dim);
+    take(s.products, 2 * kRows);
+    return s;
   }
-
- private:
-  static RecurrenceScratch take(ScratchAllocator &memory, int64_t key_dim, int64_t value_dim) {
-    const auto floats = [&](int64_t count) { return reinterpret_cast<float *>(memory(count * sizeof(float))); };
-    RecurrenceScratch scratch;
-    scratch.state = floats(key_dim * value_dim);
-    scratch.branch = floats(key_dim * value_dim);
-    scratch.weights = floats(2 * kRows * kRows);
-    scratch.to_start = floats(kRows);
-    scratch.decayed = floats(2 * kRows * key_dim);
-    scratch.read = floats(2 * kRows * value_dim);
-    scratch.products = reinterpret_cast<Lanes *>(floats(2 * kRows * kLanes));
-    return scratch;
-  }
-
-  char *memory_ = nullptr;
-  int64_t size_ = 0;
 };
 
 // The inputs and outputs of a step. Strides are from token to token.
@@ -223,8 +201,10 @@ class RecurrenceUnit {
   RecurrenceUnit(const SwRecurrence &layer, const SwStatePlan &plan, const RecurrenceStep &step, int64_t head)
       : layer_(layer), plan_(plan), step_(step), head_(head), key_head_(head / (layer.heads / layer.key_heads)),
         key_dim_(layer.key_dim), value_dim_(layer.value_dim) {
-    thread_local ScratchOfThread memory;
-    scratch_ = memory.lay_out(key_dim_, value_dim_);
+    thread_local samewise::Memory memory;
+    scratch_ = laid_out_in(memory, [&](ScratchAllocator &take) {
+      return RecurrenceScratch::lay_out(key_dim_, value_dim_, take);
+    });
   }
 
   void run(int64_t choice) {
@@ -442,10 +422,7 @@ class RecurrenceUnit {
             },
             [&](int r, int64_t j) { return keys[j * key_dim_ + first + r]; },
             [&](int64_t j) { return rows.updates[j] + column; },
-            [&](int r, int c, Vec sum) {
-              const Vec magnitude = from_bits(bits(sum) & (IntVec{} + 0x7fffffff));
-              store(to + place(r, c), magnitude < broadcast(kNegligible) ? Vec{} : sum);
-            });
+            [&](int r, int c, Vec sum) { store(to + place(r, c), without_negligible(sum)); });
       });
     });
   }
@@ -462,11 +439,9 @@ class RecurrenceUnit {
 // to[i * stride] = e^x[i].
 inline void store_exp(const float *x, int64_t n, float *to, int64_t stride) {
   for (int64_t i = 0; i < n; i += kWidth) {
-    float numbers[kWidth] = {};
-    const int64_t count = n - i < kWidth ? n - i : kWidth;
-    std::memcpy(numbers, x + i, count * sizeof(float));
-    store(numbers, exp(load(numbers)));
-    for (int64_t lane = 0; lane < count; ++lane) to[(i + lane) * stride] = numbers[lane];
+    const int64_t count = std::min<int64_t>(kWidth, n - i);
+    const Vec powers = exp(load_some(x + i, count));
+    for (int64_t lane = 0; lane < count; ++lane) to[(i + lane) * stride] = powers[lane];
   }
 }
 

@@ -1,8 +1,9 @@
 // Rounding of floats to integers of few bits, with one scale for many numbers.
 #pragma once
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "simd.h"
 
@@ -22,15 +23,8 @@ inline float largest_magnitude(const float *x, int64_t n) {  // NaN or infinite 
   }
   int32_t result = 0;
   for (int lane = 0; lane < kWidth; ++lane) result = highest[lane] > result ? highest[lane] : result;
-  for (; i < n; ++i) {
-    int32_t m;
-    std::memcpy(&m, x + i, 4);
-    m &= 0x7fffffff;
-    result = m > result ? m : result;
-  }
-  float magnitude_of;
-  std::memcpy(&magnitude_of, &result, 4);
-  return magnitude_of;
+  for (; i < n; ++i) result = std::max(result, std::bit_cast<int32_t>(x[i]) & 0x7fffffff);
+  return std::bit_cast<float>(result);
 }
 
 // Factors to round numbers to integers of at most `levels` and back. Rows of too small numbers have 0 for both. With a

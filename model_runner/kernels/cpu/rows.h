@@ -28,7 +28,7 @@ inline float sum_of_squares(const float *x, int64_t n) {
   for (; i + kLanes <= n; i += kLanes) add_squares(x + i, squares);
   if (i < n) {
     float last[kLanes] = {};
-    std::memcpy(last, x + i, (n - i) * sizeof(float));
+    copy(x + i, n - i, last);
     add_squares(last, squares);
   }
   return sum(squares);
@@ -37,16 +37,12 @@ inline float sum_of_squares(const float *x, int64_t n) {
 // x / rms(x) * weight (Zhang and Sennrich, arXiv:1910.07467). In place if y is x.
 inline void rms_norm(const float *x, const float *weight, float eps, int64_t n, float *y) {
   const float factor = 1.0f / std::sqrt(sum_of_squares(x, n) / static_cast<float>(n) + eps);
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(y + i, load(x + i) * factor * load(weight + i));
-  for (; i < n; ++i) y[i] = x[i] * factor * weight[i];
+  transform(y, n, [=](Vec v, Vec w) { return v * factor * w; }, x, weight);
 }
 
 // y = x + scale * added.
 inline void add_scaled(const float *x, const float *added, float scale, int64_t n, float *y) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(y + i, fma(load(added + i), broadcast(scale), load(x + i)));
-  for (; i < n; ++i) y[i] = fma(added[i], scale, x[i]);
+  transform(y, n, [=](Vec v, Vec a) { return fma(a, broadcast(scale), v); }, x, added);
 }
 
 inline float *rows_of_block(const SwRows &rows, int64_t block) {
@@ -54,10 +50,10 @@ inline float *rows_of_block(const SwRows &rows, int64_t block) {
                                  : rows.scratch + (block - rows.num_blocks) * rows.scratch_stride;
 }
 
-// Calls work(row) for each row, shared between the threads.
+// Calls work(row) for each row, shared between the threads, of which none gets fewer than `least` at once.
 template <typename Work>
-inline void for_rows(samewise::ThreadPool &pool, int64_t rows, const Work &work) {
-  const int64_t at_once = rows / (8 * pool.size()) + 1;
+inline void for_rows(samewise::ThreadPool &pool, int64_t rows, const Work &work, int64_t least = 1) {
+  const int64_t at_once = std::max(least, rows / (8 * pool.size()) + 1);
   pool.for_each((rows + at_once - 1) / at_once, [&](int64_t unit) {
     for (int64_t row = unit * at_once; row < std::min(rows, (unit + 1) * at_once); ++row) work(row);
   });

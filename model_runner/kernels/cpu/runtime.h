@@ -1,4 +1,4 @@
-// Runtime of the kernels: threads, the kernel table of an instruction set, and scratch memory.
+// Runtime of the kernels: threads, scratch memory, and the table of functions for an instruction set.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -58,69 +58,82 @@ class ThreadPool {
   std::atomic<bool> failed_{false};  // a unit of the running loop has thrown
 };
 
-// The kernels of one instruction set, with the names and arguments of the C interface. kernels.cpp is compiled once for
-// each instruction set and fills one table; a library need not have them all, and lacking tables are at null.
-struct Kernels {
-  const char *isa;
-  decltype(&sw_packed_size) packed_size;
-  decltype(&sw_pack) pack;
-  decltype(&sw_repack) repack;
-  decltype(&sw_unpack) unpack;
-  decltype(&sw_linear) linear;
-  decltype(&sw_linears) linears;
-  decltype(&sw_attention) attention;
-  decltype(&sw_forward) forward;
-  decltype(&sw_experts) experts;
-  decltype(&sw_pick) pick;
-  decltype(&sw_draft) draft;
-  decltype(&sw_truncate) truncate;
-  decltype(&sw_move_kv) move_kv;
-  decltype(&sw_recur) recur;
-  decltype(&sw_scan) scan;
-  decltype(&sw_convolve) convolve;
-  decltype(&sw_select) select;
+// Memory that is kept for the next use.
+class Memory {
+ public:
+  Memory() = default;
+  ~Memory();
+  Memory(const Memory &) = delete;
+  Memory &operator=(const Memory &) = delete;
+
+  // At least so many bytes, aligned to 64. What was in the memory is lost if it grows; it is then zero on request.
+  // Throws std::bad_alloc.
+  char *reserve(int64_t bytes, bool is_zero = false);
+
+ private:
+  char *memory_ = nullptr;
+  int64_t size_ = 0;
 };
 
+// A function as Python calls it: nothing may be thrown at C, so it returns 1 if memory or threads ran out.
+template <auto Function>
+struct Guarded;
+
+template <typename Result, typename... Arguments, Result (*Function)(Arguments...)>
+struct Guarded<Function> {
+  static Result call(Arguments... arguments) noexcept {
+    try {
+      return Function(arguments...);
+    } catch (...) {
+      return 1;
+    }
+  }
+};
+
+// Tables of functions. kernels.cpp is compiled once for each instruction set and fills one; a library need not have them
+// all, and lacking tables are at null.
 #define SW_OPTIONAL __attribute__((weak))
-extern const Kernels portable_kernels SW_OPTIONAL;
+extern const SwKernels portable_kernels SW_OPTIONAL;
 #if defined(__x86_64__)
-extern const Kernels avx2_kernels SW_OPTIONAL;
-extern const Kernels avx512vnni_kernels SW_OPTIONAL;
-extern const Kernels avx512bf16_kernels SW_OPTIONAL;
+extern const SwKernels avx2_kernels SW_OPTIONAL;
+extern const SwKernels avx512vnni_kernels SW_OPTIONAL;
+extern const SwKernels avx512bf16_kernels SW_OPTIONAL;
 #endif
 #undef SW_OPTIONAL
 
 }  // namespace samewise
 
 struct SwContext {
-  SwContext(const samewise::Kernels &kernels, int threads);
-  ~SwContext();
-
-  // Scratch memory, kept for the next call; null if memory ran out.
-  char *reserve(int64_t bytes);
-
-  const samewise::Kernels &kernels;
+  const SwKernels &kernels;
   samewise::ThreadPool pool;
-
- private:
-  char *scratch_ = nullptr;
-  int64_t size_ = 0;
+  samewise::Memory memory;  // scratch memory of the running call
 };
 
 #ifdef SW_ISA
 namespace SW_ISA {
 
-// Allocates aligned pieces from the memory at `place`. If that is null, it only computes the size.
+// Allocates aligned pieces of memory from `place` on. If that is null, it only computes the size.
 struct ScratchAllocator {
   char *place;
   int64_t used;
 
-  char *operator()(int64_t bytes) {
-    char *piece = place + used;
-    used += (bytes + 63) / 64 * 64;
-    return piece;
+  // Sets a piece to memory of `count` items.
+  template <typename T>
+  void operator()(T *&piece, int64_t count) {
+    piece = reinterpret_cast<T *>(place + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
   }
 };
+
+// Calls lay_out(take), which takes its pieces of the memory, and returns its result. It is called twice, at first to
+// learn the size.
+template <typename LayOut>
+inline auto laid_out_in(samewise::Memory &memory, const LayOut &lay_out, bool is_zero = false) {
+  ScratchAllocator needed{nullptr, 0};
+  lay_out(needed);
+  ScratchAllocator take{memory.reserve(needed.used, is_zero), 0};
+  return lay_out(take);
+}
 
 }  // namespace SW_ISA
 #endif

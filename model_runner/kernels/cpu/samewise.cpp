@@ -1,4 +1,4 @@
-// The C interface: selects the instruction set, and owns threads and scratch memory.
+// The library without its kernels: the choice of an instruction set, threads and scratch memory.
 #include "samewise.h"
 
 #include <algorithm>
@@ -12,10 +12,8 @@
 
 namespace {
 
-using samewise::Kernels;
-
 #if defined(__x86_64__)
-bool supports(const Kernels &kernels) {
+bool supports(const SwKernels &kernels) {
   if (&kernels == &samewise::avx512bf16_kernels && !__builtin_cpu_supports("avx512bf16")) return false;
   if (&kernels == &samewise::avx512bf16_kernels || &kernels == &samewise::avx512vnni_kernels)
     return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
@@ -25,174 +23,37 @@ bool supports(const Kernels &kernels) {
   return true;
 }
 #else
-bool supports(const Kernels &) { return true; }
+bool supports(const SwKernels &) { return true; }
 #endif
 
 // The best kernels of this library that the processor supports, or those that are named; null if there are none.
-const Kernels *find_kernels(const char *isa) {
-  const Kernels *best_first[] = {
+const SwKernels *find_kernels(const char *isa) {
+  const SwKernels *best_first[] = {
 #if defined(__x86_64__)
       &samewise::avx512bf16_kernels, &samewise::avx512vnni_kernels, &samewise::avx2_kernels,
 #endif
       &samewise::portable_kernels};
-  for (const Kernels *kernels : best_first)
+  for (const SwKernels *kernels : best_first)
     if (kernels && (!std::strcmp(isa, "auto") || !std::strcmp(isa, kernels->isa)) && supports(*kernels)) return kernels;
   return nullptr;
 }
 
-// Runs work that may fail, because memory or threads ran out; then returns 1, as nothing may be thrown at C.
-template <typename Work>
-int32_t guarded(const Work &work) noexcept {
-  try {
-    return work();
-  } catch (...) {
-    return 1;
-  }
-}
-
 }  // namespace
 
-SwContext::SwContext(const Kernels &kernels, int threads) : kernels(kernels), pool(threads) {}
-
-SwContext::~SwContext() { std::free(scratch_); }
-
-char *SwContext::reserve(int64_t bytes) {
-  if (bytes > size_) {
-    std::free(scratch_);
-    const int64_t rounded = (bytes + 4095) / 4096 * 4096;
-    scratch_ = static_cast<char *>(std::aligned_alloc(64, rounded));
-    size_ = scratch_ ? rounded : 0;
-  }
-  return scratch_;
-}
-
 SwContext *sw_create(int32_t threads, const char *isa) {
-  SwContext *made = nullptr;
-  guarded([&] {
-    if (const Kernels *kernels = find_kernels(isa)) made = new SwContext(*kernels, threads);
-    return 0;
-  });
-  return made;
+  const SwKernels *kernels = find_kernels(isa);
+  try {
+    return kernels ? new SwContext{*kernels, samewise::ThreadPool(threads), {}} : nullptr;
+  } catch (...) {  // memory ran out
+    return nullptr;
+  }
 }
 
 void sw_destroy(SwContext *context) { delete context; }
 
-const char *sw_isa(const SwContext *context) { return context->kernels.isa; }
-
 int32_t sw_threads(const SwContext *context) { return context->pool.size(); }
 
-int64_t sw_packed_size(const SwContext *context, int32_t kind, int32_t outputs, int32_t inputs) {
-  return context->kernels.packed_size(context, kind, outputs, inputs);
-}
-
-int32_t sw_repacked_kind(int32_t format) {
-  switch (format) {
-    case SW_Q4_1: return SW_INT4;
-    case SW_Q4_0: case SW_TQ1_0: case SW_TQ2_0: return SW_AS_Q4_0;
-    case SW_Q4_ZERO: return SW_AS_Q4_ZERO;
-    case SW_Q4_K: return SW_AS_Q4_K;
-    case SW_IQ4_NL: return SW_AS_IQ4_NL;
-    case SW_IQ4_XS: return SW_AS_IQ4_XS;
-    case SW_MXFP4: return SW_AS_MXFP4;
-    case SW_NVFP4: return SW_AS_NVFP4;
-    case SW_Q5_0: case SW_Q8_0: return SW_AS_Q8_0;
-    case SW_Q5_1: return SW_AS_Q5_1;
-    case SW_Q2_K: case SW_Q5_K: return SW_AS_Q5_K;
-    case SW_Q3_K: case SW_Q6_K: case SW_IQ1_S: case SW_IQ1_M: case SW_IQ2_XXS: case SW_IQ2_XS: case SW_IQ2_S:
-    case SW_IQ3_XXS: case SW_IQ3_S: return SW_AS_Q6_K;
-    default: return -1;
-  }
-}
-
-int32_t sw_repack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *order,
-                  int32_t outputs, int32_t inputs, int8_t *packed) {
-  return guarded([&] {
-    return context->kernels.repack(context, format, blocks, row_bytes, order, outputs, inputs, packed);
-  });
-}
-
-int32_t sw_pack(SwContext *context, int32_t kind, const float *weight, int32_t outputs, int32_t inputs, int8_t *packed,
-                float *scales) {
-  return guarded([&] { return context->kernels.pack(context, kind, weight, outputs, inputs, packed, scales); });
-}
-
-int32_t sw_unpack(SwContext *context, int32_t format, const uint8_t *blocks, int64_t row_bytes, const int32_t *rows,
-                  int32_t count, int32_t inputs, float *y) {
-  return guarded([&] {
-    return context->kernels.unpack(context, format, blocks, row_bytes, rows, count, inputs, y);
-  });
-}
-
-int32_t sw_linear(SwContext *context, const SwWeight *weight, const float *x, int32_t rows, float *y) {
-  return rows == 0 ? 0 : guarded([&] { return context->kernels.linear(context, weight, x, rows, y); });
-}
-
-int32_t sw_linears(SwContext *context, const SwWeight *weights, int32_t count, const float *x, int32_t rows,
-                   float *y) {
-  return rows == 0 ? 0 : guarded([&] { return context->kernels.linears(context, weights, count, x, rows, y); });
-}
-
-int32_t sw_attention(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwAttention *attention,
-                     const float *query, const float *key, const float *value, float *output) {
-  if (step->num_tokens == 0) return 0;
-  return guarded([&] {
-    return context->kernels.attention(context, cache, step, attention, query, key, value, output);
-  });
-}
-
-int32_t sw_select(SwContext *context, const SwKvCache *cache, const SwStep *step, const SwIndexer *indexer,
-                  const float *query, const float *key, const float *weights, uint16_t *selected, int32_t width) {
-  if (step->num_tokens == 0) return 0;
-  return guarded([&] {
-    return context->kernels.select(context, cache, step, indexer, query, key, weights, selected, width);
-  });
-}
-
-int32_t sw_forward(SwContext *context, const SwModel *model, const SwStep *step, const SwPass *pass) {
-  return step->num_tokens == 0 ? 0 : guarded([&] { return context->kernels.forward(context, model, step, pass); });
-}
-
-int32_t sw_experts(SwContext *context, const SwExperts *experts, const float *x, const int32_t *chosen,
-                   const float *weights, int32_t rows, float *output) {
-  if (rows == 0) return 0;
-  return guarded([&] { return context->kernels.experts(context, experts, x, chosen, weights, rows, output); });
-}
-
-int32_t sw_pick(SwContext *context, const float *logits, int64_t width, const SwPick *picks, int32_t count,
-                int64_t *tokens) {
-  return guarded([&] { return context->kernels.pick(context, logits, width, picks, count, tokens); });
-}
-
-int32_t sw_draft(SwContext *context, const SwHydra *hydra, const SwDraft *draft) {
-  return guarded([&] { return context->kernels.draft(context, hydra, draft); });
-}
-
-int32_t sw_truncate(SwContext *context, const float *logits, int32_t rows, int64_t width, const SwTruncation *steps,
-                    const int32_t *first_step, float *output) {
-  return guarded([&] { return context->kernels.truncate(context, logits, rows, width, steps, first_step, output); });
-}
-
-int32_t sw_move_kv(SwContext *context, const SwKvCache *layers, int32_t num_layers, const SwMove *moves,
-                   int32_t count) {
-  return guarded([&] { return context->kernels.move_kv(context, layers, num_layers, moves, count); });
-}
-
-int32_t sw_recur(SwContext *context, const SwRecurrence *recurrence, const SwStatePlan *plan, const float *query,
-                 const float *key, const float *value, const float *log_decay, const float *beta, float *output) {
-  return guarded([&] {
-    return context->kernels.recur(context, recurrence, plan, query, key, value, log_decay, beta, output);
-  });
-}
-
-int32_t sw_scan(SwContext *context, const SwScan *scan, const SwStatePlan *plan, const float *steps,
-                const float *values, const float *b, const float *c, float *output) {
-  return guarded([&] { return context->kernels.scan(context, scan, plan, steps, values, b, c, output); });
-}
-
-int32_t sw_convolve(SwContext *context, const SwConvolution *convolution, const SwStatePlan *plan, const float *x,
-                    float *output) {
-  return guarded([&] { return context->kernels.convolve(context, convolution, plan, x, output); });
-}
+const SwKernels *sw_kernels(const SwContext *context) { return &context->kernels; }
 
 int64_t sw_size_of(const char *name) {
 #define SIZE_OF(type) {#type, sizeof(type)}
@@ -201,7 +62,7 @@ int64_t sw_size_of(const char *name) {
       SIZE_OF(SwDecoderLayer), SIZE_OF(SwRotary), SIZE_OF(SwEmbedding), SIZE_OF(SwModel), SIZE_OF(SwPass),
       SIZE_OF(SwPick), SIZE_OF(SwHydraHead), SIZE_OF(SwHydra), SIZE_OF(SwDraftChoice), SIZE_OF(SwDraft), SIZE_OF(SwTruncation),
       SIZE_OF(SwMove), SIZE_OF(SwSegment), SIZE_OF(SwStatePlan), SIZE_OF(SwRows), SIZE_OF(SwRecurrence), SIZE_OF(SwConvolution),
-      SIZE_OF(SwGatedDeltaNet), SIZE_OF(SwMamba2), SIZE_OF(SwScan)};
+      SIZE_OF(SwGatedDeltaNet), SIZE_OF(SwMamba2), SIZE_OF(SwScan), SIZE_OF(SwKernels)};
 #undef SIZE_OF
   for (const auto &[struct_name, size] : sizes)
     if (!std::strcmp(name, struct_name)) return size;
@@ -209,9 +70,26 @@ int64_t sw_size_of(const char *name) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The threads of a pool.
 
 namespace samewise {
+
+Memory::~Memory() { std::free(memory_); }
+
+char *Memory::reserve(int64_t bytes, bool is_zero) {
+  if (bytes <= size_) return memory_;
+  std::free(memory_);
+  size_ = (bytes + 63) / 64 * 64;
+  memory_ = static_cast<char *>(std::aligned_alloc(64, size_));
+  if (!memory_) {
+    size_ = 0;
+    throw std::bad_alloc();
+  }
+  if (is_zero) std::memset(memory_, 0, size_);
+  return memory_;
+}
+
+// The threads of a pool.
+
 namespace {
 
 constexpr int kAwakeTurns = 4000;  // some tens of microseconds, longer than Python needs between two layers

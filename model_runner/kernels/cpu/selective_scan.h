@@ -6,7 +6,6 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "recurrence.h"
 #include "runtime.h"
@@ -32,11 +31,12 @@ class ScanUnit {
   ScanUnit(const SwScan &layer, const SwStatePlan &plan, const ScanStep &step, int64_t first)
       : layer_(layer), plan_(plan), step_(step), first_(first),
         count_(std::min<int64_t>(kScanned, layer.channels - first)), num_states_(layer.num_states) {
-    memory_.resize(3 * num_states_ * kScanned);
   }
 
   void run(int64_t choice) {
-    float *state = memory_.data(), *branch = state + size(), *reached = branch + size();
+    thread_local samewise::Memory memory;
+    float *state = reinterpret_cast<float *>(memory.reserve(3 * size() * sizeof(float)));
+    float *branch = state + size(), *reached = branch + size();
     const int32_t anchor = plan_.anchors[choice];
     for (int64_t n = 0; n < num_states_; ++n)
       if (anchor < 0)
@@ -104,8 +104,7 @@ class ScanUnit {
       for (int64_t n = 0; n < num_states_; ++n) {
         const Vec decay = exp_not_positive(step * load(decays + n * layer_.channels + c));
         const Vec next = fma(decay, load(h + n * kScanned + c), broadcast(b[n]) * value);
-        const Vec magnitude = from_bits(bits(next) & (IntVec{} + 0x7fffffff));
-        store(h + n * kScanned + c, magnitude < broadcast(kNegligible) ? Vec{} : next);
+        store(h + n * kScanned + c, without_negligible(next));
       }
     }
   }
@@ -118,8 +117,6 @@ class ScanUnit {
       store(step_.output + token * layer_.channels + first_ + c, sum);
     }
   }
-
-  inline static thread_local std::vector<float> memory_;  // three times [num_states, kScanned]
 
   const SwScan &layer_;
   const SwStatePlan &plan_;

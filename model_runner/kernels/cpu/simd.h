@@ -23,34 +23,45 @@ constexpr int kWidth = 4;
 typedef float Vec __attribute__((vector_size(kWidth * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kWidth * 4)));
 
-inline Vec load(const float *from) {
-  Vec v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
+// A value at an address of any alignment.
+template <typename T>
+inline T load_as(const void *from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
 }
+
+inline Vec load(const float *from) { return load_as<Vec>(from); }
 
 inline void store(float *to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
+// `count` numbers, fewer than a vector, then zeros.
+inline Vec load_some(const float *from, int64_t count) {
+  float numbers[kWidth] = {};
+  std::memcpy(numbers, from, count * sizeof(float));
+  return load(numbers);
+}
+
+// y[i] = work(x[i], ...) for i below n, a vector at a time. In place if y is an x.
+template <typename Work, typename... X>
+inline void transform(float *y, int64_t n, const Work &work, const X *...x) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(y + i, work(load(x + i)...));
+  if (i == n) return;
+  const Vec last = work(load_some(x + i, n - i)...);
+  std::memcpy(y + i, &last, (n - i) * sizeof(float));
+}
+
 // y = x. For a few dozen numbers, where a call of memcpy would take longer.
 inline void copy(const float *x, int64_t n, float *y) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(y + i, load(x + i));
-  for (; i < n; ++i) y[i] = x[i];
+  transform(y, n, [](Vec v) { return v; }, x);
 }
 
 inline Vec broadcast(float x) { return x - Vec{}; }  // changes no number, not even -0
 
-inline IntVec bits(Vec v) {
-  IntVec b;
-  std::memcpy(&b, &v, sizeof b);
-  return b;
-}
+inline IntVec bits(Vec v) { return (IntVec)v; }
 
-inline Vec from_bits(IntVec b) {
-  Vec v;
-  std::memcpy(&v, &b, sizeof v);
-  return v;
-}
+inline Vec from_bits(IntVec b) { return (Vec)b; }
 
 // kWidth integers of 8 bits. GCC would convert them one by one.
 inline IntVec load_integers(const int8_t *from) {
@@ -60,11 +71,11 @@ inline IntVec load_integers(const int8_t *from) {
   return (IntVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
 #else
   typedef int8_t Bytes __attribute__((vector_size(kWidth)));
-  Bytes bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, IntVec);
+  return __builtin_convertvector(load_as<Bytes>(from), IntVec);
 #endif
 }
+
+inline Vec load(const int8_t *from) { return __builtin_convertvector(load_integers(from), Vec); }
 
 inline Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
@@ -90,11 +101,7 @@ struct Lanes {
   Vec parts[kLanes / kWidth];
 };
 
-inline Lanes load_lanes(const float *from) {
-  Lanes lanes;
-  std::memcpy(&lanes, from, sizeof lanes);
-  return lanes;
-}
+inline Lanes load_lanes(const float *from) { return load_as<Lanes>(from); }
 
 inline float sum(const Lanes &lanes) {  // pairwise, the upper half added to the lower
   float x[kLanes];

@@ -22,14 +22,16 @@ _THROWING = """
 #include <system_error>
 #include "runtime.h"
 
-namespace {
-template <typename... Any>
-int32_t fail(Any...) {
+namespace kernels {
+[[noreturn]] void fail() {
   static int calls = 0;
   if (calls++ % 2) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
   throw std::bad_alloc();
 }
-int64_t packed_size(const SwContext *, int32_t, int32_t, int32_t) { return 64; }
+#define SW_FUNCTION(result, name, arguments) result name arguments { fail(); }
+#include "functions.h"
+
+int64_t packed_size(int32_t, int32_t, int32_t) { return 64; }
 int32_t pack(SwContext *, int32_t, const float *, int32_t, int32_t, int8_t *, float *) { return 0; }
 int32_t linear(SwContext *context, const SwWeight *, const float *, int32_t rows, float *y) {
   context->pool.for_each(rows, [&](int64_t row) {
@@ -38,25 +40,31 @@ int32_t linear(SwContext *context, const SwWeight *, const float *, int32_t rows
   });
   return 0;
 }
-}  // namespace
+}  // namespace kernels
 
 namespace samewise {
-extern const Kernels portable_kernels;
-extern const Kernels portable_kernels = {
-    "portable", packed_size, ALL_OTHERS
-};
+SwKernels made() {
+  SwKernels made = {
+      "portable",
+#define SW_FUNCTION(result, name, arguments) Guarded<kernels::name>::call,
+#include "functions.h"
+  };
+  if (!POOL_WORKS) return made;
+  made.sw_packed_size = kernels::packed_size;
+  made.sw_pack = kernels::pack;
+  made.sw_linear = Guarded<kernels::linear>::call;
+  return made;
+}
+extern const SwKernels portable_kernels = made();
 }  // namespace samewise
 """
 
 
 def build_throwing(folder: Path, *, pool_works: bool) -> Path:
     """The library's real interface and threads, on kernels that throw; or on a product whose work throws."""
-    for name in ("samewise.cpp", "samewise.h", "runtime.h"):
+    for name in ("samewise.cpp", "samewise.h", "functions.h", "runtime.h"):
         (folder / name).write_bytes((_CPU / name).read_bytes())
-    names = re.findall(r"decltype\(&sw_\w+\) (\w+);", (_CPU / "runtime.h").read_text())
-    assert names[0] == "packed_size"
-    table = ", ".join(name if pool_works and name in ("pack", "linear") else "fail" for name in names[1:])
-    (folder / "kernels.cpp").write_text(_THROWING.replace("ALL_OTHERS", table))
+    (folder / "kernels.cpp").write_text(_THROWING.replace("POOL_WORKS", str(pool_works).lower()))
     (folder / "layers.cpp").touch()
     (folder / "cpuinfo").write_text("flags: none\n")
     return build_kernels(folder, sources=folder, cpu_info=folder / "cpuinfo")
@@ -71,10 +79,11 @@ def test_what_kernels_throw_becomes_an_error(tmp_path: Path) -> None:
     """In every function of the interface that has a context and reports errors."""
     library = CPU.load(build_throwing(tmp_path, pool_works=False))
     context = library.sw_create(1, b"auto")
-    names = re.findall(r"\b(sw_\w+)\(SwContext \*context, ", (_CPU / "samewise.h").read_text())
+    kernels = library.sw_kernels(context)
+    names = re.findall(r"\b(sw_\w+), \(SwContext \*context, ", (_CPU / "functions.h").read_text())
     assert {"sw_pack", "sw_repack", "sw_unpack", "sw_linear", "sw_forward", "sw_pick", "sw_move_kv"} <= set(names)
     for name in names:
-        function = getattr(library, name)
+        function = getattr(kernels, name)
         arguments = [argument_for(kind) for kind in CPU.ffi.typeof(function).args[1:]]
         assert [function(context, *arguments) for _ in range(2)] == [1, 1], name
     library.sw_destroy(context)
