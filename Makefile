@@ -124,10 +124,11 @@ check-style: $(VENV)/installed-dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/python .ci/size_gate.py $(PACKAGES)
+	@$(BIN)/python .ci/budget_gate.py
 	@$(BIN)/python .ci/prose_gate.py $(PROSE)
 
 check-types: $(VENV)/installed-dev
-	@$(BIN)/mypy $(PACKAGES) .ci/size_gate.py .ci/prose_gate.py
+	@$(BIN)/mypy $(PACKAGES) .ci/budget_gate.py .ci/size_gate.py .ci/prose_gate.py
 
 check-imports: $(VENV)/installed-dev
 	@$(BIN)/lint-imports
