@@ -1,10 +1,10 @@
 """The budget gate: each package has at most as many lines as `[tool.budget]` in pyproject.toml allows.
 
 Lines of Python, C++ and headers count, with docstrings and comments. A budget is for a folder and all below it that has
-no budget of its own. Whoever raises one says why in the commit. In the folders of `unique`, no two public classes have
+no budget of its own. A commit that raises one says why. In the folders of `unique`, no two public classes have
 the same name.
 
-python .ci/budget_gate.py    prints the lines of each package beside its budget, and exits with 1 if one is exceeded
+python .ci/budget_gate.py    prints the lines of each package and its budget, and exits with 1 if one is exceeded
 """
 
 import ast
