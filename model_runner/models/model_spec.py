@@ -106,7 +106,7 @@ def read_model_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec | None:
     if family is None:
         return None
     parameters = Parameters(checkpoint, family.layer.names)
-    path = _find_decoder(family.model, parameters)
+    path = _find_decoder(family.model, config, parameters)
     if path is None:
         return None
     decoder, head_names = parameters.below(path) if path else parameters, _head_names(path)
@@ -143,11 +143,14 @@ def read_model_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec | None:
     )
 
 
-def _find_decoder(family: ModelFamily, parameters: Parameters) -> str | None:
-    """The path of the decoder's weights in the checkpoint; None unless exactly one module has such an embedding."""
+def _find_decoder(family: ModelFamily, config: Any, parameters: Parameters) -> str | None:
+    """The path of the decoder's weights in the checkpoint; None unless exactly one module has such an embedding.
+
+    Modules for multi-token prediction may have copies of it.
+    """
     embedding = f"{family.embedding}.weight"
-    paths = [name.removesuffix(embedding) for name in parameters.checkpoint.shapes if name.endswith(embedding)]
-    paths = [path.removesuffix(".") for path in paths if not path or path.endswith(".")]
+    names = [name for name in parameters.checkpoint.shapes if f".{name}".endswith(f".{embedding}")]
+    paths = [name.removesuffix(embedding).removesuffix(".") for name in names if not is_unused_head(name, config)]
     if not paths and parameters.has(f"model.{embedding}"):  # by another name
         return "model"
     return paths[0] if len(paths) == 1 else None

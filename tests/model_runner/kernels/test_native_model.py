@@ -255,6 +255,14 @@ def test_a_model_with_an_unknown_part_is_left_to_its_modules(change: Callable[[A
     assert read_model_spec(changed, TensorCheckpoint(tensors)) is None
 
 
+def test_the_embedding_of_a_prediction_module_is_not_the_decoders() -> None:
+    model = tiny_model("dots1")
+    tensors = {**model.state_dict(), "model.layers.4.embed_tokens.weight": torch.zeros(320, 48)}
+    assert read_model_spec(model.config, TensorCheckpoint(tensors)) is None
+    model.config.num_nextn_predict_layers = 1
+    assert read_model_spec(model.config, TensorCheckpoint(tensors)) is not None
+
+
 def test_a_table_that_finds_no_memory_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     table = table_of("llama")
     before = table._cos, table._sin, table.struct.cos, table.struct.sin
