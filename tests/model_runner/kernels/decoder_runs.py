@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -136,6 +136,12 @@ def model_spec_of(model: PreTrainedModel) -> ModelSpec:
     return spec
 
 
+@cache
+def spec_of(case: str, **sizes: int) -> ModelSpec:
+    """The form of a tiny model."""
+    return model_spec_of(served_model(case, **sizes))
+
+
 class FusedModel:
     """A tiny model as one native call, and as transformers' modules around the same native layers."""
 
@@ -148,30 +154,30 @@ class FusedModel:
         **sizes: int,
     ) -> None:
         """`changes` are made to the native model's form alone."""
-        self.model = served_model(case, **sizes)
-        self._kernels = kernels
-        spec = model_spec_of(self.model)
-        self._specs = spec.layers
-        packer = NativePacker(kernels, kind)
-        self.native = NativeModel(packer, replace(spec, **dict(changes or {})))
-        layers = decoder_layers(self.model)
-        for index, layer in enumerate(layers):
-            layers[index] = LayerModule(layer, OneLayer(spec, index, packer))
-        prepare(self.model, packer)
+        self._kernels, self._packer = kernels, NativePacker(kernels, kind)
+        self._make = partial(served_model, case, **sizes)
+        self._spec = spec_of(case, **sizes)
+        self.native = NativeModel(self._packer, replace(self._spec, **dict(changes or {})))
 
-    def targets(self, needs: Sequence[Feature] = ()) -> tuple[NativeTargetModel, "ModulesTarget"]:
-        """The model by one native call, and by the modules of transformers around the same layers."""
-        attention = NativeAttention(self._kernels, make_cache(self._specs))
-        recurrence = NativeRecurrence(self._kernels, make_states(self._specs))
-        native = NativeTargetModel(self.native, attention, needs, recurrence)
-        return native, ModulesTarget(self.model, attention, needs)
+    def target(self, needs: Sequence[Feature] = ()) -> NativeTargetModel:
+        """The model by one native call, on a new cache."""
+        attention = NativeAttention(self._kernels, make_cache(self._spec.layers))
+        recurrence = NativeRecurrence(self._kernels, make_states(self._spec.layers))
+        return NativeTargetModel(self.native, attention, needs, recurrence)
+
+    def modules(self, needs: Sequence[Feature] = ()) -> "ModulesTarget":
+        """The modules of transformers around the same layers."""
+        model = self._make()
+        layers = decoder_layers(model)
+        for index, layer in enumerate(layers):
+            layers[index] = LayerModule(layer, OneLayer(self._spec, index, self._packer))
+        prepare(model, self._packer)
+        return ModulesTarget(model, NativeAttention(self._kernels, make_cache(self._spec.layers)), needs)
 
     def logits(self, steps: Sequence[Step], seed: int = 0) -> list[Tensor]:
         """Logits [length, vocabulary] of each sequence after the steps; NaN for tokens that none computes."""
-        target, _ = self.targets()
-        outputs = [
-            torch.full((length, self.model.config.get_text_config().vocab_size), torch.nan) for length in LENGTHS
-        ]
+        target = self.target()
+        outputs = [torch.full((length, self.native.num_logits), torch.nan) for length in LENGTHS]
         for step in steps:
             batch = step_batch(step, seed)
             rows = target.forward(batch)
@@ -215,7 +221,7 @@ class OneLayer:
         cls, case: str, kernels: Kernels, index: int = 0, change: Change = lambda spec: spec, **sizes: int
     ) -> "OneLayer":
         """A layer of a tiny model in int8."""
-        return cls(model_spec_of(served_model(case, **sizes)), index, NativePacker(kernels, "int8"), change)
+        return cls(spec_of(case, **sizes), index, NativePacker(kernels, "int8"), change)
 
     def __call__(self, hidden: Tensor, step: Batch | Step) -> Tensor:
         """Hidden [tokens, width] of the step's tokens -> the same shape."""

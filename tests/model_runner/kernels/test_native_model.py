@@ -38,7 +38,8 @@ def near(result: Tensor, expected: Tensor) -> bool:
 
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
 def test_equals_the_modules_of_transformers(case: str, kernels: Kernels) -> None:
-    native, modules = FusedModel(case, kernels).targets(NEEDS)
+    model = FusedModel(case, kernels)
+    native, modules = model.target(NEEDS), model.modules(NEEDS)
     batch = step_batch(WHOLE)
     logits, expected_logits = native.forward(batch), modules.forward(batch)
     taken, expected = native.features(), modules.features()
@@ -67,7 +68,7 @@ def test_a_model_that_computes_something_else_is_found_out(
     case: str, changes: dict[str, float], kernels_library: Path
 ) -> None:
     model = FusedModel(case, Kernels(kernels_library, threads=1), changes=changes)
-    native, modules = model.targets()
+    native, modules = model.target(), model.modules()
     assert not near(native.forward(step_batch(WHOLE)), modules.forward(step_batch(WHOLE)))
 
 
@@ -75,29 +76,29 @@ def test_a_model_that_computes_something_else_is_found_out(
 def test_what_is_wanted_changes_nothing(case: str, kernels: Kernels) -> None:
     model = FusedModel(case, kernels)
     batch = step_batch(WHOLE)
-    plain, _ = model.targets()
+    plain = model.target()
     logits = plain.forward(batch)
     assert plain.features() == {}
-    target, _ = model.targets(NEEDS[:1])
+    target = model.target(NEEDS[:1])
     few = replace(batch, logits_index=np.array([3, 80, 100, 114]))
     assert torch.equal(target.forward(few, NEEDS[1:]), logits[[3, 80, 100, 114]])
     features = dict(target.features())
     assert target.features() == {}
     for need in NEEDS:
-        alone, _ = model.targets((need,))
+        alone = model.target((need,))
         none = replace(batch, logits_index=np.array([], dtype=np.int64))
         assert alone.forward(none).shape == (0, 320)
         assert torch.equal(alone.features()[need], features[need])
 
 
 def test_no_tokens(kernels: Kernels) -> None:
-    target, _ = FusedModel("llama", kernels).targets(NEEDS)
+    target = FusedModel("llama", kernels).target(NEEDS)
     assert target.forward(step_batch([])).shape == (0, 320)
     assert all(feature.shape == (0, 48) for feature in target.features().values())
 
 
 def test_a_token_that_is_not_in_the_vocabulary_is_refused(kernels: Kernels) -> None:
-    target, _ = FusedModel("llama", kernels).targets()
+    target = FusedModel("llama", kernels).target()
     batch = step_batch(WHOLE)
     for token in (-1, 320):
         tokens = batch.tokens.copy()
@@ -109,7 +110,7 @@ def test_a_token_that_is_not_in_the_vocabulary_is_refused(kernels: Kernels) -> N
 def test_layers_that_are_not_there_are_refused(kernels: Kernels) -> None:
     model = FusedModel("llama", kernels)
     with pytest.raises(UnsupportedModelError, match="need the input of layer 9, but the model has only 4 layers"):
-        model.targets((layer_input(9),))
+        model.target((layer_input(9),))
 
 
 def rotary_tables(family: ModelFamily, config: Any) -> dict[str | None, RotaryTable] | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from model_runner.draft_tree import DraftTree
 from model_runner.kernels.build import NoKernelsError, build_suffix
 from model_runner.speculative import methods
-from model_runner.speculative.draft_kv import BlockGenerations
+from model_runner.speculative.draft_kv import BlockGenerations, TargetBlocks
 from model_runner.speculative.proposer import TargetStep
 from model_runner.speculative.suffix import (
     DraftCall,
@@ -159,7 +159,7 @@ def test_then_there_is_no_such_method(monkeypatch: pytest.MonkeyPatch, caplog: p
 
     def names() -> set[str]:
         """Names of the methods; the model is not run here."""
-        return set(methods.make_proposers(methods.Blocks(8, 16, 4, BlockGenerations(8)), None, 16))
+        return set(methods.make_proposers(TargetBlocks(8, 16, 4, BlockGenerations(8)), None, 16))
 
     everywhere = names()
     monkeypatch.setattr(methods, "suffix_library", build)
