@@ -50,7 +50,7 @@ QUICK_TESTS := tests/scheduler/test_scheduler.py tests/scheduler/test_waiting_qu
 # Python is not built with the sanitizer, so the sanitizer's library is preloaded, and with it the C++ library, which the
 # sanitizer needs at its start. Leaks are not detected, because Python never frees all its memory.
 NATIVE_TESTS := tests/model_runner/kernels tests/model_runner/test_attention.py \
-	$(addprefix tests/model_runner/recurrence/, test_cpu.py test_gated_delta_net.py) \
+	tests/model_runner/recurrence/test_cpu.py \
 	$(addprefix tests/model_runner/speculative/, test_native_suffix.py test_suffix.py test_suffix_automaton.py)
 SANITIZER := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 PRELOADED = $$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)
