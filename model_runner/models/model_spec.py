@@ -179,11 +179,11 @@ def _is_tied(config: Any) -> bool:
 
 def _use_unneeded(family: ModelFamily, config: Any, decoder: str, parameters: Parameters) -> None:
     """Count weights as used that the model's text has no use for, so that they are no fault."""
-    heads, is_wrapper = _head_names(decoder), config.model_type in WRAPPERS
+    heads, is_wrapper, is_tied = _head_names(decoder), config.model_type in WRAPPERS, _is_tied(config)
     for name in parameters.checkpoint.shapes:
         is_head = name.removesuffix(".weight") in heads
         is_outside = is_wrapper and not is_head and not name.startswith(f"{decoder}.")
-        is_copy = is_head and _is_tied(config)
+        is_copy = is_head and is_tied
         is_unneeded = name.startswith(tuple(family.ignored)) or is_unused_head(name, config)
         if is_outside or is_copy or is_unneeded or _RECOMPUTED.search(name):
             parameters.used.add(name)
