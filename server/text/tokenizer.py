@@ -57,6 +57,10 @@ def _survives(method: Callable[_P, _T]) -> Callable[_P, _T]:
     return run
 
 
+_LARGEST_ID = (1 << 32) - 1
+"""The largest id that the tokenizers library takes."""
+
+
 class Tokenizer:
     """A model's tokenizer with its special tokens and its chat template."""
 
@@ -240,7 +244,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The tokens' text. Ids outside the vocabulary have none."""
-        return self._model.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._model.decode([one for one in ids if one <= _LARGEST_ID], skip_special_tokens=skip_special_tokens)
 
     def token_id(self, text: str) -> int | None:
         """The id of a token, given its text in the vocabulary."""

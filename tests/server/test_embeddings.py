@@ -262,6 +262,11 @@ async def test_token_ids_of_another_tokenizer_are_reported(client: httpx.AsyncCl
         assert [one["path"] for one in answer.json().get("warnings", [])] == paths
 
 
+async def test_token_ids_of_any_size_are_compared_with_the_vocabulary(client: httpx.AsyncClient):
+    for token in (1 << 32, 10**30):
+        await refused(client, PATH, asked(input=[token]), "input[0]", "integer_above_max_value")
+
+
 async def test_more_inputs_than_the_queue_holds_are_given_to_the_engine_bit_by_bit(
     make_app: Callable[..., FastAPI], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ):
